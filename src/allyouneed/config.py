@@ -1,0 +1,280 @@
+"""Config is data: a tree of small frozen models, read from YAML and written back without loss.
+
+A *slot* (mixer, norm, wiring, …) is a base class; a *part* that can fill it is a subclass with its own `kind`.
+Registering is subclassing. In YAML a part is `{kind: attention, heads: 8}`, or just `attention` when its defaults
+will do. Whatever is wrong is reported at once, by path: `decoder[0].mixer.patern: unknown; did you mean 'pattern'?`
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, ValidatorFunctionWrapHandler
+from pydantic import model_validator as model_validator  # re-exported: parts validate with it
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+
+from allyouneed.errors import UserError
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+class ConfigError(UserError):
+    """Everything wrong with a config, one line per problem."""
+
+    def __init__(self, problems: Sequence[str], where: str = "") -> None:
+        self.problems = list(problems)
+        head = f"{where}: " if where else ""
+        many = f"{len(self.problems)} problems\n  " if len(self.problems) > 1 else ""
+        super().__init__(head + many + "\n  ".join(self.problems))
+
+
+class Config(BaseModel):
+    """A frozen, typed piece of the tree. Unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _name_the_allowed(cls, data: Any, handler: ValidatorFunctionWrapHandler) -> Self:
+        try:
+            result: Self = handler(data)
+            return result
+        except ValidationError as error:
+            raise _rewritten(error, cls) from None
+
+
+class Part(Config):
+    """A word for a slot. `class Mixer(Part, slot="mixer")` opens a slot, `class Attention(Mixer)` fills it."""
+
+    slot: ClassVar[str] = ""
+    default_kind: ClassVar[str | None] = None
+    registry: ClassVar[dict[str, type[Part]]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, slot: str = "", default: str | None = None, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        if slot:
+            cls.slot, cls.default_kind, cls.registry = slot, default, {}
+        elif "kind" in cls.model_fields:
+            kind = cls.model_fields["kind"].default
+            known = cls.registry.get(kind)
+            if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise TypeError(f"two parts are called {kind!r} in slot {cls.slot!r}: {known.__name__}, {cls.__name__}")
+            cls.registry[kind] = cls
+
+    def __init_subclass__(cls, slot: str = "", default: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+
+    @classmethod
+    def from_text(cls, text: str) -> Any:
+        """What a bare word means in this slot: the part of that kind with its defaults."""
+        return {"kind": text}
+
+    def to_text(self) -> Any:
+        """A shorter way to write this part than its keys, if it has one."""
+        return None
+
+    @classmethod
+    def choose(cls, value: Any) -> Any:
+        """Turn what stands in the slot into the part it names."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            value = cls.from_text(value)
+            if isinstance(value, cls):
+                return value
+        if not isinstance(value, Mapping):
+            raise PydanticCustomError("slot", "a {slot} is a word or keys with 'kind'", {"slot": cls.slot})
+        kind = value.get("kind", cls.default_kind)
+        if kind not in cls.registry:
+            said = "'kind' is missing" if kind is None else f"{kind!r} is no {cls.slot}"
+            raise _problem(cls.__name__, ("kind",), said + _suggest(kind, cls.registry), value)
+        return cls.registry[kind].model_validate(value)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if "kind" in cls.__pydantic_fields__:
+            return handler(source)
+        return core_schema.no_info_plain_validator_function(
+            lambda value: cls.choose(value),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda part, info: _dump_part(part, info), info_arg=True
+            ),
+        )
+
+
+def _dump_part(part: Any, info: core_schema.SerializationInfo | _Full) -> Any:
+    if not isinstance(part, Part):
+        return part
+    short = part.to_text()
+    if short is not None:
+        return short
+    tree = part.model_dump(mode=info.mode, exclude_defaults=info.exclude_defaults, by_alias=info.by_alias)
+    if "kind" not in type(part).model_fields:
+        return tree
+    kind = type(part).model_fields["kind"].default
+    if info.exclude_defaults and not tree:
+        return kind
+    return {"kind": kind} | tree
+
+
+# --- reading and writing -------------------------------------------------------------------------------------------
+
+C = TypeVar("C", bound=Config)
+
+
+def parse(cls: type[C], tree: Any, where: str = "") -> C:
+    """Validate a tree; on failure raise one ConfigError that names every problem by its path."""
+    try:
+        return cls.model_validate(tree)
+    except ValidationError as error:
+        problems = [f"{_path(e['loc'])}{': ' if e['loc'] else ''}{e['msg']}" for e in error.errors()]
+        raise ConfigError(problems, where) from None
+
+
+def tree_of(config: Config, full: bool = True) -> dict[str, Any]:
+    """The config as plain data. `full` writes defaults too, so that it means the same whatever defaults become."""
+    tree = _dump_part(config, _Full(exclude_defaults=not full)) if isinstance(config, Part) else None
+    if isinstance(tree, str):
+        tree = {"kind": tree}
+    return tree if tree is not None else config.model_dump(mode="json", exclude_defaults=not full, by_alias=True)
+
+
+@dataclass(frozen=True)
+class _Full:
+    """What pydantic would say about how to write, for the root of a tree."""
+
+    exclude_defaults: bool
+    mode: str = "json"
+    by_alias: bool = True
+
+
+def to_yaml(config: Config, full: bool = False) -> str:
+    return yaml.safe_dump(tree_of(config, full), sort_keys=False, allow_unicode=True, default_flow_style=None)
+
+
+def read_tree(path: Path | str) -> Any:
+    """A YAML or JSON file as plain data, with messages for a person."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"{path}: cannot be read: {reason}") from None
+    try:
+        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (yaml.YAMLError, json.JSONDecodeError) as error:
+        raise UserError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'YAML'}: {error}") from None
+
+
+def preset_names() -> list[str]:
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def preset_tree(name: str) -> dict[str, Any]:
+    """The tree of a preset by its name, or of a YAML file by its path."""
+    if name in preset_names():
+        tree = read_tree(PRESETS / f"{name}.yaml")
+    elif name.endswith((".yaml", ".yml", ".json")):
+        tree = read_tree(name)
+    else:
+        raise UserError(f"{name!r} is no preset and no YAML file{_suggest(name, preset_names())}")
+    if not isinstance(tree, dict):
+        raise UserError(f"{name}: a config is a set of keys, this is {type(tree).__name__}")
+    return tree
+
+
+def override(tree: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """Apply `width=256`, `encoder[0].mixer.heads=4`, … to a tree; values are YAML. The tree given is left alone."""
+    changed: dict[str, Any] = json.loads(json.dumps(tree))
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        steps = [step for step in re.split(r"[.\[\]]+", path.strip()) if step]
+        if not equals or not steps:
+            raise UserError(f"--set {assignment!r}: write it as key=value, e.g. width=256 or encoder[0].mixer.heads=4")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"--set {assignment!r}: {text!r} is not a valid YAML value") from None
+        _assign(changed, steps, value, assignment)
+    return changed
+
+
+def _assign(tree: Any, steps: list[str], value: Any, assignment: str) -> None:
+    node = tree
+    for depth, step in enumerate(steps):
+        last = depth == len(steps) - 1
+        key: Any = step
+        if isinstance(node, list):
+            if not step.isdigit() or int(step) >= len(node):
+                spot = ".".join(steps[:depth])
+                raise UserError(f"--set {assignment!r}: {spot} has entries 0 to {len(node) - 1}, not {step!r}")
+            key = int(step)
+        if last:
+            node[key] = value
+            return
+        child = node[key] if isinstance(node, list) else node.get(key)
+        if isinstance(child, str):  # `wiring: post-norm` is short for `wiring: {kind: post-norm}`
+            child = node[key] = {"kind": child}
+        elif child is None:
+            child = node[key] = {}
+        if not isinstance(child, dict | list):
+            raise UserError(f"--set {assignment!r}: {'.'.join(steps[: depth + 1])} is a value, it has no keys")
+        node = child
+
+
+# --- messages ------------------------------------------------------------------------------------------------------
+
+
+def _suggest(word: Any, allowed: Iterable[str]) -> str:
+    allowed = sorted(allowed)
+    close = difflib.get_close_matches(str(word), allowed, n=1, cutoff=0.6) if word is not None else []
+    near = f"; did you mean {close[0]!r}?" if close else ""
+    return f"{near} (allowed: {', '.join(allowed)})"
+
+
+def _path(loc: Iterable[str | int]) -> str:
+    text = ""
+    for step in loc:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
+    return text
+
+
+def _problem(title: str, loc: tuple[str | int, ...], message: str, value: Any) -> ValidationError:
+    return ValidationError.from_exception_data(title, [_detail(loc, message, value)])
+
+
+def _detail(loc: tuple[str | int, ...], message: str, value: Any) -> InitErrorDetails:
+    return InitErrorDetails(type=PydanticCustomError("config", "{text}", {"text": message}), loc=loc, input=value)
+
+
+_SAYINGS: dict[str, Callable[[Any], str]] = {
+    "missing": lambda e: "is required",
+    "literal_error": lambda e: f"{e['input']!r} is not allowed; it may be {e['ctx']['expected']}",
+    "value_error": lambda e: str(e["ctx"]["error"]),
+    "assertion_error": lambda e: str(e["ctx"]["error"]),
+}
+
+
+def _rewritten(error: ValidationError, cls: type[Config]) -> ValidationError:
+    """The same problems in words for a person; suggestions for keys this very class does not know."""
+    allowed = [field.alias or name for name, field in cls.model_fields.items()]
+    details = []
+    for e in error.errors():
+        if e["type"] == "extra_forbidden" and len(e["loc"]) == 1:
+            message = "unknown" + _suggest(e["loc"][0], allowed)
+        elif e["type"] in _SAYINGS:
+            message = _SAYINGS[e["type"]](e)
+        elif e["type"] == "config":
+            message = e["msg"]
+        else:
+            message = f"{e['msg']}, not {e['input']!r}"
+        details.append(_detail(e["loc"], message, e["input"]))
+    return ValidationError.from_exception_data(error.title, details)

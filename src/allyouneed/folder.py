@@ -1,0 +1,179 @@
+"""A model is a folder a person can read: config.json, model.safetensors, tokenizer.json, a model card. Never pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from allyouneed import nn as parts  # every part is registered before a config is read
+from allyouneed.config import parse, tree_of
+from allyouneed.data.tokenizers import Vocabularies
+from allyouneed.errors import UserError
+from allyouneed.nn.model import Model
+
+FORMAT = 1
+WEIGHTS = "model.safetensors"
+CARD = "README.md"
+__all__ = ["Folder", "parts", "read_weights", "write_atomically"]
+
+
+@dataclass
+class Folder:
+    """What is in a model folder."""
+
+    model: nn.Module
+    vocabularies: Vocabularies
+    task: dict[str, Any] = field(default_factory=lambda: {"kind": "translation"})
+    decoding: dict[str, Any] = field(default_factory=dict)  # how it is meant to be decoded: beam, length penalty
+    card: str = ""
+    path: Path | None = None
+
+    def save(self, path: Path | str) -> None:
+        """Write the whole folder beside its place and move it there in one step: it is all there or not at all."""
+        config: Model = self.model.config  # type: ignore[assignment]
+
+        def write(folder: Path) -> None:
+            from safetensors.torch import save_file
+
+            save_file(own_tensors(self.model), folder / WEIGHTS)
+            self.vocabularies.save(folder)
+            (folder / CARD).write_text(self.card or f"# A model of kind {tree_of(config)['kind']}\n", encoding="utf-8")
+            written = sorted(p.name for p in folder.iterdir() if p.name != CARD)
+            about = {
+                "format": FORMAT,
+                "task": self.task,
+                "decoding": self.decoding,
+                "tokenizer_hash": self.vocabularies.hash,
+                "sha256": {name: sha256(folder / name) for name in written},
+                "model": tree_of(config),
+            }
+            (folder / "config.json").write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+        write_atomically(Path(path), write)
+        self.path = Path(path)
+
+    @classmethod
+    def load(cls, path: Path | str, device: str | torch.device = "cpu") -> Folder:
+        """Read a folder; every file is checked against its checksum and every weight against the config."""
+        path = Path(path)
+        about = read_about(path)
+        for name, expected in about["sha256"].items():
+            if not (path / name).is_file():
+                raise UserError(f"{path}: {name} is missing; the folder is incomplete, copy or train it again")
+            if sha256(path / name) != expected:
+                raise UserError(f"{path / name}: damaged (its checksum differs from config.json); copy it again")
+        config = parse(Model, about["model"], f"{path / 'config.json'}: model")  # type: ignore[type-abstract]
+        vocabularies = Vocabularies.load(path)
+        if vocabularies.hash != about["tokenizer_hash"]:
+            raise UserError(f"{path}: tokenizer.json is not the one this model was trained with")
+        model = config.build()
+        read_weights(model, path / WEIGHTS)
+        card = (path / CARD).read_text(encoding="utf-8") if (path / CARD).is_file() else ""
+        return cls(model.to(device).eval(), vocabularies, about["task"], about["decoding"], card, path)
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """config.json of a model folder, or a message that says what is wrong with the folder."""
+    if not path.exists():
+        raise UserError(f"{path}: no such model folder")
+    if not (path / "config.json").is_file():
+        raise UserError(f"{path}: not a model folder (it has no config.json)")
+    try:
+        about = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path / 'config.json'}: cannot be read: {error}") from None
+    needed = {"format", "model", "sha256", "tokenizer_hash", "task", "decoding"}
+    if not isinstance(about, dict) or not needed <= set(about):
+        raise UserError(
+            f"{path / 'config.json'}: not written by allyouneed (a model folder of ours has {sorted(needed)})"
+        )
+    if about["format"] != FORMAT:
+        raise UserError(
+            f"{path}: folder format {about['format']} is not {FORMAT}; use a matching version of allyouneed"
+        )
+    return about
+
+
+def own_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers, each once: a tied matrix has one name."""
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in _named(model).items()}
+
+
+def _named(model: nn.Module) -> dict[str, Tensor]:
+    persistent = model.state_dict(keep_vars=True)
+    once: dict[int, str] = {}
+    for name, tensor in persistent.items():
+        once.setdefault(id(tensor), name)
+    return {name: persistent[name] for name in once.values()}
+
+
+def read_weights(model: nn.Module, file: Path) -> None:
+    """Fill the model from a safetensors file; what is missing, left over or misshapen is reported all at once."""
+    from safetensors import SafetensorError, safe_open
+
+    wanted = _named(model)
+    try:
+        with safe_open(file, framework="pt") as stored, torch.no_grad():
+            names = set(stored.keys())
+            problems = [f"{name}: missing" for name in sorted(set(wanted) - names)]
+            problems += [f"{name}: not a weight of this model" for name in sorted(names - set(wanted))]
+            for name in sorted(names & set(wanted)):
+                shape, expected = tuple(stored.get_slice(name).get_shape()), tuple(wanted[name].shape)
+                if shape != expected:
+                    problems.append(f"{name}: {shape} in the file, {expected} in the model")
+            if problems:
+                raise UserError(f"{file}: the weights do not fit the config\n  " + "\n  ".join(problems))
+            for name, tensor in wanted.items():
+                tensor.copy_(stored.get_tensor(name))
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file}: cannot be read as safetensors: {error}") from None
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary folder, then swap it into place. A crash leaves the old folder or the new one."""
+    path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    old = None
+    try:
+        work.chmod(0o755)
+        write(work)
+        for file in work.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+        if path.exists():
+            old = path.with_name(f".{path.name}.old-{os.getpid()}")
+            path.rename(old)
+        work.rename(path)
+        _sync_folder(path.parent)
+    except BaseException:
+        if old is not None and old.exists() and not path.exists():
+            old.rename(path)
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -1,0 +1,20 @@
+"""What all parts of one model share: its width, and the words in the slots that every part uses."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from allyouneed.config import Config
+from allyouneed.nn.init import Init, Xavier
+from allyouneed.nn.linear import Dense, Linear
+from allyouneed.nn.norms import LayerNorm, Norm
+
+
+class Common(Config):
+    width: Annotated[int, Field(gt=0)]
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of sub-layer outputs and embeddings (the paper, 5.4)
+    norm: Norm = LayerNorm()
+    linear: Linear = Dense()
+    init: Init = Xavier()

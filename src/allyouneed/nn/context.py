@@ -1,0 +1,115 @@
+"""What all layers of one forward pass share: the facts of the batch, and the plans made from them once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from allyouneed.nn.batch import Rows
+from allyouneed.nn.patterns import Place
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """Where the tokens of one axis stand. Everything but the tensors is known without asking the device.
+
+    `positions` (batch or 1, time): place in the own sentence.
+    `segments` (batch, time) or None: number of the own sentence in the row, 0 for padding; None: one sentence a row.
+    `start`: when every row's positions are start, start+1, …, this start; otherwise None.
+    `packed`: rows hold several sentences.
+    """
+
+    positions: Tensor
+    segments: Tensor | None = None
+    start: int | None = None
+    packed: bool = False
+
+    @property
+    def time(self) -> int:
+        return self.positions.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.positions.device
+
+    @classmethod
+    def of(cls, rows: Rows) -> Facts:
+        device, (_, time) = rows.tokens.device, rows.tokens.shape
+        steps = torch.arange(time, device=device)[None]  # (1, time)
+        if rows.segments is not None:
+            positions = rows.positions if rows.positions is not None else _restart(rows.segments)
+            return cls(positions, rows.segments, packed=True)
+        if rows.lengths is None:
+            if rows.positions is not None:
+                return cls(rows.positions)
+            return cls(steps, start=0)
+        lengths = rows.lengths.to(device)[:, None]
+        if rows.side == "left":
+            positions = steps - (time - lengths)
+            return cls(positions.clamp(min=0), (positions >= 0).long())
+        return cls(steps, (steps < lengths).long(), start=0)
+
+    @classmethod
+    def following(cls, seen: Sequence[int], time: int, device: torch.device) -> Facts:
+        """`time` new tokens in each row, after as many as it has `seen`."""
+        if len(set(seen)) <= 1:
+            start = seen[0] if seen else 0
+            return cls(torch.arange(start, start + time, device=device)[None], start=start)
+        starts = torch.tensor(list(seen), device=device)[:, None]
+        return cls(starts + torch.arange(time, device=device)[None])
+
+    def select(self, rows: Tensor) -> Facts:
+        positions = self.positions if self.positions.shape[0] == 1 else self.positions.index_select(0, rows)
+        segments = None if self.segments is None else self.segments.index_select(0, rows)
+        return replace(self, positions=positions, segments=segments)
+
+    def place(self, axis: int) -> Place:
+        """The places as (batch, …) tensors that broadcast along another axis: 1 for queries, 2 for keys."""
+        other = 3 - axis
+        segments = self.segments if self.segments is not None else torch.ones_like(self.positions)
+        return Place(self.positions.unsqueeze(other), segments.unsqueeze(other))
+
+
+def _restart(segments: Tensor) -> Tensor:
+    """Positions that begin anew where a new segment begins."""
+    steps = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
+    first = torch.ones_like(segments, dtype=torch.bool)
+    first[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    return steps - torch.where(first, steps, 0).cummax(1).values
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What an encoder hands to a decoder: hidden states (batch, time, width) and where they stand."""
+
+    hidden: Tensor
+    facts: Facts
+
+    def select(self, rows: Tensor) -> Memory:
+        return Memory(self.hidden.index_select(0, rows), self.facts.select(rows))
+
+
+@dataclass(eq=False)
+class Context:
+    """Handed to every layer. Layers read it; they never keep it."""
+
+    queries: Facts
+    slots: Facts | None = None  # decoding: the places of everything seen so far, the new tokens included
+    memory: Memory | None = None
+    record: dict[nn.Module, Any] | None = (
+        None  # attention modules whose weights are wanted -> their heads, then weights
+    )
+    plans: dict[Hashable, Any] = field(default_factory=dict)
+
+    def plan(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Compute something once for all layers."""
+        if key not in self.plans:
+            self.plans[key] = make()
+        found: T = self.plans[key]
+        return found

@@ -1,0 +1,77 @@
+"""Cross-entropy of a linear map, in chunks that never keep the logits.
+
+A vocabulary is wide and a batch is long: their logits would be the largest tensor of a training step. Here each chunk
+of tokens gets its logits, its loss and its gradients in one go, and the next chunk reuses the memory. The plain
+definition, `cross_entropy(x @ weight.T, labels, label_smoothing, reduction="sum")`, is its judge in the tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allyouneed.nn.batch import IGNORE
+
+CHUNK_BYTES = 1 << 24  # logits of one chunk: small enough to stay near the cores, large enough to feed them
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """x (tokens, width), weight (vocab, width), labels (tokens,): summed smoothed loss and summed plain loss.
+
+    With label smoothing ε the target is (1 − ε) on the label plus ε / vocab everywhere (the paper, 5.4; Szegedy et
+    al. 2015, 7). The plain loss is for reporting: no gradient flows from it.
+    """
+    keep = labels != IGNORE
+    if x.device.type == "cpu" and not bool(keep.all()):  # a GPU would have to wait for the count
+        x, labels = x[keep], labels[keep]
+    total, plain = _LinearCrossEntropy.apply(x, weight, labels, smoothing)
+    return total, plain
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        training = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        features, matrix = x.to(dtype), weight.to(dtype)
+        vocab = weight.shape[0]
+        rows = max(1, CHUNK_BYTES // (4 * vocab)) if x.device.type == "cpu" else max(1024, (1 << 29) // (4 * vocab))
+        grad_x = torch.empty_like(features) if training else None
+        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=x.device) if training else None
+        total = torch.zeros((), dtype=torch.float32, device=x.device)
+        plain = torch.zeros((), dtype=torch.float32, device=x.device)
+        for start in range(0, len(features), rows):
+            part, label = features[start : start + rows], labels[start : start + rows]
+            kept = (label != IGNORE).float()
+            index = label.clamp(min=0)[:, None]
+            logits = (part @ matrix.T).float()  # (rows, vocab)
+            log_sum = logits.logsumexp(-1)
+            nll = log_sum - logits.gather(1, index).squeeze(1)
+            plain += (nll * kept).sum()
+            if smoothing:
+                even = log_sum - logits.mean(-1)
+                total += (((1 - smoothing) * nll + smoothing * even) * kept).sum()
+            else:
+                total += (nll * kept).sum()
+            if grad_x is not None and grad_weight is not None:
+                # d loss / d logits = softmax − target, written over the logits
+                gradient = logits.sub_(log_sum[:, None]).exp_()
+                if smoothing:
+                    gradient.sub_(smoothing / vocab)
+                gradient.scatter_add_(1, index, torch.full_like(index, smoothing - 1, dtype=torch.float32))
+                gradient = gradient.mul_(kept[:, None]).to(dtype)
+                torch.mm(gradient, matrix, out=grad_x[start : start + rows])
+                grad_weight += gradient.T @ part
+        ctx.save_for_backward(grad_x, grad_weight)
+        ctx.dtypes = x.dtype, weight.dtype
+        ctx.mark_non_differentiable(plain)
+        return total, plain
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        scale = gradients[0]
+        grad_x, grad_weight = ctx.saved_tensors
+        x_dtype, weight_dtype = ctx.dtypes
+        return (grad_x * scale).to(x_dtype), (grad_weight * scale).to(weight_dtype), None, None

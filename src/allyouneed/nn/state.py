@@ -1,0 +1,147 @@
+"""What decoding remembers. A mixer declares its own state; the engine owns it and only speaks this protocol.
+
+    append   new tokens come in (each kind of state has its own way)
+    select   rows are kept, dropped, repeated or reordered (beams)
+    trim     the last tokens are taken back (speculative decoding)
+
+A token's slot is its position, row by row, so rows of unequal lengths live in one tensor without holes, and no
+padding is ever remembered.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from allyouneed.nn.context import Context, Facts, Memory
+
+
+class State(ABC):
+    """One layer's memory of the rows being decoded."""
+
+    shared = False  # True: belongs to the source sentence, so all its beams share one copy
+
+    @abstractmethod
+    def select(self, rows: Tensor) -> None:
+        """Row i becomes a copy of what was row `rows[i]`."""
+
+    @abstractmethod
+    def trim(self, length: int) -> None:
+        """Forget everything from position `length` on."""
+
+    @property
+    @abstractmethod
+    def bytes(self) -> int:
+        """Memory in use."""
+
+
+class KeyValues(State):
+    """A cache that grows with the sentence: keys and values (batch, heads, capacity, head_width)."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.end = 0  # slots in use in the longest row
+
+    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, Facts]:
+        """Store new keys and values at their positions; return all there are, and where they stand."""
+        slots = context.slots
+        assert slots is not None
+        self.end = slots.time
+        self.keys = self._stored(self.keys, keys, context.queries)
+        self.values = self._stored(self.values, values, context.queries)
+        return self.keys[:, :, : self.end], self.values[:, :, : self.end], slots
+
+    def _stored(self, cache: Tensor | None, new: Tensor, facts: Facts) -> Tensor:
+        batch, heads, time, head_width = new.shape
+        end = self.end
+        capacity = 0 if cache is None else cache.shape[2]
+        if end > capacity:  # grow by doubling: amortised, a token is copied once
+            grown = new.new_zeros(batch, heads, max(end, 2 * capacity, 16), head_width)
+            if cache is not None:
+                grown[:, :, :capacity] = cache
+            cache = grown
+        assert cache is not None
+        if facts.start is not None:
+            cache[:, :, facts.start : facts.start + time] = new
+        else:
+            rows = torch.arange(batch, device=new.device)[:, None]
+            cache[rows, :, facts.positions] = new.transpose(1, 2)
+        return cache
+
+    def select(self, rows: Tensor) -> None:
+        if self.keys is not None and self.values is not None:
+            self.keys = self.keys.index_select(0, rows)
+            self.values = self.values.index_select(0, rows)
+
+    def trim(self, length: int) -> None:
+        self.end = min(self.end, length)
+
+    @property
+    def bytes(self) -> int:
+        if self.keys is None or self.values is None:
+            return 0
+        return (self.keys[:, :, : self.end].numel() + self.values[:, :, : self.end].numel()) * self.keys.itemsize
+
+
+class SourceKeyValues(KeyValues):
+    """Keys and values of a source sentence: computed once, shared by all beams, never reordered among them."""
+
+    shared = True
+
+    def trim(self, length: int) -> None:
+        pass  # the source sentence stays what it is
+
+
+class States:
+    """Everything a model remembers: how many tokens each row has seen, and each layer's states by sub-layer name.
+
+    Target rows come in groups of `group` (beams) that share one source row.
+    """
+
+    def __init__(self, layers: list[dict[str, State]], rows: int, device: torch.device, memory: Memory | None) -> None:
+        self.layers = layers
+        self.lengths = [0] * rows
+        self.device = device
+        self.memory = memory
+        self.group = 1
+
+    def fan(self, group: int) -> None:
+        """Give each row `group` copies of itself that share its source."""
+        self._select([row for row in range(len(self.lengths)) for _ in range(group)], sources=None)
+        self.group *= group
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order. Rows of one group stay together, so a source is copied once or not at all."""
+        sources = [row // self.group for row in rows]
+        heads = sources[:: self.group]
+        if sources != [source for source in heads for _ in range(self.group)]:
+            raise ValueError("rows that share a source must stay together")
+        same = heads == list(range(len(self.lengths) // self.group))
+        self._select(list(rows), sources=None if same else heads)
+
+    def trim(self, length: int) -> None:
+        """Forget every row's tokens from position `length` on."""
+        for layer in self.layers:
+            for state in layer.values():
+                state.trim(length)
+        self.lengths = [min(seen, length) for seen in self.lengths]
+
+    @property
+    def bytes(self) -> int:
+        return sum(state.bytes for layer in self.layers for state in layer.values())
+
+    def _select(self, rows: list[int], sources: list[int] | None) -> None:
+        kept = torch.tensor(rows, dtype=torch.long, device=self.device)
+        shared = None if sources is None else torch.tensor(sources, dtype=torch.long, device=self.device)
+        for layer in self.layers:
+            for state in layer.values():
+                index = shared if state.shared else kept
+                if index is not None:
+                    state.select(index)
+        if shared is not None and self.memory is not None:
+            self.memory = self.memory.select(shared)
+        self.lengths = [self.lengths[row] for row in rows]

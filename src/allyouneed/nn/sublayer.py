@@ -1,0 +1,66 @@
+"""The one way in which blocks call what they are made of: `part(x, context, state)`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from allyouneed.config import Part
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.state import State
+
+
+class SubLayer(nn.Module):
+    """A module between two residual additions. One that remembers while decoding says so with `new_state`."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor: ...
+
+    def new_state(self) -> State | None:
+        return None
+
+
+class Mixer(Part, slot="token mixer"):
+    """Mixes tokens. It has one meaning and three tempos: whole, chunk after chunk, token by token give the same."""
+
+    crosses: ClassVar[bool] = False  # can it look at an encoder's memory instead of at its own tokens?
+
+    @property
+    @abstractmethod
+    def causal(self) -> bool:
+        """No token depends on a later one, so it can decode."""
+
+    @abstractmethod
+    def build(self, common: Common) -> SubLayer: ...
+
+    def build_cross(self, common: Common) -> SubLayer:
+        raise TypeError(f"{type(self).__name__} cannot look at an encoder")
+
+    @abstractmethod
+    def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
+        """For one token that has `length` tokens (of the source, for cross) to look at."""
+
+    def source_flops(self, common: Common) -> float:
+        """As a cross mixer: what it does once for each token of the source."""
+        return 0.0
+
+    def problems(self, common: Common) -> list[tuple[str, str]]:
+        """(key, what is wrong with it in this model)."""
+        return []
+
+
+class Channel(Part, slot="channel mixer"):
+    """Mixes the features of one token."""
+
+    @abstractmethod
+    def build(self, common: Common) -> SubLayer: ...
+
+    @abstractmethod
+    def cost(self, common: Common) -> Cost: ...
+
+    def problems(self, common: Common) -> list[tuple[str, str]]:
+        return []

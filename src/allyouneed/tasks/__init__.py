@@ -1,0 +1,3 @@
+"""Tasks register by being defined."""
+
+from allyouneed.tasks import translation as translation
