@@ -93,7 +93,7 @@ class Part(Config):
         if not isinstance(value, Mapping):
             raise PydanticCustomError("slot", "a {slot} is a word or keys with 'kind'", {"slot": cls.slot})
         kind = value.get("kind", cls.default_kind)
-        if kind not in cls.registry:
+        if not isinstance(kind, str) or kind not in cls.registry:
             said = "'kind' is missing" if kind is None else f"{kind!r} is no {cls.slot}"
             raise _problem(cls.__name__, ("kind",), said + _suggest(kind, cls.registry), value)
         return cls.registry[kind].model_validate(value)

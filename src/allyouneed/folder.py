@@ -67,11 +67,14 @@ class Folder:
         """Read a folder; every file is checked against its checksum and every weight against the config."""
         path = Path(path)
         about = read_about(path)
+        problems = []
         for name, expected in about["sha256"].items():
             if not (path / name).is_file():
-                raise UserError(f"{path}: {name} is missing; the folder is incomplete, copy or train it again")
-            if sha256(path / name) != expected:
-                raise UserError(f"{path / name}: damaged (its checksum differs from config.json); copy it again")
+                problems.append(f"{path}: {name} is missing; the folder is incomplete, copy or train it again")
+            elif sha256(path / name) != expected:
+                problems.append(f"{path / name}: damaged (its checksum differs from config.json); copy it again")
+        if problems:
+            raise UserError("\n".join(problems))
         config = parse(Model, about["model"], f"{path / 'config.json'}: model")  # type: ignore[type-abstract]
         vocabularies = Vocabularies.load(path)
         if vocabularies.hash != about["tokenizer_hash"]:

@@ -35,9 +35,10 @@ def plan(pattern: Pattern, queries: Facts, keys: Facts) -> Plan:
         return grouped(pattern, queries, keys)
     if packed and queries.device.type == "cuda" and queries.time % 128 == 0 and keys.time % 128 == 0:
         return flex(pattern, queries, keys)
-    aligned = queries.start is not None and keys.start == 0
+    # padding of the own sentence is never seen from within it; that of a source is
+    aligned = queries.start is not None and keys.start == 0 and (keys.segments is None or keys is queries)
     if isinstance(pattern, Causal) and aligned:
-        if queries.time == keys.time:
+        if queries.start == 0 and queries.time == keys.time:
             return causal
         if queries.time == 1 and queries.start == keys.time - 1:
             return whole  # the newest token sees all there is
@@ -63,7 +64,7 @@ class Dense:
 
 
 def dense_mask(pattern: Pattern, queries: Facts, keys: Facts) -> Tensor:
-    """The truth: (batch or 1, 1, queries or 1, keys) bool. A query that sees nothing (padding) sees all: never NaN."""
+    """The truth: (batch or 1, 1, queries or 1, keys) bool. SDPA answers a query that sees nothing with zeros."""
     query, key = queries.place(1), keys.place(2)
     if queries.packed and keys.packed:
         mask = (pattern & SameSegment()).allowed(query, key)
@@ -71,7 +72,7 @@ def dense_mask(pattern: Pattern, queries: Facts, keys: Facts) -> Tensor:
         mask = key.segment > 0
     else:
         mask = pattern.allowed(query, key) & (key.segment > 0)
-    return (mask | ~mask.any(-1, keepdim=True))[:, None]
+    return mask[:, None]
 
 
 # --- packed rows on CPU ---------------------------------------------------------------------------------------------
@@ -134,11 +135,17 @@ def grouped(pattern: Pattern, queries: Facts, keys: Facts) -> Plan:
     def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         batch, heads, time, head_width = q.shape
         out = q.new_zeros(batch * time, heads, head_width)
-        for query, key, execute in groups:
-            out = query.scatter(out, execute(query.gather(q), key.gather(k), key.gather(v), dropout))
+        with torch.autocast("cpu", enabled=False):  # bf16 attention of short sentences is slower on CPU than fp32
+            for query, key, execute in groups:
+                seen = execute(_wide(query.gather(q)), _wide(key.gather(k)), _wide(key.gather(v)), dropout)
+                out = query.scatter(out, seen.to(out.dtype))
         return out.view(batch, time, heads, head_width).transpose(1, 2)
 
     return attend
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 Span = tuple[int, int]  # (index of the first token in the flattened rows, number of tokens)

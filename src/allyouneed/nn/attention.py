@@ -84,7 +84,8 @@ class _Heads(SubLayer):
     def weights(self, q: Tensor, k: Tensor, queries: Facts, keys: Facts) -> Tensor:
         """softmax(QK^T / √head_width), written out: (batch, heads, queries, keys). Recomputed only for who asks."""
         scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
-        return scores.masked_fill(~dense_mask(self.pattern, queries, keys), -torch.inf).softmax(-1)
+        mask = dense_mask(self.pattern, queries, keys)
+        return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1) * mask
 
 
 class SelfAttention(_Heads):
@@ -120,11 +121,15 @@ class CrossAttention(_Heads):
         else:
             k, v = (self.split(part) for part in self.kv(memory.hidden).chunk(2, -1))
             if isinstance(state, SourceKeyValues):
-                state.keys, state.values = k, v
+                state.keys, state.values, state.end = k, v, k.shape[2]
         q = self.split(self.q(x))
         beams = q.shape[0] // k.shape[0]
         if beams == 1:
             return self.look(q, k, v, context, memory.facts)
+        if not isinstance(self.pattern, Full):  # who sees what depends on the beam's own position
+            copies = torch.arange(len(k), device=k.device).repeat_interleave(beams)
+            facts = context.plan(("beams", beams), lambda: memory.facts.select(copies))
+            return self.look(q, k.index_select(0, copies), v.index_select(0, copies), context, facts)
         # beams of one sentence stand side by side as its queries, so its keys need no copies
         rows, heads, time, head_width = q.shape
         q = q.view(-1, beams, heads, time, head_width).transpose(1, 2).flatten(2, 3)

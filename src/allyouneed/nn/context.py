@@ -44,7 +44,7 @@ class Facts:
         steps = torch.arange(time, device=device)[None]  # (1, time)
         if rows.segments is not None:
             positions = rows.positions if rows.positions is not None else _restart(rows.segments)
-            return cls(positions, rows.segments, packed=True)
+            return cls(positions.where(rows.segments > 0, 0), rows.segments, packed=True)
         if rows.lengths is None:
             if rows.positions is not None:
                 return cls(rows.positions)

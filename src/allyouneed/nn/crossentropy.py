@@ -26,15 +26,17 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, smoothing: f
     keep = labels != IGNORE
     if x.device.type == "cpu" and not bool(keep.all()):  # a GPU would have to wait for the count
         x, labels = x[keep], labels[keep]
-    total, plain = _LinearCrossEntropy.apply(x, weight, labels, smoothing)
+    training = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    total, plain = _LinearCrossEntropy.apply(x, weight, labels, smoothing, training)
     return total, plain
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, smoothing: float, training: bool
+    ) -> tuple[Tensor, Tensor]:
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-        training = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         features, matrix = x.to(dtype), weight.to(dtype)
         vocab = weight.shape[0]
         rows = max(1, CHUNK_BYTES // (4 * vocab)) if x.device.type == "cpu" else max(1024, (1 << 29) // (4 * vocab))
@@ -70,8 +72,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total, plain
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         scale = gradients[0]
         grad_x, grad_weight = ctx.saved_tensors
         x_dtype, weight_dtype = ctx.dtypes
-        return (grad_x * scale).to(x_dtype), (grad_weight * scale).to(weight_dtype), None, None
+        return (grad_x * scale).to(x_dtype), (grad_weight * scale).to(weight_dtype), None, None, None

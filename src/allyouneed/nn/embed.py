@@ -11,6 +11,7 @@ from allyouneed.config import Part
 from allyouneed.errors import UserError
 from allyouneed.nn.common import Common
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.positions import NoPositions, Positions
 
 
@@ -44,10 +45,10 @@ class TokenEmbedModule(nn.Module):
         self.positions = config.positions.build(common.width)
         self.scale = common.width**0.5 if config.scale == "sqrt-width" else 1.0
         self.limit = config.positions.limit
-        self.dropout = nn.Dropout(common.dropout)
+        self.dropout = Dropout(common.dropout)
 
-    def forward(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
-        if self.limit is not None and longest > self.limit:
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        if self.limit is not None and (longest := int(positions.max()) + 1) > self.limit:
             raise UserError(f"a sentence of {longest} tokens is longer than the model's {self.limit} learned positions")
         x: Tensor = self.tokens(tokens) * self.scale
         added = self.positions(positions)

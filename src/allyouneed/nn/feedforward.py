@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.state import State
 from allyouneed.nn.sublayer import Channel, SubLayer
 
@@ -45,7 +46,7 @@ class FFNModule(SubLayer):
         self.up = common.linear.build(common.width, config.hidden, config.bias)
         self.down = common.linear.build(config.hidden, common.width, config.bias)
         self.activation = ACTIVATIONS[config.activation]
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         mixed: Tensor = self.down(self.dropout(self.activation(self.up(x))))

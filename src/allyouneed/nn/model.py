@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from torch import Tensor, nn
 
@@ -22,7 +22,7 @@ from allyouneed.nn.head import Head
 from allyouneed.nn.stack import Stack, stack_cost
 from allyouneed.nn.state import States
 
-Layers = Annotated[tuple[Layer, ...], Field(min_length=1)]
+Layers = tuple[Layer, ...]
 Problem = tuple[tuple[str | int, ...], str]
 
 
@@ -31,6 +31,14 @@ class Vocab(Config):
 
     source: Annotated[int, Field(gt=0)]
     target: Annotated[int, Field(gt=0)]
+
+
+_COUNT = TypeAdapter(Annotated[int, Field(gt=0)])
+
+
+def _one_or_two(value: Any, _: Any) -> int | Vocab:
+    """Chosen by what was written, so that a mistake is named by its own path and not once for each alternative."""
+    return Vocab.model_validate(value) if isinstance(value, Mapping | Vocab) else _COUNT.validate_python(value)
 
 
 class Model(Part, Common, slot="model"):
@@ -62,7 +70,8 @@ class EncoderDecoder(Model):
     """ "Attention Is All You Need", figure 1."""
 
     kind: Literal["encoder-decoder"] = "encoder-decoder"
-    vocab: Annotated[int, Field(gt=0)] | Vocab  # one number: both languages share it, and one embedding matrix
+    # one number: both languages share it, and one embedding matrix
+    vocab: Annotated[int | Vocab, WrapValidator(_one_or_two)]
     embed: Embed = TokenEmbed()
     encoder: Layers
     decoder: Layers
@@ -109,7 +118,9 @@ class EncoderDecoder(Model):
                     yield (name, number, "cross", "kind"), "cannot look at an encoder (attention can)"
                 if name == "decoder" and layer.mixer is not None and not layer.mixer.causal:
                     yield (name, number, "mixer"), "a decoder must not see later tokens; give it a causal pattern"
-        if not any(layer.cross for layer in self.decoder):
+            if not layers:
+                yield (name,), "needs at least 1 layer"
+        if self.decoder and not any(layer.cross for layer in self.decoder):
             yield ("decoder",), "no layer has a cross: the decoder would never see the source"
 
 
@@ -129,12 +140,12 @@ class EncoderDecoderModel(nn.Module):
     def encode(self, source: Rows, record: dict[nn.Module, Any] | None = None) -> Memory:
         facts = Facts.of(source)
         embed = self.embed if self.source_embed is None else self.source_embed
-        x = embed(source.tokens, facts.positions, facts.time)
+        x = embed(source.tokens, facts.positions)
         return Memory(self.encoder(x, Context(facts, record=record)), facts)
 
     def decode(self, target: Rows, memory: Memory, record: dict[nn.Module, Any] | None = None) -> Tensor:
         facts = Facts.of(target)
-        x = self.embed(target.tokens, facts.positions, facts.time)
+        x = self.embed(target.tokens, facts.positions)
         hidden: Tensor = self.decoder(x, Context(facts, memory=memory, record=record))
         return hidden
 
@@ -158,7 +169,11 @@ class EncoderDecoderModel(nn.Module):
         facts = Facts.following(states.lengths, time, device)
         end = max(states.lengths, default=0) + time
         slots = Facts(torch.arange(end, device=device)[None], start=0)
-        x = self.embed(new.tokens, facts.positions, end)
+        places = facts.positions
+        if new.lengths is not None:  # padding stands nowhere: it must not outgrow learned positions
+            inside = torch.arange(time, device=device)[None] < new.lengths.to(device)[:, None]
+            places = torch.where(inside, places, 0)
+        x = self.embed(new.tokens, places)
         context = Context(facts, slots=slots, memory=states.memory)
         hidden: Tensor = self.decoder(x, context, states.layers)
         added = [time] * len(states.lengths) if new.lengths is None else new.lengths.tolist()

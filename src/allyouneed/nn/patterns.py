@@ -260,7 +260,7 @@ class _Reader:
         if self._take("("):
             while not self._take(")"):
                 value = self.words[self.at] if self.at < len(self.words) else ""
-                if not value.isdigit():
+                if not value.isdecimal():
                     raise self._error(f"{word}(…) takes whole numbers, not {value!r}")
                 values.append(int(value))
                 self.at += 1

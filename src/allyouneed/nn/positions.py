@@ -55,17 +55,16 @@ class Sinusoidal(Positions):
 
 
 class SinusoidalModule(nn.Module):
-    frequencies: Tensor
+    """No buffer: `model.to(bfloat16)` would round the frequencies, and with them every far position."""
 
     def __init__(self, width: int, base: float, interleaved: bool) -> None:
         super().__init__()
-        self.width, self.interleaved = width, interleaved
-        exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
-        self.register_buffer("frequencies", (base**-exponents).float(), persistent=False)
+        self.width, self.base, self.interleaved = width, base, interleaved
 
     def forward(self, positions: Tensor) -> Tensor:
-        angles = positions[..., None].float() * self.frequencies.float()  # (batch, time, width/2)
-        pair = (angles.sin(), angles.cos())
+        exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=positions.device) / self.width
+        angles = positions[..., None] * self.base**-exponents  # (batch, time, width/2), exact for any position
+        pair = (angles.sin().float(), angles.cos().float())
         if self.interleaved:
             return torch.stack(pair, -1).flatten(-2)[..., : self.width]
         return torch.cat(pair, -1)[..., : self.width]

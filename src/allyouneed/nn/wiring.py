@@ -12,6 +12,7 @@ from allyouneed.config import Part
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.dropout import Dropout
 
 Call = Callable[[Tensor], Tensor]  # a sub-layer with its context and state filled in
 
@@ -56,7 +57,7 @@ class PostNormModule(nn.Module):
     def __init__(self, common: Common, sublayers: int) -> None:
         super().__init__()
         self.norms = nn.ModuleList(common.norm.build(common.width) for _ in range(sublayers))
-        self.dropout = nn.Dropout(common.dropout)
+        self.dropout = Dropout(common.dropout)
 
     def forward(self, x: Tensor, calls: Sequence[Call], context: Context) -> Tensor:
         for norm, call in zip(self.norms, calls, strict=True):

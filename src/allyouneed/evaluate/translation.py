@@ -1,0 +1,117 @@
+"""How good translations are: sacreBLEU and chrF, with the signatures that make the numbers comparable.
+
+The same function judges during training and at the end, on plain text as a reader sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from allyouneed.errors import UserError
+
+RESAMPLES = 1000
+WORDS = ("13a", "intl", "zh", "char", "none")  # sacreBLEU's ways to find words that need no download
+# BLEU counts words; these languages do not write them apart. Real Japanese words would need a dictionary (mecab).
+TOKENIZE = {"zh": "zh", "ja": "char", "th": "char", "lo": "char", "km": "char", "my": "char"}
+DEFAULT_TOKENIZE = "13a"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What 95 % of the resampled test sets score."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """BLEU and chrF from 0 to 100 (higher is better) and the share of translations that equal their reference."""
+
+    bleu: float
+    chrf: float
+    exact: float
+    sentences: int
+    bleu_signature: str
+    chrf_signature: str
+    bleu_interval: Interval | None = None
+    chrf_interval: Interval | None = None
+
+    def tree(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def text(self) -> str:
+        """A few lines for a person."""
+        return "\n".join(
+            [
+                f"BLEU  {_number(self.bleu, self.bleu_interval)}  {self.bleu_signature}",
+                f"chrF  {_number(self.chrf, self.chrf_interval)}  {self.chrf_signature}",
+                f"exact {100 * self.exact:5.1f} %  of {self.sentences} sentence{'s' if self.sentences != 1 else ''}",
+            ]
+        )
+
+
+def tokenize_for(language: str | None) -> str:
+    """How sacreBLEU should find words in this language: `zh-Hant` counts as `zh`; English-like 13a when not known."""
+    return TOKENIZE.get((language or "").replace("_", "-").split("-")[0].lower(), DEFAULT_TOKENIZE)
+
+
+def evaluate(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    language: str | None = None,
+    tokenize: str | None = None,
+    lowercase: bool = False,
+    resamples: int = RESAMPLES,
+) -> Scores:
+    """Compare translations with one reference each. `language` is the target's and chooses `tokenize` when that is not
+    given; `resamples=0` leaves out the 95 % interval (bootstrap over sentences, Koehn 2004; sacreBLEU's fixed seed)."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    _check(hypotheses, references)
+    words = tokenize or tokenize_for(language)
+    if words not in WORDS:
+        raise UserError(f"tokenize={words!r} is not known here; it may be {', '.join(WORDS)}")
+    bleu, chrf = BLEU(tokenize=words, lowercase=lowercase), CHRF(lowercase=lowercase)
+    results = [_score(metric, hypotheses, references, resamples) for metric in (bleu, chrf)]
+    same = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
+    return Scores(
+        bleu=results[0][0],
+        chrf=results[1][0],
+        exact=same / len(references),
+        sentences=len(references),
+        bleu_signature=str(bleu.get_signature()),
+        chrf_signature=str(chrf.get_signature()),
+        bleu_interval=results[0][1],
+        chrf_interval=results[1][1],
+    )
+
+
+def _score(
+    metric: Any, hypotheses: Sequence[str], references: Sequence[str], resamples: int
+) -> tuple[float, Interval | None]:
+    result = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=max(1, resamples))
+    if resamples < 2:
+        return float(result.score), None
+    return float(result.score), Interval(float(result._mean - result._ci), float(result._mean + result._ci))
+
+
+def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    if isinstance(hypotheses, str) or isinstance(references, str):
+        raise UserError("translations and references are lists of texts, one entry a sentence")
+    if len(hypotheses) != len(references):
+        raise UserError(
+            f"{len(hypotheses)} translations but {len(references)} references; line n of one must belong to "
+            "line n of the other, so look for missing or extra lines"
+        )
+    if not references:
+        raise UserError("there is nothing to evaluate: no translations and no references")
+    if not any(reference.strip() for reference in references):
+        raise UserError("every reference is empty; check the reference file")
+
+
+def _number(score: float, interval: Interval | None) -> str:
+    return f"{score:5.1f}" + (f"  [{interval.low:.1f}, {interval.high:.1f}]" if interval else "")

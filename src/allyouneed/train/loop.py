@@ -1,0 +1,245 @@
+"""The loop: update, look, save, until it is over. Everything it does at a step is a function of what a checkpoint
+holds, so that a run killed anywhere and begun again does exactly what it would have done."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from allyouneed.config import tree_of
+from allyouneed.data.readers import Pair
+from allyouneed.errors import UserError
+from allyouneed.folder import Folder
+from allyouneed.train.checkpoints import Checkpoint, Checkpoints, Standing
+from allyouneed.train.feed import Feed, Update
+from allyouneed.train.guard import Guard
+from allyouneed.train.log import Log
+from allyouneed.train.machine import Machine
+from allyouneed.train.prepare import Prepared, Run
+from allyouneed.train.progress import Reporter
+from allyouneed.train.randomness import seed_all, untouched
+from allyouneed.train.recipe import Recipe
+from allyouneed.train.signals import Interrupted, StopRequest
+from allyouneed.train.step import Measured, Pending, fetch, run_update
+from allyouneed.train.validate import better, figures, judge, samples, translate, validation_loss
+
+LAG = 10  # updates a GPU may be ahead of what the host knows; a CPU has no reason to lag
+
+
+class Trainer:
+    def __init__(self, recipe: Recipe, run: Run, prepared: Prepared, machine: Machine, reporter: Reporter) -> None:
+        self.recipe, self.prepared, self.machine, self.reporter = recipe, prepared, machine, reporter
+        seed_all(recipe.seed)
+        self.config = recipe.model_for(prepared.vocabularies)
+        self.model: nn.Module = self.config.build().to(machine.device).train()
+        self.optimiser = recipe.optimiser.build(self.model)
+        self.checkpoints = Checkpoints(run.checkpoints, recipe.save.keep, reporter.say)
+        self.guard = Guard(run.folder, prepared.spare, reporter.say)
+        self.standing = Standing()
+        self.resumed = self._resume()
+        self.log = Log(run.log, self.standing.step)
+        self.board = _Board(run.folder / "tensorboard", self.standing.step) if recipe.tensorboard else None
+        self.total = recipe.last_step or (recipe.epochs or 1) * self._updates_per_epoch()
+        self.pending: list[Pending] = []
+        self.saved_at = self.clock = time.monotonic()
+
+    def _resume(self) -> bool:
+        newest = self.checkpoints.newest_sound()
+        if newest is None:
+            return False
+        self.standing, random = newest.restore(self.model, self.optimiser)
+        random.restore()
+        return True
+
+    def _updates_per_epoch(self) -> int:
+        return -(-self.prepared.train.steps_per_epoch(0) // self.recipe.accumulate)
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train to the end, or raise Interrupted."""
+        if not self.resumed:
+            self.save(regular=True)  # something to go back to, and a disk that is full says so now
+        self.reporter.begin(self.standing.step, self.total, self.machine.device)
+        self.clock = time.monotonic()
+        try:
+            with (
+                StopRequest(self.reporter.say) as stop,
+                Feed(self.prepared.train, self.standing.place, self.recipe.accumulate, self.machine.device) as feed,
+            ):
+                self._look()  # a run that was stopped before a validation that was due
+                while not self.over:
+                    self._update(next(feed))
+                    at_stop = self._due_validation or self._due_save or self.over or stop.asked
+                    if (at_stop or len(self.pending) >= self._lag) and self._settle():
+                        continue
+                    if stop.asked:
+                        self.save(regular=self._due_save)
+                        raise Interrupted(self.standing.step)
+                    improved = self._look()
+                    if improved or self._due_save or self.over:
+                        self.save(regular=self._due_save or self.over, best=improved)
+        finally:
+            self.reporter.end()
+            self.log.flush()
+            if self.board is not None:
+                self.board.close()
+
+    @property
+    def over(self) -> bool:
+        now, patience = self.standing, self.recipe.validation.patience
+        if patience is not None and now.stale >= patience and now.validated == now.step:
+            return True
+        last = self.recipe.last_step
+        return now.step >= last if last is not None else now.place.epoch >= (self.recipe.epochs or 0)
+
+    @property
+    def _lag(self) -> int:
+        return LAG if self.machine.cuda else 1
+
+    @property
+    def _due_validation(self) -> bool:
+        now = self.standing
+        on_time = now.step % self.recipe.validation.every == 0 or self.over
+        return self.prepared.valid is not None and now.step > now.validated and on_time
+
+    @property
+    def _due_save(self) -> bool:
+        every, minutes = self.recipe.save.every, self.recipe.save.minutes
+        if every is not None and self.standing.step % every == 0:
+            return True
+        return minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
+
+    def _update(self, update: Update) -> None:
+        step = self.standing.step + 1
+        rate = self.recipe.schedule.rate(step, self.config.width, self.total)
+        model, task, clip = self.model, self.recipe.task, self.recipe.clip
+        self.pending.append(run_update(model, task, self.optimiser, update, step, rate, clip, self.machine))
+        tokens = self.standing.tokens + update.tokens
+        self.standing = replace(self.standing, step=step, place=update.next, tokens=tokens)
+
+    def _settle(self) -> bool:
+        """Learn how the updates since the last time went. True when training had to go back."""
+        measured, self.pending = fetch(self.pending), []
+        now = time.monotonic()
+        self.standing = replace(self.standing, seconds=self.standing.seconds + now - self.clock)
+        self.clock = now
+        for one in measured:
+            verdict = self.guard.judge(one)
+            self.log.write(_entry(one))
+            self.reporter.step(one)
+            if self.board is not None:
+                self.board.step(one, self.reporter.speed())
+            if verdict == "rewind":
+                self._rewind()
+                return True
+        self.log.flush()
+        return False
+
+    def _rewind(self) -> None:
+        """Back to the last good checkpoint, but on with the data that comes next: the same again would fail again."""
+        newest = self.checkpoints.newest_sound()
+        if newest is None:
+            raise UserError("the loss is not finite from the start; lower the learning rate or use precision: fp32")
+        place = self.standing.place
+        self.standing, random = newest.restore(self.model, self.optimiser)
+        self.standing = replace(self.standing, place=place)
+        random.restore()
+        self.log.rewind(newest.step)
+        self.guard.rewound(newest.step)
+
+    # --- looking and saving -----------------------------------------------------------------------------------------
+
+    def _look(self) -> bool:
+        """Validate if it is time. True when the model is the best so far."""
+        if not self._due_validation:
+            return False
+        began = time.monotonic()
+        with untouched():
+            found = self.evaluate(self.recipe.validation.beam, show=self.recipe.validation.sentences)
+        metric, now = self.recipe.validation.metric, self.standing
+        improved = better(metric, found[metric], now.best)
+        best, at = (found[metric], now.step) if improved else (now.best, now.best_step)
+        stale = 0 if improved else now.stale + 1
+        self.standing = replace(now, validated=now.step, best=best, best_step=at, stale=stale, scores=found)
+        self.log.write({"step": now.step, "valid": found})
+        self.log.flush()
+        if self.board is not None:
+            self.board.valid(now.step, found)
+        text = "  ".join(f"{name} {value:.3f}" for name, value in found.items())
+        record = "best so far" if improved else f"best {best:.3f} at step {at}" if best is not None else ""
+        self.reporter.say(f"step {now.step:,} validation  {text}  ({metric}: {record})")
+        if self.over and not improved and stale and self.recipe.validation.patience:
+            self.reporter.say(f"no better {metric} for {stale} validations: training ends")
+        self.reporter.pause(time.monotonic() - began)
+        self.clock = time.monotonic()
+        return improved
+
+    def evaluate(self, beam: int, show: int = 0) -> dict[str, float]:
+        """Loss over all validation pairs, and scores of the translations of (up to `limit` of) them."""
+        assert self.prepared.valid is not None
+        found = validation_loss(self.model, self.recipe.task, self.prepared.valid, self.machine)
+        pairs = self.prepared.valid_pairs[: self.recipe.validation.limit]
+        if self.recipe.validation.metric == "loss" and not show:
+            return found
+        if self.recipe.validation.metric == "loss":
+            pairs = pairs[:: max(1, len(pairs) // show)][:show]
+        hypotheses = self.translations(pairs, beam)
+        if show:
+            self.reporter.say(samples(pairs, hypotheses, show))
+        if self.recipe.validation.metric != "loss":
+            found |= figures(judge(hypotheses, pairs))
+        return found
+
+    def translations(self, pairs: list[Pair], beam: int) -> list[str]:
+        decoding = self.recipe.decoding.model_copy(update={"beam": beam, "best": 1})
+        return translate(self.folder(), pairs, decoding, self.machine)
+
+    def folder(self, card: str = "") -> Folder:
+        task = tree_of(self.recipe.task) | {"max_tokens": self.recipe.data.max_tokens}
+        decoding = tree_of(self.recipe.decoding, full=False)
+        return Folder(self.model, self.prepared.vocabularies, task, decoding, card)
+
+    def save(self, regular: bool, best: bool = False) -> Checkpoint | None:
+        self.log.flush(sync=True)
+        saved = self.checkpoints.save(self.folder(), self.optimiser, self.standing, regular)
+        if saved is not None:
+            self.guard.checkpointed()
+            if best:
+                self.checkpoints.mark_best(saved)
+            self.checkpoints.prune()
+        self.saved_at = time.monotonic()
+        return saved
+
+
+def _entry(one: Measured) -> dict[str, Any]:
+    entry: dict[str, Any] = {"step": one.step, "epoch": one.places[0].epoch, "tokens": one.tokens, "rate": one.rate}
+    if not one.finite:
+        return entry | {"loss": None, "skipped": "not finite"}
+    return entry | {"loss": one.loss, "plain": one.plain, "norm": one.norm}
+
+
+class _Board:
+    """TensorBoard, for those who ask for it."""
+
+    def __init__(self, folder: Any, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError("tensorboard: true needs it installed: pip install 'allyouneed[tensorboard]'") from None
+        self.writer = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def step(self, one: Measured, speed: float | None) -> None:
+        figures = {"loss": one.loss, "perplexity": one.perplexity, "rate": one.rate, "norm": one.norm}
+        for name, value in (figures | ({"tokens_per_second": speed} if speed else {})).items():
+            self.writer.add_scalar(f"train/{name}", value, one.step)
+
+    def valid(self, step: int, found: dict[str, float]) -> None:
+        for name, value in found.items():
+            self.writer.add_scalar(f"valid/{name}", value, step)
+
+    def close(self) -> None:
+        self.writer.close()

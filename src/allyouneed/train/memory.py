@@ -1,0 +1,118 @@
+"""How much memory a run will need, from its config alone, and how much there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allyouneed.nn.crossentropy import CHUNK_BYTES
+from allyouneed.nn.model import Model
+from allyouneed.train.machine import Machine
+from allyouneed.train.recipe import Recipe
+
+# What a sub-layer keeps for its backward pass besides the outputs of its linear maps, in units of width per token:
+# its input, the sum and the normalised sum of its residual connection, the dropout mask.
+AROUND = 3.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes."""
+
+    weights: int  # and their gradients
+    optimiser: int
+    activations: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.optimiser + self.activations + self.logits
+
+    def text(self) -> str:
+        return (
+            f"{size(self.total)} (weights and gradients {size(self.weights)}, optimiser {size(self.optimiser)}, "
+            f"activations {size(self.activations)}, logits {size(self.logits)})"
+        )
+
+
+def estimate(recipe: Recipe, model: Model, machine: Machine) -> Estimate:
+    parameters = model.cost().parameters
+    vocab = _target_vocab(model)
+    tokens = recipe.batch.rows * recipe.batch.row, recipe.batch.rows * recipe.batch.source
+    number = 2 if machine.bf16 else 4
+    chunk = min(max(1024 * 4 * vocab, 1 << 29) if machine.cuda else CHUNK_BYTES, 4 * vocab * tokens[0])
+    return Estimate(
+        weights=parameters * (8 + (2 if machine.bf16 else 0)),
+        optimiser=parameters * 4 * recipe.optimiser.moments,
+        activations=int(_activations(model, *tokens) * number),
+        logits=2 * chunk + 2 * 4 * vocab * model.width,
+    )
+
+
+def _activations(model: Model, target: int, source: int) -> float:
+    """Numbers kept for the backward pass. A linear map from `width` costs 2 · width FLOPs per output, so FLOPs of a
+    part that looks at one token only count its outputs."""
+    total = 0.0
+    for name, tokens in (("encoder", source), ("decoder", target)):
+        for layer in getattr(model, name, ()):
+            parts = layer.sublayers
+            flops = layer.channel.cost(model).flops if layer.channel is not None else 0.0
+            if layer.mixer is not None:
+                flops += layer.mixer.cost(model, 1).flops
+            if layer.cross is not None:
+                flops += layer.cross.cost(model, 1, cross=True).flops
+                total += layer.repeat * source * layer.cross.source_flops(model) / (2 * model.width)
+            total += layer.repeat * tokens * (flops / (2 * model.width) + AROUND * model.width * len(parts))
+    return total
+
+
+def _target_vocab(model: Model) -> int:
+    vocab: Any = getattr(model, "vocab", 0)
+    return vocab if isinstance(vocab, int) else int(vocab.target)
+
+
+def available(device: torch.device) -> int | None:
+    """Bytes that are free now; None when nobody can say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = _meminfo("MemAvailable")
+    limit = _number("/sys/fs/cgroup/memory.max")  # of the container, if there is one
+    rooms = [room for room in (free, limit) if room is not None]
+    return min(rooms, default=None)
+
+
+def in_use(device: torch.device) -> int | None:
+    """The most bytes this run has held so far on a GPU; what it holds now on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * 4096
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit in ("B", "kB", "MB") else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _meminfo(key: str) -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":")), None)
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,99 @@
+"""What turns gradients into updates, and which parameters decay.
+
+The fused kernels of torch take two tensors besides the gradients: `grad_scale`, by which gradients are divided, and
+`found_inf`, which makes the whole update a no-op. Clipping and the refusal of a non-finite update thus happen on the
+device, and the host never waits to learn which it was.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, PositiveFloat
+from torch import Tensor, nn
+
+from allyouneed.config import Part
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Optimiser(Part, slot="optimiser", default="adam"):
+    @abstractmethod
+    def build(self, model: nn.Module) -> torch.optim.Optimizer: ...
+
+    @property
+    @abstractmethod
+    def moments(self) -> int:
+        """How many numbers it remembers for each parameter."""
+
+
+class Adam(Optimiser):
+    """Kingma, Ba 2015, with the paper's β and ε (5.3). Weight decay is decoupled (Loshchilov, Hutter 2019)."""
+
+    kind: Literal["adam"] = "adam"
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.98
+    eps: PositiveFloat = 1e-9
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0  # matrices only: not norms, biases, embeddings
+
+    @property
+    def moments(self) -> int:
+        return 2
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            groups(model, self.weight_decay), lr=0.0, betas=(self.beta1, self.beta2), eps=self.eps, fused=True
+        )
+
+
+def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices decay; vectors and whatever is looked up by number (embeddings, a head tied to one) do not."""
+    looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    decays = [p.ndim >= 2 and id(p) not in looked_up for p in parameters]
+    found = [
+        {"params": [p for p, yes in zip(parameters, decays, strict=True) if yes], "weight_decay": weight_decay},
+        {"params": [p for p, yes in zip(parameters, decays, strict=True) if not yes], "weight_decay": 0.0},
+    ]
+    return [group for group in found if group["params"]]
+
+
+def apply_update(optimiser: torch.optim.Optimizer, rate: float, norm: Tensor, clip: float | None, bad: Tensor) -> None:
+    """One update at this rate, gradients divided by norm / clip where that exceeds 1; no update where `bad` is 1."""
+    for group in optimiser.param_groups:
+        group["lr"] = rate
+    fused: Any = optimiser
+    fused.grad_scale = None if clip is None else (norm / clip).clamp(min=1.0).float()
+    fused.found_inf = bad
+    optimiser.step()
+    fused.grad_scale = fused.found_inf = None
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The global norm of all gradients, on the device."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+
+
+# --- state by name -------------------------------------------------------------------------------------------------
+
+
+def state_tensors(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """What the optimiser remembers, as `exp_avg/encoder.blocks.0…`. Before the first update: nothing."""
+    return {
+        f"{key}/{name}": value.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        for key, value in optimiser.state.get(parameter, {}).items()
+    }
+
+
+def load_state_tensors(optimiser: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    optimiser.state.clear()
+    for path, tensor in tensors.items():
+        key, _, name = path.partition("/")
+        parameter = parameters[name]
+        optimiser.state[parameter][key] = tensor.to(parameter.device, copy=True)

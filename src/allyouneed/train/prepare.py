@@ -1,0 +1,194 @@
+"""From a recipe to everything it names: the run's folder, the tokenizers, the token stores.
+
+recipe.yaml     the whole recipe, every default written, with the checksums of the data
+tokenizer/      learnt once, from the training pairs
+data/           the pairs as token ids
+checkpoints/    see checkpoints.py
+log.jsonl       every step
+model/          the result
+result.json     how it ended, written last
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from allyouneed.data.filters import Filters
+from allyouneed.data.packing import PackedBatches, PaddedBatches
+from allyouneed.data.readers import Pair, PairFiles, Report, read_pairs
+from allyouneed.data.store import InputHashes, Store
+from allyouneed.data.tokenizers import Vocabularies
+from allyouneed.errors import UserError
+from allyouneed.folder import write_atomically
+from allyouneed.train.checkpoints import write_text
+from allyouneed.train.recipe import Recipe
+
+Say = Callable[[str], None]
+
+# What may differ between the recipe a run was begun with and the one it goes on with: how far it goes, how it is looked
+# at, and what the machine decides.
+FREE = {"steps", "epochs", "validate", "save", "average", "decoding", "output", "tensorboard"}
+FREE |= {"device", "compile", "precision", "name", "description", "licence"}
+LOCK = ".lock"
+
+
+class Run:
+    """The folder of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.recipe, self.result = folder / "recipe.yaml", folder / "result.json"
+        self.tokenizer, self.data, self.checkpoints = folder / "tokenizer", folder / "data", folder / "checkpoints"
+        self.log, self.model = folder / "log.jsonl", folder / "model"
+
+    @property
+    def begun(self) -> bool:
+        return self.recipe.exists()
+
+    def finished(self) -> dict[str, Any] | None:
+        """result.json of a run that reached its end."""
+        try:
+            found: dict[str, Any] = json.loads(self.result.read_text(encoding="utf-8"))
+            return found if (self.model / "config.json").exists() else None
+        except (OSError, ValueError):
+            return None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Take the folder, making it if need be; refuse one that is somebody else's or in use."""
+        known = {self.data.name, LOCK}
+        try:
+            if self.folder.exists() and not self.begun and any(p.name not in known for p in self.folder.iterdir()):
+                raise UserError(f"{self.folder}: is in the way and holds no run; set another output")
+            self.data.mkdir(parents=True, exist_ok=True)
+            handle = (self.folder / LOCK).open("w")
+        except OSError as error:
+            raise UserError(f"{self.folder}: cannot be used: {error.strerror}; set another output") from None
+        with handle:
+            try:
+                import fcntl
+
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go of by the system, however this ends
+            except ImportError:
+                pass  # no such locks on this system
+            except OSError:
+                raise UserError(
+                    f"{self.folder}: another process is training here; wait or set another output"
+                ) from None
+            yield
+
+    def clear(self) -> None:
+        """Forget the run, but not the token stores: they are found by their content. The recipe goes last: until then
+        the folder is known as a run's."""
+        if not self.begun:
+            return
+        for path in (self.tokenizer, self.checkpoints, self.model, self.folder / "tensorboard"):
+            shutil.rmtree(path, ignore_errors=True)
+        for path in (self.result, self.log, self.folder / "bad-batches.jsonl", self.recipe):
+            path.unlink(missing_ok=True)
+
+    def open(self, tree: dict[str, Any]) -> None:
+        """Begin a run of this recipe, or go on with it; refuse when another was begun here."""
+        if self.begun:
+            before = yaml.safe_load(self.recipe.read_text(encoding="utf-8"))
+            changed = differences(_fixed(before), _fixed(tree))
+            if changed:
+                raise UserError(
+                    f"{self.folder}: holds a run of another recipe; to go on with it undo the changes, to begin anew "
+                    "use --restart, or set another output. Changed:\n  " + "\n  ".join(changed)
+                )
+        try:
+            text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
+            write_text(self.recipe, text)
+        except OSError as error:
+            raise UserError(f"{self.folder}: cannot be written: {error.strerror}; set another output") from None
+
+
+def _fixed(tree: dict[str, Any]) -> dict[str, Any]:
+    """What must not change. Files are compared by what they hold, not by where they lie."""
+    kept = {key: value for key, value in tree.items() if key not in FREE}
+    kept["model"] = {key: value for key, value in tree["model"].items() if key != "vocab"}
+    kept["data"] = {key: value for key, value in tree["data"].items() if key in ("filters", "max_tokens", "sha256")}
+    return kept
+
+
+def differences(before: Any, now: Any, path: str = "") -> list[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = list(dict.fromkeys([*before, *now]))
+        return [
+            line
+            for key in keys
+            for line in differences(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+        ]
+    if before == now:
+        return []
+    if path.startswith("data.sha256."):
+        return [f"the contents of {path.removeprefix('data.sha256.')}"]
+    return [f"{path}: {before!r} before, {now!r} now"]
+
+
+def resolve(recipe: Recipe, hashes: InputHashes) -> dict[str, Any]:
+    """The recipe as it is saved, with the checksums of all files it reads; refuse files it does not expect."""
+    sums: dict[str, str] = {}
+    for split in ("train", "valid", "test"):
+        for number, path in enumerate(p for entry in getattr(recipe.data, split) for p in entry.files()):
+            sums[f"{split}[{number}] {path.name}"] = hashes.of(path)
+    wrong = [name for name, expected in recipe.data.sha256.items() if sums.get(name) != expected]
+    if wrong:
+        raise UserError(
+            "the data is not what the recipe was written for: " + ", ".join(wrong) + " differ(s) from data.sha256; "
+            "get the right files, or remove data.sha256 from the recipe"
+        )
+    tree = recipe.resolved()
+    tree["data"] = tree["data"] | {"sha256": sums}
+    return tree
+
+
+@dataclass(frozen=True)
+class Prepared:
+    vocabularies: Vocabularies
+    train: PackedBatches
+    spare: PackedBatches  # the same again, for questions while the first is being read in another thread
+    valid: PaddedBatches | None
+    valid_pairs: list[Pair]
+    test_pairs: list[Pair]
+
+
+def prepare(recipe: Recipe, run: Run, say: Say) -> Prepared:
+    """Learn the tokenizer and encode the data, or find both as an earlier start left them."""
+    data = recipe.data
+    if (run.tokenizer / "tokenizer.json").exists():
+        vocabularies = Vocabularies.load(run.tokenizer)
+    else:
+        say("learning the tokenizer")
+        vocabularies = Vocabularies.train(recipe.tokenizer, data.train, data.filters)
+        for note in dict.fromkeys([*vocabularies.source.notes, *vocabularies.target.notes]):
+            say(note)
+        write_atomically(run.tokenizer, vocabularies.save)
+    store = Store.ensure(run.data, data.train, data.filters, vocabularies, data.max_tokens)
+    say(f"training pairs: {store.report.text()}")
+
+    def batches() -> PackedBatches:
+        rows = recipe.batch
+        return PackedBatches(store, vocabularies, rows.source, rows.row, rows.rows, recipe.seed)
+
+    valid = None
+    if data.valid:
+        held = Store.ensure(run.data, data.valid, Filters(), vocabularies, data.max_tokens)
+        if held.report.dropped:
+            say(f"validation pairs, for the loss: {held.report.text()}")
+        valid = PaddedBatches(held, vocabularies, max(data.max_tokens, 4096))
+    return Prepared(vocabularies, batches(), batches(), valid, _pairs(data.valid), _pairs(data.test))
+
+
+def _pairs(files: Sequence[PairFiles]) -> list[Pair]:
+    report = Report()
+    return [pair for entry in files for pair in read_pairs(entry, report)]

@@ -1,0 +1,188 @@
+"""A recipe: everything a training run depends on, in one YAML file. Defaults are the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from allyouneed import nn as parts  # every part is registered before a config is read
+from allyouneed import tasks as tasks
+from allyouneed.config import Config, ConfigError, model_validator, override, parse, preset_tree, read_tree, tree_of
+from allyouneed.data.filters import Filters
+from allyouneed.data.readers import PairFiles
+from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies
+from allyouneed.errors import UserError
+from allyouneed.infer.decoding import Decoding
+from allyouneed.nn.model import Model
+from allyouneed.tasks.task import Task
+from allyouneed.tasks.translation import Translation
+from allyouneed.train.optimiser import Adam, Optimiser
+from allyouneed.train.schedule import Paper, Schedule
+
+__all__ = ["Recipe", "load_recipe", "parts", "tasks"]
+
+PAPER_STEPS = 100_000
+
+
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, str | Path | dict | PairFiles) else value
+
+
+def _switched(value: Any) -> Any:
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switched)]  # YAML reads a bare `on` as true
+Files = Annotated[tuple[PairFiles, ...], BeforeValidator(_listed)]
+
+
+class Data(Config):
+    train: Annotated[Files, Field(min_length=1)]
+    valid: Files = ()
+    test: Files = ()  # scored once, at the end
+    filters: Filters = Filters()  # of the training pairs
+    max_tokens: Annotated[int, Field(ge=2)] = 128  # longer pairs are left out and reported
+    sha256: dict[str, str] = Field(default_factory=dict)  # what files must hold; a run's own recipe.yaml says it
+
+
+class Rows(Config):
+    """A batch is `rows` packed rows of `row` target tokens each (and as many source tokens, unless said)."""
+
+    rows: PositiveInt = 8
+    row: PositiveInt = 512
+    source_row: PositiveInt | None = None
+
+    @property
+    def source(self) -> int:
+        return self.source_row or self.row
+
+
+class Validate(Config):
+    every: PositiveInt = 500
+    patience: PositiveInt | None = None  # stop after so many validations without a better one
+    metric: Literal["bleu", "chrf", "exact", "loss"] = "bleu"
+    sentences: NonNegativeInt = 3  # printed with source and reference
+    beam: PositiveInt = 1
+    limit: PositiveInt | None = None  # of the sentences translated; the loss is over all
+
+
+class Save(Config):
+    every: PositiveInt | None = 500
+    minutes: PositiveFloat | None = None
+    keep: PositiveInt = 5  # the best is kept besides
+
+    @model_validator(mode="after")
+    def _sometimes(self) -> Self:
+        if self.every is None and self.minutes is None:
+            raise ValueError("give 'every' (steps) or 'minutes'")
+        return self
+
+
+class Recipe(Config):
+    model: str | dict[str, Any]
+    set_: tuple[str, ...] = Field(default=(), alias="set")
+    data: Data
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    task: Task = Translation()
+    batch: Rows = Rows()
+    optimiser: Optimiser = Adam()
+    schedule: Schedule = Paper()
+    steps: PositiveInt | None = None
+    epochs: PositiveInt | None = None
+    accumulate: PositiveInt = 1
+    clip: PositiveFloat | None = 1.0
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    compile: Switch = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    validation: Validate = Field(default=Validate(), alias="validate")  # BaseModel has a method of that name
+    save: Save = Save()
+    average: NonNegativeInt = 5  # last checkpoints averaged at the end (the paper, 6.1); 0: none
+    decoding: Decoding = Decoding()
+    seed: NonNegativeInt = 1
+    output: Path
+    tensorboard: bool = False
+    name: str = ""
+    description: str = ""
+    licence: str = "not stated"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("give 'steps' or 'epochs', not both")
+        if self.average > self.save.keep:
+            raise ValueError(f"'average' takes the last {self.average} checkpoints, but save.keep is {self.save.keep}")
+        if self.data.max_tokens > min(self.batch.row, self.batch.source):
+            raise ValueError(
+                f"data.max_tokens is {self.data.max_tokens}, but a row of batch holds "
+                f"{min(self.batch.row, self.batch.source)}; make rows longer or max_tokens smaller"
+            )
+        return self
+
+    @property
+    def last_step(self) -> int | None:
+        """The step to end at; None when epochs decide."""
+        return self.steps or (None if self.epochs else PAPER_STEPS)
+
+    def model_tree(self) -> dict[str, Any]:
+        tree = preset_tree(self.model) if isinstance(self.model, str) else self.model
+        return override(tree, self.set_)
+
+    def model_for(self, vocabularies: Vocabularies | None) -> Model:
+        """The model with the vocabulary sizes of these tokenizers (of some, when there are none yet)."""
+        vocab: Any = 1
+        if vocabularies is not None:
+            source, target = vocabularies.source.size, vocabularies.target.size
+            vocab = target if vocabularies.joint else {"source": source, "target": target}
+        return parse(Model, self.model_tree() | {"vocab": vocab}, "model")  # type: ignore[type-abstract]
+
+    def resolved(self) -> dict[str, Any]:
+        """The whole tree, every default written, the preset and its overrides written out."""
+        tree = tree_of(self) | {"model": self.model_tree(), "set": []}
+        return tree
+
+
+def load_recipe(path: Path | str, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe. Paths in the file are relative to it, paths in overrides to the working folder."""
+    path = Path(path)
+    tree = read_tree(path)
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: a recipe is a set of keys, this is {type(tree).__name__}")
+    tree = _anchored({"output": f"runs/{path.stem}"} | tree, path.resolve().parent)
+    overrides = list(overrides)
+    if any(text.startswith(("model.", "model[")) for text in overrides):
+        # what the command line says comes last, so the recipe's own changes to the model must come first
+        known = preset_tree(tree["model"]) if isinstance(tree.get("model"), str) else tree.get("model") or {}
+        tree["model"] = override(known, tree.pop("set", None) or [])
+    tree = _anchored(override(tree, overrides), Path.cwd())
+    recipe = parse(Recipe, tree, str(path))
+    try:
+        recipe.model_for(None)
+    except ConfigError as error:
+        raise ConfigError([f"model.{problem}" for problem in error.problems], str(path)) from None
+    return recipe
+
+
+def _anchored(tree: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The same tree with its relative paths made absolute."""
+
+    def anchor(value: Any) -> Any:
+        if isinstance(value, str | Path):
+            return str(base / value)
+        if isinstance(value, list):
+            return [anchor(item) for item in value]
+        if isinstance(value, dict):
+            return {key: anchor(v) if key in ("path", "source", "target") else v for key, v in value.items()}
+        return value
+
+    tree = dict(tree)
+    if isinstance(tree.get("model"), str) and tree["model"].endswith((".yaml", ".yml", ".json")):
+        tree["model"] = anchor(tree["model"])
+    if isinstance(tree.get("output"), str):
+        tree["output"] = anchor(tree["output"])
+    if isinstance(tree.get("data"), dict):
+        data = dict(tree["data"])
+        tree["data"] = data | {key: anchor(data[key]) for key in ("train", "valid", "test") if key in data}
+    return tree

@@ -1,0 +1,45 @@
+"""Ctrl-C and SIGTERM: the first asks to stop after the current step, the second stops at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+class Interrupted(SystemExit):
+    """Training was asked to stop, has saved, and can go on. Uncaught, it ends the process with exit code 130."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(130)
+        self.step = step
+
+
+class StopRequest:
+    """Inside `with`, signals set `asked`; elsewhere they do what they did. Only the main thread hears signals."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.asked = False
+        self._say = say
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        self._restore()  # the next one is heard by whoever heard it before: Python's own, which stops at once
+        self._say("stopping after this step and saving; once more stops at once")
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

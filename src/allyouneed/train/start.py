@@ -1,0 +1,92 @@
+"""`train(recipe)`: begin a run, or go on with it, and bring it to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from rich.console import Console
+
+from allyouneed.config import tree_of
+from allyouneed.data.store import InputHashes
+from allyouneed.errors import UserError
+from allyouneed.train.finish import finish
+from allyouneed.train.loop import Trainer
+from allyouneed.train.machine import choose
+from allyouneed.train.prepare import Run, prepare, resolve
+from allyouneed.train.progress import Reporter
+from allyouneed.train.recipe import Recipe
+from allyouneed.train.signals import Interrupted
+from allyouneed.train.trial import try_worst_batch
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. `scores` by set: `valid`, and `test` when the recipe names one."""
+
+    model: Path  # a model folder
+    steps: int
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    already: bool = False  # it had ended before; nothing was done
+
+
+def train(
+    recipe: Recipe, resume: bool | Literal["auto"] = "auto", fresh: bool = False, console: Console | None = None
+) -> Result:
+    """Train a model as the recipe says; the result is in `recipe.output / "model"`.
+
+    An unfinished run of the same recipe is gone on with (`resume=False`: refused; `True`: required), a finished one
+    left alone. `fresh` begins anew whatever is there. Raises `Interrupted` (exit code 130) after Ctrl-C or SIGTERM,
+    when it has saved.
+    """
+    reporter = Reporter(console)
+    run = Run(recipe.output)
+    with run.locked():
+        return _train(recipe, run, resume, fresh, reporter)
+
+
+def _train(recipe: Recipe, run: Run, resume: bool | Literal["auto"], fresh: bool, reporter: Reporter) -> Result:
+    if fresh:
+        run.clear()
+    _check_wish(run, resume)
+    tree = resolve(recipe, InputHashes(run.data / "inputs.json"))
+    begun = run.begun
+    run.open(tree)
+    done = run.finished()
+    if done is not None and _reached(recipe, done):
+        reporter.say(f"{run.folder}: this run is finished ({done['steps']:,} steps); the model is in {run.model}")
+        return Result(run.model, done["steps"], done["scores"], already=True)
+    machine = choose(recipe)
+    reporter.say(machine.why)
+    prepared = prepare(recipe, run, reporter.say)
+    trainer = Trainer(recipe, run, prepared, machine, reporter)
+    if begun and trainer.resumed:
+        reporter.say(f"going on with the run in {run.folder} after step {trainer.standing.step:,}")
+    reporter.say(f"{tree_of(trainer.config)['kind']}, {trainer.config.cost().parameters:,} parameters")
+    machine.speed_up(trainer.model)
+    if not trainer.over:
+        try_worst_batch(trainer)
+    try:
+        trainer.run()
+    except Interrupted as stopped:
+        reporter.say(f"stopped at step {stopped.step:,} and saved; run the same recipe again to go on")
+        raise
+    scores = finish(trainer, run, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None))
+    return Result(run.model, trainer.standing.step, scores)
+
+
+def _check_wish(run: Run, resume: bool | Literal["auto"]) -> None:
+    if resume is True and not run.begun:
+        raise UserError(f"{run.folder}: there is no run to go on with")
+    if resume is False and run.begun:
+        raise UserError(f"{run.folder}: holds a run already; go on with it, use --restart, or set another output")
+
+
+def _reached(recipe: Recipe, done: dict[str, object]) -> bool:
+    """Whether a finished run went as far as the recipe now asks; more steps than before mean: go on."""
+    return done["asked"] == {"steps": recipe.last_step, "epochs": recipe.epochs}
+
+
+__all__ = ["Result", "train"]

@@ -1,0 +1,96 @@
+"""One update: forward and backward over its batches, the norm of the gradients, and the verdict over both.
+
+Nothing here waits for the device. What it measures stays on the device as one small tensor, to be fetched when it is
+convenient; a non-finite loss or gradient makes the update a no-op on the device itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from allyouneed.nn.batch import Batch
+from allyouneed.tasks.task import Task
+from allyouneed.train.feed import Place, Update
+from allyouneed.train.machine import Machine
+from allyouneed.train.optimiser import apply_update, gradient_norm
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one update was, on the host."""
+
+    step: int
+    places: list[Place]
+    tokens: int
+    rate: float
+    loss: float  # per token, what is minimised
+    plain: float  # per token, negative log-likelihood
+    norm: float
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.plain, 700.0)) if math.isfinite(self.plain) else math.nan
+
+
+@dataclass(frozen=True)
+class Pending:
+    """The same, still on the device: `numbers` is (loss, plain, norm)."""
+
+    step: int
+    places: list[Place]
+    tokens: int
+    rate: float
+    numbers: Tensor
+
+
+def accumulate_gradients(
+    model: nn.Module, task: Task, batches: list[Batch], tokens: int, machine: Machine
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the loss per token over all batches: the same as of one batch as large as all of them."""
+    totals: list[Tensor] = []
+    plains: list[Tensor] = []
+    for batch in batches:
+        with machine.autocast():
+            loss = task.loss(model, batch)
+        share = loss.total / tokens
+        share.backward()
+        totals.append(share.detach())
+        plains.append(loss.plain.detach() / tokens)
+    return torch.stack(totals).sum(), torch.stack(plains).sum()
+
+
+def run_update(
+    model: nn.Module,
+    task: Task,
+    optimiser: torch.optim.Optimizer,
+    update: Update,
+    step: int,
+    rate: float,
+    clip: float | None,
+    machine: Machine,
+) -> Pending:
+    optimiser.zero_grad(set_to_none=True)
+    loss, plain = accumulate_gradients(model, task, update.batches, update.tokens, machine)
+    norm = gradient_norm(model.parameters())
+    bad = (~(loss.isfinite() & norm.isfinite())).float()
+    apply_update(optimiser, rate, norm, clip, bad)
+    return Pending(step, update.places, update.tokens, rate, torch.stack([loss.float(), plain.float(), norm.float()]))
+
+
+def fetch(pending: list[Pending]) -> list[Measured]:
+    """Bring the numbers of several updates to the host at once: the only place where the host waits for the device."""
+    if not pending:
+        return []
+    numbers = torch.stack([p.numbers for p in pending]).tolist()
+    return [
+        Measured(p.step, p.places, p.tokens, p.rate, loss, plain, norm)
+        for p, (loss, plain, norm) in zip(pending, numbers, strict=True)
+    ]

@@ -1,0 +1,258 @@
+"""Small models of everything that is registered, so that a new part joins the invariant tests by existing.
+
+`words(Mixer)` gives small instances of every mixer there is: required fields are filled by their type, then each
+`Literal`, `bool` and slot field is varied in turn. `cases()` puts each into a model that can translate and decode.
+"""
+
+import functools
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+import allyouneed.nn as registers_every_part
+from allyouneed.config import Part, parse, tree_of
+from allyouneed.nn.batch import Rows
+from allyouneed.nn.model import Model
+from allyouneed.nn.norms import Norm
+from allyouneed.nn.patterns import Causal, Pattern
+from allyouneed.nn.positions import Positions
+from allyouneed.nn.sublayer import Channel, Mixer
+from allyouneed.nn.wiring import Wiring
+
+assert registers_every_part.__path__
+
+WIDTH, HEADS, VOCAB, LONGEST = 12, 3, 11, 9
+COMBINATORS = ("and", "or", "not")
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+def options(annotation: Any) -> list[Any]:
+    """Values a field of this type may take: all there are where they can be counted, one small one where not."""
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        return list(typing.get_args(annotation))
+    if origin in (typing.Union, types.UnionType):
+        return [value for kind in typing.get_args(annotation) if kind is not type(None) for value in options(kind)]
+    if origin is typing.Annotated:
+        return options(typing.get_args(annotation)[0])
+    if annotation is bool:
+        return [False, True]
+    if annotation is int:
+        return [LONGEST]
+    if annotation is float:
+        return [0.5]
+    if annotation is Pattern:
+        return list(atoms())
+    if isinstance(annotation, type) and issubclass(annotation, Part) and "kind" not in annotation.model_fields:
+        return [plain(kind) for kind in annotation.registry.values()]
+    return []
+
+
+def plain(cls: type[Part]) -> Any:
+    """This part with as little said as possible. Named sizes fit `WIDTH`; other whole numbers are small."""
+    known = {"heads": HEADS, "kv_heads": 1, "groups": HEADS}
+    filled = {}
+    for name, field in cls.model_fields.items():
+        if field.is_required():
+            filled[name] = known[name] if name in known else options(field.annotation)[0]
+    return cls(**filled)
+
+
+def words(slot: type[Part]) -> list[Any]:
+    """Every part that can fill a slot, plain and with each of its countable options changed in turn."""
+    found: list[Any] = []
+    for cls in slot.registry.values():
+        base = plain(cls)
+        found.append(base)
+        for name, field in cls.model_fields.items():
+            if name == "kind" or field.annotation in (int, float):
+                continue
+            values = options(field.annotation)
+            if values in ([LONGEST], [0.5]):
+                continue
+            found += [type(base)(**{**dict(base), name: value}) for value in values if value != getattr(base, name)]
+    return found
+
+
+def causally(part: Any) -> Any:
+    """The same part kept from looking ahead, if it has a pattern to say so with."""
+    fields = [name for name, field in type(part).model_fields.items() if field.annotation is Pattern]
+    if part.causal or not fields:
+        return part
+    return type(part)(**{**dict(part), **{name: Causal() & getattr(part, name) for name in fields}})
+
+
+def atoms() -> list[Pattern]:
+    """Every pattern that is not made of others, with small numbers."""
+    return [
+        cls(**{name: size for name in cls.model_fields if name != "kind"})  # type: ignore[arg-type]
+        for kind, cls in Pattern.registry.items()
+        if kind not in COMBINATORS
+        for size in ((1, 3) if len(cls.model_fields) > 1 else (0,))
+    ]
+
+
+def patterns(leaves: int = 5) -> st.SearchStrategy[Pattern]:
+    """Any expression over the registered patterns."""
+    return st.recursive(
+        st.sampled_from(atoms()),
+        lambda inner: st.one_of(
+            st.builds(lambda a, b: a & b, inner, inner),
+            st.builds(lambda a, b: a | b, inner, inner),
+            st.builds(lambda a: ~a, inner),
+        ),
+        max_leaves=leaves,
+    )
+
+
+def decodable(leaves: int = 4) -> st.SearchStrategy[Pattern]:
+    """Any expression that says of itself that it is causal; most need `causal &` to be so."""
+    return st.one_of(patterns(leaves).map(lambda p: Causal() & p), patterns(leaves).filter(lambda p: p.causal))
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+def tree(mixer: Any = None, encoder_mixer: Any = None, cross: Any = None, channel: Any = None, **keys: Any) -> dict:
+    """A model of two blocks a side; what is not given is the paper's."""
+    attention = {"kind": "attention", "heads": HEADS}
+
+    def written(part: Any) -> Any:
+        return tree_of(part) if isinstance(part, Part) else part
+
+    wiring = written(keys.pop("wiring", "post-norm"))
+    channel = written(channel or {"kind": "ffn", "hidden": 14})
+    inside = {
+        "repeat": 2,
+        "wiring": wiring,
+        "mixer": written(encoder_mixer or attention),
+        "channel": channel,
+    }
+    outside = {
+        "repeat": 2,
+        "wiring": wiring,
+        "mixer": written(mixer or attention | {"pattern": "causal"}),
+        "cross": written(cross or attention),
+        "channel": channel,
+    }
+    base = {"kind": "encoder-decoder", "vocab": VOCAB, "width": WIDTH, "embed": {"positions": "sinusoidal"}}
+    return base | {"encoder": [inside], "decoder": [outside]} | {key: written(part) for key, part in keys.items()}
+
+
+def build(config: Any, seed: int = 0) -> nn.Module:
+    """In double precision, with every parameter random: no bias is zero, no gain is one, so nothing hides."""
+    config = config if isinstance(config, Model) else parse(Model, config)
+    model = config.build().double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.double)
+            parameter.copy_(noise * 0.4 + (1.0 if parameter.dim() == 1 else 0.0))
+    return model
+
+
+def _cases() -> Iterator[tuple[str, dict]]:
+    for part in words(Mixer):
+        name = f"mixer {say(part)}"
+        if (decoding := causally(part)).causal:
+            yield f"mixer {say(decoding)}", tree(mixer=decoding)
+        yield f"encoder {name}", tree(encoder_mixer=part)
+        if part.crosses:
+            yield f"cross {name}", tree(cross=part)
+    for part in words(Channel):
+        yield f"channel {say(part)}", tree(channel=part)
+    for part in words(Wiring):
+        yield f"wiring {say(part)}", tree(wiring=part)
+    for part in words(Norm):
+        yield f"norm {say(part)}", tree(norm=part)
+    for part in words(Positions):
+        yield f"positions {say(part)}", tree(embed={"positions": tree_of(part)})
+    yield "two vocabularies, untied", tree(vocab={"source": VOCAB, "target": VOCAB + 2}, embed={"tied": False})
+
+
+def say(part: Part) -> str:
+    keys = tree_of(part, full=False)
+    return " ".join([type(part).model_fields["kind"].default, *(f"{k}={v}" for k, v in keys.items() if k != "kind")])
+
+
+CASES: dict[str, dict] = dict(_cases())
+
+
+@functools.cache
+def case(name: str) -> nn.Module:
+    return build(CASES[name])
+
+
+# --- sentences ------------------------------------------------------------------------------------------------------
+
+Pair = tuple[list[int], list[int]]  # source, target
+
+sentence = st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=LONGEST)
+pairs = st.lists(st.tuples(sentence, sentence), min_size=1, max_size=5)
+
+
+def alone(model: nn.Module, pair: Pair) -> Tensor:
+    """The judge: logits (time, vocab) of one sentence that is all by itself."""
+    source, target = pair
+    with torch.no_grad():
+        memory = model.encode(Rows(torch.tensor([source])))
+        return model.head(model.decode(Rows(torch.tensor([target])), memory))[0]
+
+
+def pack(sentences: Sequence[Sequence[int]], rows: Sequence[int], gaps: Sequence[int], pad: int = 7) -> tuple:
+    """Rows with several sentences: sentence i goes into `rows[i]`, after `gaps[i]` places of padding.
+
+    Returns the rows, and for each sentence its row and its places. The padding is a real token, to be ignored.
+    """
+    lines: list[list[int]] = [[] for _ in range(max(rows) + 1)]
+    numbers: list[list[int]] = [[] for _ in lines]
+    found = []
+    for tokens, row, gap in zip(sentences, rows, gaps, strict=True):
+        lines[row] += [pad] * gap
+        numbers[row] += [0] * gap
+        found.append((row, slice(len(lines[row]), len(lines[row]) + len(tokens))))
+        numbers[row] += [max(numbers[row], default=0) + 1] * len(tokens)
+        lines[row] += tokens
+    longest = max(map(len, lines))
+    tokens = torch.tensor([line + [pad] * (longest - len(line)) for line in lines])
+    segments = torch.tensor([number + [0] * (longest - len(number)) for number in numbers])
+    return Rows(tokens, segments=segments), found
+
+
+# --- the promise that a part joins by existing ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slot", [Mixer, Channel, Wiring, Norm, Positions], ids=lambda slot: slot.slot)
+def test_every_registered_part_is_in_some_case(slot):
+    def kinds(node: Any) -> Iterator[str]:
+        if isinstance(node, Part) and slot in type(node).__mro__:
+            yield type(node).model_fields["kind"].default
+        if isinstance(node, BaseModel):
+            node = [getattr(node, name) for name in type(node).model_fields]
+        if isinstance(node, list | tuple):
+            for child in node:
+                yield from kinds(child)
+
+    found = {kind for keys in CASES.values() for kind in kinds(parse(Model, keys))}
+    assert found == set(slot.registry)
+
+
+def test_every_registered_pattern_is_an_atom_or_joins_atoms():
+    assert {type(pattern).model_fields["kind"].default for pattern in atoms()} | set(COMBINATORS) == set(
+        Pattern.registry
+    )
+
+
+def test_options_that_can_be_counted_are_all_tried():
+    attention = [part for part in words(Mixer) if part.kind == "attention"]
+    assert {part.bias for part in attention} == {True, False}
+    assert {str(part.pattern) for part in attention} == {str(pattern) for pattern in atoms()}

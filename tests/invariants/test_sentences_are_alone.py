@@ -1,0 +1,118 @@
+"""Rule 4: right- or left-padded, packed, alone or in a crowd, the same sentence gets the same numbers.
+
+Every case is a model with one registered part in it; the judge is the sentence computed all by itself.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_anypart import CASES, LONGEST, VOCAB, alone, build, case, decodable, pack, pairs, sentence, tree
+
+from allyouneed.nn.batch import IGNORE, Batch, Rows
+
+every_case = pytest.mark.parametrize("name", CASES)
+few = settings(max_examples=6)
+gap_lists = st.lists(st.integers(0, 3), min_size=5, max_size=5)
+row_lists = st.lists(st.integers(0, 2), min_size=5, max_size=5)
+
+
+def close(found, expected, tolerance=1e-6):
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+
+
+def logits(model, target, source):
+    with torch.no_grad():
+        return model.logits(Batch(target, source))
+
+
+def check_causality(model, source, target, at, other):
+    changed = [*target[:at], *other][:LONGEST]
+    before, after = alone(model, (source, target))[:at], alone(model, (source, changed))[:at]
+    close(after, before)
+
+
+@every_case
+@few
+@given(sentence, sentence, st.integers(0, LONGEST), sentence)
+def test_a_future_token_changes_nothing_before_it(name, source, target, at, other):
+    check_causality(case(name), source, target, min(at, len(target)), other)
+
+
+@settings(max_examples=40)
+@given(decodable(), sentence, sentence, st.integers(0, LONGEST), sentence)
+def test_no_pattern_that_says_it_is_causal_lets_the_future_in(pattern, source, target, at, other):
+    model = build(tree(mixer={"kind": "attention", "heads": 3, "pattern": str(pattern)}))
+    check_causality(model, source, target, min(at, len(target)), other)
+
+
+def test_a_past_token_does_change_what_follows():
+    """Otherwise the test above would pass for a model that looks at nothing."""
+    model = case("wiring post-norm")
+    first, second = alone(model, ([1, 2], [3, 4, 5])), alone(model, ([1, 2], [6, 4, 5]))
+    assert (first[1:] - second[1:]).abs().amax(-1).min() > 1e-3
+
+
+@every_case
+@few
+@given(pairs, st.integers(1, VOCAB - 1), st.sampled_from(["right", "left"]), st.sampled_from(["right", "left"]))
+def test_neither_padding_nor_strangers_are_seen(name, pairs, pad, source_side, target_side):
+    model = case(name)
+    source = Rows.of([s for s, _ in pairs], pad=pad, side=source_side)
+    target = Rows.of([t for _, t in pairs], pad=pad, side=target_side)
+    found = logits(model, target, source)
+    for row, pair in enumerate(pairs):
+        size = len(pair[1])
+        close(found[row, :size] if target_side == "right" else found[row, -size:], alone(model, pair))
+    assert found.isfinite().all()
+
+
+@every_case
+@few
+@given(pairs, row_lists, gap_lists, gap_lists)
+def test_packed_sentences_do_not_see_each_other(name, pairs, rows, source_gaps, target_gaps):
+    """Several sentences a row, with padding before, between and behind them."""
+    model, count = case(name), len(pairs)
+    source, _ = pack([s for s, _ in pairs], rows[:count], source_gaps[:count])
+    target, places = pack([t for _, t in pairs], rows[:count], target_gaps[:count])
+    found = logits(model, target, source)
+    for pair, (row, span) in zip(pairs, places, strict=True):
+        close(found[row, span], alone(model, pair))
+    assert found.isfinite().all()
+
+
+@every_case
+@settings(max_examples=3)
+@given(pairs, row_lists, gap_lists)
+def test_packed_sentences_give_the_gradients_of_separate_ones(name, pairs, rows, gaps):
+    model, count = case(name), len(pairs)
+    source, _ = pack([s for s, _ in pairs], rows[:count], gaps[:count])
+    target, places = pack([t for _, t in pairs], rows[:count], gaps[:count])
+    labels = torch.full_like(target.tokens, IGNORE)
+    for (_, tokens), (row, span) in zip(pairs, places, strict=True):
+        labels[row, span] = torch.tensor(tokens).roll(-1)
+    parameters = list(model.parameters())
+    together = torch.autograd.grad(loss(model, target, source, labels), parameters, allow_unused=True)
+    summed = sum(
+        loss(model, Rows(torch.tensor([t])), Rows(torch.tensor([s])), torch.tensor([t]).roll(-1, 1)) for s, t in pairs
+    )
+    apart = torch.autograd.grad(summed, parameters, allow_unused=True)
+    assert any(gradient is not None and gradient.abs().max() > 1e-3 for gradient in apart)
+    for one, other in zip(together, apart, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            close(one, other)
+
+
+def loss(model, target, source, labels):
+    scores = model.logits(Batch(target, source))
+    return torch.nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum")
+
+
+@given(pairs)
+@few
+def test_the_order_of_rows_does_not_matter(pairs):
+    model = case("wiring pre-norm")
+    found = logits(model, Rows.of([t for _, t in pairs]), Rows.of([s for s, _ in pairs]))
+    turned = logits(model, Rows.of([t for _, t in pairs[::-1]]), Rows.of([s for s, _ in pairs[::-1]]))
+    close(turned.flip(0), found)

@@ -1,0 +1,158 @@
+"""Rule 2: a mixer has one meaning and three tempos, and a state that can be reordered, fanned out and taken back.
+
+The judge is always the whole sentence at once, all by itself, with no state.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_anypart import CASES, LONGEST, VOCAB, alone, build, case, decodable, pairs, sentence, tree
+
+from allyouneed.nn.batch import Rows
+
+every_case = pytest.mark.parametrize("name", CASES)
+few = settings(max_examples=6)
+
+
+def close(found, expected, tolerance=1e-6):
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+
+
+def step(model, states, chunks, pad=0):
+    """Take in one chunk a row (unequal, perhaps empty); give back each row's new logits."""
+    tokens = Rows.of(chunks, pad=pad)
+    with torch.no_grad():
+        found = model.head(model.advance(tokens, states))
+    return [found[row, : len(chunk)] for row, chunk in enumerate(chunks)]
+
+
+def start(model, sources, side="right"):
+    with torch.no_grad():
+        return model.start(Rows.of(sources, pad=3, side=side))
+
+
+def check_tempos(model, pairs, cuts, side="right"):
+    states = start(model, [s for s, _ in pairs], side)
+    seen = [0] * len(pairs)
+    found = [[] for _ in pairs]
+    for turn in range(4 * LONGEST):
+        sizes = [cuts[(turn + row) % len(cuts)] for row in range(len(pairs))]
+        ends = [min(len(t), at + size) for (_, t), at, size in zip(pairs, seen, sizes, strict=True)]
+        chunks = [t[at:end] for (_, t), at, end in zip(pairs, seen, ends, strict=True)]
+        if not any(chunks):
+            if all(at == len(t) for (_, t), at in zip(pairs, seen, strict=True)):
+                break
+            continue
+        for row, logits in enumerate(step(model, states, chunks, pad=5)):
+            found[row].append(logits)
+        seen = ends
+        assert states.lengths == seen
+    for pair, logits in zip(pairs, found, strict=True):
+        close(torch.cat(logits), alone(model, pair))
+
+
+@every_case
+@few
+@given(pairs, st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any), st.sampled_from(["right", "left"]))
+def test_chunk_after_chunk_equals_whole(name, pairs, cuts, side):
+    """Chunks of unequal lengths in one batch; a row may also get nothing and wait."""
+    check_tempos(case(name), pairs, cuts, side)
+
+
+@every_case
+@few
+@given(pairs)
+def test_token_by_token_equals_whole(name, pairs):
+    check_tempos(case(name), pairs, [1])
+
+
+@settings(max_examples=40)
+@given(decodable(), pairs, st.lists(st.integers(0, 4), min_size=1, max_size=3).filter(any))
+def test_every_pattern_that_says_it_can_decode_does(pattern, pairs, cuts):
+    check_tempos(build(tree(mixer={"kind": "attention", "heads": 3, "pattern": str(pattern)})), pairs, cuts)
+
+
+def check_rows(model, states, rows, token):
+    """Every row's next logits are those of its own history, computed from nothing."""
+    new = [[(token + 3 * number) % (VOCAB - 1) + 1] for number in range(len(rows))]
+    found = step(model, states, new)
+    for (source, target), added, logits in zip(rows, new, found, strict=True):
+        target += added
+        close(logits, alone(model, (source, target))[-1:])
+
+
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.just("fan"), st.integers(2, 3), st.just([])),
+        st.tuples(st.just("select"), st.just(0), st.lists(st.integers(0, 50), min_size=12, max_size=12)),
+        st.tuples(st.just("drop"), st.integers(0, 50), st.just([])),
+        st.tuples(st.just("trim"), st.integers(1, LONGEST), st.just([])),
+    ),
+    max_size=4,
+)
+
+
+@every_case
+@few
+@given(
+    st.lists(st.tuples(sentence, st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=4)), min_size=1, max_size=3),
+    moves,
+)
+def test_a_state_moved_about_equals_starting_again(name, pairs, moves):
+    """fan: copies that share a source. select: beams of a source in another order, sources in another order.
+    drop: a source and its beams go. trim: the last tokens of all rows are taken back."""
+    model = case(name)
+    rows = [(list(s), list(t)) for s, t in pairs]
+    states = start(model, [s for s, _ in rows])
+    step(model, states, [t for _, t in rows])
+    group = 1
+    for number, (move, amount, picks) in enumerate(moves):
+        if move == "fan" and group * amount <= 6:
+            states.fan(amount)
+            rows = [(s, list(t)) for s, t in rows for _ in range(amount)]
+            group *= amount
+        elif move == "select":
+            order = sorted(range(len(rows) // group), key=lambda source: picks[source])
+            kept = [source * group + picks[n] % group for source in order for n in range(group)]
+            states.select(kept)
+            rows = [(rows[row][0], list(rows[row][1])) for row in kept]
+        elif move == "drop" and len(rows) > group:
+            gone = amount % (len(rows) // group)
+            kept = [row for row in range(len(rows)) if row // group != gone]
+            states.select(kept)
+            rows = [rows[row] for row in kept]
+        elif move == "trim":
+            states.trim(amount)
+            rows = [(s, t[:amount]) for s, t in rows]
+        assert states.lengths == [len(t) for _, t in rows]
+        if max(len(t) for _, t in rows) < LONGEST:
+            check_rows(model, states, rows, number)
+
+
+def test_beams_of_two_sources_may_not_mix():
+    states = start(case("wiring post-norm"), [[1, 2], [3]])
+    states.fan(2)
+    with pytest.raises(ValueError, match="must stay together"):
+        states.select([0, 2, 1, 3])
+
+
+def test_a_source_is_not_copied_for_its_beams():
+    model = case("wiring post-norm")
+    states = start(model, [[1, 2, 3], [4, 5, 6]])
+    step(model, states, [[1], [2]])
+    shared = [state for layer in states.layers for state in layer.values() if state.shared]
+    before = sum(state.bytes for state in shared)
+    states.fan(4)
+    step(model, states, [[1]] * 8)
+    assert shared and sum(state.bytes for state in shared) == before
+
+
+@every_case
+def test_a_layer_that_cannot_decode_says_so(name):
+    """Decoding states exist exactly for the mixers that declare themselves causal."""
+    model = case(name)
+    for block, layer in zip(model.encoder.blocks, model.config.encoder * 2, strict=True):
+        if layer.mixer is not None and not layer.mixer.causal:
+            with pytest.raises(ValueError, match="cannot decode"):
+                block.new_states()

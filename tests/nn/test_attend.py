@@ -1,0 +1,244 @@
+"""Every way to execute attention against softmax written out in double precision: outputs and gradients."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_anypart import patterns
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from allyouneed.nn import attend
+from allyouneed.nn.batch import Rows
+from allyouneed.nn.context import Facts
+from allyouneed.nn.patterns import Causal, Full, Pattern, Window
+
+SIZES = [1, 3, 63, 100]
+HEADS, HEAD_WIDTH = 2, 16
+SOME_PATTERNS = [Full(), Causal(), Causal() & Window(size=5), Pattern.from_text("causal & window(3) | prefix(2)")]
+
+
+def written_out(q, k, v, sees):
+    """softmax(QK^T / √head_width) V (eq. 1), one query at a time over the keys it sees; `sees[b][i]` lists them."""
+    out = 0 * (q + k.sum() + v.sum())
+    for row, queries in enumerate(sees):
+        for query, keys in enumerate(queries):
+            if keys:
+                scores = torch.einsum("hd,hkd->hk", q[row, :, query], k[row][:, keys]) / math.sqrt(q.shape[-1])
+                weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
+                out[row, :, query] = torch.einsum("hk,hkd->hd", weights, v[row][:, keys])
+    return out
+
+
+def visible(pattern, queries, keys):
+    """For each row and real query, the keys it may look at, from segments and positions in plain Python."""
+    rows = [facts.positions if facts.segments is None else facts.segments for facts in (queries, keys)]
+    mask = pattern.mask(256, 256).tolist()
+
+    def places(facts, row):
+        positions = facts.positions[row if len(facts.positions) > 1 else 0].tolist()
+        segments = [1] * len(positions) if facts.segments is None else facts.segments[row].tolist()
+        return list(zip(positions, segments, strict=True))
+
+    return [
+        [
+            [n for n, (kp, ks) in enumerate(places(keys, row)) if ks and ks == qs and mask[qp][kp]] if qs else []
+            for qp, qs in places(queries, row)
+        ]
+        for row in range(max(map(len, rows)))
+    ]
+
+
+def tensors(batch, queries, keys):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(batch, HEADS, time, HEAD_WIDTH) for time in (queries, keys, keys)]
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+def compare(execute, pattern, queries, keys, batch, gradients=True):
+    """A path agrees with the definition on every query that sees anything; the rest stays finite and harmless."""
+    q, k, v = (tensor.requires_grad_(gradients) for tensor in tensors(batch, queries.time, keys.time))
+    sees = visible(pattern, queries, keys)
+    sees = sees * batch if len(sees) == 1 else sees
+    real = torch.tensor([[bool(keys) for keys in row] for row in sees])[:, None, :, None]
+    exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
+    found, expected = execute(q, k, v, 0.0), written_out(*exact, sees)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found * real, (expected * real).float(), atol=1e-5, rtol=1e-5)
+    if not gradients:
+        return
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(9)) * real
+    ours = torch.autograd.grad((found * weights).sum(), [q, k, v])
+    true = torch.autograd.grad((expected * weights).sum(), exact)
+    for one, other in zip(ours, true, strict=True):
+        torch.testing.assert_close(one, other.float(), atol=1e-5, rtol=1e-5)
+
+
+def padded(lengths, side="right"):
+    return Facts.of(Rows(torch.zeros(len(lengths), max(lengths), dtype=torch.long), torch.tensor(lengths), side=side))
+
+
+def whole_row(time):
+    return Facts.of(Rows(torch.zeros(1, time, dtype=torch.long)))
+
+
+def packed(rows, tail=0):
+    """Rows of sentences of the given lengths, then padding."""
+    longest = max(map(sum, rows)) + tail
+    segments = [[n for n, size in enumerate(row, 1) for _ in range(size)] for row in rows]
+    segments = torch.tensor([row + [0] * (longest - len(row)) for row in segments])
+    return Facts.of(Rows(torch.zeros_like(segments), segments=segments))
+
+
+def eager_flex(monkeypatch):
+    """The kernel is for GPUs; FlexAttention's own eager definition runs here on the same block mask, forward only."""
+    monkeypatch.setattr(attend, "_compiled_flex", lambda: flex_attention)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_whole(size):
+    compare(attend.whole, Full(), whole_row(size), whole_row(7), batch=2)
+    assert attend.plan(Full(), whole_row(size), whole_row(7)) is attend.whole
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_causal(size):
+    facts = whole_row(size)
+    assert attend.plan(Causal(), facts, facts) is attend.causal
+    compare(attend.causal, Causal(), facts, facts, batch=2)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_causal_needs_no_mask_for_padding_on_the_right(size):
+    facts = padded([size, (size + 1) // 2, 1])
+    compare(attend.plan(Causal(), facts, facts), Causal(), facts, facts, batch=3)
+
+
+@pytest.mark.parametrize("pattern", SOME_PATTERNS, ids=str)
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("size", SIZES)
+def test_dense(pattern, side, size):
+    facts = padded([size, (size + 1) // 2, 1], side)
+    compare(attend.Dense(attend.dense_mask(pattern, facts, facts)), pattern, facts, facts, batch=3)
+
+
+@pytest.mark.parametrize("pattern", SOME_PATTERNS, ids=str)
+@pytest.mark.parametrize("rows", [[[1]], [[3], [1, 1]], [[20, 1, 42], [63]], [[1] * 40 + [7] * 5 + [25], [50, 50]]])
+@pytest.mark.parametrize("path", ["grouped", "dense", "flex"])
+def test_packed_rows(path, pattern, rows, monkeypatch):
+    eager_flex(monkeypatch)
+    facts = packed(rows, tail=3)
+    if path == "dense":
+        execute = attend.Dense(attend.dense_mask(pattern, facts, facts))
+    else:
+        execute = getattr(attend, path)(pattern, facts, facts)
+    compare(execute, pattern, facts, facts, len(rows), gradients=path != "flex")
+
+
+@pytest.mark.parametrize("path", ["grouped", "dense", "flex"])
+def test_packed_rows_that_look_across(path, monkeypatch):
+    """Each sentence of the target looks at its own sentence of the source, of another length."""
+    eager_flex(monkeypatch)
+    queries, keys = packed([[5, 1, 30], [2, 61]], tail=2), packed([[1, 9, 20], [70, 3]], tail=1)
+    if path == "dense":
+        execute = attend.Dense(attend.dense_mask(Full(), queries, keys))
+    else:
+        execute = getattr(attend, path)(Full(), queries, keys)
+    compare(execute, Full(), queries, keys, batch=2, gradients=path != "flex")
+
+
+@settings(max_examples=30)
+@given(
+    patterns(),
+    st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=20), min_size=1, max_size=3),
+    st.integers(0, 3),
+)
+def test_what_the_plan_chooses_for_packed_rows_is_the_definition(pattern, rows, tail):
+    """Any pattern, any number of sentences."""
+    facts = packed(rows, tail)
+    compare(attend.plan(pattern, facts, facts), pattern, facts, facts, len(rows))
+
+
+facts_of_one_side = st.one_of(
+    st.lists(st.integers(1, 9), min_size=2, max_size=2).map(padded),
+    st.lists(st.integers(1, 9), min_size=2, max_size=2).map(lambda lengths: padded(lengths, "left")),
+    st.integers(1, 9).map(whole_row),
+)
+
+
+@settings(max_examples=60)
+@given(patterns(), facts_of_one_side, facts_of_one_side, st.booleans())
+@example(Causal(), padded([5, 4]), padded([5, 2]), False)  # as long as the queries, and yet padded
+@example(Causal(), whole_row(5), padded([5, 2]), False)
+@example(Causal(), Facts.following([2], 3, torch.device("cpu")), whole_row(3), False)  # a later chunk, as long
+@example(Causal(), Facts.following([4], 1, torch.device("cpu")), padded([5, 2]), False)  # the newest token
+def test_what_the_plan_chooses_is_the_definition(pattern, queries, keys, to_itself):
+    """Self-attention and cross-attention by any pattern, padded on either side."""
+    keys = queries if to_itself else keys
+    compare(attend.plan(pattern, queries, keys), pattern, queries, keys, batch=2)
+
+
+@settings(max_examples=40)
+@given(patterns(), st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=3))
+def test_flex_asks_about_single_places_and_gets_the_dense_mask(pattern, rows):
+    queries = packed(rows, tail=2)
+    keys = packed([row[::-1] for row in rows], tail=1)
+    rule = attend.mask_mod(pattern, queries, keys)
+    dense = attend.dense_mask(pattern, queries, keys)[:, 0]
+    head = torch.zeros((), dtype=torch.long)
+    for b in range(len(rows)):
+        for q in range(queries.time):
+            row = torch.stack([rule(torch.tensor(b), head, torch.tensor(q), torch.tensor(k)) for k in range(keys.time)])
+            if row.any():  # a query that sees nothing has its own test
+                assert torch.equal(row, dense[b, q]), (b, q)
+    block = create_block_mask(rule, len(rows), None, queries.time, keys.time, device="cpu")
+    assert block.mask_mod is rule
+
+
+def test_flex_leaves_to_the_dense_mask_what_its_kernel_cannot_do(monkeypatch):
+    def kernel():
+        raise AssertionError("the kernel was asked")
+
+    monkeypatch.setattr(attend, "_compiled_flex", kernel)
+    facts = packed([[3, 4]], tail=1)
+    q, k, v = (tensor[..., :12] for tensor in tensors(1, facts.time, facts.time))
+    found = attend.flex(Causal(), facts, facts)(q, k, v, 0.0)
+    expected = attend.Dense(attend.dense_mask(Causal(), facts, facts))(q, k, v, 0.0)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("pattern", SOME_PATTERNS, ids=str)
+def test_a_row_of_nothing_but_padding_stays_finite(pattern):
+    segments = torch.tensor([[1, 1, 2], [0, 0, 0]])
+    facts = Facts.of(Rows(torch.zeros_like(segments), segments=segments))
+    empty = Facts.of(Rows(torch.zeros(2, 3, dtype=torch.long), lengths=torch.tensor([3, 0])))
+    for places in (facts, empty):
+        q, k, v = tensors(2, 3, 3)
+        for execute in (attend.plan(pattern, places, places), attend.Dense(attend.dense_mask(pattern, places, places))):
+            found = execute(q, k, v, 0.0)
+            gradients = torch.autograd.grad(found.square().sum(), [q, k, v])
+            assert found.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_grouping_does_not_pay_for_the_square_of_the_row():
+    """The reason for `grouped`: 40 sentences of 5 in a row cost 40 · 5², not 200²."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    facts = packed([[5] * 40])
+    q, k, v = (tensor.detach() for tensor in tensors(1, 200, 200))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        attend.grouped(Full(), facts, facts)(q, k, v, 0.0)
+    assert counter.get_total_flops() == 4 * HEADS * HEAD_WIDTH * 40 * 5**2
+
+
+def test_positions_begin_anew_with_each_sentence():
+    segments = torch.tensor([[1, 1, 1, 2, 2, 0, 0], [0, 1, 2, 2, 2, 2, 3]])
+    facts = Facts.of(Rows(torch.zeros_like(segments), segments=segments))
+    real = segments > 0
+    assert facts.positions[0][real[0]].tolist() == [0, 1, 2, 0, 1]
+    assert facts.positions[1][real[1]].tolist() == [0, 0, 1, 2, 3, 0]
+    left = padded([2, 4], "left")
+    assert left.positions.tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
+    assert left.segments.tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]

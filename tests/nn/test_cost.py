@@ -1,0 +1,117 @@
+"""What a config says it costs, held to what the built model is, does and keeps."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_anypart import CASES, HEADS, tree
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from allyouneed.config import override, parse, preset_names, preset_tree
+from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.model import Model
+
+
+def built_parameters(config):
+    with torch.device("meta"):  # parameters(), not tensors: a tied matrix is counted once
+        return sum(parameter.numel() for parameter in config.build().parameters())
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_parameters_of_every_preset(name):
+    config = parse(Model, preset_tree(name))
+    assert config.cost().parameters == built_parameters(config)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_of_every_part(name):
+    config = parse(Model, CASES[name])
+    assert config.cost().parameters == built_parameters(config)
+
+
+sizes = st.integers(1, 40)
+vocabs = st.one_of(sizes, st.fixed_dictionaries({"source": sizes, "target": sizes}))
+
+
+@given(
+    vocabs, st.booleans(), st.booleans(), st.sampled_from(["post-norm", "pre-norm"]), st.sampled_from(["layer", "rms"])
+)
+def test_parameters_of_any_mixture(vocab, tied, bias, wiring, norm):
+    config = parse(
+        Model,
+        tree(
+            vocab=vocab,
+            embed={"tied": tied, "positions": {"kind": "learned", "length": 7}},
+            wiring=wiring,
+            norm=norm,
+            mixer={"kind": "attention", "heads": 5, "head_width": 3, "bias": bias, "pattern": "causal"},
+            channel={"kind": "ffn", "hidden": 5, "bias": bias},
+        ),
+    )
+    assert config.cost().parameters == built_parameters(config)
+
+
+def test_the_papers_sizes():
+    """Table 3 says 65 and 213 million for vocabularies of "about 37000"; the architecture itself gives these."""
+    base, big = (parse(Model, preset_tree(f"transformer-{size}")).cost().parameters for size in ("base", "big"))
+    vocab, d, ff = 37000, 512, 2048
+
+    def by_hand(d, ff):
+        attention, ffn, norm = 4 * (d * d + d), 2 * d * ff + ff + d, 2 * d
+        return vocab * d + 6 * (attention + ffn + 2 * norm) + 6 * (2 * attention + ffn + 3 * norm)
+
+    assert base == by_hand(d, ff) == 63_082_496
+    assert big == by_hand(2 * d, 2 * ff) == 214_245_376
+
+
+@pytest.mark.parametrize("pattern", ["causal", "causal & window(3)"])
+@pytest.mark.parametrize("length", [1, 7, 40])
+def test_flops_are_those_torch_counts(pattern, length):
+    """A config counts the keys a query may see; a kernel that multiplies whole matrices and masks afterwards spends
+    `length` keys on every query, and torch counts that. So the same model is asked twice: with its pattern, and, for
+    the part of the decoder's scores and sums that a mask throws away, by hand.
+    """
+    batch = 2
+    config = parse(Model, tree(mixer={"kind": "attention", "heads": HEADS, "pattern": pattern}))
+    model = config.build()
+    rows = Rows(torch.ones(batch, length, dtype=torch.long))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model.logits(Batch(rows, rows))
+    mixer = config.decoder[0].mixer
+    masked_away = sum(layer.repeat for layer in config.decoder) * 4 * config.width
+    masked_away *= length - mixer.pattern.mean_keys(length)
+    assert counter.get_total_flops() == pytest.approx(batch * length * (config.cost(length).flops + masked_away))
+
+
+def test_the_flops_of_a_window_do_not_grow_with_the_sentence():
+    def flops(pattern, length):
+        layer = parse(Model, tree(mixer={"kind": "attention", "heads": 3, "pattern": pattern})).decoder[0]
+        return layer.mixer.cost(parse(Model, tree()), length).flops
+
+    assert flops("causal & window(4)", 4000) == pytest.approx(flops("causal & window(4)", 1000), rel=1e-2)
+    assert flops("causal", 4000) - flops("causal", 1000) == pytest.approx(4 * 12 * 1500, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("mixer", "cross", "two"))])
+@pytest.mark.parametrize("tokens", [1, 5, 33])
+def test_state_is_as_large_as_declared(name, tokens):
+    """Self part: per token of the target. Cross part: once for the source. Both in elements; float32 here."""
+    config = parse(Model, CASES[name])
+    model, rows, source = config.build().eval(), 3, 4
+    with torch.no_grad():
+        states = model.start(Rows(torch.ones(rows, source, dtype=torch.long)))
+        for start in range(0, tokens, 2):  # by twos, to grow more than once
+            step = min(2, tokens - start)
+            model.advance(Rows(torch.ones(rows, step, dtype=torch.long)), states)
+    cost = config.cost(source)
+    shared = sum(s.bytes for layer in states.layers for s in layer.values() if s.shared)
+    own = sum(s.bytes for layer in states.layers for s in layer.values() if not s.shared)
+    assert own == 4 * rows * tokens * cost.state_per_token
+    assert shared == 4 * rows * cost.state_constant
+    assert states.bytes == own + shared > 0
+
+
+def test_asking_for_the_cost_of_a_large_model_builds_nothing(monkeypatch):
+    monkeypatch.setattr(torch.nn.Module, "__init__", None)
+    assert parse(Model, override(preset_tree("transformer-big"), ["width=8192"])).cost().parameters > 5 * 10**9

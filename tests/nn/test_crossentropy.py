@@ -1,0 +1,106 @@
+"""linear_cross_entropy against its plain definition: values and gradients."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+
+from allyouneed.nn import crossentropy
+from allyouneed.nn.batch import IGNORE
+from allyouneed.nn.crossentropy import linear_cross_entropy
+
+
+def drawn(tokens, vocab, width, ignored=0.0, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, width, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(vocab, width, generator=generator).to(dtype).requires_grad_()
+    labels = torch.randint(0, vocab, (tokens,), generator=generator)
+    labels[torch.rand(tokens, generator=generator) < ignored] = IGNORE
+    return x, weight, labels
+
+
+def plain(x, weight, labels, smoothing):
+    logits = x @ weight.T
+    return cross_entropy(logits.float(), labels, label_smoothing=smoothing, reduction="sum")
+
+
+def compare(x, weight, labels, smoothing, scale=1.0, atol=1e-5, rtol=1e-5):
+    total, nll = linear_cross_entropy(x, weight, labels, smoothing)
+    found = torch.autograd.grad(total * scale, [x, weight])
+    expected = plain(x, weight, labels, smoothing)
+    torch.testing.assert_close(total, expected.detach(), atol=atol, rtol=rtol)
+    torch.testing.assert_close(nll, plain(x, weight, labels, 0.0).detach(), atol=atol, rtol=rtol)
+    for one, other in zip(found, torch.autograd.grad(expected * scale, [x, weight]), strict=True):
+        torch.testing.assert_close(one, other, atol=atol, rtol=rtol)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("chunk_bytes", [1, 4 * 13 * 3, 1 << 24])  # one token a chunk, three, all
+@given(st.sampled_from([1, 3, 10, 63, 100]), st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 9))
+def test_values_and_gradients_are_those_of_the_definition(smoothing, chunk_bytes, tokens, ignored, seed):
+    original = crossentropy.CHUNK_BYTES
+    crossentropy.CHUNK_BYTES = chunk_bytes
+    try:
+        compare(*drawn(tokens, 13, 5, ignored, seed), smoothing, scale=0.7)
+    finally:
+        crossentropy.CHUNK_BYTES = original
+
+
+def test_all_labels_ignored_is_a_loss_of_zero_with_zero_gradients():
+    x, weight, labels = drawn(7, 13, 5, ignored=1.1)
+    total, nll = linear_cross_entropy(x, weight, labels, 0.1)
+    gradients = torch.autograd.grad(total, [x, weight])
+    assert total == 0 and nll == 0
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
+def test_no_gradient_flows_from_the_plain_loss():
+    x, weight, labels = drawn(7, 13, 5)
+    _, nll = linear_cross_entropy(x, weight, labels, 0.1)
+    assert not nll.requires_grad
+
+
+def test_large_logits_do_not_overflow():
+    x, weight, labels = drawn(9, 13, 5)
+    with torch.no_grad():
+        x *= 300
+    compare(x, weight, labels, 0.1, atol=1e-3)  # losses are in the thousands: this is 1e-6 of them
+
+
+def test_bfloat16_is_as_near_the_truth_as_the_definition_in_bfloat16():
+    x, weight, labels = drawn(100, 50, 16, dtype=torch.bfloat16)
+    exact_x, exact_weight = (t.detach().double().requires_grad_() for t in (x, weight))
+    exact = cross_entropy(exact_x @ exact_weight.T, labels, label_smoothing=0.1, reduction="sum")
+    truth = torch.autograd.grad(exact, [exact_x, exact_weight])
+    total, _ = linear_cross_entropy(x, weight, labels, 0.1)
+    found = torch.autograd.grad(total, [x, weight])
+    judge = plain(x, weight, labels, 0.1)
+    usual = torch.autograd.grad(judge, [x, weight])
+    assert (total - exact).abs() <= 1.1 * (judge - exact).abs() + 1e-3 * exact.abs()
+    for ours, theirs, true in zip(found, usual, truth, strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert (ours - true).norm() <= 1.5 * (theirs - true).norm()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_autocast_computes_in_bfloat16_and_answers_in_the_weights_precision(smoothing):
+    x, weight, labels = drawn(64, 50, 16, ignored=0.2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        total, _ = linear_cross_entropy(x, weight, labels, smoothing)
+        judge = plain(x, weight, labels, smoothing)
+    found = torch.autograd.grad(total, [x, weight])
+    usual = torch.autograd.grad(judge, [x, weight])
+    full = torch.autograd.grad(plain(x, weight, labels, smoothing), [x, weight])
+    torch.testing.assert_close(total, judge.detach(), rtol=1e-5, atol=1e-3)  # the same bfloat16 logits
+    for ours, theirs, true in zip(found, usual, full, strict=True):
+        assert ours.dtype == torch.float32
+        assert 0 < (ours - true).norm() <= 1.5 * (theirs - true).norm()
+
+
+def test_evaluation_does_not_pay_for_gradients():
+    x, weight, labels = drawn(30, 50, 16)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        linear_cross_entropy(x, weight, labels, 0.1)
+    assert counter.get_total_flops() == 2 * 30 * 50 * 16

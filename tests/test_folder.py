@@ -1,0 +1,239 @@
+"""A model is a folder: it comes back as it went, and whatever is wrong with it is said in words."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_anypart import CASES, build, tree
+
+from allyouneed import folder as folder_module
+from allyouneed.config import parse
+from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies, train
+from allyouneed.errors import UserError
+from allyouneed.folder import Folder, sha256
+from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.model import Model
+
+BATCH = Batch(Rows.of([[1, 2, 3], [4, 5, 6, 7, 8]]), Rows.of([[1, 2, 3, 4], [5, 6]]))
+
+
+@pytest.fixture(scope="session")
+def vocabularies():
+    one = train(TokenizerConfig(vocab=270), ["a small text for a small tokenizer, a small one"] * 3)
+    return Vocabularies(one, one)
+
+
+@pytest.fixture(scope="session")
+def other_vocabularies():
+    one = train(TokenizerConfig(vocab=270), ["quite another text, with quite other letters"] * 3)
+    return Vocabularies(one, one)
+
+
+@pytest.fixture
+def saved(tmp_path, vocabularies):
+    """A folder on disk and the model in it."""
+    content = Folder(build(tree()).float(), vocabularies, decoding={"beam": 4}, card="# Mine\n")
+    content.save(tmp_path / "model")
+    return tmp_path / "model", content
+
+
+def reseal(path):
+    """Make the checksums right again, as somebody would who changed a file on purpose."""
+    about = json.loads((path / "config.json").read_text())
+    about["sha256"] = {name: sha256(path / name) for name in about["sha256"]}
+    (path / "config.json").write_text(json.dumps(about))
+
+
+def said(path):
+    with pytest.raises(UserError) as caught:
+        Folder.load(path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_loaded_model_gives_the_same_logits(name, tmp_path, vocabularies):
+    model = build(CASES[name]).float()
+    Folder(model, vocabularies).save(tmp_path / "model")
+    loaded = Folder.load(tmp_path / "model").model
+    assert not loaded.training
+    assert loaded.config == model.config
+    assert torch.equal(loaded.logits(BATCH), model.logits(BATCH))
+
+
+def test_everything_else_comes_back_too(saved, vocabularies):
+    path, content = saved
+    loaded = Folder.load(path)
+    assert loaded.decoding == {"beam": 4}
+    assert loaded.task == content.task
+    assert loaded.card == "# Mine\n"
+    assert loaded.vocabularies.joint
+    assert loaded.vocabularies.hash == vocabularies.hash
+    assert loaded.path == path
+    files = ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(file.name for file in path.iterdir()) == files
+
+
+def test_two_tokenizers_come_back_as_two(tmp_path, vocabularies, other_vocabularies):
+    both = Vocabularies(vocabularies.source, other_vocabularies.source)
+    Folder(build(tree()), both).save(tmp_path / "model")
+    loaded = Folder.load(tmp_path / "model").vocabularies
+    assert not loaded.joint
+    assert (loaded.source.hash, loaded.target.hash) == (both.source.hash, both.target.hash)
+
+
+def test_a_tied_matrix_is_stored_once_and_stays_tied(saved):
+    path, content = saved
+    stored = load_file(path / "model.safetensors")
+    assert sum(tensor.numel() for tensor in stored.values()) == sum(p.numel() for p in content.model.parameters())
+    assert [name for name, tensor in stored.items() if tensor.shape == (11, 12)] == ["embed.tokens.weight"]
+    loaded = Folder.load(path).model
+    assert loaded.head.weight is loaded.embed.tokens.weight
+
+
+def test_the_config_is_written_out_in_full_for_people(saved):
+    path, content = saved
+    about = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    assert about["model"]["encoder"][0]["mixer"] == {
+        "kind": "attention",
+        "heads": 3,
+        "head_width": None,
+        "pattern": "full",
+        "bias": True,
+        "dropout": 0.0,
+    }
+    assert parse(Model, about["model"]) == content.model.config
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_damaged_file_is_named(saved, name):
+    path, _ = saved
+    content = bytearray((path / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / name).write_bytes(content)
+    assert said(path) == f"{path / name}: damaged (its checksum differs from config.json); copy it again"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_missing_file_is_named(saved, name):
+    path, _ = saved
+    (path / name).unlink()
+    assert said(path) == f"{path}: {name} is missing; the folder is incomplete, copy or train it again"
+
+
+def test_all_that_is_wrong_with_the_files_is_told_at_once(saved):
+    path, _ = saved
+    (path / "tokenizer.json").unlink()
+    (path / "model.safetensors").write_bytes(b"short")
+    message = said(path)
+    assert "tokenizer.json is missing" in message
+    assert "model.safetensors" in message and "damaged" in message
+
+
+def test_a_folder_that_is_none_is_named(tmp_path):
+    assert said(tmp_path / "nowhere") == f"{tmp_path / 'nowhere'}: no such model folder"
+    assert said(tmp_path) == f"{tmp_path}: not a model folder (it has no config.json)"
+    (tmp_path / "config.json").write_text("{")
+    assert "config.json: cannot be read" in said(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["MarianMTModel"]}')
+    assert "config.json: not written by allyouneed" in said(tmp_path)
+
+
+def test_a_folder_of_a_later_format_is_refused(saved):
+    path, _ = saved
+    about = json.loads((path / "config.json").read_text()) | {"format": 99}
+    (path / "config.json").write_text(json.dumps(about))
+    assert "folder format 99 is not 1" in said(path)
+
+
+def test_the_tokenizer_of_another_model_is_refused(saved, other_vocabularies):
+    path, _ = saved
+    other_vocabularies.save(path)
+    reseal(path)
+    assert said(path) == f"{path}: tokenizer.json is not the one this model was trained with"
+
+
+def test_all_weights_that_do_not_fit_are_named_at_once(saved):
+    path, _ = saved
+    stored = load_file(path / "model.safetensors")
+    del stored["encoder.blocks.0.sublayers.mixer.out.bias"]
+    stored["decoder.blocks.7.norm"] = torch.zeros(3)
+    stored["embed.tokens.weight"] = torch.zeros(10, 12)
+    save_file(stored, path / "model.safetensors")
+    reseal(path)
+    assert said(path).splitlines() == [
+        f"{path / 'model.safetensors'}: the weights do not fit the config",
+        "  encoder.blocks.0.sublayers.mixer.out.bias: missing",
+        "  decoder.blocks.7.norm: not a weight of this model",
+        "  embed.tokens.weight: (10, 12) in the file, (11, 12) in the model",
+    ]
+
+
+def test_a_config_edited_wrongly_is_named_by_file_and_path(saved):
+    path, _ = saved
+    about = json.loads((path / "config.json").read_text())
+    about["model"]["encoder"][0]["mixer"]["haeds"] = 4
+    (path / "config.json").write_text(json.dumps(about))
+    message = said(path)
+    assert "config.json: model: " in message
+    assert "encoder[0].mixer.haeds: unknown; did you mean 'heads'?" in message
+
+
+def test_weights_that_are_no_safetensors_are_named(saved):
+    path, _ = saved
+    (path / "model.safetensors").write_bytes(b"not this")
+    reseal(path)
+    assert "model.safetensors: cannot be read as safetensors" in said(path)
+
+
+def everything_in(path):
+    return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("moment", ["weights", "tokenizer", "checksum", "swap", "last sync"])
+def test_a_save_that_is_interrupted_leaves_the_old_folder(saved, moment, monkeypatch):
+    path, content = saved
+    before = everything_in(path.parent)
+
+    def fail(*_, **__):
+        raise KeyboardInterrupt
+
+    def fail_swap(self, target, rename=Path.rename):
+        if target == path and ".old-" not in self.name:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        if moment == "weights":
+            patch.setattr("safetensors.torch.save_file", fail)
+        elif moment == "tokenizer":
+            patch.setattr(Vocabularies, "save", fail)
+        elif moment == "checksum":
+            patch.setattr(folder_module, "sha256", fail)
+        elif moment == "swap":
+            patch.setattr(Path, "rename", fail_swap)
+        else:
+            patch.setattr(folder_module.os, "fsync", fail)
+        with pytest.raises(KeyboardInterrupt):
+            Folder(build(tree(), seed=1).float(), content.vocabularies).save(path)
+    assert everything_in(path.parent) == before
+    assert torch.equal(Folder.load(path).model.logits(BATCH), content.model.logits(BATCH))
+
+
+def test_saving_again_replaces_the_folder_and_leaves_nothing_behind(saved):
+    path, content = saved
+    (path / "stale.txt").write_text("from before")
+    second = Folder(build(tree(), seed=1).float(), content.vocabularies)
+    second.save(path)
+    assert [entry.name for entry in path.parent.iterdir()] == ["model"]
+    assert not (path / "stale.txt").exists()
+    assert torch.equal(Folder.load(path).model.logits(BATCH), second.model.logits(BATCH))
+
+
+def test_a_folder_may_be_moved_and_have_any_name(saved, tmp_path):
+    path, content = saved
+    moved = tmp_path / "モデル mit Leerzeichen"
+    shutil.move(path, moved)
+    assert torch.equal(Folder.load(moved).model.logits(BATCH), content.model.logits(BATCH))

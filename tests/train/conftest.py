@@ -1,0 +1,54 @@
+"""The micro run as fixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from microrun import RECIPE, Listener, Make
+
+from allyouneed.data import dates
+from allyouneed.train import Recipe, load_recipe
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tests share the machine with others; threads that wait for each other are slower than one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dates")
+    dates.write(folder, train=400, valid=20, test=10)
+    return folder
+
+
+@pytest.fixture
+def make(tmp_path: Path, pairs: Path) -> Make:
+    """make(steps=5, …): the recipe with these keys changed, in a folder of its own, as if read from a file."""
+
+    def build(*overrides: str, valid: bool = False, test: bool = False, **changes: Any) -> Recipe:
+        tree = RECIPE | changes
+        if changes.get("epochs"):
+            tree.pop("steps")
+        data = dict(tree["data"]) | {"train": str(pairs / "train.tsv")}
+        data |= {"valid": str(pairs / "valid.tsv")} if valid else {}
+        data |= {"test": str(pairs / "test.tsv")} if test else {}
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump(tree | {"data": data}, sort_keys=False))
+        return load_recipe(path, overrides)
+
+    return build
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()

@@ -1,0 +1,124 @@
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from microrun import Listener, Make
+
+from allyouneed.errors import UserError
+from allyouneed.folder import Folder
+from allyouneed.train import checkpoints as module
+from allyouneed.train import train
+from allyouneed.train.checkpoints import Checkpoints
+from allyouneed.train.finish import average_weights
+from allyouneed.train.log import read_log
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("step-"))
+
+
+def test_a_checkpoint_is_a_model_folder_like_any_other(make: Make):
+    recipe = make()
+    train(recipe)
+    folder = Folder.load(recipe.output / "checkpoints" / "step-00000012")
+    last = json.loads((recipe.output / "checkpoints" / "last.json").read_text())
+    assert last == {"step": 12, "folder": "step-00000012"}
+    assert folder.task["max_tokens"] == 48
+
+
+def test_the_last_ones_and_the_best_are_kept(make: Make):
+    recipe = make(
+        valid=True, steps=20, validate={"every": 3, "metric": "loss", "sentences": 0}, save={"every": 2, "keep": 3}
+    )
+    train(recipe)
+    kept = names(recipe.output / "checkpoints")
+    assert {"step-00000016", "step-00000018", "step-00000020"} <= set(kept)
+    best = json.loads((recipe.output / "checkpoints" / "best.json").read_text())["folder"]
+    assert best in kept and len(kept) <= 4
+
+
+def test_what_a_killed_save_left_behind_is_swept(make: Make, tmp_path: Path):
+    recipe = make()
+    train(recipe)
+    folder = recipe.output / "checkpoints"
+    shutil.copytree(folder / "step-00000012", folder / ".writing-step-00000016")
+    (folder / ".writing-step-00000016" / "config.json").unlink()
+    found = Checkpoints(folder, 3, print)
+    assert [c.step for c in found.all()] == [4, 8, 12]
+    assert not (folder / ".writing-step-00000016").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "training/optimiser.safetensors", "training/trainer.json"])
+@pytest.mark.parametrize("how", ["changed", "cut", "missing"])
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(make: Make, listener: Listener, name: str, how: str):
+    recipe = make(steps=8)
+    train(recipe)
+    straight = [e["loss"] for e in read_log(train_on(make, 12))]
+    file = recipe.output / "checkpoints" / "step-00000008" / name
+    if how == "missing":
+        file.unlink()
+    else:
+        raw = bytearray(file.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        file.write_bytes(raw if how == "changed" else raw[: len(raw) // 2])
+    recipe = make(steps=12)
+    train(recipe, console=listener.console)
+    assert name.split("/")[-1] in listener.text and "the one before it is used" in listener.text
+    assert "after step 4" in listener.text
+    log = read_log(recipe.output / "log.jsonl")
+    assert [e["step"] for e in log] == list(range(1, 13))
+    assert [e["loss"] for e in log] == straight
+
+
+def train_on(make: Make, steps: int) -> Path:
+    recipe = make("output=other", steps=steps)
+    recipe = recipe.model_copy(update={"output": make().output.parent / "other"})
+    train(recipe)
+    return recipe.output / "log.jsonl"
+
+
+def test_a_full_disk_costs_a_checkpoint_but_not_the_run(
+    make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch
+):
+    real = module.write_training
+
+    def full(work: Path, model: object, optimiser: object, standing: module.Standing, regular: bool) -> None:
+        if standing.step == 8:
+            (work / "half").write_text("x")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(work, model, optimiser, standing, regular)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "write_training", full)
+    recipe = make()
+    train(recipe, console=listener.console)
+    assert "step 8: the checkpoint could not be saved (No space left on device)" in listener.text
+    assert names(recipe.output / "checkpoints") == ["step-00000000", "step-00000004", "step-00000012"] or names(
+        recipe.output / "checkpoints"
+    ) == ["step-00000004", "step-00000012"]
+    assert not list((recipe.output / "checkpoints").glob(".*"))
+    assert [e["step"] for e in read_log(recipe.output / "log.jsonl")] == list(range(1, 13))
+
+
+def test_a_disk_full_to_the_end_says_how_to_go_on(make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "write_training", full)
+    with pytest.raises(UserError, match="free some disk space and run it again"):
+        train(make(), console=listener.console)
+    monkeypatch.undo()
+    assert train(make(), console=listener.console).steps == 12
+
+
+def test_the_average_is_the_mean_of_every_weight(make: Make):
+    from safetensors.torch import load_file
+
+    recipe = make()
+    train(recipe)
+    saved = Checkpoints(recipe.output / "checkpoints", 3, print).all()
+    files = [load_file(c.path / "model.safetensors") for c in saved]
+    for name, mean in average_weights(saved).items():
+        torch.testing.assert_close(mean, torch.stack([f[name] for f in files]).mean(0))

@@ -1,0 +1,189 @@
+"""Wish 1: one checkpoint holds everything; killed anywhere and begun again, the losses are equal to the last bit."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from microrun import Listener, Make
+
+from allyouneed.errors import UserError
+from allyouneed.train import Recipe, train
+from allyouneed.train.log import read_log
+from allyouneed.train.prepare import Run
+
+# The steps of a micro model are too short to be killed in the middle of; a pause makes them as long as real ones.
+SCRIPT = """
+import sys, time
+from allyouneed.train import load_recipe, loop, train
+real = loop.run_update
+def slow(*args):
+    time.sleep(float(sys.argv[2]))
+    return real(*args)
+loop.run_update = slow
+train(load_recipe(sys.argv[1]))
+"""
+
+
+def saved_to(recipe: Recipe, output: Path) -> Path:
+    path = output.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump(recipe.resolved() | {"output": str(output)}))
+    return path
+
+
+def start(recipe: Path, pause: float = 0.0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT, str(recipe), str(pause)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def wait_for_step(log: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not (log.exists() and log.read_bytes().count(b"\n") >= step):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def losses(log: Path) -> dict[str, str]:
+    """Every number of every step, exactly; no step twice, none missing."""
+    steps = [entry for entry in read_log(log) if "loss" in entry]
+    assert [entry["step"] for entry in steps] == list(range(1, len(steps) + 1))
+    return {entry["step"]: f"{entry['loss'].hex()} {entry['norm'].hex()} {entry['rate'].hex()}" for entry in steps}
+
+
+def test_killed_at_any_step_and_resumed_the_losses_are_bit_equal(make: Make, tmp_path: Path):
+    recipe = make(valid=True, steps=40, save={"every": 7, "keep": 3}, accumulate=2, precision="auto")
+    straight, killed = saved_to(recipe, tmp_path / "straight"), saved_to(recipe, tmp_path / "killed")
+    whole = start(straight)
+    chance = random.Random(time.time_ns())
+    kills = sorted(chance.sample(range(2, 40), 2))
+    for step in kills:
+        process = start(killed, pause=0.02)
+        wait_for_step(tmp_path / "killed" / "log.jsonl", step, process)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    last = start(killed)
+    said = last.communicate()[1]
+    assert last.returncode == 0, said
+    assert "going on with the run" in said
+    assert whole.wait() == 0
+    expected = losses(tmp_path / "straight" / "log.jsonl")
+    assert len(expected) == 40
+    assert losses(tmp_path / "killed" / "log.jsonl") == expected, f"killed at {kills}"
+    weights = [tmp_path / run / "model" / "model.safetensors" for run in ("straight", "killed")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_it_finishes_the_step_saves_and_says_how_to_go_on(
+    make: Make, tmp_path: Path, number: signal.Signals, listener: Listener
+):
+    recipe = make(valid=True, steps=20)
+    path = saved_to(recipe, tmp_path / "asked")
+    process = start(path, pause=0.05)
+    wait_for_step(tmp_path / "asked" / "log.jsonl", 5, process)
+    process.send_signal(number)
+    said = process.communicate()[1]
+    assert process.returncode == 130, said
+    assert "and saved; run the same recipe again to go on" in said and "Traceback" not in said
+    straight = make(valid=True, steps=20)
+    train(straight, console=listener.console)
+    asked = straight.model_copy(update={"output": tmp_path / "asked"})
+    train(asked, console=listener.console)
+    assert losses(tmp_path / "asked" / "log.jsonl") == losses(straight.output / "log.jsonl")
+    # a checkpoint made by Ctrl-C takes no part in the average
+    names = [folder / "model" / "model.safetensors" for folder in (straight.output, asked.output)]
+    assert names[0].read_bytes() == names[1].read_bytes()
+
+
+def test_a_second_signal_stops_at_once(make: Make, tmp_path: Path):
+    process = start(saved_to(make(steps=20), tmp_path / "twice"), pause=1.5)
+    wait_for_step(tmp_path / "twice" / "log.jsonl", 1, process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    said = process.communicate()[1]
+    assert process.returncode not in (0, 130) and "KeyboardInterrupt" in said
+    assert time.monotonic() - began < 10
+
+
+def test_a_finished_run_is_left_alone_and_more_steps_continue_it(make: Make, listener: Listener):
+    train(make())
+    before = {p: p.stat().st_mtime_ns for p in make().output.rglob("*") if p.suffix == ".safetensors"}
+    result = train(make(), console=listener.console)
+    assert result.already and result.steps == 12 and "is finished" in listener.text
+    assert before == {p: p.stat().st_mtime_ns for p in make().output.rglob("*") if p.suffix == ".safetensors"}
+    assert train(make(steps=16), console=listener.console).steps == 16
+    assert "after step 12" in listener.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seed": 2}, r"seed: 1 before, 2 now"),
+        ({"tokenizer": {"vocab": 310}}, r"tokenizer\.vocab: 300 before, 310 now"),
+        ({"set": ["width=32"]}, r"model\.width: 16 before, 32 now"),
+        ({"optimiser": {"kind": "adam", "beta2": 0.9}}, r"optimiser\.beta2"),
+    ],
+)
+def test_another_recipe_in_the_same_folder_is_refused_by_what_changed(make: Make, changes: dict[str, Any], words: str):
+    train(make(steps=4))
+    with pytest.raises(UserError, match=words) as caught:
+        train(make(steps=4, **changes))
+    assert "--restart" in str(caught.value)
+    assert train(make(steps=4, **changes), fresh=True).steps == 4
+
+
+def test_other_data_in_the_same_place_is_noticed(make: Make, tmp_path: Path, pairs: Path):
+    mine = tmp_path / "mine.tsv"
+    mine.write_bytes((pairs / "train.tsv").read_bytes())
+    override = f"data.train={mine}"
+    train(make(override, steps=4))
+    mine.write_bytes(mine.read_bytes() + b"1 May 1999\t1999-05-01\n")
+    with pytest.raises(UserError, match=r"the contents of train\[0\] mine.tsv"):
+        train(make(override, steps=4))
+
+
+def test_a_recipe_with_checksums_refuses_other_data(make: Make):
+    recipe = make(steps=4)
+    train(recipe)
+    saved = yaml.safe_load((recipe.output / "recipe.yaml").read_text())
+    assert list(saved["data"]["sha256"]) == ["train[0] train.tsv"]
+    with pytest.raises(UserError, match="not what the recipe was written for"):
+        train(
+            make(steps=4, data={"train": "", "max_tokens": 48, "sha256": {"train[0] train.tsv": "0" * 64}}), fresh=True
+        )
+
+
+def test_resume_can_be_required_or_forbidden(make: Make):
+    with pytest.raises(UserError, match="no run to go on with"):
+        train(make(), resume=True)
+    train(make())
+    with pytest.raises(UserError, match="holds a run already"):
+        train(make(), resume=False)
+
+
+def test_a_folder_with_something_else_in_it_is_not_touched(make: Make):
+    recipe = make()
+    work = recipe.output / "model" / "thesis.tex"
+    work.parent.mkdir(parents=True)
+    work.write_text("years of work")
+    for fresh in (False, True):
+        with pytest.raises(UserError, match="is in the way"):
+            train(recipe, fresh=fresh)
+    assert work.read_text() == "years of work" and list(recipe.output.iterdir()) == [work.parent]
+
+
+def test_two_processes_do_not_train_in_one_folder(make: Make, tmp_path: Path):
+    recipe = make()
+    with Run(recipe.output).locked(), pytest.raises(UserError, match="another process is training here"):
+        train(recipe)
+    assert train(recipe).steps == 12

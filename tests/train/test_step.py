@@ -1,0 +1,53 @@
+import pytest
+import torch
+from microrun import Make
+
+from allyouneed.data.packing import PackedBatches
+from allyouneed.train.feed import Place, labelled, updates
+from allyouneed.train.machine import choose
+from allyouneed.train.prepare import Run, prepare
+from allyouneed.train.step import accumulate_gradients
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_accumulated_gradients_equal_those_of_one_big_batch(make: Make, smoothing: float):
+    recipe = make("model.dropout=0", task={"kind": "translation", "smoothing": smoothing})
+    prepared = prepare(recipe, Run(recipe.output), print)
+    model = recipe.model_for(prepared.vocabularies).build()
+    rows = recipe.batch
+    gradients = []
+    for many, count in ((8, 1), (2, 4), (1, 8)):
+        packed = PackedBatches(prepared.train.store, prepared.vocabularies, rows.source, rows.row, many, seed=1)
+        update = next(updates(packed, Place(0, 0), count))
+        model.zero_grad()
+        loss, _ = accumulate_gradients(model, recipe.task, update.batches, update.tokens, choose(recipe))
+        gradients.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    for other in gradients[1:]:
+        for big, small in zip(gradients[0], other, strict=True):
+            torch.testing.assert_close(big, small, rtol=1e-5, atol=1e-6)
+
+
+def test_an_epoch_gives_every_batch_once_and_an_update_never_spans_two(make: Make):
+    recipe = make()
+    data = prepare(recipe, Run(recipe.output), print).train
+    flow = updates(data, Place(0, 0), 3)
+    seen: list[Place] = []
+    while not seen or seen[-1].epoch < 2:
+        update = next(flow)
+        assert len({place.epoch for place in update.places}) == 1
+        assert update.tokens == sum(map(labelled, update.batches)) > 0
+        seen += update.places
+    counts = [data.steps_per_epoch(epoch) for epoch in (0, 1)]
+    expected = [Place(epoch, n) for epoch in (0, 1) for n in range(counts[epoch])]
+    assert seen[: len(expected)] == expected
+
+
+def test_updates_from_a_place_on_are_those_that_would_have_come(make: Make):
+    recipe = make()
+    data = prepare(recipe, Run(recipe.output), print).train
+    flow = updates(data, Place(0, 0), 2)
+    first = [next(flow) for _ in range(4)]
+    again = next(updates(data, first[2].next, 2))
+    assert again.places == first[3].places
+    for one, other in zip(first[3].batches, again.batches, strict=True):
+        assert torch.equal(one.target.tokens, other.target.tokens)

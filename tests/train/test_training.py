@@ -1,0 +1,135 @@
+"""From a recipe to a model folder."""
+
+import json
+
+import pytest
+import torch
+from microrun import Listener, Make
+
+from allyouneed.errors import UserError
+from allyouneed.folder import Folder
+from allyouneed.infer.translator import Translator
+from allyouneed.train import loop, step, train
+from allyouneed.train.log import Log, read_log
+from allyouneed.train.machine import choose, fast_bf16_on_cpu
+
+
+def test_a_recipe_becomes_a_model_that_translates(make: Make, listener: Listener):
+    recipe = make(
+        valid=True,
+        test=True,
+        steps=24,
+        validate={"every": 8, "metric": "bleu", "sentences": 2, "limit": 10},
+        name="Dates",
+        licence="CC0-1.0",
+        decoding={"beam": 2},
+    )
+    result = train(recipe, console=listener.console)
+    said = listener.text
+    assert "hypothesis" in said and "reference" in said and "averaging changes bleu by" in said
+    assert "memory: about" in said and "fp32 (asked for)" in said
+    assert result.scores["test"].keys() == {"bleu", "chrf", "exact"}
+    assert {"loss", "perplexity", "bleu"} <= result.scores["valid"].keys()
+    folder = Folder.load(result.model)
+    assert folder.decoding == {"beam": 2}
+    assert isinstance(Translator(folder).translate("1 May 1999"), str)
+    for fact in ("# Dates", "CC0-1.0", "sha256", "| test |", "warmup: 10"):
+        assert fact in folder.card
+    log = read_log(recipe.output / "log.jsonl")
+    assert [e["step"] for e in log if "loss" in e] == list(range(1, 25))
+    assert [e["step"] for e in log if "valid" in e] == [8, 16, 24]
+
+
+def test_the_loss_falls(make: Make):
+    recipe = make(
+        steps=150, save={"every": 150, "keep": 5}, schedule={"kind": "inverse-sqrt", "peak": 0.02, "warmup": 20}
+    )
+    train(recipe)
+    losses = [e["loss"] for e in read_log(recipe.output / "log.jsonl")]
+    assert sum(losses[-10:]) < 0.6 * sum(losses[:10])
+
+
+def test_validating_saving_and_trying_change_no_step(make: Make, monkeypatch: pytest.MonkeyPatch):
+    busy = make(valid=True, validate={"every": 2, "metric": "exact", "sentences": 1}, save={"every": 3, "keep": 3})
+    train(busy)
+    noted = [e["loss"] for e in read_log(busy.output / "log.jsonl") if "loss" in e]
+    monkeypatch.setattr("allyouneed.train.start.try_worst_batch", lambda trainer: None)
+    quiet = make(save={"every": 100, "keep": 3})
+    train(quiet, fresh=True)
+    assert [e["loss"] for e in read_log(quiet.output / "log.jsonl")] == noted
+
+
+def test_epochs_end_where_the_data_ends(make: Make):
+    recipe = make(epochs=2, steps=None)
+    train(recipe)
+    log = read_log(recipe.output / "log.jsonl")
+    assert {e["epoch"] for e in log} == {0, 1}
+    result = json.loads((recipe.output / "result.json").read_text())
+    assert result["tokens"] == sum(e["tokens"] for e in log)
+
+
+def test_patience_ends_a_run_that_gets_no_better(make: Make, listener: Listener):
+    still = {"kind": "constant", "peak": 1e-12}
+    recipe = make(valid=True, steps=100, schedule=still, validate={"every": 2, "patience": 2, "metric": "exact"})
+    assert train(recipe, console=listener.console).steps == 6
+    assert "no better exact for 2 validations: training ends" in listener.text
+
+
+def test_memory_that_runs_out_says_so_before_the_start_with_advice(make: Make, monkeypatch: pytest.MonkeyPatch):
+    def explode(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("allyouneed.train.trial.accumulate_gradients", explode)
+    recipe = make()
+    with pytest.raises(UserError, match=r"batch\.rows: 2 with accumulate: 2"):
+        train(recipe)
+    assert not (recipe.output / "log.jsonl").exists()
+
+
+def test_tensorboard_is_written_only_when_asked(make: Make):
+    pytest.importorskip("tensorboard")
+    train(make(steps=4, valid=True))
+    assert not (make().output / "tensorboard").exists()
+    train(make(steps=4, valid=True, tensorboard=True), fresh=True)
+    assert list((make().output / "tensorboard").glob("events*"))
+
+
+def test_a_gpu_that_lags_behind_loses_no_step(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """On a GPU numbers are fetched every few updates; the log must not show it."""
+    train(make(valid=True))
+    straight = read_log(make().output / "log.jsonl")
+    monkeypatch.setattr(loop.Trainer, "_lag", 5)
+    fetched: list[int] = []
+    real = step.fetch
+    monkeypatch.setattr(loop, "fetch", lambda pending: fetched.append(len(pending)) or real(pending))
+    train(make(valid=True), fresh=True)
+    assert read_log(make().output / "log.jsonl") == straight
+    assert max(fetched) > 1
+
+
+def test_precision_is_chosen_by_the_machine_and_said(make: Make):
+    chosen = choose(make(precision="auto"))
+    assert chosen.bf16 == fast_bf16_on_cpu() and not chosen.compiled
+    assert ("bf16" if chosen.bf16 else "fp32") in chosen.why
+    assert choose(make(precision="bf16")).bf16
+
+
+def test_a_compiled_run_trains_and_validates(make: Make, monkeypatch: pytest.MonkeyPatch):
+    real = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: real(self, backend="eager", **options))
+    train(make(valid=True, steps=4))
+    plain = [e["loss"] for e in read_log(make().output / "log.jsonl") if "loss" in e]
+    train(make(valid=True, steps=4, compile="on"), fresh=True)
+    compiled = [e["loss"] for e in read_log(make().output / "log.jsonl") if "loss" in e]
+    assert compiled == pytest.approx(plain, rel=1e-5)
+
+
+def test_the_log_forgets_what_comes_after_a_checkpoint_and_half_a_line(tmp_path: object, make: Make):
+    path = make().output.parent / "log.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
+    Log(path, 2)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    log = Log(path, 2)
+    log.write({"step": 3, "loss": 0.1})
+    log.flush()
+    assert read_log(path)[-1] == {"step": 3, "loss": 0.1}
