@@ -59,9 +59,8 @@ def main() -> None:
             plain = evaluate(found, references, language="de", resamples=1000 if test == "test2016" else 0)
             anchor = evaluate(words(found), words(references), tokenize="none", lowercase=True, resamples=0)
             print(f"\n{test}, {len(pairs)} sentences, beam {beam}\n{plain.text()}")
-            print(
-                f"as the anchor scores: {anchor.bleu:.2f} ({anchor.bleu / ANCHOR:.3f} × {ANCHOR})  {anchor.bleu_signature}"
-            )
+            against = f"{anchor.bleu / ANCHOR:.3f} × {ANCHOR}"
+            print(f"as the anchor scores: {anchor.bleu:.2f} ({against})  {anchor.bleu_signature}")
             summary[f"{test}/beam{beam}"] = {
                 "bleu": round(plain.bleu, 2), "chrf": round(plain.chrf, 2), "anchor": round(anchor.bleu, 2),
             }  # fmt: skip

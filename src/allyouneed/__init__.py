@@ -1,0 +1,51 @@
+"""One Transformer whose every part is exchangeable, from raw data to a served model.
+
+    import allyouneed as ayn
+
+    model = ayn.load("runs/my-model/model")          # a model folder
+    model.translate(["机器学习很有趣"])                 # raw text in, raw text out
+
+    module = ayn.build("transformer-base", vocab=37000)   # a torch module with fresh weights
+
+Heavy things load when they are used: importing this package is quick and touches nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from allyouneed.errors import UserError as UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from allyouneed.infer.translator import Translator
+    from allyouneed.nn.model import Model
+
+__version__ = "0.1.0"
+__all__ = ["UserError", "__version__", "build", "load", "model_config"]
+
+
+def load(folder: str | Path, device: str = "cpu") -> Translator:
+    """A trained model from its folder, ready to use."""
+    from allyouneed.folder import Folder
+    from allyouneed.infer.translator import Translator
+
+    return Translator(Folder.load(folder, device))
+
+
+def model_config(model: str | dict[str, Any], changes: list[str] | None = None, **values: Any) -> Model:
+    """The config of a preset, a YAML file or a tree. `changes` are dotted (`encoder[0].mixer.heads=4`)."""
+    from allyouneed import nn as parts  # noqa: F401  # every part is registered before a config is read
+    from allyouneed.config import override, parse, preset_tree
+    from allyouneed.nn.model import Model
+
+    tree = preset_tree(model) if isinstance(model, str) else model
+    where = model if isinstance(model, str) else ""
+    return parse(Model, override(tree, changes or []) | values, where)  # type: ignore[type-abstract]
+
+
+def build(model: str | dict[str, Any], changes: list[str] | None = None, **values: Any) -> nn.Module:
+    """A module with fresh weights: `ayn.build("transformer-base", vocab=37000)`."""
+    return model_config(model, changes, **values).build()

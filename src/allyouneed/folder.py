@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from allyouneed import nn as parts  # every part is registered before a config is read
+import allyouneed.nn as parts  # every part is registered before a config is read
 from allyouneed.config import parse, tree_of
 from allyouneed.data.tokenizers import Vocabularies
 from allyouneed.errors import UserError
@@ -35,6 +35,8 @@ class Folder:
     vocabularies: Vocabularies
     task: dict[str, Any] = field(default_factory=lambda: {"kind": "translation"})
     decoding: dict[str, Any] = field(default_factory=dict)  # how it is meant to be decoded: beam, length penalty
+    max_tokens: int = 256  # the longest sentence it was trained on
+    directions: list[tuple[str | None, str]] = field(default_factory=list)  # (from, to), where its data named them
     card: str = ""
     path: Path | None = None
 
@@ -53,6 +55,8 @@ class Folder:
                 "format": FORMAT,
                 "task": self.task,
                 "decoding": self.decoding,
+                "max_tokens": self.max_tokens,
+                "directions": self.directions,
                 "tokenizer_hash": self.vocabularies.hash,
                 "sha256": {name: sha256(folder / name) for name in written},
                 "model": tree_of(config),
@@ -82,7 +86,16 @@ class Folder:
         model = config.build()
         read_weights(model, path / WEIGHTS)
         card = (path / CARD).read_text(encoding="utf-8") if (path / CARD).is_file() else ""
-        return cls(model.to(device).eval(), vocabularies, about["task"], about["decoding"], card, path)
+        return cls(
+            model.to(device).eval(),
+            vocabularies,
+            about["task"],
+            about["decoding"],
+            about["max_tokens"],
+            [(pair[0], pair[1]) for pair in about["directions"]],
+            card,
+            path,
+        )
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -95,7 +108,7 @@ def read_about(path: Path) -> dict[str, Any]:
         about = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise UserError(f"{path / 'config.json'}: cannot be read: {error}") from None
-    needed = {"format", "model", "sha256", "tokenizer_hash", "task", "decoding"}
+    needed = {"format", "model", "sha256", "tokenizer_hash", "task", "decoding", "max_tokens", "directions"}
     if not isinstance(about, dict) or not needed <= set(about):
         raise UserError(
             f"{path / 'config.json'}: not written by allyouneed (a model folder of ours has {sorted(needed)})"

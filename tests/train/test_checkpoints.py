@@ -26,7 +26,7 @@ def test_a_checkpoint_is_a_model_folder_like_any_other(make: Make):
     folder = Folder.load(recipe.output / "checkpoints" / "step-00000012")
     last = json.loads((recipe.output / "checkpoints" / "last.json").read_text())
     assert last == {"step": 12, "folder": "step-00000012"}
-    assert folder.task["max_tokens"] == 48
+    assert folder.max_tokens == 48
 
 
 def test_the_last_ones_and_the_best_are_kept(make: Make):

@@ -211,7 +211,7 @@ def _names(paths: Iterable[Path] | None) -> str:
 
 
 def _read_text(path: Path, report: Report) -> Iterator[tuple[int, str]]:
-    for number, raw in enumerate(_raw_lines(path), start=1):
+    for number, raw in enumerate(raw_lines(path), start=1):
         report.read += 1
         text = _decode(raw)
         if text is None:
@@ -221,7 +221,7 @@ def _read_text(path: Path, report: Report) -> Iterator[tuple[int, str]]:
 
 
 def _read_aligned(left: Path, right: Path, report: Report, to: str | None) -> Iterator[Pair]:
-    sources, targets = _raw_lines(left), _raw_lines(right)
+    sources, targets = raw_lines(left), raw_lines(right)
     number = 0
     while True:
         source, target = next(sources, None), next(targets, None)
@@ -244,7 +244,7 @@ def _read_aligned(left: Path, right: Path, report: Report, to: str | None) -> It
         )
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
+def raw_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file without their ends and without the byte order mark of its beginning."""
     first, rest = True, b""
     for chunk in _chunks(path):

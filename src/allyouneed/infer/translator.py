@@ -17,7 +17,6 @@ from allyouneed.infer.engine import Engine
 from allyouneed.infer.pieces import Cutter, Piece, Plan, quoted
 from allyouneed.infer.search import Hypothesis
 
-MAX_TOKENS = 256
 TOGETHER = 64
 Progress = Callable[[int, int], None]
 
@@ -70,7 +69,7 @@ class Translator:
         self.folder, self.model = folder, folder.model
         self.source, self.target = folder.vocabularies.source, folder.vocabularies.target
         limit: int | None = getattr(getattr(self.model, "embed", None), "limit", None)
-        trained = max_tokens or int(folder.task.get("max_tokens", MAX_TOKENS))
+        trained = max_tokens or folder.max_tokens
         self.max_tokens = trained if limit is None else min(trained, limit)
         self.together = min(together, self.max_tokens)
         specials = [self.target.pad, self.target.bos, *self.target.languages.values()]
@@ -82,21 +81,15 @@ class Translator:
         return sorted(self.source.languages)
 
     @overload
-    def translate(
-        self, texts: str, to: str | None = None, *, decoding: Decoding | None = None, **changes: Any
-    ) -> str: ...
+    def translate(self, texts: str, to: str | None = None, **options: Any) -> str: ...
 
     @overload
-    def translate(
-        self, texts: Sequence[str], to: str | None = None, *, decoding: Decoding | None = None, **changes: Any
-    ) -> list[str]: ...
+    def translate(self, texts: Sequence[str], to: str | None = None, **options: Any) -> list[str]: ...
 
-    def translate(
-        self, texts: str | Sequence[str], to: str | None = None, *, decoding: Decoding | None = None, **changes: Any
-    ) -> str | list[str]:
-        """The translation of a text, or of each text of a list. `changes` are fields of Decoding: `beam=1`, …"""
+    def translate(self, texts: str | Sequence[str], to: str | None = None, **options: Any) -> str | list[str]:
+        """The translation of a text, or of each text of a list. `options` are those of `translate_full`: `beam=1`, …"""
         many = [texts] if isinstance(texts, str) else texts
-        found = [full.text for full in self.translate_full(many, to, decoding=decoding, **changes)]
+        found = [full.text for full in self.translate_full(many, to, **options)]
         return found[0] if isinstance(texts, str) else found
 
     def translate_full(
@@ -104,6 +97,7 @@ class Translator:
         texts: Sequence[str],
         to: str | None = None,
         *,
+        from_: str | None = None,
         decoding: Decoding | None = None,
         align: bool = False,
         on_progress: Progress | None = None,
@@ -116,7 +110,7 @@ class Translator:
         """
         if isinstance(texts, str):
             raise UserError("translate_full takes a list of texts; write [text] for a single one")
-        start = self._start(to)
+        start = self._start(to, from_)
         defaults = self.folder.decoding if decoding is None else tree_of(decoding)
         settled = Decoding.of(defaults, **changes)
         plans = Cutter(self.source, self.max_tokens, self.together, len(start) + 1).plans(texts)
@@ -131,7 +125,7 @@ class Translator:
         self, texts: Iterable[str], to: str | None = None, *, chunk: int = 1000, **options: Any
     ) -> Iterator[Translation]:
         """Any number of texts, e.g. the lines of a file, in order; at most `chunk` of them are held at a time."""
-        self._start(to)
+        self._start(to, options.get("from_"))
         return self._stream(iter(texts), to, chunk, options)
 
     def _stream(
@@ -142,17 +136,21 @@ class Translator:
             yield from self.translate_full(held, to, first=first, **options)
             first += len(held)
 
-    def _start(self, to: str | None) -> list[int]:
-        """The tokens before every source."""
+    def _start(self, to: str | None, from_: str | None) -> list[int]:
+        """The tokens before every source: the language that is wanted, for a model that knows languages by name."""
         known = self.languages
-        if to is None and known:
-            raise UserError(f"this model translates into several languages; say which: {', '.join(known)}")
-        if to is None:
-            return []
         if not known:
-            raise UserError(f"this model translates into one language only; leave out {to!r}")
+            if to is not None or from_ is not None:
+                raise UserError(f"this model translates one language into one other; leave out {to or from_!r}")
+            return []
+        if to is None and len(known) > 1:
+            raise UserError(f"this model translates into several languages; say which: {', '.join(known)}")
+        to = to or known[0]
         if to not in known:
             raise UserError(f"this model does not translate into {to!r}; it knows: {', '.join(known)}")
+        sources = sorted({source for source, target in self.folder.directions if source and target == to})
+        if from_ is not None and from_ not in sources:
+            raise UserError(f"this model has not learned to translate from {from_!r} into {to!r}; from: {sources}")
         return [self.source.language(to)]
 
     def _assembled(

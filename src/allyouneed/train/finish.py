@@ -50,8 +50,7 @@ def card(facts: dict[str, Any], recipe_text: str) -> str:
     if facts["description"]:
         lines += [facts["description"], ""]
     lines += [
-        f"A model of kind `{facts['kind']}` with {facts['parameters']:,} parameters, trained by "
-        f"[allyouneed](https://pypi.org/project/allyouneed/).",
+        f"A model of kind `{facts['kind']}` with {facts['parameters']:,} parameters, trained by allyouneed.",
         "",
         f"- licence: {facts['licence']}",
         f"- vocabulary: {facts['vocabulary']}",

@@ -199,9 +199,16 @@ class Trainer:
         return translate(self.folder(), pairs, decoding, self.machine)
 
     def folder(self, card: str = "") -> Folder:
-        task = tree_of(self.recipe.task) | {"max_tokens": self.recipe.data.max_tokens}
-        decoding = tree_of(self.recipe.decoding, full=False)
-        return Folder(self.model, self.prepared.vocabularies, task, decoding, card)
+        data = self.recipe.data
+        return Folder(
+            self.model,
+            self.prepared.vocabularies,
+            task=tree_of(self.recipe.task),
+            decoding=tree_of(self.recipe.decoding, full=False),
+            max_tokens=data.max_tokens,
+            directions=list(dict.fromkeys((files.from_, files.to) for files in data.train if files.to is not None)),
+            card=card,
+        )
 
     def save(self, regular: bool, best: bool = False) -> Checkpoint | None:
         self.log.flush(sync=True)

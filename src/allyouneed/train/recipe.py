@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from allyouneed import nn as parts  # every part is registered before a config is read
-from allyouneed import tasks as tasks
+import allyouneed.nn as parts  # every part is registered before a config is read
+import allyouneed.tasks as tasks
 from allyouneed.config import Config, ConfigError, model_validator, override, parse, preset_tree, read_tree, tree_of
 from allyouneed.data.filters import Filters
 from allyouneed.data.readers import PairFiles

@@ -1,0 +1,41 @@
+# Two commands do everything: `make demo` sets up and runs, `make test` sets up and tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test test-all check bench clean
+
+demo: $(VENV)/ready
+	$(BIN)/allyouneed demo
+
+test: $(VENV)/ready-test check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: $(VENV)/ready-test check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+check: $(VENV)/ready-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# make bench PAIRS=pairs.tsv
+bench: $(VENV)/ready-test
+	@test -n "$(PAIRS)" || { echo "name a file of sentence pairs: make bench PAIRS=pairs.tsv"; exit 2; }
+	$(BIN)/python bench/train_cpu.py --pairs "$(PAIRS)"
+
+# The CPU build of torch is pinned in constraints.txt; an open range would pull gigabytes of CUDA.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -c constraints.txt torch
+	$(PIP) -c constraints.txt -e .
+	touch $@
+
+$(VENV)/ready-test: $(VENV)/ready
+	$(PIP) -c constraints.txt -e '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs

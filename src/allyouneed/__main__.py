@@ -1,0 +1,3 @@
+from allyouneed.cli import main
+
+main()
