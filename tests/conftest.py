@@ -7,7 +7,7 @@ from pathlib import Path
 import hypothesis
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent / "invariants"))  # test_anypart builds the small models for all tests
+sys.path.insert(0, str(Path(__file__).parent))  # anypart builds the small models for all tests
 
 torch.set_num_threads(1)  # xdist runs a worker per core; the sizes here are too small to share out
 

@@ -5,7 +5,6 @@ from typing import ClassVar, Literal
 import pytest
 import torch
 import yaml
-from test_anypart import CASES, alone, build, tree
 from torch import Tensor
 
 from allyouneed.config import Config, ConfigError, Part, override, parse, preset_tree, read_tree, to_yaml, tree_of
@@ -18,6 +17,7 @@ from allyouneed.nn.model import Model
 from allyouneed.nn.patterns import Causal, Window
 from allyouneed.nn.state import State
 from allyouneed.nn.sublayer import Mixer, SubLayer
+from anypart import CASES, alone, build, tree
 
 DESIGN_EXAMPLE = "decoder[0].mixer.patern: unknown; did you mean 'pattern'?"
 

@@ -83,6 +83,10 @@ class Folder:
         vocabularies = Vocabularies.load(path)
         if vocabularies.hash != about["tokenizer_hash"]:
             raise UserError(f"{path}: tokenizer.json is not the one this model was trained with")
+        for side, tokenizer in (("source", vocabularies.source), ("target", vocabularies.target)):
+            room = getattr(config, "vocabs", None)
+            if room is not None and tokenizer.size > getattr(room, side):
+                raise UserError(f"{path}: the {side} tokenizer has {tokenizer.size} tokens, the model {room}")
         model = config.build()
         read_weights(model, path / WEIGHTS)
         card = (path / CARD).read_text(encoding="utf-8") if (path / CARD).is_file() else ""
@@ -156,7 +160,10 @@ def read_weights(model: nn.Module, file: Path) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary folder, then swap it into place. A crash leaves the old folder or the new one."""
+    """Let `write` fill a temporary folder, then swap it into place.
+
+    An error leaves the old folder as it was. A kill between the two renames leaves both, complete, under hidden names.
+    """
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))

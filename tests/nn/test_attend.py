@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_anypart import patterns
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from allyouneed.nn import attend
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Facts
 from allyouneed.nn.patterns import Causal, Full, Pattern, Window
+from anypart import patterns
 
 SIZES = [1, 3, 63, 100]
 HEADS, HEAD_WIDTH = 2, 16

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from test_anypart import CASES, build, case, pack, tree
 
 from allyouneed.nn.attention import CrossAttention, SelfAttention
 from allyouneed.nn.batch import Batch, Rows
+from anypart import CASES, build, case, pack, tree
 
 SOURCES, TARGETS = [[1, 2, 3, 4], [5, 6]], [[1, 2, 3], [4, 5, 6, 7, 8]]
 
@@ -149,3 +149,16 @@ def test_every_case_has_attention_to_look_at_or_none_at_all():
             sums = weights[0, :, : len(TARGETS[0])].sum(-1)
             nothing_seen = sums == 0
             torch.testing.assert_close(sums[~nothing_seen], torch.ones_like(sums[~nothing_seen]))
+
+
+def test_chosen_layers_and_heads_come_back_by_name():
+    model = build(tree())
+    batch = Batch(Rows.of([[1, 2, 3], [4, 5]]), Rows.of([[5, 4, 3, 2], [1]]))
+    every = model.attention(batch, "cross")
+    assert sorted(every) == [0, 1]
+    chosen = model.attention(batch, "cross", layers=[1], heads=[1])
+    assert list(chosen) == [1]
+    torch.testing.assert_close(chosen[1], every[1][:, 1:2], rtol=0, atol=0)
+    inside = model.attention(batch, "decoder")[0]
+    assert torch.equal(inside.triu(1), torch.zeros_like(inside))
+    assert not torch.equal(model.attention(batch, "encoder")[0][0].triu(1), torch.zeros(1))

@@ -4,13 +4,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_anypart import CASES, HEADS, tree
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from allyouneed.config import override, parse, preset_names, preset_tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.model import Model
+from anypart import CASES, HEADS, tree
 
 
 def built_parameters(config):

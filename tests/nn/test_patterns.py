@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError, ValidationError
-from test_anypart import COMBINATORS, atoms, patterns
 
 from allyouneed.config import Config, ConfigError, parse, tree_of
 from allyouneed.nn.patterns import Causal, Full, Not, Pattern, Place, Prefix, SameSegment, Window
+from anypart import COMBINATORS, atoms, patterns
 
 sizes = st.integers(1, 9)
 expression = patterns()

@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
-from test_anypart import build, plain, tree
 
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.positions import Positions, Sinusoidal
+from anypart import build, plain, tree
 
 
 def formula(position, width, order, base=10000.0):

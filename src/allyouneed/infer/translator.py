@@ -141,7 +141,7 @@ class Translator:
         known = self.languages
         if not known:
             if to is not None or from_ is not None:
-                raise UserError(f"this model translates one language into one other; leave out {to or from_!r}")
+                raise UserError(f"this model translates into one language only; leave out {to or from_!r}")
             return []
         if to is None and len(known) > 1:
             raise UserError(f"this model translates into several languages; say which: {', '.join(known)}")

@@ -30,7 +30,11 @@ Plan = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # (q, k, v, dropout) -
 
 def plan(pattern: Pattern, queries: Facts, keys: Facts) -> Plan:
     """The cheapest way to attend by this pattern between these places that is equal to the dense mask."""
-    packed = queries.packed and keys.packed
+    if queries.packed != keys.packed:
+        raise ValueError(
+            "one side holds several sentences a row (segments), the other does not: they cannot be matched"
+        )
+    packed = queries.packed
     if packed and queries.device.type == "cpu":
         return grouped(pattern, queries, keys)
     if packed and queries.device.type == "cuda" and queries.time % 128 == 0 and keys.time % 128 == 0:

@@ -77,7 +77,9 @@ class _Heads(SubLayer):
     def look(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: Facts) -> Tensor:
         queries = context.queries
         if context.record is not None and self in context.record:
-            context.record[self] = self.weights(q, k, queries, keys)
+            heads = context.record[self]
+            wanted = slice(None) if heads is None else torch.tensor(heads, device=q.device)
+            context.record[self] = self.weights(q[:, wanted], k[:, wanted], queries, keys)
         execute = context.plan((self.pattern, id(keys), q.shape[0]), lambda: plan(self.pattern, queries, keys))
         return self.out(execute(q, k, v, self.dropout if self.training else 0.0).transpose(1, 2).flatten(2))
 

@@ -46,14 +46,13 @@ class Facts:
             positions = rows.positions if rows.positions is not None else _restart(rows.segments)
             return cls(positions.where(rows.segments > 0, 0), rows.segments, packed=True)
         if rows.lengths is None:
-            if rows.positions is not None:
-                return cls(rows.positions)
-            return cls(steps, start=0)
+            return cls(steps, start=0) if rows.positions is None else cls(rows.positions)
         lengths = rows.lengths.to(device)[:, None]
-        if rows.side == "left":
-            positions = steps - (time - lengths)
-            return cls(positions.clamp(min=0), (positions >= 0).long())
-        return cls(steps, (steps < lengths).long(), start=0)
+        counted = steps if rows.side == "right" else steps - (time - lengths)
+        real = (counted >= 0) & (counted < lengths)
+        if rows.positions is not None:
+            return cls(rows.positions.where(real, 0), real.long())
+        return cls(counted.clamp(min=0), real.long(), start=0 if rows.side == "right" else None)
 
     @classmethod
     def following(cls, seen: Sequence[int], time: int, device: torch.device) -> Facts:
@@ -95,6 +94,9 @@ class Memory:
         return Memory(self.hidden.index_select(0, rows), self.facts.select(rows))
 
 
+Record = dict[nn.Module, Any]  # attention module -> the heads wanted (None: all); after the pass, their weights
+
+
 @dataclass(eq=False)
 class Context:
     """Handed to every layer. Layers read it; they never keep it."""
@@ -102,9 +104,7 @@ class Context:
     queries: Facts
     slots: Facts | None = None  # decoding: the places of everything seen so far, the new tokens included
     memory: Memory | None = None
-    record: dict[nn.Module, Any] | None = (
-        None  # attention modules whose weights are wanted -> their heads, then weights
-    )
+    record: Record | None = None  # the attention weights somebody wants to see
     plans: dict[Hashable, Any] = field(default_factory=dict)
 
     def plan(self, key: Hashable, make: Callable[[], T]) -> T:

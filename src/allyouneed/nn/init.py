@@ -17,8 +17,9 @@ class Init(Part, slot="init"):
 
 
 class Xavier(Init):
-    """Glorot, Bengio 2010, eq. 16, for every matrix, biases at zero; embeddings normal with deviation width^-1/2,
-    so that scaled by √width they begin with variance 1 (as tensor2tensor and fairseq start the paper's model)."""
+    """Glorot, Bengio 2010, eq. 16, for every matrix (queries, keys and values made by one product count as one, as in
+    torch.nn.MultiheadAttention), biases at zero; embeddings normal with deviation width^-1/2, so that scaled by √width
+    they begin with variance 1 (as tensor2tensor and fairseq start the paper's model)."""
 
     kind: Literal["xavier"] = "xavier"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -15,7 +15,7 @@ from allyouneed.config import Config, Part, model_validator
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.block import Layer
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts, Memory
+from allyouneed.nn.context import Context, Facts, Memory, Record
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.embed import Embed, TokenEmbed
 from allyouneed.nn.head import Head
@@ -137,13 +137,13 @@ class EncoderDecoderModel(nn.Module):
         self.head = config.head.build(config, config.vocabs.target, self.embed)
         config.init.apply(self, config.width)
 
-    def encode(self, source: Rows, record: dict[nn.Module, Any] | None = None) -> Memory:
+    def encode(self, source: Rows, record: Record | None = None) -> Memory:
         facts = Facts.of(source)
         embed = self.embed if self.source_embed is None else self.source_embed
         x = embed(source.tokens, facts.positions)
         return Memory(self.encoder(x, Context(facts, record=record)), facts)
 
-    def decode(self, target: Rows, memory: Memory, record: dict[nn.Module, Any] | None = None) -> Tensor:
+    def decode(self, target: Rows, memory: Memory, record: Record | None = None) -> Tensor:
         facts = Facts.of(target)
         x = self.embed(target.tokens, facts.positions)
         hidden: Tensor = self.decoder(x, Context(facts, memory=memory, record=record))
@@ -157,6 +157,23 @@ class EncoderDecoderModel(nn.Module):
     def logits(self, batch: Batch) -> Tensor:
         scores: Tensor = self.head(self(batch))
         return scores
+
+    @torch.no_grad()
+    def attention(
+        self,
+        batch: Batch,
+        where: Literal["encoder", "decoder", "cross"] = "cross",
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+    ) -> dict[int, Tensor]:
+        """The weights of chosen layers and heads, recomputed: layer -> (batch, heads, queries, keys)."""
+        assert batch.source is not None, "an encoder-decoder needs a source"
+        stack, part = (self.encoder if where == "encoder" else self.decoder), ("cross" if where == "cross" else "mixer")
+        numbers = range(len(stack.blocks)) if layers is None else layers
+        modules: dict[int, Any] = {number: stack.blocks[number].sublayers[part] for number in numbers}  # type: ignore[index]
+        record: Record = {module: heads for module in modules.values()}
+        self.decode(batch.target, self.encode(batch.source, record), record)
+        return {number: record[module] for number, module in modules.items()}
 
     def start(self, source: Rows) -> States:
         """Ready to decode these sources: nothing of the target seen yet."""

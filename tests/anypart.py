@@ -10,10 +10,8 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-import pytest
 import torch
 from hypothesis import strategies as st
-from pydantic import BaseModel
 from torch import Tensor, nn
 
 import allyouneed.nn as registers_every_part
@@ -229,30 +227,3 @@ def pack(sentences: Sequence[Sequence[int]], rows: Sequence[int], gaps: Sequence
 
 
 # --- the promise that a part joins by existing ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("slot", [Mixer, Channel, Wiring, Norm, Positions], ids=lambda slot: slot.slot)
-def test_every_registered_part_is_in_some_case(slot):
-    def kinds(node: Any) -> Iterator[str]:
-        if isinstance(node, Part) and slot in type(node).__mro__:
-            yield type(node).model_fields["kind"].default
-        if isinstance(node, BaseModel):
-            node = [getattr(node, name) for name in type(node).model_fields]
-        if isinstance(node, list | tuple):
-            for child in node:
-                yield from kinds(child)
-
-    found = {kind for keys in CASES.values() for kind in kinds(parse(Model, keys))}
-    assert found == set(slot.registry)
-
-
-def test_every_registered_pattern_is_an_atom_or_joins_atoms():
-    assert {type(pattern).model_fields["kind"].default for pattern in atoms()} | set(COMBINATORS) == set(
-        Pattern.registry
-    )
-
-
-def test_options_that_can_be_counted_are_all_tried():
-    attention = [part for part in words(Mixer) if part.kind == "attention"]
-    assert {part.bias for part in attention} == {True, False}
-    assert {str(part.pattern) for part in attention} == {str(pattern) for pattern in atoms()}
