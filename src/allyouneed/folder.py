@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +14,13 @@ import allyouneed.nn as parts  # every part is registered before a config is rea
 from allyouneed.config import parse, tree_of
 from allyouneed.data.tokenizers import Vocabularies
 from allyouneed.errors import UserError
+from allyouneed.files import sha256, write_folder
 from allyouneed.nn.model import Model
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
-__all__ = ["Folder", "parts", "read_weights", "write_atomically"]
+__all__ = ["Folder", "parts", "read_weights"]
 
 
 @dataclass
@@ -63,7 +59,7 @@ class Folder:
             }
             (folder / "config.json").write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
-        write_atomically(Path(path), write)
+        write_folder(Path(path), write)
         self.path = Path(path)
 
     @classmethod
@@ -157,46 +153,3 @@ def read_weights(model: nn.Module, file: Path) -> None:
                 tensor.copy_(stored.get_tensor(name))
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file}: cannot be read as safetensors: {error}") from None
-
-
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary folder, then swap it into place.
-
-    An error leaves the old folder as it was. A kill between the two renames leaves both, complete, under hidden names.
-    """
-    path = path.resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    old = None
-    try:
-        work.chmod(0o755)
-        write(work)
-        for file in work.rglob("*"):
-            if file.is_file():
-                with file.open("rb") as handle:
-                    os.fsync(handle.fileno())
-        if path.exists():
-            old = path.with_name(f".{path.name}.old-{os.getpid()}")
-            path.rename(old)
-        work.rename(path)
-        _sync_folder(path.parent)
-    except BaseException:
-        if old is not None and old.exists() and not path.exists():
-            old.rename(path)
-        shutil.rmtree(work, ignore_errors=True)
-        raise
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sha256(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -179,7 +179,7 @@ def test_ensure_reuses_the_store_without_reading_the_inputs_again(
     tmp_path: Path, files: list[PairFiles], joint: Vocabularies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Store.ensure(tmp_path / "cache", files, Filters(), joint)
-    monkeypatch.setattr(module, "_sha256", lambda path: pytest.fail(f"read {path}"))
+    monkeypatch.setattr(module, "sha256", lambda path: pytest.fail(f"read {path}"))
     monkeypatch.setattr(module, "_encode", lambda *_: pytest.fail("built again"))
     second = Store.ensure(tmp_path / "cache", files, Filters(), joint)
     assert second.folder == first.folder and second.fingerprint == first.fingerprint

@@ -125,7 +125,7 @@ def forms(date: datetime.date) -> list[str]:
 
 def _write(date: datetime.date, rng: random.Random) -> str:
     text = rng.choice(LANGUAGES[rng.choice(list(LANGUAGES))])(date)
-    return rng.choices([text, text.lower(), text.upper()], [8, 1, 1])[0]
+    return rng.choices([text, text.lower(), text.upper()], [6, 1, 3])[0]
 
 
 def generate(count: int, seed: int = 0, exclude: Collection[datetime.date] = ()) -> list[tuple[str, str]]:

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -29,6 +26,7 @@ from allyouneed.data.filters import Filters
 from allyouneed.data.readers import Pair, PairFiles, Report, read_pairs
 from allyouneed.data.tokenizers import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
+from allyouneed.files import checksum, sha256, write_folder, write_text
 
 FORMAT = 1
 CHUNK = 4096
@@ -115,9 +113,8 @@ class Store:
     ) -> Store:
         report = Report()
         inputs = [(path, _stamp(path)) for entry in pairs for path in entry.files()]
-        work = _aside(folder)
-        try:
-            work.mkdir(parents=True)
+
+        def fill(work: Path) -> None:
             flow = filters.apply((pair for entry in pairs for pair in read_pairs(entry, report)), report)
             _encode(work, flow, vocabularies, max_tokens, report, progress)
             if not report.kept:
@@ -126,11 +123,11 @@ class Store:
                 if _stamp(path) != before:
                     raise UserError(f"{path}: changed while it was being read; start again")
             _write_meta(work, fingerprint, vocabularies, max_tokens, report)
-            _publish(work, folder)
+
+        try:
+            write_folder(folder, fill)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from None
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
         return cls.open(folder)
 
     @classmethod
@@ -146,7 +143,7 @@ class Store:
             if not path.is_file() or path.stat().st_size != facts["bytes"]:
                 raise UserError(f"{path}: missing or not of the size written; delete {folder} and build it again")
             touched = path.stat().st_mtime_ns != facts["mtime_ns"]
-            if (full or touched) and _sha256(path) != facts["sha256"]:
+            if (full or touched) and sha256(path) != facts["sha256"]:
                 raise UserError(f"{path}: its content changed since it was built; delete {folder} and build it again")
         return cls(folder, meta)
 
@@ -193,12 +190,12 @@ class InputHashes:
         entry = self.known.get(key)
         if isinstance(entry, dict) and entry.get("stamp") == stamp:
             return str(entry["sha256"])
-        digest = _sha256(file)
+        digest = sha256(file)
         # A file changed a moment ago may change again within the clock's grain and look the same; do not trust it yet.
         if time.time_ns() - stamp[1] > 2_000_000_000:
             self.known[key] = {"stamp": stamp, "sha256": digest}
             if self.path is not None:
-                _write_text(self.path, json.dumps(self.known, indent=1, ensure_ascii=False))
+                write_text(self.path, json.dumps(self.known, indent=1, ensure_ascii=False))
         return digest
 
 
@@ -248,9 +245,6 @@ def _encode(
                 writer.add([both[side] for both in kept])
             if progress is not None:
                 progress(report.read)
-        for file in files:
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def _within(
@@ -299,50 +293,14 @@ def _write_meta(work: Path, fingerprint: str, vocabularies: Vocabularies, max_to
             name: {
                 "bytes": (work / name).stat().st_size,
                 "mtime_ns": (work / name).stat().st_mtime_ns,
-                "sha256": _sha256(work / name),
+                "sha256": sha256(work / name),
             }
             for name in names
         },
         "report": report.to_tree(),
     }
-    meta["checksum"] = _checksum(meta)
-    _write_text(work / "meta.json", json.dumps(meta, indent=1, ensure_ascii=False))
-
-
-def _publish(work: Path, folder: Path) -> None:
-    """Give a finished folder its name. A directory cannot be renamed over another, so an old one steps aside first."""
-    if folder.exists():
-        aside = _aside(folder)
-        os.rename(folder, aside)
-        os.rename(work, folder)
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        os.rename(work, folder)
-    _sync_folder(folder)
-    _sync_folder(folder.parent)
-
-
-def _aside(path: Path) -> Path:
-    """A hidden name beside `path` that nobody else uses."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _write_text(path: Path, text: str) -> None:
-    """All of it or nothing."""
-    aside = _aside(path)
-    with aside.open("x", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    meta["checksum"] = checksum(meta)
+    write_text(work / "meta.json", json.dumps(meta, indent=1, ensure_ascii=False))
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
@@ -354,17 +312,12 @@ def _read_meta(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder}: no token store here (no meta.json); build it first")
     try:
         meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        sound = meta["checksum"] == _checksum(meta) and meta["format"] == FORMAT
+        sound = meta["checksum"] == checksum(meta) and meta["format"] == FORMAT
     except (ValueError, KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
         raise UserError(f"{path}: damaged or of another version; delete {folder} and build it again")
     return meta
-
-
-def _checksum(meta: dict[str, Any]) -> str:
-    rest = {key: value for key, value in meta.items() if key != "checksum"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _open_side(folder: Path, name: str, meta: dict[str, Any]) -> Side:
@@ -373,8 +326,3 @@ def _open_side(folder: Path, name: str, meta: dict[str, Any]) -> Side:
     # An empty file cannot be mapped: a side all of whose sentences are empty has one.
     tokens = np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)
     return Side(tokens, offsets, np.diff(offsets).astype(np.int32))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,9 +11,7 @@ it is held to a checksum when it is read; one that fails is passed over for the 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -25,7 +23,8 @@ import torch
 from torch import nn
 
 from allyouneed.errors import UserError
-from allyouneed.folder import WEIGHTS, Folder, read_weights, sha256
+from allyouneed.files import checksum, sha256, sync, write_text
+from allyouneed.folder import WEIGHTS, Folder, read_weights
 from allyouneed.train.feed import Place
 from allyouneed.train.optimiser import load_state_tensors, state_tensors
 from allyouneed.train.randomness import Randomness
@@ -65,7 +64,7 @@ class Checkpoint:
         path = self.path / "training" / TRAINER
         try:
             about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if about.pop("checksum") != _checksum(about):
+            if about["checksum"] != checksum(about):
                 raise UserError(f"{path}: damaged (its checksum differs)")
             for name, expected in about["sha256"].items():
                 if not (self.path / name).is_file():
@@ -139,7 +138,7 @@ class Checkpoints:
             folder.save(work)
             write_training(work, folder.model, optimiser, standing, regular)
             work.rename(path)
-            _sync(self.folder)
+            sync(self.folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(work, ignore_errors=True)
             reason = getattr(error, "strerror", None) or error
@@ -205,24 +204,10 @@ def write_training(
         "sha256": {path.relative_to(work).as_posix(): sha256(path) for path in files},
     }
     about = json.loads(json.dumps(about))
-    about["checksum"] = _checksum(about)
+    about["checksum"] = checksum(about)
     (training / TRAINER).write_text(json.dumps(about) + "\n", encoding="utf-8")
     for path in [*training.iterdir(), training, work]:
-        _sync(path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """All of it or nothing."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+        sync(path)
 
 
 def _is_regular(checkpoint: Checkpoint) -> bool:
@@ -231,15 +216,3 @@ def _is_regular(checkpoint: Checkpoint) -> bool:
         return bool(about["regular"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _checksum(about: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -13,8 +13,9 @@ from torch import Tensor
 from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.evaluate.translation import RESAMPLES
+from allyouneed.files import write_text
 from allyouneed.folder import WEIGHTS, read_weights
-from allyouneed.train.checkpoints import Checkpoint, write_text
+from allyouneed.train.checkpoints import Checkpoint
 from allyouneed.train.loop import Trainer
 from allyouneed.train.prepare import Run
 from allyouneed.train.validate import better, figures, judge

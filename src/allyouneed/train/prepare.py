@@ -27,8 +27,7 @@ from allyouneed.data.readers import Pair, PairFiles, Report, read_pairs
 from allyouneed.data.store import InputHashes, Store
 from allyouneed.data.tokenizers import Vocabularies
 from allyouneed.errors import UserError
-from allyouneed.folder import write_atomically
-from allyouneed.train.checkpoints import write_text
+from allyouneed.files import write_folder, write_text
 from allyouneed.train.recipe import Recipe
 
 Say = Callable[[str], None]
@@ -172,7 +171,7 @@ def prepare(recipe: Recipe, run: Run, say: Say) -> Prepared:
         vocabularies = Vocabularies.train(recipe.tokenizer, data.train, data.filters)
         for note in dict.fromkeys([*vocabularies.source.notes, *vocabularies.target.notes]):
             say(note)
-        write_atomically(run.tokenizer, vocabularies.save)
+        write_folder(run.tokenizer, vocabularies.save)
     store = Store.ensure(run.data, data.train, data.filters, vocabularies, data.max_tokens)
     say(f"training pairs: {store.report.text()}")
 

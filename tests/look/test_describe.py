@@ -1,0 +1,94 @@
+"""A description says what the built model is: its words, its shapes, its numbers."""
+
+import io
+import re
+
+import pytest
+import torch
+from rich.console import Console
+
+from allyouneed import model_config
+from allyouneed.config import preset_names
+from allyouneed.look.describe import describe
+
+
+def shown(config, length=1024):
+    console = Console(file=io.StringIO(), width=300)
+    console.print(describe(config, length))
+    return console.file.getvalue()
+
+
+def built(config):
+    with torch.device("meta"):
+        return config.build()
+
+
+def number(text, pattern):
+    (found,) = re.findall(pattern, text, re.MULTILINE)
+    return int(found.replace(",", ""))
+
+
+MIXED = [
+    "encoder[0].repeat=2",
+    "encoder[0].wiring=pre-norm",
+    "vocab={source: 11, target: 23}",
+    "decoder[0].mixer.pattern=causal & window(5)",
+]
+CASES = {name: model_config(name) for name in preset_names()} | {"mixed": model_config("transformer-tiny", MIXED)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_numbers_are_those_of_the_built_model(name):
+    config = CASES[name]
+    text, parameters = shown(config), sum(value.numel() for value in built(config).parameters())
+    assert number(text, r"^\S+  ([\d,]+) parameters") == parameters
+    assert number(text, r"^parameters +([\d,]+)$") == parameters
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_weight_is_in_the_tree(name):
+    """The shapes, each as often as the numbers of blocks around it say, add up to the model; tied ones count once."""
+    config, total = CASES[name], 0
+    repeats: list[tuple[int, int]] = []  # (depth, how often) of the branches above
+    for line in shown(config).split("\n"):
+        if "──" not in line:
+            continue
+        depth, label = line.index("──"), line.split("── ", 1)[1]
+        repeats = [(d, n) for d, n in repeats if d < depth]
+        times = re.match(r"(\d+) ×", label)
+        repeats.append((depth, int(times[1]) if times else 1))
+        often = 1
+        for _, n in repeats:
+            often *= n
+        for shape in re.findall(r"\w+ (\(\d+(?:, \d+|,)\))(?! \(tied\))", label):
+            size = 1
+            for side in re.findall(r"\d+", shape):
+                size *= int(side)
+            total += often * size
+    assert total == sum(value.numel() for value in built(config).parameters())
+
+
+def test_parts_are_named_in_the_words_of_the_config():
+    text = shown(CASES["mixed"])
+    assert re.search(r"2 × pre-norm block .* each", text)
+    assert "mixer  attention, heads 4, pattern causal & window(5)" in text
+    assert "channel  ffn, hidden 256" in text
+    assert "tokens  Embedding  weight (11, 128)" in text and "tokens  Embedding  weight (23, 128)" in text
+    assert "weight (23, 128) (tied)" in text
+
+
+def test_layers_that_differ_in_a_word_are_not_shown_as_one():
+    layer = "{mixer: {kind: attention, heads: 4, pattern: PATTERN}, cross: {kind: attention, heads: 4}}"
+    layers = ", ".join(layer.replace("PATTERN", f"'{word}'") for word in ("causal", "causal & window(3)"))
+    text = shown(model_config("transformer-tiny", [f"decoder=[{layers}]"]))
+    assert text.count("pattern causal") == 2 and "pattern causal & window(3)" in text
+
+
+def test_costs_follow_the_context():
+    config = CASES["transformer-tiny"]
+    for length in (10, 4096):
+        cost, text = config.cost(length), shown(config, length)
+        assert number(text, r"^FLOPs +([\d,]+) forward") == cost.flops
+        assert f"context {length:,}" in text
+        assert number(text, r"^cache, bf16 +([\d,]+) bytes") == 2 * cost.state_per_token
+        assert number(text, r"^cache, fp32 .* \+ ([\d,]+) per source token") == 4 * cost.state_constant / length
