@@ -37,7 +37,7 @@ def recipe(folder: Path) -> Recipe:
 
 
 def run(folder: Path, ask: bool) -> None:
-    console = Console()
+    console = Console(highlight=False, soft_wrap=True)
     if not (folder / "data" / "test.tsv").exists():
         dates.write(folder / "data")
     console.print("[bold]Training a Transformer to read dates[/] in English, German and Chinese …")

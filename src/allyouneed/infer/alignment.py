@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from allyouneed.nn.batch import Rows
+from allyouneed.nn.batch import Batch, Rows
 
 
 def attention(
@@ -20,19 +19,16 @@ def attention(
     The mean over the heads of one layer, the last but one unless told otherwise: of a trained Transformer's layers its
     mean comes closest to word alignments (Garg et al. 2019, 3.1).
     """
-    crosses = [module for name, module in model.decoder.named_modules() if name.endswith("sublayers.cross")]
-    chosen: nn.Module = crosses[max(len(crosses) - 2, 0) if layer is None else layer]
+    crosses = [number for number, block in enumerate(model.decoder.blocks) if "cross" in block.sublayers]
+    chosen = crosses[max(len(crosses) - 2, 0) if layer is None else layer]
     device = next(model.parameters()).device
     was_training: bool = model.training
     model.eval()
     found: list[Tensor] = []
     try:
-        with torch.inference_mode():
-            for source, target in zip(sources, inputs, strict=True):
-                record: dict[nn.Module, Any] = {chosen: None}
-                memory = model.encode(Rows.of([source], pad).to(device))
-                model.decode(Rows.of([target], pad).to(device), memory, record)
-                found.append(record[chosen][0].mean(0).cpu())
+        for source, target in zip(sources, inputs, strict=True):
+            batch = Batch(Rows.of([target], pad), Rows.of([source], pad)).to(device)
+            found.append(model.attention(batch, "cross", [chosen])[chosen][0].mean(0).cpu())
     finally:
         model.train(was_training)
     return found

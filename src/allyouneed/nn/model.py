@@ -169,8 +169,9 @@ class EncoderDecoderModel(nn.Module):
         """The weights of chosen layers and heads, recomputed: layer -> (batch, heads, queries, keys)."""
         assert batch.source is not None, "an encoder-decoder needs a source"
         stack, part = (self.encoder if where == "encoder" else self.decoder), ("cross" if where == "cross" else "mixer")
-        numbers = range(len(stack.blocks)) if layers is None else layers
-        modules: dict[int, Any] = {number: stack.blocks[number].sublayers[part] for number in numbers}  # type: ignore[index]
+        found: list[Any] = [block.sublayers for block in stack.blocks]  # of layers without the part, nothing is shown
+        numbers = [n for n, parts in enumerate(found) if part in parts] if layers is None else layers
+        modules = {number: found[number][part] for number in numbers}
         record: Record = {module: heads for module in modules.values()}
         self.decode(batch.target, self.encode(batch.source, record), record)
         return {number: record[module] for number, module in modules.items()}

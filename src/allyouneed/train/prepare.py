@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,8 @@ from allyouneed.data.store import InputHashes, Store
 from allyouneed.data.tokenizers import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import write_folder, write_text
+from allyouneed.train.progress import Reporter
 from allyouneed.train.recipe import Recipe
-
-Say = Callable[[str], None]
 
 # What may differ between the recipe a run was begun with and the one it goes on with: how far it goes, how it is looked
 # at, and what the machine decides.
@@ -161,9 +160,9 @@ class Prepared:
     test_pairs: list[Pair]
 
 
-def prepare(recipe: Recipe, run: Run, say: Say) -> Prepared:
+def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
     """Learn the tokenizer and encode the data, or find both as an earlier start left them."""
-    data = recipe.data
+    data, say = recipe.data, reporter.say
     if (run.tokenizer / "tokenizer.json").exists():
         vocabularies = Vocabularies.load(run.tokenizer)
     else:
@@ -172,7 +171,8 @@ def prepare(recipe: Recipe, run: Run, say: Say) -> Prepared:
         for note in dict.fromkeys([*vocabularies.source.notes, *vocabularies.target.notes]):
             say(note)
         write_folder(run.tokenizer, vocabularies.save)
-    store = Store.ensure(run.data, data.train, data.filters, vocabularies, data.max_tokens)
+    counter = reporter.counter("training pairs encoded")
+    store = Store.ensure(run.data, data.train, data.filters, vocabularies, data.max_tokens, counter)
     say(f"training pairs: {store.report.text()}")
 
     def batches() -> PackedBatches:

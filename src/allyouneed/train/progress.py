@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,6 +34,18 @@ class Reporter:
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
+
+    def counter(self, what: str) -> Callable[[int], None]:
+        """A callback for work that is counted: says how far it is, now and then."""
+        said = time.monotonic()
+
+        def count(number: int) -> None:
+            nonlocal said
+            if time.monotonic() - said >= PLAIN_EVERY:
+                said = time.monotonic()
+                self.say(f"{what}: {number:,}")
+
+        return count
 
     def begin(self, step: int, total: int, device: torch.device) -> None:
         self._total, self._device = total, device

@@ -60,7 +60,7 @@ def _train(recipe: Recipe, run: Run, resume: bool | Literal["auto"], fresh: bool
         return Result(run.model, done["steps"], done["scores"], already=True)
     machine = choose(recipe)
     reporter.say(machine.why)
-    prepared = prepare(recipe, run, reporter.say)
+    prepared = prepare(recipe, run, reporter)
     trainer = Trainer(recipe, run, prepared, machine, reporter)
     if begun and trainer.resumed:
         reporter.say(f"going on with the run in {run.folder} after step {trainer.standing.step:,}")
