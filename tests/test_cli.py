@@ -185,7 +185,9 @@ def test_a_file_becomes_a_file_line_by_line(ask, model, truth, tmp_path, how):
 
 def test_windows_lines_and_a_mark_on_standard_input(ask, model, truth):
     source = b"\xef\xbb\xbf" + "\r\n".join([DATES[0], "", DATES[1]]).encode()
-    assert ask("translate", "-m", model, stdin=source).lines == [truth[0], "", truth[1]]
+    found = [json.loads(line) for line in ask("translate", "-m", model, "--json", stdin=source).lines]
+    assert [one["source"] for one in found] == [DATES[0], "", DATES[1]], "neither is part of the text"
+    assert [one["translation"] for one in found] == [truth[0], "", truth[1]]
 
 
 def test_an_empty_text_is_an_empty_line(ask, model):
@@ -325,8 +327,15 @@ def test_a_folder_that_is_no_model_is_named(refused, model, work, tmp_path):
 
 
 def test_a_pipe_or_device_is_written_to_and_a_link_stays_a_link(ask, model, truth, tmp_path):
-    assert ask("translate", "-m", model, DATES[0], "-o", "/dev/null").code == 0
-    assert not Path("/dev/null").is_file(), "it must not be replaced by a file"
+    pipe = tmp_path / "pipe"  # one of our own: a test run by root must never be able to replace a real device
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
+        try:
+            assert ask("translate", "-m", model, DATES[0], "-o", pipe).code == 0
+            assert pipe.is_fifo(), "it must not be replaced by a file"
+            assert reader.communicate(timeout=30)[0].decode() == truth[0] + "\n"
+        finally:
+            reader.kill()
     (tmp_path / "real.txt").write_text("old")
     (tmp_path / "link.txt").symlink_to("real.txt")
     assert ask("translate", "-m", model, DATES[0], "-o", tmp_path / "link.txt").code == 0
@@ -355,7 +364,8 @@ def test_a_reader_who_has_enough_is_no_drama(model, tmp_path):
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.readline()
     process.stdout.close()
-    assert process.stderr.read() == b""
+    said = process.stderr.read().splitlines()  # a model this small has its troubles, and notes say so
+    assert all(line.startswith(b"note: ") for line in said), said
     assert process.wait(60) == 1
 
 

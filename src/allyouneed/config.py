@@ -7,6 +7,7 @@ will do. Whatever is wrong is reported at once, by path: `decoder[0].mixer.pater
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import re
@@ -135,7 +136,7 @@ def parse(cls: type[C], tree: Any, where: str = "") -> C:
     try:
         return cls.model_validate(tree)
     except ValidationError as error:
-        problems = [f"{_path(e['loc'])}{': ' if e['loc'] else ''}{e['msg']}" for e in error.errors()]
+        problems = [f"{_path(e['loc'])}{': ' if e['loc'] else ''}{_said(e)}" for e in error.errors()]
         raise ConfigError(problems, where) from None
 
 
@@ -193,7 +194,7 @@ def preset_tree(name: str) -> dict[str, Any]:
 
 def override(tree: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """Apply `width=256`, `encoder[0].mixer.heads=4`, … to a tree; values are YAML. The tree given is left alone."""
-    changed: dict[str, Any] = json.loads(json.dumps(tree))
+    changed: dict[str, Any] = copy.deepcopy(tree)
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         steps = [step for step in re.split(r"[.\[\]]+", path.strip()) if step]
@@ -263,18 +264,19 @@ _SAYINGS: dict[str, Callable[[Any], str]] = {
 }
 
 
+def _said(e: Any) -> str:
+    """A problem in words for a person."""
+    if e["type"] in _SAYINGS:
+        return _SAYINGS[e["type"]](e)
+    return str(e["msg"]) if e["type"] in ("config", "slot") else f"{e['msg']}, not {e['input']!r}"
+
+
 def _rewritten(error: ValidationError, cls: type[Config]) -> ValidationError:
     """The same problems in words for a person; suggestions for keys this very class does not know."""
     allowed = [field.alias or name for name, field in cls.model_fields.items()]
     details = []
     for e in error.errors():
-        if e["type"] == "extra_forbidden" and len(e["loc"]) == 1:
-            message = "unknown" + _suggest(e["loc"][0], allowed)
-        elif e["type"] in _SAYINGS:
-            message = _SAYINGS[e["type"]](e)
-        elif e["type"] == "config":
-            message = e["msg"]
-        else:
-            message = f"{e['msg']}, not {e['input']!r}"
+        unknown = e["type"] == "extra_forbidden" and len(e["loc"]) == 1
+        message = "unknown" + _suggest(e["loc"][0], allowed) if unknown else _said(e)
         details.append(_detail(e["loc"], message, e["input"]))
     return ValidationError.from_exception_data(error.title, details)

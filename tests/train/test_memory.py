@@ -5,13 +5,14 @@ from microrun import Make
 from allyouneed.train.machine import choose
 from allyouneed.train.memory import available, estimate, in_use, size
 from allyouneed.train.prepare import Run, prepare
+from allyouneed.train.progress import Reporter
 from allyouneed.train.step import accumulate_gradients
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_estimate_is_within_a_factor_of_two_of_what_is_held(make: Make, precision: str):
     recipe = make(model="transformer-tiny", batch={"rows": 4, "row": 128}, precision=precision)
-    prepared = prepare(recipe, Run(recipe.output), print)
+    prepared = prepare(recipe, Run(recipe.output), Reporter())
     config, machine = recipe.model_for(prepared.vocabularies), choose(recipe)
     model = config.build().train()
     batch = next(iter(prepared.train.batches(0)))

@@ -6,13 +6,14 @@ from allyouneed.data.packing import PackedBatches
 from allyouneed.train.feed import Place, labelled, updates
 from allyouneed.train.machine import choose
 from allyouneed.train.prepare import Run, prepare
+from allyouneed.train.progress import Reporter
 from allyouneed.train.step import accumulate_gradients
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_accumulated_gradients_equal_those_of_one_big_batch(make: Make, smoothing: float):
     recipe = make("model.dropout=0", task={"kind": "translation", "smoothing": smoothing})
-    prepared = prepare(recipe, Run(recipe.output), print)
+    prepared = prepare(recipe, Run(recipe.output), Reporter())
     model = recipe.model_for(prepared.vocabularies).build()
     rows = recipe.batch
     gradients = []
@@ -29,7 +30,7 @@ def test_accumulated_gradients_equal_those_of_one_big_batch(make: Make, smoothin
 
 def test_an_epoch_gives_every_batch_once_and_an_update_never_spans_two(make: Make):
     recipe = make()
-    data = prepare(recipe, Run(recipe.output), print).train
+    data = prepare(recipe, Run(recipe.output), Reporter()).train
     flow = updates(data, Place(0, 0), 3)
     seen: list[Place] = []
     while not seen or seen[-1].epoch < 2:
@@ -44,7 +45,7 @@ def test_an_epoch_gives_every_batch_once_and_an_update_never_spans_two(make: Mak
 
 def test_updates_from_a_place_on_are_those_that_would_have_come(make: Make):
     recipe = make()
-    data = prepare(recipe, Run(recipe.output), print).train
+    data = prepare(recipe, Run(recipe.output), Reporter()).train
     flow = updates(data, Place(0, 0), 2)
     first = [next(flow) for _ in range(4)]
     again = next(updates(data, first[2].next, 2))

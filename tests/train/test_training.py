@@ -1,6 +1,7 @@
 """From a recipe to a model folder."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from allyouneed.infer.translator import Translator
 from allyouneed.train import loop, step, train
 from allyouneed.train.log import Log, read_log
 from allyouneed.train.machine import choose, fast_bf16_on_cpu
+from allyouneed.train.validate import better
 
 
 def test_a_recipe_becomes_a_model_that_translates(make: Make, listener: Listener):
@@ -133,3 +135,19 @@ def test_the_log_forgets_what_comes_after_a_checkpoint_and_half_a_line(tmp_path:
     log.write({"step": 3, "loss": 0.1})
     log.flush()
     assert read_log(path)[-1] == {"step": 3, "loss": 0.1}
+
+
+def test_a_tie_goes_to_the_lower_loss():
+    assert better("bleu", {"bleu": 0.0, "loss": 6.6}, {"bleu": 0.0, "loss": 6.7})
+    assert not better("bleu", {"bleu": 0.0, "loss": 6.7}, {"bleu": 0.0, "loss": 6.6})
+    assert not better("bleu", {"bleu": 1.0, "loss": 1.0}, {"bleu": 2.0, "loss": 9.0})
+    assert better("loss", {"loss": 1.0}, {"loss": 2.0})
+    assert better("bleu", {"bleu": 0.0, "loss": 6.7}, None)
+    assert not better("bleu", {"bleu": float("nan"), "loss": 1.0}, None)
+
+
+def test_broken_lines_of_the_test_set_are_told(make: Make, listener: Listener, tmp_path: Path):
+    test = tmp_path / "test.tsv"
+    test.write_text("1. Mai 1999\t1999-05-01\nno tab here\n", encoding="utf-8")
+    train(make(steps=1, data={"train": "", "max_tokens": 48, "test": str(test)}), console=listener.console)
+    assert f"{test}:2" in listener.text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import json
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -271,7 +270,5 @@ def main(args: Sequence[str] | None = None) -> None:
         if error.errno not in THEIRS:
             raise
         message = f"{error.filename or 'the output'}: {error.strerror}"
-        if error.filename is None:  # what standard output did not take must not be tried again at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     print(f"allyouneed: {message}", file=sys.stderr)
     sys.exit(2)

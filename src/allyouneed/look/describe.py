@@ -74,7 +74,6 @@ def _stack(tree: Tree, stack: Stack, layers: Sequence[Layer], seen: set[int]) ->
         for name, part in layer.sublayers.items():
             _grow(branch, name, block.sublayers[name], seen, words(part))
         _grow(branch, "wiring", block.wiring, seen)
-        seen.update(id(value) for other in others for value in other.parameters())
     if stack.end is not None:
         _grow(tree, "end", stack.end, seen)
 
@@ -100,7 +99,7 @@ def _grow(tree: Tree, name: str, module: nn.Module, seen: set[int], said: str = 
         alike = 1
         while isinstance(module, nn.ModuleList) and children and _shape(children[0][1]) == _shape(child):
             alike += 1
-            seen.update(id(value) for value in children.pop(0)[1].parameters())
+            children.pop(0)
         _grow(branch, f"{alike} ×" if alike > 1 else first, child, seen)
 
 

@@ -61,10 +61,11 @@ class Pattern(Part, slot="pattern"):
 
     def mean_keys(self, length: int, samples: int = 64) -> float:
         """Keys a query sees on average in a sentence of this length (queries sampled evenly, so it is quick)."""
-        query = ((torch.arange(min(samples, length)) + 0.5) * (length / min(samples, length))).floor().long()
-        one = torch.ones((), dtype=torch.long)
-        seen = self.allowed(Place(query[:, None], one), Place(torch.arange(length)[None, :], one))
-        return float(seen.expand(len(query), length).sum(-1).double().mean())
+        with torch.device("cpu"):
+            query = ((torch.arange(min(samples, length)) + 0.5) * (length / min(samples, length))).floor().long()
+            one = torch.ones((), dtype=torch.long)
+            seen = self.allowed(Place(query[:, None], one), Place(torch.arange(length)[None, :], one))
+            return float(seen.expand(len(query), length).sum(-1).double().mean())
 
     def picture(self, size: int = 16) -> str:
         """Rows are queries, columns are keys; a block is a look."""

@@ -43,7 +43,8 @@ class Standing:
     tokens: int = 0  # target tokens seen
     seconds: float = 0.0  # of training, validation left out
     validated: int = 0  # the last step that was validated
-    best: float | None = None
+    best: float | None = None  # by the recipe's metric
+    best_loss: float | None = None  # decides where the metric ties
     best_step: int | None = None
     stale: int = 0  # validations since the best
     scores: dict[str, float] = field(default_factory=dict)  # of the last validation

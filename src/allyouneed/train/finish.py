@@ -146,7 +146,7 @@ def _choose(trainer: Trainer, last: Checkpoint) -> tuple[str, dict[str, float]]:
     of_average = trainer.evaluate(recipe.decoding.beam)
     difference = of_average[metric] - of_single[metric]
     say(f"{name}:  {_row(of_average)}")
-    if better(metric, of_average[metric], of_single[metric]):
+    if better(metric, of_average, of_single):
         say(f"averaging changes {metric} by {difference:+.3f}: the average is kept")
         return name, of_average
     say(f"averaging changes {metric} by {difference:+.3f}: the single checkpoint is kept")

@@ -161,10 +161,15 @@ class Trainer:
         with untouched():
             found = self.evaluate(self.recipe.validation.beam, show=self.recipe.validation.sentences)
         metric, now = self.recipe.validation.metric, self.standing
-        improved = better(metric, found[metric], now.best)
+        known = now.best is not None and now.best_loss is not None
+        old: dict[str, Any] | None = {metric: now.best, "loss": now.best_loss} if known else None
+        improved = better(metric, found, old)
         best, at = (found[metric], now.step) if improved else (now.best, now.best_step)
+        lowest = found["loss"] if improved else now.best_loss
         stale = 0 if improved else now.stale + 1
-        self.standing = replace(now, validated=now.step, best=best, best_step=at, stale=stale, scores=found)
+        self.standing = replace(
+            now, validated=now.step, best=best, best_loss=lowest, best_step=at, stale=stale, scores=found
+        )
         self.log.write({"step": now.step, "valid": found})
         self.log.flush()
         if self.board is not None:

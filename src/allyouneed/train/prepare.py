@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,9 +185,13 @@ def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
         if held.report.dropped:
             say(f"validation pairs, for the loss: {held.report.text()}")
         valid = PaddedBatches(held, vocabularies, max(data.max_tokens, 4096))
-    return Prepared(vocabularies, batches(), batches(), valid, _pairs(data.valid), _pairs(data.test))
+    valid_pairs, test_pairs = _pairs(data.valid, "validation", say), _pairs(data.test, "test", say)
+    return Prepared(vocabularies, batches(), batches(), valid, valid_pairs, test_pairs)
 
 
-def _pairs(files: Sequence[PairFiles]) -> list[Pair]:
+def _pairs(files: Sequence[PairFiles], what: str, say: Callable[[str], None]) -> list[Pair]:
     report = Report()
-    return [pair for entry in files for pair in read_pairs(entry, report)]
+    found = [pair for entry in files for pair in read_pairs(entry, report)]
+    if report.dropped:
+        say(f"{what} pairs, for translating: {report.text()}")
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -63,10 +63,16 @@ def figures(scores: Scores) -> dict[str, float]:
     return {"bleu": scores.bleu, "chrf": scores.chrf, "exact": 100 * scores.exact}
 
 
-def better(metric: str, new: float, old: float | None) -> bool:
-    if math.isnan(new):
+def better(metric: str, new: Mapping[str, float], old: Mapping[str, float] | None) -> bool:
+    """By the metric; where that ties (BLEU is 0 for a while), by the loss."""
+    if math.isnan(new[metric]):
         return False
-    return old is None or (new > old if HIGHER_IS_BETTER[metric] else new < old)
+    sign = 1 if HIGHER_IS_BETTER[metric] else -1
+
+    def rank(scores: Mapping[str, float]) -> tuple[float, float]:
+        return sign * scores[metric], -scores["loss"]
+
+    return old is None or rank(new) > rank(old)
 
 
 def samples(pairs: Sequence[Pair], hypotheses: Sequence[str], count: int) -> str:

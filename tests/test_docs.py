@@ -1,0 +1,387 @@
+"""What the pages say is done: commands run, YAML parses, Python executes, tables and pictures are those of the code.
+
+Pages are run in a folder of their own that holds what they name: `pairs.tsv`, `book.txt`, …, all tiny. A recipe of a
+page is written there with `SMALL` added, in the words of `--set`; nothing else of a command or a block is changed. A
+YAML block that begins with a comment such as `# many.yaml` is a file of that name.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import random
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import allyouneed
+from allyouneed.cli import main
+from allyouneed.config import ConfigError, override, parse, preset_names, preset_tree, to_yaml, tree_of
+from allyouneed.data.filters import Filters
+from allyouneed.data.readers import PairFiles, Report, read_pairs
+from allyouneed.nn.model import Model
+from allyouneed.nn.patterns import Pattern
+from allyouneed.nn.sublayer import Mixer
+from allyouneed.train import Recipe, load_recipe
+from allyouneed.train.schedule import Schedule
+
+ROOT = Path(__file__).parent.parent
+README, CHINESE = ROOT / "README.md", ROOT / "README.zh.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]  # the Chinese page is held to the English one
+ALL_PAGES = [CHINESE, *PAGES, *sorted((ROOT / "docs").glob("*/*.md"))]
+SMALL = [
+    "set=[width=16, 'encoder[0].repeat=1', 'decoder[0].repeat=1']",
+    "data.max_tokens=64",
+    "tokenizer.vocab=300",
+    "batch={rows: 2, row: 64}",
+    "schedule={kind: constant, peak: 0.01}",
+    "steps=6",
+    "validate={every: 3, limit: 2}",
+    "save.every=3",
+    "decoding.extra=5",
+]
+WORDS = {"机器": "machine", "学习": "learning", "很": "very", "有趣": "interesting", "句子": "sentence", "好": "good"}
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+any_page = pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+
+
+# --- reading pages --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+
+
+def blocks(page: Path, *languages: str) -> list[Block]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [Block(*block) for block in found if not languages or block[0] in languages]
+
+
+def commands(page: Path) -> list[list[str]]:
+    return [
+        words for block in blocks(page, "sh") for line in block.text.splitlines() if (words := shlex.split(line, True))
+    ]
+
+
+def table(page: Path, head: str) -> dict[str, list[str]]:
+    """All tables of a page that begin with this heading cell: first cell, without its quotes, to the other cells."""
+    rows: dict[str, list[str]] = {}
+    inside = False
+    for line in page.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" |")]
+        if not line.startswith("|"):
+            inside = False
+        elif cells[0] == head:
+            inside = True
+        elif inside and not line.startswith("|---"):
+            assert cells[0].strip("`") not in rows, f"{page.name}: {cells[0]} twice"
+            rows[cells[0].strip("`")] = cells[1:]
+    return rows
+
+
+def new_part() -> str:
+    """The example of docs/parts.md."""
+    (text,) = [block.text for block in blocks(ROOT / "docs" / "parts.md", "python") if "(Mixer)" in block.text]
+    return text
+
+
+def is_recipe(tree: dict[str, Any]) -> bool:
+    return "data" in tree
+
+
+# --- a folder in which the pages are true ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything the pages name, and the model that the README's first command makes."""
+    folder = tmp_path_factory.mktemp("house")
+    (folder / "book.txt").write_text("机器学习\n\n很有趣\n", encoding="utf-8")
+    _write_pairs(folder / "test.tsv", 4)
+    _write_pairs(folder / "pairs.tsv", 100)
+    for page in PAGES:
+        for block in blocks(page, "yaml"):
+            tree, name = yaml.safe_load(block.text), re.match(r"# (\S+\.yaml)\n", block.text)
+            if name and not is_recipe(tree):
+                (folder / name[1]).write_text(block.text, encoding="utf-8")
+            elif is_recipe(tree):
+                small = yaml.safe_dump(override(tree, SMALL), allow_unicode=True)
+                (folder / (name[1] if name else "recipe.yaml")).write_text(small, encoding="utf-8")
+                for entries in tree["data"].values():
+                    for entry in entries if isinstance(entries, list) else [entries]:
+                        _write_pairs(folder / (entry if isinstance(entry, str) else entry["path"]), 20)
+    first = next(words for words in commands(README) if words[0] == "allyouneed")
+    assert first == ["allyouneed", "train", "recipe.yaml"]
+    run(first, folder)
+    return folder
+
+
+def counted(config: Model) -> int:
+    """Parameters of the module it builds."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in config.build().parameters())
+
+
+def _write_pairs(path: Path, count: int) -> None:
+    if path.exists():
+        return
+    dice = random.Random(path.name)
+    lines = []
+    for _ in range(count):
+        said = dice.choices(list(WORDS), k=dice.randint(1, 6))
+        lines.append("".join(said) + "\t" + " ".join(WORDS[word] for word in said) + "\n")
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def run(words: list[str], folder: Path) -> None:
+    """An `allyouneed` command as the shell would run it, in this process."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        main(words[1:])
+    except SystemExit as ended:
+        assert ended.code in (0, None), f"{shlex.join(words)}: exit code {ended.code}"
+    finally:
+        os.chdir(before)
+
+
+def execute(text: str, names: dict[str, Any]) -> None:
+    exec(compile(text, "a page", "exec", dont_inherit=True), names)  # not with this file's `from __future__`
+
+
+@pytest.fixture
+def parts() -> Iterator[None]:
+    """What a page registers is forgotten again: other tests ask for all the parts there are."""
+    before = dict(Mixer.registry)
+    yield
+    Mixer.registry.clear()
+    Mixer.registry.update(before)
+
+
+# --- what the blocks say --------------------------------------------------------------------------------------------
+
+
+@every_page
+def test_every_command_works(page: Path, house: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for words in commands(page):
+        if words[0] == "make":
+            assert words[1] in targets
+        elif words[0] == "allyouneed":
+            capsys.readouterr()
+            run(words, house)
+            said = capsys.readouterr()
+            made = house / words[words.index("--output") + 1] if "--output" in words else None
+            assert said.out or said.err or made, shlex.join(words)
+            assert "training pairs" not in said.err or ", 0 left out" in said.err, "the data is not what the page says"
+            if made is not None:
+                assert len(made.read_text(encoding="utf-8").splitlines()) == 3, "a line in is a line out"
+        else:
+            raise AssertionError(f"{page.name}: what is {shlex.join(words)}?")
+
+
+def test_the_readme_shows_what_it_says(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not only without an error: the outputs are what the comments beside the commands announce."""
+    run(["allyouneed", "train", "recipe.yaml"], house)
+    assert "finished" in capsys.readouterr().err
+    run(["allyouneed", "evaluate", "test.tsv", "--model", "runs/zh-en/model"], house)
+    assert re.search(r"BLEU +\d+\.\d.*\nchrF +\d+\.\d.*\nexact", capsys.readouterr().out)
+    run(["allyouneed", "describe", "transformer-base"], house)
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("63,082,496", "(1536, 512)", "FLOPs", "cache", "bytes"))
+
+
+def test_the_command_is_installed_under_its_name() -> None:
+    (script,) = entry_points(group="console_scripts", name="allyouneed")
+    assert script.load() is main
+
+
+@every_page
+def test_every_python_block_runs(page: Path, house: Path, parts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a page follow each other, as a reader would type them; the YAML between them is there as a file."""
+    monkeypatch.chdir(house)
+    names: dict[str, Any] = {"__name__": page.stem}
+    for block in blocks(page, "python"):
+        execute(block.text, names)
+
+
+@every_page
+def test_every_yaml_block_is_what_it_seems(page: Path, parts: None) -> None:
+    execute(new_part(), {"__name__": "running_mean"})
+    for block in blocks(page, "yaml"):
+        tree = yaml.safe_load(block.text)
+        if is_recipe(tree):
+            recipe = parse(Recipe, tree)
+            assert parse(Recipe, tree_of(recipe)) == recipe
+            recipe.model_for(None)
+        else:
+            config = parse(Model, tree)
+            for full in (True, False):
+                assert parse(Model, yaml.safe_load(to_yaml(config, full))) == config
+            assert counted(config) == config.cost().parameters
+
+
+def test_the_readmes_model_is_the_papers_and_its_typo_gets_its_message() -> None:
+    (tree,) = [t for block in blocks(README, "yaml") if not is_recipe(t := yaml.safe_load(block.text))]
+    assert parse(Model, tree) == parse(Model, override(preset_tree("transformer-base"), ["dropout=0"]))
+    tree["decoder"][0]["mixer"]["patern"] = tree["decoder"][0]["mixer"].pop("pattern")
+    message = re.search(r"`(decoder\[0\].*?)`", README.read_text(encoding="utf-8"))
+    with pytest.raises(ConfigError) as caught:
+        parse(Model, tree)
+    assert message and message[1] in str(caught.value)
+
+
+def test_the_words_the_readme_says_to_exchange_can_be_exchanged() -> None:
+    text = README.read_text(encoding="utf-8")
+    changes = {"wiring: pre-norm": "decoder[0].wiring=pre-norm", "norm: rms": "norm=rms"}
+    changes['pattern: "causal & window(512)"'] = "decoder[0].mixer.pattern=causal & window(512)"
+    for said, change in changes.items():
+        assert f"`{said}`" in text
+        assert allyouneed.model_config("transformer-base", [change]) != allyouneed.model_config("transformer-base")
+
+
+def test_both_readmes_have_the_same_blocks() -> None:
+    def without_comments(block: Block) -> Any:
+        if block.language == "yaml":
+            return yaml.safe_load(block.text)
+        if block.language == "python":
+            return ast.dump(ast.parse(block.text))
+        return [shlex.split(line, comments=True) for line in block.text.splitlines()]
+
+    english, chinese = ([(b.language, without_comments(b)) for b in blocks(page)] for page in (README, CHINESE))
+    assert english == chinese
+    assert len(english) >= 5
+
+
+# --- what the tables, pictures and links say ------------------------------------------------------------------------
+
+
+def flat(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def test_every_key_of_a_recipe_is_explained_with_its_default() -> None:
+    needed = {"model": "transformer-tiny", "data": {"train": "pairs.tsv"}, "output": "runs/it"}
+    expected = dict(flat(tree_of(parse(Recipe, needed))))
+    written: dict[str, str] = {}
+    for name in ("training", "data", "decoding"):
+        rows = table(ROOT / "docs" / f"{name}.md", "key")
+        assert not set(rows) & set(written)
+        written |= {key: cells[0] for key, cells in rows.items()}
+    assert set(written) == set(expected)
+    for key, cell in written.items():
+        if key in ("model", "data.train", "output"):
+            assert "`" not in cell
+        else:
+            assert yaml.safe_load(cell.strip("`")) == expected[key], key
+
+
+def test_every_key_of_a_data_entry_is_explained_with_its_default() -> None:
+    rows = table(ROOT / "docs" / "data.md", "key of an entry")
+    defaults = tree_of(parse(PairFiles, "pairs.tsv")) | {"path": None}
+    assert {key: yaml.safe_load(cells[0].strip("`")) for key, cells in rows.items()} == defaults
+
+
+def test_every_schedule_is_explained_with_its_keys() -> None:
+    rows = table(ROOT / "docs" / "training.md", "schedule")
+    keys = {kind: [name for name in part.model_fields if name != "kind"] for kind, part in Schedule.registry.items()}
+    assert {kind: re.findall(r"`(\w+)`", cells[0]) for kind, cells in rows.items()} == keys
+
+
+def test_the_parts_there_are_now_are_listed() -> None:
+    for slot, (where, listed) in table(ROOT / "docs" / "parts.md", "slot").items():
+        path, name = re.findall(r"\((\S+)\) `(\w+)`", where)[0]
+        module = ".".join(Path(path).with_suffix("").parts[2:])
+        base = getattr(__import__(module, fromlist=[name]), name)
+        assert (base.slot, set(re.findall(r"`([\w-]+)`", listed))) == (slot, set(base.registry))
+
+
+def test_the_pictures_are_those_of_the_patterns() -> None:
+    (drawn,) = [block.text for block in blocks(ROOT / "docs" / "parts.md", "text") if "█" in block.text]
+    lines = drawn.splitlines()
+    names = re.split(r" {2,}", lines[0])
+    starts = [match.end() for match in re.finditer(r"^| {2,}", lines[0])]
+    for name, start, end in zip(names, starts, [*starts[1:], None], strict=True):
+        assert "\n".join(line[start:end].rstrip() for line in lines[1:]) == Pattern.from_text(name).picture(8), name
+
+
+def test_the_report_is_what_the_readers_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = ["机器学习\tmachine learning"] * 2 + ["很有趣 very", "\tnothing", "很有趣\tvery\textra"]
+    data = "\n".join([*lines, "一\tone two three four five", ""]).encode() + b"\xff\tx\n"
+    Path("pairs.tsv").write_bytes(data)
+    report = Report()
+    list(Filters(duplicates=True, ratio=9).apply(read_pairs(PairFiles(path="pairs.tsv"), report), report))
+    (shown,) = blocks(ROOT / "docs" / "data.md", "text")
+    assert shown.text == f"training pairs: {report.text()}\n"
+
+
+@any_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+@any_page
+def test_every_test_and_class_that_is_named_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for path, name in re.findall(r"`(tests/[\w/.]+?)(?:::(\w+))?`", text):
+        assert (ROOT / path).exists(), path
+        assert not name or f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), name
+    for path, names in re.findall(r"\]\((\S+?\.py)\)((?:,? `\w+`)+)", text):
+        code = (page.parent / path).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^(class|def) {name}\b", code, re.MULTILINE), f"{path}: {name}"
+
+
+# --- presets, recipes, the new part ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_described_builds_and_is_named_on_a_page(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run(["allyouneed", "describe", name], tmp_path)
+    assert f"{counted(allyouneed.model_config(name)):,} parameters" in capsys.readouterr().out
+    assert any(f"`{name}`" in page.read_text(encoding="utf-8") for page in PAGES)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_recipe_is_valid(path: Path) -> None:
+    load_recipe(path)
+
+
+def test_the_invariant_tests_find_the_new_part_by_themselves(tmp_path: Path) -> None:
+    """The block of docs/parts.md as a file; nothing else is told about it."""
+    (tmp_path / "running_mean.py").write_text(new_part(), encoding="utf-8")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
+    options = ["-p", "running_mean", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", "running-mean"]
+    where = [str(ROOT / "tests" / name) for name in ("invariants", "nn/test_cost.py")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *where],
+        cwd=ROOT,
+        env=clean | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed and int(passed[1]) >= 15, done.stdout
