@@ -37,6 +37,7 @@ def words(texts: list[str]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--recipe", type=Path, default=RECIPE)
     parser.add_argument("--output", required=True, type=Path)
     parser.add_argument("--set", nargs="*", default=[], help="changes to the recipe, e.g. steps=8000 model.dropout=0.2")
     parser.add_argument("--beam", type=int, nargs="*", default=[4, 5])
@@ -44,7 +45,7 @@ def main() -> None:
     given = parser.parse_args()
     data = given.data.resolve()
     paths = [f"data.{name}={data}/multi30k.{name}.tsv.gz" for name in ("train", "valid")]
-    recipe = load_recipe(RECIPE, [*paths, f"output={given.output.resolve()}", *given.set])
+    recipe = load_recipe(given.recipe, [*paths, f"output={given.output.resolve()}", *given.set])
     result = train(recipe)
     print(json.dumps({"valid": result.scores}))
     from torch import cuda

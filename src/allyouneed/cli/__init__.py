@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -259,6 +260,8 @@ def _test_pairs(
 def main(args: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 done, 2 the user can mend it, 130 interrupted, 1 a bug of ours (with its traceback) or
     nobody reads the output any more."""
+    # before torch is loaded: on a busy machine threads that spin while they wait for each other are ten times slower
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # text is UTF-8, whatever the locale

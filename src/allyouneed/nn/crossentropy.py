@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from allyouneed.nn.batch import IGNORE
 
@@ -31,6 +32,25 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, smoothing: f
     return total, plain
 
 
+def linear_divergence(x: Tensor, y: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """KL(p ‖ q) + KL(q ‖ p) = Σ (p − q)(log p − log q), summed over labelled tokens, p and q the softmaxes of x and y
+    times the weight. Chunk by chunk too; the logits of a chunk are computed again for its gradients."""
+    keep = labels != IGNORE
+
+    def part(a: Tensor, b: Tensor, kept: Tensor) -> Tensor:
+        p, q = (nn.functional.linear(h, weight.to(h.dtype)).float().log_softmax(-1) for h in (a, b))
+        return (((p.exp() - q.exp()) * (p - q)).sum(-1) * kept).sum()
+
+    rows = _rows(x.device, weight.shape[0])
+    parts = zip(x.split(rows), y.split(rows), keep.split(rows), strict=True)
+    return torch.stack([checkpoint(part, *chunk, use_reentrant=False) for chunk in parts]).sum()
+
+
+def _rows(device: torch.device, vocab: int) -> int:
+    """Tokens whose logits are computed together."""
+    return max(1, CHUNK_BYTES // (4 * vocab)) if device.type == "cpu" else max(1024, (1 << 29) // (4 * vocab))
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -39,7 +59,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         features, matrix = x.to(dtype), weight.to(dtype)
         vocab = weight.shape[0]
-        rows = max(1, CHUNK_BYTES // (4 * vocab)) if x.device.type == "cpu" else max(1024, (1 << 29) // (4 * vocab))
+        rows = _rows(x.device, vocab)
         grad_x = torch.empty_like(features) if training else None
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=x.device) if training else None
         total = torch.zeros((), dtype=torch.float32, device=x.device)

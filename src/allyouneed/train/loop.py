@@ -12,7 +12,7 @@ from torch import nn
 from allyouneed.config import tree_of
 from allyouneed.data.readers import Pair
 from allyouneed.errors import UserError
-from allyouneed.folder import Folder
+from allyouneed.folder import WEIGHTS, Folder, read_weights
 from allyouneed.train.checkpoints import Checkpoint, Checkpoints, Standing
 from allyouneed.train.feed import Feed, Update
 from allyouneed.train.guard import Guard
@@ -35,6 +35,8 @@ class Trainer:
         seed_all(recipe.seed)
         self.config = recipe.model_for(prepared.vocabularies)
         self.model: nn.Module = self.config.build().to(machine.device).train()
+        if recipe.start is not None:
+            read_weights(self.model, recipe.start / WEIGHTS)
         self.optimiser = recipe.optimiser.build(self.model)
         self.checkpoints = Checkpoints(run.checkpoints, recipe.save.keep, reporter.say)
         self.guard = Guard(run.folder, prepared.spare, reporter.say)

@@ -28,6 +28,7 @@ from allyouneed.data.store import InputHashes, Store
 from allyouneed.data.tokenizers import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import write_folder, write_text
+from allyouneed.folder import WEIGHTS
 from allyouneed.train.progress import Reporter
 from allyouneed.train.recipe import Recipe
 
@@ -112,8 +113,9 @@ class Run:
 
 def _fixed(tree: dict[str, Any]) -> dict[str, Any]:
     """What must not change. Files are compared by what they hold, not by where they lie."""
-    kept = {key: value for key, value in tree.items() if key not in FREE}
-    kept["model"] = {key: value for key, value in tree["model"].items() if key != "vocab"}
+    kept = {key: value for key, value in tree.items() if key not in FREE | {"start"}}
+    if "model" in tree:
+        kept["model"] = {key: value for key, value in tree["model"].items() if key != "vocab"}
     kept["data"] = {key: value for key, value in tree["data"].items() if key in ("filters", "max_tokens", "sha256")}
     return kept
 
@@ -139,6 +141,8 @@ def resolve(recipe: Recipe, hashes: InputHashes) -> dict[str, Any]:
     for split in ("train", "valid", "test"):
         for number, path in enumerate(p for entry in getattr(recipe.data, split) for p in entry.files()):
             sums[f"{split}[{number}] {path.name}"] = hashes.of(path)
+    if recipe.start is not None:
+        sums[f"start {WEIGHTS}"] = hashes.of(recipe.start / WEIGHTS)
     wrong = [name for name, expected in recipe.data.sha256.items() if sums.get(name) != expected]
     if wrong:
         raise UserError(
@@ -163,7 +167,9 @@ class Prepared:
 def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
     """Learn the tokenizer and encode the data, or find both as an earlier start left them."""
     data, say = recipe.data, reporter.say
-    if (run.tokenizer / "tokenizer.json").exists():
+    if recipe.start is not None:
+        vocabularies = Vocabularies.load(recipe.start)
+    elif (run.tokenizer / "tokenizer.json").exists():
         vocabularies = Vocabularies.load(run.tokenizer)
     else:
         say("learning the tokenizer")

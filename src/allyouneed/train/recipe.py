@@ -15,6 +15,7 @@ from allyouneed.data.filters import Filters
 from allyouneed.data.readers import PairFiles
 from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies
 from allyouneed.errors import UserError
+from allyouneed.folder import read_about
 from allyouneed.infer.decoding import Decoding
 from allyouneed.nn.model import Model
 from allyouneed.tasks.task import Task
@@ -82,7 +83,8 @@ class Save(Config):
 
 
 class Recipe(Config):
-    model: str | dict[str, Any]
+    model: str | dict[str, Any] | None = None
+    start: Path | None = None  # a model folder to go on from: its config, its weights, its tokenizer
     set_: tuple[str, ...] = Field(default=(), alias="set")
     data: Data
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -110,6 +112,10 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if (self.model is None) == (self.start is None):
+            raise ValueError("give 'model' (fresh weights) or 'start' (a model folder to go on from), one of the two")
+        if self.start is not None and "tokenizer" in self.model_fields_set:
+            raise ValueError("'start' brings its own tokenizer; leave out 'tokenizer'")
         if self.steps is not None and self.epochs is not None:
             raise ValueError("give 'steps' or 'epochs', not both")
         if self.average > self.save.keep:
@@ -127,7 +133,10 @@ class Recipe(Config):
         return self.steps or (None if self.epochs else PAPER_STEPS)
 
     def model_tree(self) -> dict[str, Any]:
-        tree = preset_tree(self.model) if isinstance(self.model, str) else self.model
+        if self.start is not None:
+            tree: dict[str, Any] = read_about(self.start)["model"]
+        else:
+            tree = preset_tree(self.model) if isinstance(self.model, str) else self.model or {}
         return override(tree, self.set_)
 
     def model_for(self, vocabularies: Vocabularies | None) -> Model:
@@ -140,8 +149,10 @@ class Recipe(Config):
 
     def resolved(self) -> dict[str, Any]:
         """The whole tree, every default written, the preset and its overrides written out."""
-        tree = tree_of(self) | {"model": self.model_tree(), "set": []}
-        return tree
+        tree = tree_of(self)
+        if self.start is None:
+            return tree | {"model": self.model_tree(), "set": []}
+        return {key: value for key, value in tree.items() if key not in ("model", "tokenizer")}
 
 
 def load_recipe(path: Path | str, overrides: Iterable[str] = ()) -> Recipe:
@@ -180,8 +191,9 @@ def _anchored(tree: dict[str, Any], base: Path) -> dict[str, Any]:
     tree = dict(tree)
     if isinstance(tree.get("model"), str) and tree["model"].endswith((".yaml", ".yml", ".json")):
         tree["model"] = anchor(tree["model"])
-    if isinstance(tree.get("output"), str):
-        tree["output"] = anchor(tree["output"])
+    for key in ("output", "start"):
+        if isinstance(tree.get(key), str):
+            tree[key] = anchor(tree[key])
     if isinstance(tree.get("data"), dict):
         data = dict(tree["data"])
         tree["data"] = data | {key: anchor(data[key]) for key in ("train", "valid", "test") if key in data}
