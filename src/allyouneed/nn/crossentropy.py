@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
 from allyouneed.nn.batch import IGNORE
 
@@ -30,20 +29,6 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, smoothing: f
     training = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     total, plain = _LinearCrossEntropy.apply(x, weight, labels, smoothing, training)
     return total, plain
-
-
-def linear_divergence(x: Tensor, y: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """KL(p ‖ q) + KL(q ‖ p) = Σ (p − q)(log p − log q), summed over labelled tokens, p and q the softmaxes of x and y
-    times the weight. Chunk by chunk too; the logits of a chunk are computed again for its gradients."""
-    keep = labels != IGNORE
-
-    def part(a: Tensor, b: Tensor, kept: Tensor) -> Tensor:
-        p, q = (nn.functional.linear(h, weight.to(h.dtype)).float().log_softmax(-1) for h in (a, b))
-        return (((p.exp() - q.exp()) * (p - q)).sum(-1) * kept).sum()
-
-    rows = _rows(x.device, weight.shape[0])
-    parts = zip(x.split(rows), y.split(rows), keep.split(rows), strict=True)
-    return torch.stack([checkpoint(part, *chunk, use_reentrant=False) for chunk in parts]).sum()
 
 
 def _rows(device: torch.device, vocab: int) -> int:

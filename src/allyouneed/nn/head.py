@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from allyouneed.config import Config
 from allyouneed.nn.common import Common
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.crossentropy import linear_cross_entropy, linear_divergence
+from allyouneed.nn.crossentropy import linear_cross_entropy
 
 
 class Head(Config):
@@ -34,7 +34,3 @@ class HeadModule(nn.Module):
     def loss(self, x: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         """Sums over all labelled tokens: the (smoothed) loss to train on, and the plain negative log-likelihood."""
         return linear_cross_entropy(x.flatten(0, -2), self.weight, labels.flatten(), smoothing)
-
-    def divergence(self, x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
-        """How far two predictions of the same labelled tokens are apart: KL in both directions, summed."""
-        return linear_divergence(x.flatten(0, -2), y.flatten(0, -2), self.weight, labels.flatten())
