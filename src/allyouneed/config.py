@@ -268,7 +268,7 @@ def _said(e: Any) -> str:
     """A problem in words for a person."""
     if e["type"] in _SAYINGS:
         return _SAYINGS[e["type"]](e)
-    return str(e["msg"]) if e["type"] in ("config", "slot") else f"{e['msg']}, not {e['input']!r}"
+    return str(e["msg"]) if e["type"] == "config" else f"{e['msg']}, not {e['input']!r}"
 
 
 def _rewritten(error: ValidationError, cls: type[Config]) -> ValidationError:
