@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Run several variants of a recipe side by side on one GPU and print their last lines:
 #   bench/sweep.sh DATA OUT 'width=256 dropout=0.3' 'width=512 dropout=0.4' …    (options for --set, one variant a word)
-# COMMON holds options for all, FLAGS further flags of bench/multi30k.py.
+# RUNS names the folder of the runs (runs), COMMON holds options for all, FLAGS further flags of bench/multi30k.py.
 data=$1 out=$2
 shift 2
 number=0
 for variant in "$@"; do
   # shellcheck disable=SC2086
-  python3 bench/multi30k.py --data "$data" --output "/tmp/sweep-$number" ${FLAGS:-} \
+  python3 bench/multi30k.py --data "$data" --output "${RUNS:-runs}/sweep-$number" ${FLAGS:-} \
     --set ${COMMON:-} $variant >"$out/variant-$number.log" 2>&1 &
   number=$((number + 1))
 done
