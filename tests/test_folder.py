@@ -248,3 +248,17 @@ def test_a_folder_may_be_moved_and_have_any_name(saved, tmp_path):
     moved = tmp_path / "モデル mit Leerzeichen"
     shutil.move(path, moved)
     assert torch.equal(Folder.load(moved).model.logits(BATCH), content.model.logits(BATCH))
+
+
+def test_a_tokenizer_that_outgrows_the_model_is_refused(tmp_path, vocabularies):
+    small = anypart.build(tree() | {"vocab": vocabularies.target.size - 1}).float()
+    Folder(small, vocabularies).save(tmp_path / "model")
+    assert f"tokenizer has {vocabularies.target.size} tokens" in said(tmp_path / "model")
+
+
+def test_what_it_was_trained_for_comes_back(tmp_path, vocabularies):
+    Folder(build(tree()).float(), vocabularies, max_tokens=77, directions=[("zh", "en"), (None, "de")]).save(
+        tmp_path / "m"
+    )
+    loaded = Folder.load(tmp_path / "m")
+    assert (loaded.max_tokens, loaded.directions) == (77, [("zh", "en"), (None, "de")])

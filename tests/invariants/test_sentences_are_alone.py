@@ -116,3 +116,10 @@ def test_the_order_of_rows_does_not_matter(pairs):
     found = logits(model, Rows.of([t for _, t in pairs]), Rows.of([s for s, _ in pairs]))
     turned = logits(model, Rows.of([t for _, t in pairs[::-1]]), Rows.of([s for s, _ in pairs[::-1]]))
     close(turned.flip(0), found)
+
+
+def test_packed_rows_beside_rows_that_are_not_are_refused():
+    model = build(tree())
+    packed = Rows(torch.tensor([[1, 2, 3]]), segments=torch.tensor([[1, 2, 2]]))
+    with pytest.raises(ValueError, match="cannot be matched"):
+        model(Batch(packed, Rows.of([[4, 5]])))

@@ -18,7 +18,7 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return nn.functional.dropout(x, self.p)
-        limit = round(self.p * 65536)
+        limit = min(round(self.p * 65536), 65535)  # something always stays, or there would be nothing to scale
         draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         keep = draws.view(torch.int16)[: x.numel()].view(x.shape) >= limit - 32768
         return x * (keep.to(x.dtype) * (65536 / (65536 - limit)))
