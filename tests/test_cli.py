@@ -573,3 +573,13 @@ def test_the_demo_wants_a_folder(refused, tmp_path):
     assert (
         refused("demo", "--folder", tmp_path / "file") == f"{tmp_path / 'file'}: is a file; name a folder for the demo"
     )
+
+
+def test_threads_wait_politely_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for told, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        if told:
+            monkeypatch.setenv("OMP_WAIT_POLICY", told)
+        with pytest.raises(SystemExit):
+            main(["--version"])
+        assert os.environ["OMP_WAIT_POLICY"] == expected

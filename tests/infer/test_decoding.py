@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from allyouneed.config import ConfigError, parse, tree_of
+from allyouneed.errors import UserError
 from allyouneed.infer.decoding import Decoding, draw, expand, keep_likely
 
 
@@ -100,3 +101,11 @@ def test_drawing_follows_the_distribution_and_never_takes_what_is_ruled_out() ->
     share = draw(logits, even).bincount(minlength=5) / 10_000
     torch.testing.assert_close(share, chances / chances.sum(), atol=2e-4, rtol=0)
     assert draw(logits[:1], torch.zeros(1).double()).item() == 1
+
+
+def test_an_option_that_the_method_does_not_know_is_refused():
+    with pytest.raises(UserError, match="beam: only for method 'beam', this is 'greedy'"):
+        Decoding.of({}, method="greedy", beam=5)
+    with pytest.raises(UserError, match="seed: only for method 'sample', this is 'beam'"):
+        Decoding.of({}, seed=3)
+    assert Decoding.of({"beam": 5}, method="greedy").method == "greedy"  # a model's own default is no request

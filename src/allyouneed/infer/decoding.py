@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from allyouneed.config import Config, model_validator, parse
+from allyouneed.errors import UserError
 
 SAMPLING = ("temperature", "top_k", "top_p")
 
@@ -53,7 +54,11 @@ class Decoding(Config):
             tree = {key: value for key, value in tree.items() if key not in SAMPLING}
         if changes.get("method") == "greedy":
             tree.pop("best", None)
-        return parse(cls, tree | changes, "decoding")
+        found = parse(cls, tree | changes, "decoding")
+        for option, method in (("beam", "beam"), ("seed", "sample")):
+            if option in changes and found.method != method:
+                raise UserError(f"decoding: {option}: only for method '{method}', this is '{found.method}'")
+        return found
 
     @property
     def rows(self) -> int:
