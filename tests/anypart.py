@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import allyouneed.nn as registers_every_part
-from allyouneed.config import Part, parse, tree_of
+from allyouneed.config import ConfigError, Part, parse, tree_of
+from allyouneed.nn.attention import Attention
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.model import Model
 from allyouneed.nn.norms import Norm
 from allyouneed.nn.patterns import Causal, Pattern
 from allyouneed.nn.positions import Positions
+from allyouneed.nn.relative import Relative
+from allyouneed.nn.scores import Scores
 from allyouneed.nn.sublayer import Channel, Mixer
 from allyouneed.nn.wiring import Wiring
 
@@ -57,7 +60,7 @@ def options(annotation: Any) -> list[Any]:
 
 def plain(cls: type[Part]) -> Any:
     """This part with as little said as possible. Named sizes fit `WIDTH`; other whole numbers are small."""
-    known = {"heads": HEADS, "kv_heads": 1, "groups": HEADS}
+    known = {"heads": HEADS, "kv_heads": 1, "groups": HEADS, "expert": {"kind": "ffn", "hidden": 14}, "factor": 2.0}
     filled = {}
     for name, field in cls.model_fields.items():
         if field.is_required():
@@ -159,7 +162,9 @@ def build(config: Any, seed: int = 0) -> nn.Module:
 
 
 def _cases() -> Iterator[tuple[str, dict]]:
-    for part in words(Mixer):
+    inside = [Attention(heads=HEADS, positions=part) for part in words(Relative)]
+    inside += [Attention(heads=HEADS, scores=part) for part in words(Scores)]
+    for part in [*words(Mixer), *inside]:
         name = f"mixer {say(part)}"
         if (decoding := causally(part)).causal:
             yield f"mixer {say(decoding)}", tree(mixer=decoding)
@@ -182,7 +187,16 @@ def say(part: Part) -> str:
     return " ".join([type(part).model_fields["kind"].default, *(f"{k}={v}" for k, v in keys.items() if k != "kind")])
 
 
-CASES: dict[str, dict] = dict(_cases())
+def possible(keys: dict) -> bool:
+    """Parts say themselves where they cannot stand; that none of them can stand nowhere is tested besides."""
+    try:
+        parse(Model, keys)
+    except ConfigError:
+        return False
+    return True
+
+
+CASES: dict[str, dict] = {name: keys for name, keys in _cases() if possible(keys)}
 
 
 @functools.cache

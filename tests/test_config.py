@@ -69,7 +69,7 @@ def test_configs_are_frozen_and_hashable():
 def test_a_typo_gets_the_message_of_the_design_page():
     (problem,) = problems("decoder[0].mixer.patern=causal")
     assert problem.startswith(DESIGN_EXAMPLE)
-    assert "(allowed: bias, dropout, head_width, heads, kind, pattern)" in problem
+    assert "(allowed: bias, dropout, head_width, heads, kind, kv_heads, pattern, positions, qk_norm, scores, soft_cap)" in problem
 
 
 def test_the_error_is_a_user_error_whose_text_is_the_problems():
@@ -85,7 +85,7 @@ def test_all_problems_are_told_at_once_and_nothing_else():
         "width=wide",
         "dropuot=0.1",
         "encoder[0].mixer.heads=-1",
-        "encoder[0].channel.activation=tanh",
+        "encoder[0].channel.activation=rellu",
         "decoder[0].mixer.kind=atention",
         "decoder[0].cross.pattern=casual",
     )
@@ -119,11 +119,11 @@ def test_all_problems_are_told_at_once_and_nothing_else():
         ("norm=lyer", "norm.kind: 'lyer' is no norm; did you mean 'layer'?"),
         ("embed.positions=sinus", "embed.positions.kind: 'sinus' is no positions; did you mean 'sinusoidal'?"),
         ("embed.positions={kind: sinusoidal, order: odd}", "embed.positions.order: 'odd' is not allowed; it may be "),
-        ("kind=encoder", "kind: 'encoder' is no model; did you mean 'encoder-decoder'?"),
+        ("kind=encoder-decodr", "kind: 'encoder-decodr' is no model; did you mean 'encoder-decoder'?"),
         ("decoder[0].mixer.pattern={kind: window}", "decoder[0].mixer.pattern.size: is required"),
         (
-            "encoder[0].channel.activation=tanh",
-            "encoder[0].channel.activation: 'tanh' is not allowed; it may be 'relu'",
+            "encoder[0].channel.activation=rellu",
+            "encoder[0].channel.activation: 'rellu' is not allowed; it may be",
         ),
     ],
 )

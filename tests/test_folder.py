@@ -107,8 +107,13 @@ def test_the_config_is_written_out_in_full_for_people(saved):
     assert about["model"]["encoder"][0]["mixer"] == {
         "kind": "attention",
         "heads": 3,
+        "kv_heads": None,
         "head_width": None,
         "pattern": "full",
+        "positions": {"kind": "none"},
+        "scores": {"kind": "scaled-dot", "scale": None},
+        "soft_cap": None,
+        "qk_norm": None,
         "bias": True,
         "dropout": 0.0,
     }

@@ -11,12 +11,14 @@ from allyouneed.nn.model import Model
 from allyouneed.nn.norms import Norm
 from allyouneed.nn.patterns import Pattern
 from allyouneed.nn.positions import Positions
+from allyouneed.nn.relative import Relative
+from allyouneed.nn.scores import Scores
 from allyouneed.nn.sublayer import Channel, Mixer
 from allyouneed.nn.wiring import Wiring
 from anypart import CASES, COMBINATORS, atoms, words
 
 
-@pytest.mark.parametrize("slot", [Mixer, Channel, Wiring, Norm, Positions], ids=lambda slot: slot.slot)
+@pytest.mark.parametrize("slot", [Mixer, Channel, Wiring, Norm, Positions, Relative, Scores], ids=lambda slot: slot.slot)
 def test_every_registered_part_is_in_some_case(slot):
     def kinds(node: Any) -> Iterator[str]:
         if isinstance(node, Part) and slot in type(node).__mro__:

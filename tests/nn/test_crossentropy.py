@@ -48,6 +48,21 @@ def test_values_and_gradients_are_those_of_the_definition(smoothing, chunk_bytes
         crossentropy.CHUNK_BYTES = original
 
 
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_bias_and_a_cap_are_part_of_the_definition(smoothing, cap):
+    x, weight, labels = drawn(63, 13, 5, ignored=0.3)
+    bias = torch.randn(13, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    logits = x @ weight.T + bias
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    expected = cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+    total, _ = linear_cross_entropy(x, weight, labels, smoothing, bias, cap)
+    torch.testing.assert_close(total, expected)
+    wanted = torch.autograd.grad(expected, [x, weight, bias])
+    for one, other in zip(torch.autograd.grad(total, [x, weight, bias]), wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_all_labels_ignored_is_a_loss_of_zero_with_zero_gradients():
     x, weight, labels = drawn(7, 13, 5, ignored=1.1)
     total, nll = linear_cross_entropy(x, weight, labels, 0.1)

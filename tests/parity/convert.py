@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.config import parse
-from allyouneed.nn.model import EncoderDecoder
+from allyouneed.nn.encoder_decoder import EncoderDecoder
 
 
 def random_marian(

@@ -13,7 +13,8 @@ from torch import nn
 
 from allyouneed.config import Config, tree_of
 from allyouneed.nn.block import Block, Layer
-from allyouneed.nn.model import EncoderDecoder, Model
+from allyouneed.nn.encoder_decoder import EncoderDecoder
+from allyouneed.nn.model import Model
 from allyouneed.nn.stack import Stack
 
 BYTES = {"fp32": 4, "bf16": 2}

@@ -1,41 +1,80 @@
-"""Multi-head attention ("Attention Is All You Need", 3.2), over the own tokens or over an encoder's."""
+"""Multi-head attention ("Attention Is All You Need", 3.2), over the own tokens or over an encoder's.
+
+What can be exchanged in it: how many heads queries share keys and values with (MQA, GQA), who sees whom (pattern), how a
+query scores a key (scores), what a score knows of distances (positions).
+"""
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Hashable
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
-from torch import Tensor
+from pydantic import Field, WrapValidator
+from torch import Tensor, nn
 
-from allyouneed.nn.attend import dense_mask, plan
+from allyouneed.config import Config
+from allyouneed.nn.attend import Manner, attention_weights, dense_mask, plan
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.norms import Norm
 from allyouneed.nn.patterns import Full, Pattern
+from allyouneed.nn.relative import Heads, NoRelative, Relative
+from allyouneed.nn.scores import ScaledDot, Scores
 from allyouneed.nn.state import KeyValues, SourceKeyValues, State
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
+Size = Annotated[int, Field(gt=0)]
+
+
+class Biases(Config):
+    """A bias for each projection, or not."""
+
+    q: bool = True
+    k: bool = True
+    v: bool = True
+    out: bool = True
+
+
+def _all_or_each(value: Any, _: Any) -> bool | Biases:
+    return value if isinstance(value, bool) else Biases.model_validate(value)
+
 
 class Attention(Mixer):
-    """MultiHead(Q, K, V) = Concat(head_1, …, head_h) W^O, head_i = softmax(Q_i K_i^T / √head_width) V_i (eq. 1)."""
+    """MultiHead(Q, K, V) = Concat(head_1, …, head_h) W^O, head_i = softmax(Q_i K_i^T / √head_width) V_i (eq. 1).
+
+    `kv_heads: 1` is multi-query attention (Shazeer 2019, 3), a number between 1 and heads grouped-query attention
+    (Ainslie et al. 2023, 2.2). `qk_norm` normalises queries and keys head by head (Henry et al. 2020; Dehghani et al.
+    2023, 2). `soft_cap` c turns a score s into c·tanh(s/c) (Gemma 2, 2).
+    """
 
     crosses: ClassVar[bool] = True
 
     kind: Literal["attention"] = "attention"
-    heads: Annotated[int, Field(gt=0)]
-    head_width: Annotated[int, Field(gt=0)] | None = None  # width / heads when not given
+    heads: Size
+    kv_heads: Size | None = None  # as many as heads when not given
+    head_width: Size | None = None  # width / heads when not given
     pattern: Pattern = Full()
-    bias: bool = True
+    positions: Relative = NoRelative()
+    scores: Scores = ScaledDot()
+    soft_cap: Annotated[float, Field(gt=0)] | None = None
+    qk_norm: Norm | None = None
+    bias: Annotated[bool | Biases, WrapValidator(_all_or_each)] = True
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the weights; the paper has none
 
     @property
     def causal(self) -> bool:
         return self.pattern.causal
 
-    def inner(self, common: Common) -> int:
-        return self.heads * (self.head_width or common.width // self.heads)
+    @property
+    def biases(self) -> Biases:
+        on = self.bias
+        return on if isinstance(on, Biases) else Biases(q=on, k=on, v=on, out=on)
+
+    def sizes(self, common: Common) -> Heads:
+        width = self.head_width or max(1, common.width // self.heads)
+        return Heads(self.heads, self.kv_heads or self.heads, width, self.causal)
 
     def build(self, common: Common) -> SubLayer:
         return SelfAttention(self, common)
@@ -44,22 +83,49 @@ class Attention(Mixer):
         return CrossAttention(self, common)
 
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
-        inner = self.inner(common)
-        one = common.linear.cost(common.width, inner, self.bias)
-        out = common.linear.cost(inner, common.width, self.bias)
-        looking = Cost(flops=4 * inner * self.pattern.mean_keys(length))  # scores, then the weighted sum
+        sizes, bias, linear = self.sizes(common), self.biases, common.linear
+        inner, narrow = sizes.heads * sizes.head_width, sizes.kv_heads * sizes.head_width
+        total = linear.cost(common.width, inner, bias.q) + linear.cost(inner, common.width, bias.out)
+        seen = self.pattern.mean_keys(length)
+        total += self.scores.cost(sizes, common, seen) + self.positions.cost(sizes, common, seen)
+        if self.qk_norm is not None:
+            total += self.qk_norm.cost(sizes.head_width) * 2
+        total += Cost(flops=2 * inner * seen)  # the weighted sum
+        keys = linear.cost(common.width, narrow, bias.k) + linear.cost(common.width, narrow, bias.v)
         if cross:  # keys and values are made once per source token, not once per target token
-            return one + out + looking + Cost(one.parameters * 2, state_constant=2 * inner * length)
-        return one * 3 + out + looking + Cost(state_per_token=2 * inner)
+            return total + Cost(keys.parameters, state_constant=2 * narrow * length)
+        return total + keys + self.state_cost(2 * narrow)
+
+    def state_cost(self, each: int) -> Cost:
+        return Cost(state_per_token=each)
+
+    def shared(self, common: Common) -> dict[Hashable, Cost]:
+        return self.positions.shared(self.sizes(common), common)
 
     def source_flops(self, common: Common) -> float:
-        return 2 * common.linear.cost(common.width, self.inner(common), self.bias).flops
+        sizes = self.sizes(common)
+        narrow = sizes.kv_heads * sizes.head_width
+        return 2 * common.linear.cost(common.width, narrow, False).flops
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
+        sizes = self.sizes(common)
+        found = []
         if self.head_width is None and common.width % self.heads:
-            return [
-                ("heads", f"width {common.width} is not divisible by {self.heads} heads; set head_width or change one")
-            ]
+            text = f"width {common.width} is not divisible by {self.heads} heads; set head_width or change one"
+            found.append(("heads", text))
+        if sizes.heads % sizes.kv_heads:
+            text = f"{sizes.heads} heads cannot share {sizes.kv_heads} key-value heads evenly; make it a divisor"
+            found.append(("kv_heads", text))
+        if self.positions.bilinear and not self.scores.bilinear:
+            text = "these change what q·k is, and such scores have no q·k; alibi and buckets go with any scores"
+            found.append(("positions", text))
+        found += [(f"positions.{key}", text) for key, text in self.positions.problems(sizes, common)]
+        found += [(f"scores.{key}", text) for key, text in self.scores.problems(sizes, common)]
+        return found
+
+    def cross_problems(self, common: Common) -> list[tuple[str, str]]:
+        if not self.positions.crosses:
+            return [("positions", "between two sentences there are no distances; leave positions out of a cross")]
         return []
 
 
@@ -68,36 +134,74 @@ class _Heads(SubLayer):
 
     def __init__(self, config: Attention, common: Common) -> None:
         super().__init__()
-        self.heads, self.pattern, self.dropout = config.heads, config.pattern, config.dropout
-        self.out = common.linear.build(config.inner(common), common.width, config.bias)
+        sizes = config.sizes(common)
+        self.heads, self.kv_heads, self.head_width = sizes.heads, sizes.kv_heads, sizes.head_width
+        self.inner, self.narrow = sizes.inner, sizes.kv_heads * sizes.head_width
+        self.pattern, self.dropout, self.soft_cap = config.pattern, config.dropout, config.soft_cap
+        self.scores = config.scores.build(sizes, common)
+        self.relative = config.positions.build(sizes, common)
+        norm = config.qk_norm
+        self.q_norm = None if norm is None else norm.build(sizes.head_width)
+        self.k_norm = None if norm is None else norm.build(sizes.head_width)
+        self.out = common.linear.build(self.inner, common.width, config.biases.out)
+        self.own_score = not config.scores.bilinear
 
     def split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (batch, heads, time, head_width)
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (batch, heads, time, head_width)
+
+    def manner(self) -> Manner:
+        relative = self.relative
+        return Manner(
+            scale=self.scores.scale * relative.sharpness,
+            score=self.scores.score if self.own_score else None,
+            bias=relative.bias if relative.adds_bias else None,
+            cap=self.soft_cap,
+            values=relative.values if relative.adds_values else None,
+            static=relative.static,
+        )
 
     def look(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: Facts) -> Tensor:
-        queries = context.queries
-        if context.record is not None and self in context.record:
-            heads = context.record[self]
-            wanted = slice(None) if heads is None else torch.tensor(heads, device=q.device)
-            context.record[self] = self.weights(q[:, wanted], k[:, wanted], queries, keys)
-        execute = context.plan((self.pattern, id(keys), q.shape[0]), lambda: plan(self.pattern, queries, keys))
-        return self.out(execute(q, k, v, self.dropout if self.training else 0.0).transpose(1, 2).flatten(2))
-
-    def weights(self, q: Tensor, k: Tensor, queries: Facts, keys: Facts) -> Tensor:
-        """softmax(QK^T / √head_width), written out: (batch, heads, queries, keys). Recomputed only for who asks."""
-        scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
-        mask = dense_mask(self.pattern, queries, keys)
-        return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1) * mask
+        queries, manner = context.queries, self.manner()
+        wanted = None if context.record is None else context.record.get(self)
+        if wanted is not None:
+            mask = dense_mask(self.pattern, queries, keys)
+            weights = attention_weights(q, k, mask, queries.positions, keys.positions, manner)
+            wanted.found.append(weights if wanted.heads is None else weights[:, list(wanted.heads)])
+        key = (self.pattern, id(keys), q.shape[0], manner.plain)
+        execute = context.plan(key, lambda: plan(self.pattern, queries, keys, manner))
+        seen = execute(q, k, v, self.dropout if self.training else 0.0, manner)
+        mixed: Tensor = self.out(seen.transpose(1, 2).flatten(2))
+        return mixed
 
 
 class SelfAttention(_Heads):
+    """Queries, keys and values by one product (`qkv`), or by three where they differ in having a bias."""
+
     def __init__(self, config: Attention, common: Common) -> None:
         super().__init__(config, common)
-        self.qkv = common.linear.build(common.width, 3 * config.inner(common), config.bias)
+        bias, build = config.biases, common.linear.build
+        self.qkv: nn.Module | None = None
+        if bias.q == bias.k == bias.v:
+            self.qkv = build(common.width, self.inner + 2 * self.narrow, bias.q)
+        else:
+            self.q = build(common.width, self.inner, bias.q)
+            self.k = build(common.width, self.narrow, bias.k)
+            self.v = build(common.width, self.narrow, bias.v)
+
+    def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of these tokens, head by head, ready to meet."""
+        if self.qkv is not None:
+            q, k, v = map(self.split, self.qkv(x).split([self.inner, self.narrow, self.narrow], -1))
+        else:
+            q, k, v = map(self.split, (self.q(x), self.k(x), self.v(x)))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q, context), self.k_norm(k, context)
+        return self.relative.turn(self.scores.prepare(q), k, v, context)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        q, k, v = (self.split(part) for part in self.qkv(x).chunk(3, -1))
+        q, k, v = self.project(x, context)
         keys = context.queries
+        self.scores.check(keys)
         if state is not None:
             assert isinstance(state, KeyValues)
             k, v, keys = state.append(k, v, context)
@@ -112,23 +216,37 @@ class SelfAttention(_Heads):
 class CrossAttention(_Heads):
     def __init__(self, config: Attention, common: Common) -> None:
         super().__init__(config, common)
-        self.q = common.linear.build(common.width, config.inner(common), config.bias)
-        self.kv = common.linear.build(common.width, 2 * config.inner(common), config.bias)
+        bias, build = config.biases, common.linear.build
+        self.q = build(common.width, self.inner, bias.q)
+        self.kv: nn.Module | None = None
+        if bias.k == bias.v:
+            self.kv = build(common.width, 2 * self.narrow, bias.k)
+        else:
+            self.k = build(common.width, self.narrow, bias.k)
+            self.v = build(common.width, self.narrow, bias.v)
+
+    def source(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        both = self.kv(hidden).chunk(2, -1) if self.kv is not None else (self.k(hidden), self.v(hidden))
+        k, v = map(self.split, both)
+        return (k if self.k_norm is None else self.k_norm(k, context)), v
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         memory = context.memory
         assert memory is not None, "cross-attention needs an encoder's memory"
+        self.scores.check(memory.facts)
         if isinstance(state, SourceKeyValues) and state.keys is not None and state.values is not None:
             k, v = state.keys, state.values
         else:
-            k, v = (self.split(part) for part in self.kv(memory.hidden).chunk(2, -1))
+            k, v = self.source(memory.hidden, context)
             if isinstance(state, SourceKeyValues):
                 state.keys, state.values, state.end = k, v, k.shape[2]
         q = self.split(self.q(x))
+        q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
         beams = q.shape[0] // k.shape[0]
         if beams == 1:
             return self.look(q, k, v, context, memory.facts)
-        if not isinstance(self.pattern, Full):  # who sees what depends on the beam's own position
+        if not isinstance(self.pattern, Full) or not self.manner().plain:
+            # who sees what depends on the beam's own position
             copies = torch.arange(len(k), device=k.device).repeat_interleave(beams)
             facts = context.plan(("beams", beams), lambda: memory.facts.select(copies))
             return self.look(q, k.index_select(0, copies), v.index_select(0, copies), context, facts)

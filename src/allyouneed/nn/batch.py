@@ -6,9 +6,9 @@ Nobody passes masks. Padding is `lengths`, packed rows are `segments`; everythin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ class Rows:
     `segments` (batch, time): each row holds several sentences, numbered 1, 2, … in it; 0 is padding.
     Neither: every row is one sentence that fills it.
     `positions` (batch, time): a token's place in its own sentence, from 0; derived when not given.
+    `types` (batch, time): which of several kinds of text a token belongs to (BERT's segments A and B).
+    `prompt` (batch, time) bool: tokens that are given, not predicted; a prefix language model sees them from everywhere.
+    `chosen` (batch, time) bool: tokens picked to be global (Longformer).
+    `order` (batch, time): the order in which a permutation language model says the tokens.
     """
 
     tokens: Tensor
@@ -31,6 +35,10 @@ class Rows:
     segments: Tensor | None = None
     positions: Tensor | None = None
     side: Literal["right", "left"] = "right"
+    types: Tensor | None = None
+    prompt: Tensor | None = None
+    chosen: Tensor | None = None
+    order: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.lengths is not None and self.segments is not None:
@@ -53,29 +61,61 @@ class Rows:
         return cls(tokens, lengths=torch.tensor(lengths), side=side)
 
     def to(self, device: torch.device | str) -> Rows:
-        def move(value: Tensor | None) -> Tensor | None:
-            return None if value is None else value.to(device, non_blocking=True)
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
-        return replace(
-            self,
-            tokens=self.tokens.to(device, non_blocking=True),
-            lengths=move(self.lengths),
-            segments=move(self.segments),
-            positions=move(self.positions),
-        )
+    def each(self, change: Callable[[Tensor], Tensor]) -> Rows:
+        """The same rows with this done to every tensor."""
+        return _each(self, change)
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Input that is no text: pixels (batch, channels, height, width) or log-mel frames (batch, mels, time)."""
+
+    values: Tensor
+
+    def to(self, device: torch.device | str) -> Signal:
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Signal:
+        return _each(self, change)
+
+
+Input = Rows | Signal
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Training rows: what goes in on each side, and the labels of the target side (`IGNORE` where there is none)."""
+    """What goes in on each side, and the labels of the target side (`IGNORE` where there is none).
 
-    target: Rows
-    source: Rows | None = None
+    A model of one stack has only a target. Two towers (CLIP) take one input each.
+    """
+
+    target: Input
+    source: Input | None = None
     labels: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Batch:
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         return Batch(
-            target=self.target.to(device),
-            source=None if self.source is None else self.source.to(device),
-            labels=None if self.labels is None else self.labels.to(device, non_blocking=True),
+            target=self.target.each(change),
+            source=None if self.source is None else self.source.each(change),
+            labels=None if self.labels is None else change(self.labels),
         )
+
+    @property
+    def rows(self) -> Rows:
+        """The target, where it must be text."""
+        assert isinstance(self.target, Rows), "this model reads text"
+        return self.target
+
+
+D = TypeVar("D", Rows, Signal)
+
+
+def _each(value: D, change: Callable[[Tensor], Tensor]) -> D:
+    found: dict[str, Any] = {field.name: getattr(value, field.name) for field in fields(value)}
+    tensors = {name: change(tensor) for name, tensor in found.items() if isinstance(tensor, Tensor)}
+    return type(value)(**(found | tensors))

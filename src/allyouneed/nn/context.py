@@ -23,12 +23,16 @@ class Facts:
     `segments` (batch, time) or None: number of the own sentence in the row, 0 for padding; None: one sentence a row.
     `start`: when every row's positions are start, start+1, …, this start; otherwise None.
     `packed`: rows hold several sentences.
+    `prompt`, `chosen`, `order` (batch, time): what the batch says besides (see `Rows`); None where it says nothing.
     """
 
     positions: Tensor
     segments: Tensor | None = None
     start: int | None = None
     packed: bool = False
+    prompt: Tensor | None = None
+    chosen: Tensor | None = None
+    order: Tensor | None = None
 
     @property
     def time(self) -> int:
@@ -38,8 +42,17 @@ class Facts:
     def device(self) -> torch.device:
         return self.positions.device
 
+    @property
+    def real(self) -> Tensor | None:
+        """(batch, time) bool: the places that are no padding; None when all are."""
+        return None if self.segments is None else self.segments > 0
+
     @classmethod
     def of(cls, rows: Rows) -> Facts:
+        return replace(cls._of(rows), prompt=rows.prompt, chosen=rows.chosen, order=rows.order)
+
+    @classmethod
+    def _of(cls, rows: Rows) -> Facts:
         device, (_, time) = rows.tokens.device, rows.tokens.shape
         steps = torch.arange(time, device=device)[None]  # (1, time)
         if rows.segments is not None:
@@ -55,24 +68,40 @@ class Facts:
         return cls(counted.clamp(min=0), real.long(), start=0 if rows.side == "right" else None)
 
     @classmethod
-    def following(cls, seen: Sequence[int], time: int, device: torch.device) -> Facts:
-        """`time` new tokens in each row, after as many as it has `seen`."""
+    def following(cls, seen: Sequence[int], new: Rows) -> Facts:
+        """New tokens in each row, after as many as it has `seen`; unequal numbers are padded on the right."""
+        time, device = new.tokens.shape[1], new.tokens.device
+        steps = torch.arange(time, device=device)[None]
+        inside = None if new.lengths is None else (steps < new.lengths.to(device)[:, None]).long()
         if len(set(seen)) <= 1:
             start = seen[0] if seen else 0
-            return cls(torch.arange(start, start + time, device=device)[None], start=start)
+            return cls(steps + start, inside, start, prompt=new.prompt)
         starts = torch.tensor(list(seen), device=device)[:, None]
-        return cls(starts + torch.arange(time, device=device)[None])
+        return cls(steps + starts, inside, prompt=new.prompt)
 
     def select(self, rows: Tensor) -> Facts:
-        positions = self.positions if self.positions.shape[0] == 1 else self.positions.index_select(0, rows)
-        segments = None if self.segments is None else self.segments.index_select(0, rows)
-        return replace(self, positions=positions, segments=segments)
+        def kept(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value.index_select(0, rows)
+
+        return replace(
+            self,
+            positions=self.positions if self.positions.shape[0] == 1 else self.positions.index_select(0, rows),
+            segments=kept(self.segments),
+            prompt=kept(self.prompt),
+            chosen=kept(self.chosen),
+            order=kept(self.order),
+        )
 
     def place(self, axis: int) -> Place:
         """The places as (batch, …) tensors that broadcast along another axis: 1 for queries, 2 for keys."""
         other = 3 - axis
+
+        def spread(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value.unsqueeze(other)
+
         segments = self.segments if self.segments is not None else torch.ones_like(self.positions)
-        return Place(self.positions.unsqueeze(other), segments.unsqueeze(other))
+        said = (spread(self.prompt), spread(self.chosen), spread(self.order))
+        return Place(self.positions.unsqueeze(other), segments.unsqueeze(other), *said)
 
 
 def _restart(segments: Tensor) -> Tensor:
@@ -94,7 +123,16 @@ class Memory:
         return Memory(self.hidden.index_select(0, rows), self.facts.select(rows))
 
 
-Record = dict[nn.Module, Any]  # attention module -> the heads wanted (None: all); after the pass, their weights
+@dataclass
+class Wanted:
+    """Attention weights somebody wants to see: of these heads (None: all); `found` gets one entry each time the module
+    is called, for a module that layers share is called by each of them."""
+
+    heads: Sequence[int] | None = None
+    found: list[Tensor] = field(default_factory=list)
+
+
+Record = dict[nn.Module, Wanted]  # attention module -> what is wanted of it
 
 
 @dataclass(eq=False)
@@ -105,6 +143,7 @@ class Context:
     slots: Facts | None = None  # decoding: the places of everything seen so far, the new tokens included
     memory: Memory | None = None
     record: Record | None = None  # the attention weights somebody wants to see
+    losses: list[Tensor] | None = None  # what parts add to the loss (a mixture's balance), each a mean over real tokens
     plans: dict[Hashable, Any] = field(default_factory=dict)
 
     def plan(self, key: Hashable, make: Callable[[], T]) -> T:

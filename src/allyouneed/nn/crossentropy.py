@@ -2,7 +2,7 @@
 
 A vocabulary is wide and a batch is long: their logits would be the largest tensor of a training step. Here each chunk
 of tokens gets its logits, its loss and its gradients in one go, and the next chunk reuses the memory. The plain
-definition, `cross_entropy(x @ weight.T, labels, label_smoothing, reduction="sum")`, is its judge in the tests.
+definition, `cross_entropy(x @ weight.T + bias, labels, label_smoothing, reduction="sum")`, is its judge in the tests.
 """
 
 from __future__ import annotations
@@ -17,17 +17,24 @@ from allyouneed.nn.batch import IGNORE
 CHUNK_BYTES = 1 << 24  # logits of one chunk: small enough to stay near the cores, large enough to feed them
 
 
-def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    bias: Tensor | None = None,
+    cap: float | None = None,
+) -> tuple[Tensor, Tensor]:
     """x (tokens, width), weight (vocab, width), labels (tokens,): summed smoothed loss and summed plain loss.
 
     With label smoothing ε the target is (1 − ε) on the label plus ε / vocab everywhere (the paper, 5.4; Szegedy et
-    al. 2015, 7). The plain loss is for reporting: no gradient flows from it.
+    al. 2015, 7). The plain loss is for reporting: no gradient flows from it. `cap` c turns a logit z into c·tanh(z/c).
     """
     keep = labels != IGNORE
     if x.device.type == "cpu" and not bool(keep.all()):  # a GPU would have to wait for the count
         x, labels = x[keep], labels[keep]
     training = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    total, plain = _LinearCrossEntropy.apply(x, weight, labels, smoothing, training)
+    total, plain = _LinearCrossEntropy.apply(x, weight, bias, labels, smoothing, cap, training)
     return total, plain
 
 
@@ -39,7 +46,14 @@ def _rows(device: torch.device, vocab: int) -> int:
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, smoothing: float, training: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        smoothing: float,
+        cap: float | None,
+        training: bool,
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         features, matrix = x.to(dtype), weight.to(dtype)
@@ -47,6 +61,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         rows = _rows(x.device, vocab)
         grad_x = torch.empty_like(features) if training else None
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=x.device) if training else None
+        grad_bias = torch.zeros(vocab, dtype=torch.float32, device=x.device) if training and bias is not None else None
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         plain = torch.zeros((), dtype=torch.float32, device=x.device)
         for start in range(0, len(features), rows):
@@ -54,6 +69,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             kept = (label != IGNORE).float()
             index = label.clamp(min=0)[:, None]
             logits = (part @ matrix.T).float()  # (rows, vocab)
+            if bias is not None:
+                logits += bias.float()
+            if cap is not None:
+                logits = cap * torch.tanh(logits / cap)
+            slope = 1 - (logits / cap).square() if cap is not None and training else None
             log_sum = logits.logsumexp(-1)
             nll = log_sum - logits.gather(1, index).squeeze(1)
             plain += (nll * kept).sum()
@@ -68,17 +88,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if smoothing:
                     gradient.sub_(smoothing / vocab)
                 gradient.scatter_add_(1, index, torch.full_like(index, smoothing - 1, dtype=torch.float32))
-                gradient = gradient.mul_(kept[:, None]).to(dtype)
+                gradient = gradient.mul_(kept[:, None])
+                if slope is not None:
+                    gradient.mul_(slope)
+                if grad_bias is not None:
+                    grad_bias += gradient.sum(0)
+                gradient = gradient.to(dtype)
                 torch.mm(gradient, matrix, out=grad_x[start : start + rows])
                 grad_weight += gradient.T @ part
-        ctx.save_for_backward(grad_x, grad_weight)
-        ctx.dtypes = x.dtype, weight.dtype
+        ctx.save_for_backward(grad_x, grad_weight, grad_bias)
+        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(plain)
         return total, plain
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale = gradients[0]
-        grad_x, grad_weight = ctx.saved_tensors
-        x_dtype, weight_dtype = ctx.dtypes
-        return (grad_x * scale).to(x_dtype), (grad_weight * scale).to(weight_dtype), None, None, None
+        found = [
+            None if gradient is None else (gradient * scale).to(dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return *found, None, None, None, None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -15,12 +17,47 @@ from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.state import State
 from allyouneed.nn.sublayer import Channel, SubLayer
 
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    """Hendrycks, Gimpel 2016, section 2: the sigmoid approximation of GELU, as CLIP has it."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _relu_squared(x: Tensor) -> Tensor:
+    """So et al. 2021, "Primer", section 4."""
+    return nn.functional.relu(x).square()
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": _identity,
     "relu": nn.functional.relu,
+    "relu-squared": _relu_squared,
+    "elu": nn.functional.elu,
     "gelu": nn.functional.gelu,
-    "silu": nn.functional.silu,
+    "gelu-tanh": partial(nn.functional.gelu, approximate="tanh"),  # GPT-2's gelu_new
+    "quick-gelu": _quick_gelu,
+    "silu": nn.functional.silu,  # Swish with β = 1
+    "mish": nn.functional.mish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
 }
-Activation = Literal["relu", "gelu", "silu"]
+Activation = Literal[
+    "identity",
+    "relu",
+    "relu-squared",
+    "elu",
+    "gelu",
+    "gelu-tanh",
+    "quick-gelu",
+    "silu",
+    "mish",
+    "sigmoid",
+    "tanh",
+]
 
 
 class FFN(Channel):
@@ -50,4 +87,40 @@ class FFNModule(SubLayer):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         mixed: Tensor = self.down(self.dropout(self.activation(self.up(x))))
+        return mixed
+
+
+class GLU(Channel):
+    """Shazeer 2020, "GLU Variants Improve Transformer", eq. 5–6: (activation(x W) ⊗ x V) W2.
+
+    The activation names the variant: sigmoid GLU, identity bilinear, relu ReGLU, gelu GEGLU, silu SwiGLU.
+    """
+
+    kind: Literal["glu"] = "glu"
+    hidden: Annotated[int, Field(gt=0)]
+    activation: Activation = "silu"
+    bias: bool = False
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the hidden layer
+
+    def build(self, common: Common) -> SubLayer:
+        return GLUModule(self, common)
+
+    def cost(self, common: Common) -> Cost:
+        gate_up = common.linear.cost(common.width, 2 * self.hidden, self.bias)
+        return gate_up + common.linear.cost(self.hidden, common.width, self.bias)
+
+
+class GLUModule(SubLayer):
+    """`gate_up` makes both factors in one product: its first half of rows is the gate W, its second half is V."""
+
+    def __init__(self, config: GLU, common: Common) -> None:
+        super().__init__()
+        self.gate_up = common.linear.build(common.width, 2 * config.hidden, config.bias)
+        self.down = common.linear.build(config.hidden, common.width, config.bias)
+        self.activation = ACTIVATIONS[config.activation]
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)  # (batch, time, hidden) each
+        mixed: Tensor = self.down(self.dropout(self.activation(gate) * up))
         return mixed

@@ -1,36 +1,111 @@
-"""From vectors to scores over the vocabulary."""
+"""From vectors to what a task asks for: scores over the vocabulary, over classes, over tags, or one vector a sentence."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from typing import Annotated, Literal
+
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from allyouneed.config import Config
+from allyouneed.config import Config, Part
 from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context, Facts
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.crossentropy import linear_cross_entropy
+from allyouneed.nn.feedforward import ACTIVATIONS, Activation
+from allyouneed.nn.norms import LayerNorm, Norm
 
 
-class Head(Config):
-    """A linear map to the vocabulary, sharing the embedding's matrix when tied (the paper, 3.4)."""
+class Head(Part, slot="head", default="vocabulary"):
+    @abstractmethod
+    def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
+        """`tied`: the embedding's matrix, if it is to be shared."""
 
-    tied: bool = True
+    @abstractmethod
+    def cost(self, common: Common, vocab: int | None, inner: int, tied: bool) -> Cost:
+        """`inner`: the width of a token's vector in the embedding, which a tied head has to come back to."""
 
-    def build(self, common: Common, vocab: int, embed: nn.Module) -> HeadModule:
-        return HeadModule(common.width, vocab, embed.tokens.weight if self.tied else None)  # type: ignore[union-attr, arg-type]
-
-    def cost(self, common: Common, vocab: int) -> Cost:
-        return Cost(parameters=0 if self.tied else vocab * common.width, flops=2 * vocab * common.width)
+    def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
+        return []
 
 
 class HeadModule(nn.Module):
-    def __init__(self, width: int, vocab: int, tied: nn.Parameter | None) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab, width).normal_(std=width**-0.5)) if tied is None else tied
+    @abstractmethod
+    def forward(self, x: Tensor, facts: Facts | None = None) -> Tensor:
+        """`facts` say where the vectors stand, for heads that gather a sentence."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight.to(x.dtype))
+
+class Transform(Config):
+    """What BERT does before its output projection: Norm(activation(x W + b)) (Devlin et al. 2019, the authors' code)."""
+
+    activation: Activation = "gelu"
+    norm: Norm = LayerNorm()
+
+
+class VocabularyHead(Head):
+    """A linear map to the vocabulary, sharing the embedding's matrix when tied (the paper, 3.4).
+
+    `scale: inverse-sqrt-width` multiplies the vectors by width^-1/2 first (T5, where the embedding is tied).
+    """
+
+    kind: Literal["vocabulary"] = "vocabulary"
+    bias: bool = False
+    scale: Literal["none", "inverse-sqrt-width"] = "none"
+    transform: Transform | None = None
+    soft_cap: Annotated[float, Field(gt=0)] | None = None  # c·tanh(logit / c) (Gemma 2, 2)
+
+    def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
+        assert vocab is not None
+        return VocabularyHeadModule(self, common, vocab, tied)
+
+    def cost(self, common: Common, vocab: int | None, inner: int, tied: bool) -> Cost:
+        assert vocab is not None
+        width = inner if tied else common.width
+        total = Cost(parameters=(0 if tied else vocab * width) + self.bias * vocab, flops=2 * vocab * width)
+        if self.transform is not None:
+            total += common.linear.cost(common.width, width, True) + self.transform.norm.cost(width)
+        return total
+
+    def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
+        return [] if vocab is not None else [("kind", "scores over a vocabulary need 'vocab', its size")]
+
+
+class VocabularyHeadModule(HeadModule):
+    def __init__(self, config: VocabularyHead, common: Common, vocab: int, tied: Tensor | None) -> None:
+        super().__init__()
+        width = common.width if tied is None else tied.shape[1]
+        self.weight = nn.Parameter(torch.empty(vocab, width).normal_(std=width**-0.5)) if tied is None else tied
+        self.bias = nn.Parameter(torch.zeros(vocab)) if config.bias else None
+        self.scale = common.width**-0.5 if config.scale == "inverse-sqrt-width" else 1.0
+        self.soft_cap = config.soft_cap
+        transform = config.transform
+        self.transform = None if transform is None else TransformModule(transform, common, width)
+
+    def prepared(self, x: Tensor) -> Tensor:
+        x = x if self.transform is None else self.transform(x)
+        return x if self.scale == 1.0 else x * self.scale
+
+    def forward(self, x: Tensor, facts: Facts | None = None) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        scores = nn.functional.linear(self.prepared(x), self.weight.to(x.dtype), bias)
+        return scores if self.soft_cap is None else self.soft_cap * torch.tanh(scores / self.soft_cap)
 
     def loss(self, x: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         """Sums over all labelled tokens: the (smoothed) loss to train on, and the plain negative log-likelihood."""
-        return linear_cross_entropy(x.flatten(0, -2), self.weight, labels.flatten(), smoothing)
+        flat = self.prepared(x.flatten(0, -2))
+        return linear_cross_entropy(flat, self.weight, labels.flatten(), smoothing, self.bias, self.soft_cap)
+
+
+class TransformModule(nn.Module):
+    def __init__(self, config: Transform, common: Common, width: int) -> None:
+        super().__init__()
+        self.linear = common.linear.build(common.width, width, True)
+        self.activation = ACTIVATIONS[config.activation]
+        self.norm = config.norm.build(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.zeros(1, x.shape[-2] if x.dim() > 2 else 1, dtype=torch.long, device=x.device)
+        found: Tensor = self.norm(self.activation(self.linear(x)), Context(Facts(places)))
+        return found

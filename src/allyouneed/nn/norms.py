@@ -1,20 +1,25 @@
-"""Normalisation of one token's features."""
+"""Normalisation: of one token's features, or of one feature over all tokens (batch)."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from allyouneed.config import Part
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 
+Epsilon = Annotated[float, Field(ge=0)]
+
 
 class Norm(Part, slot="norm"):
     """Builds a module that is called as `norm(x, context)`: some norms need to know which places are padding."""
+
+    tokenwise: ClassVar[bool] = True  # looks at one token only, so it can also be used inside a head: x (…, head_width)
 
     @abstractmethod
     def build(self, width: int) -> nn.Module: ...
@@ -27,39 +32,156 @@ class LayerNorm(Norm):
     """Ba, Kiros, Hinton 2016, "Layer Normalization", eq. 4."""
 
     kind: Literal["layer"] = "layer"
-    eps: float = 1e-5
+    eps: Epsilon = 1e-5
+    weight: bool = True
     bias: bool = True
 
     def build(self, width: int) -> nn.Module:
-        return LayerNormModule(width, eps=self.eps, bias=self.bias)
+        return LayerNormModule(self, width)
 
     def cost(self, width: int) -> Cost:
-        return Cost(parameters=width * (1 + self.bias))
+        return Cost(parameters=width * (self.weight + self.bias))
 
 
-class LayerNormModule(nn.LayerNorm):
-    def forward(self, x: Tensor, context: Context) -> Tensor:  # type: ignore[override]  # norms see the context
-        return super().forward(x)
+class _Affine(nn.Module):
+    """Weight and bias of a norm, each there or not. `reset_parameters` is what every init calls."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self, width: int, weight: bool, bias: bool, first: float = 1.0) -> None:
+        super().__init__()
+        self.first = first
+        self.weight = nn.Parameter(torch.full((width,), first)) if weight else None
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.constant_(self.weight, self.first)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class LayerNormModule(_Affine):
+    def __init__(self, config: LayerNorm, width: int) -> None:
+        super().__init__(width, config.weight, config.bias)
+        self.eps = config.eps
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        return nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
 
 
 class RMSNorm(Norm):
-    """Zhang, Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4."""
+    """Zhang, Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4.
+
+    `offset` 1 multiplies by 1 + weight (the Gemma models), so that weight decay pulls towards doing nothing.
+    """
 
     kind: Literal["rms"] = "rms"
-    eps: float = 1e-6
+    eps: Epsilon = 1e-6
+    weight: bool = True
+    offset: Literal[0, 1] = 0
 
     def build(self, width: int) -> nn.Module:
-        return RMSNormModule(width, self.eps)
+        return RMSNormModule(self, width)
 
     def cost(self, width: int) -> Cost:
-        return Cost(parameters=width)
+        return Cost(parameters=width * self.weight)
 
 
-class RMSNormModule(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
+class RMSNormModule(_Affine):
+    def __init__(self, config: RMSNorm, width: int) -> None:
+        super().__init__(width, config.weight, bias=False, first=1.0 - config.offset)
+        self.eps, self.offset = config.eps, config.offset
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        return nn.functional.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        weight = self.weight if self.weight is None or not self.offset else self.weight + self.offset
+        return nn.functional.rms_norm(x, x.shape[-1:], weight, self.eps)
+
+
+class ScaleNorm(Norm):
+    """Nguyen, Salazar 2019, "Transformers without Tears", eq. 5: g · x / ‖x‖, g one learned number, √width at first.
+
+    ‖x‖ is at least `eps`, as in the authors' code.
+    """
+
+    kind: Literal["scale"] = "scale"
+    eps: Epsilon = 1e-5
+
+    def build(self, width: int) -> nn.Module:
+        return ScaleNormModule(self, width)
+
+    def cost(self, width: int) -> Cost:
+        return Cost(parameters=1)
+
+
+class ScaleNormModule(_Affine):
+    def __init__(self, config: ScaleNorm, width: int) -> None:
+        super().__init__(1, weight=True, bias=False, first=width**0.5)
+        self.eps = config.eps
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # squares of half precision overflow early
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).clamp(min=self.eps)
+        return (wide / length * self.weight).to(x.dtype)
+
+
+class BatchNorm(Norm):
+    """Ioffe, Szegedy 2015, "Batch Normalization", algorithm 1 over all tokens that are no padding, whatever row or
+    sentence they stand in; evaluation uses the moving averages gathered in training (algorithm 2).
+
+    While it trains, a token's numbers depend on its company and, in a decoder, on what follows: the literature's reason
+    not to use it here (Shen et al. 2020, "PowerNorm").
+    """
+
+    tokenwise: ClassVar[bool] = False
+
+    kind: Literal["batch"] = "batch"
+    eps: Epsilon = 1e-5
+    momentum: Annotated[float, Field(gt=0, le=1)] = 0.1  # weight of the newest batch in the moving averages
+
+    def build(self, width: int) -> nn.Module:
+        return BatchNormModule(self, width)
+
+    def cost(self, width: int) -> Cost:
+        return Cost(parameters=2 * width)
+
+
+class BatchNormModule(_Affine):
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, config: BatchNorm, width: int) -> None:
+        super().__init__(width, weight=True, bias=True)
+        self.eps, self.momentum = config.eps, config.momentum
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_var", torch.ones(width))
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean, variance = self.measure(wide, context) if self.training else (self.running_mean, self.running_var)
+        normal = (wide - mean) * torch.rsqrt(variance + self.eps)
+        assert self.weight is not None and self.bias is not None
+        return (normal * self.weight + self.bias).to(x.dtype)
+
+    def measure(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Mean and variance of each feature over the real tokens of this batch, remembered for evaluation."""
+        real = context.queries.real
+        if x.dim() > 3 or (real is not None and real.shape != x.shape[:-1]):
+            raise ValueError(
+                f"batch norm trains on (batch, time, width), not on {tuple(x.shape)}: use it outside heads"
+            )
+        kept = torch.ones_like(x[..., :1]) if real is None else real[..., None].to(x.dtype)
+        axes, count = tuple(range(x.dim() - 1)), kept.sum().clamp(min=1)
+        mean = (x * kept).sum(axes) / count
+        variance = ((x - mean).square() * kept).sum(axes) / count
+        with torch.no_grad():
+            unbiased = variance * count / (count - 1).clamp(min=1)
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        return mean, variance
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.running_mean.zero_()
+        self.running_var.fill_(1.0)

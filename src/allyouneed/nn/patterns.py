@@ -24,10 +24,16 @@ Natural = Annotated[int, Field(ge=0)]
 
 
 class Place(NamedTuple):
-    """Where tokens stand: position in their own sentence, and number of that sentence in the row (0: padding)."""
+    """Where tokens stand: position in their own sentence, and number of that sentence in the row (0: padding).
+
+    `prompt`, `chosen` and `order` are what the batch may say besides (see `Rows`).
+    """
 
     position: Tensor
     segment: Tensor
+    prompt: Tensor | None = None
+    chosen: Tensor | None = None
+    order: Tensor | None = None
 
 
 class Pattern(Part, slot="pattern"):

@@ -43,26 +43,29 @@ class NoPositionsModule(nn.Module):
 class Sinusoidal(Positions):
     """ "Attention Is All You Need", 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/width)), PE(pos, 2i+1) = cos of the same.
 
-    `order: halves` puts all sines before all cosines, as tensor2tensor and Marian do.
+    `order: halves` puts all sines before all cosines, as tensor2tensor and Marian do. The paper's wavelengths stop one step
+    before 2π·base; `closed` takes exponents i/(width/2 − 1), so that the last one is exactly that (tensor2tensor, Whisper).
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     base: Annotated[float, Field(gt=1)] = 10000.0
     order: Literal["interleaved", "halves"] = "interleaved"
+    closed: bool = False
 
     def build(self, width: int) -> nn.Module:
-        return SinusoidalModule(width, self.base, self.order == "interleaved")
+        return SinusoidalModule(self, width)
 
 
 class SinusoidalModule(nn.Module):
     """No buffer: `model.to(bfloat16)` would round the frequencies, and with them every far position."""
 
-    def __init__(self, width: int, base: float, interleaved: bool) -> None:
+    def __init__(self, config: Sinusoidal, width: int) -> None:
         super().__init__()
-        self.width, self.base, self.interleaved = width, base, interleaved
+        self.width, self.base, self.interleaved = width, config.base, config.order == "interleaved"
+        self.period = max(1, (width + 1) // 2 - 1) * 2 if config.closed else width
 
     def forward(self, positions: Tensor) -> Tensor:
-        exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=positions.device) / self.width
+        exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=positions.device) / self.period
         angles = positions[..., None] * self.base**-exponents  # (batch, time, width/2), exact for any position
         pair = (angles.sin().float(), angles.cos().float())
         if self.interleaved:
@@ -71,17 +74,76 @@ class SinusoidalModule(nn.Module):
 
 
 class Learned(Positions):
-    """A vector per position (Gehring et al. 2017; BERT; GPT-2); sentences longer than `limit` are refused."""
+    """A vector per position (Gehring et al. 2017; BERT; GPT-2); sentences longer than `limit` are refused.
+
+    `offset`: so many rows before the first position are never used (BART and RoBERTa have 2).
+    """
 
     kind: Literal["learned"] = "learned"
     length: Annotated[int, Field(gt=0)]
+    offset: Annotated[int, Field(ge=0)] = 0
 
     def build(self, width: int) -> nn.Module:
-        return nn.Embedding(self.length, width)
+        return LearnedModule(self, width)
 
     def cost(self, width: int) -> Cost:
-        return Cost(parameters=self.length * width)
+        return Cost(parameters=(self.offset + self.length) * width)
 
     @property
     def limit(self) -> int | None:
         return self.length
+
+
+class LearnedModule(nn.Embedding):
+    def __init__(self, config: Learned, width: int) -> None:
+        super().__init__(config.offset + config.length, width)
+        self.offset = config.offset
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return super().forward(positions + self.offset if self.offset else positions)
+
+
+class Learned2D(Positions):
+    """Places in a grid, row by row: a vector of its row beside one of its column (Dosovitskiy et al. 2021, D.4), each half
+    as wide as the model; `join: add` takes their sum.
+
+    `first`: so many places before the grid (a class token) have vectors of their own.
+    """
+
+    kind: Literal["learned-2d"] = "learned-2d"
+    rows: Annotated[int, Field(gt=0)]
+    columns: Annotated[int, Field(gt=0)]
+    first: Annotated[int, Field(ge=0)] = 0
+    join: Literal["beside", "add"] = "beside"
+
+    def widths(self, width: int) -> tuple[int, int]:
+        return (width, width) if self.join == "add" else (width - width // 2, width // 2)
+
+    def build(self, width: int) -> nn.Module:
+        return Learned2DModule(self, width)
+
+    def cost(self, width: int) -> Cost:
+        row, column = self.widths(width)
+        return Cost(parameters=self.first * width + self.rows * row + self.columns * column)
+
+    @property
+    def limit(self) -> int | None:
+        return self.first + self.rows * self.columns
+
+
+class Learned2DModule(nn.Module):
+    def __init__(self, config: Learned2D, width: int) -> None:
+        super().__init__()
+        row, column = config.widths(width)
+        self.config = config
+        self.rows, self.columns = nn.Embedding(config.rows, row), nn.Embedding(config.columns, column)
+        self.first = nn.Embedding(config.first, width) if config.first else None
+
+    def forward(self, positions: Tensor) -> Tensor:
+        ahead = self.config.first
+        cell = (positions - ahead).clamp(min=0)
+        row, column = self.rows(cell // self.config.columns), self.columns(cell % self.config.columns)
+        found = row + column if self.config.join == "add" else torch.cat((row, column), -1)
+        if self.first is None:
+            return found
+        return torch.where((positions < ahead)[..., None], self.first(positions.clamp(max=ahead - 1)), found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Hashable
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -34,6 +35,10 @@ class Mixer(Part, slot="token mixer"):
     def causal(self) -> bool:
         """No token depends on a later one, so it can decode."""
 
+    def outputs(self, common: Common) -> int:
+        """How many features come out: those of the model, unless it stands inside another part."""
+        return common.width
+
     @abstractmethod
     def build(self, common: Common) -> SubLayer: ...
 
@@ -44,6 +49,10 @@ class Mixer(Part, slot="token mixer"):
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
         """For one token that has `length` tokens (of the source, for cross) to look at."""
 
+    def shared(self, common: Common) -> dict[Hashable, Cost]:
+        """What all layers of a stack that say the same here have only once (T5's table of biases), by its key."""
+        return {}
+
     def source_flops(self, common: Common) -> float:
         """As a cross mixer: what it does once for each token of the source."""
         return 0.0
@@ -52,9 +61,22 @@ class Mixer(Part, slot="token mixer"):
         """(key, what is wrong with it in this model)."""
         return []
 
+    def cross_problems(self, common: Common) -> list[tuple[str, str]]:
+        """The same, besides, where it stands as a cross."""
+        return []
+
 
 class Channel(Part, slot="channel mixer"):
     """Mixes the features of one token."""
+
+    @property
+    def alone(self) -> bool:
+        """A token gets the same numbers whoever else is in the batch (not so where experts have a capacity)."""
+        return True
+
+    def outputs(self, common: Common) -> int:
+        """As of a mixer."""
+        return common.width
 
     @abstractmethod
     def build(self, common: Common) -> SubLayer: ...

@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-
 from allyouneed.data.packing import Batches
-from allyouneed.nn.batch import IGNORE, Batch, Rows
+from allyouneed.nn.batch import IGNORE, Batch
 
 AHEAD = 4  # batches ready before they are needed
 
@@ -106,18 +104,4 @@ def labelled(batch: Batch) -> int:
 
 def _pinned(batch: Batch) -> Batch:
     """In memory the GPU can fetch from while the host goes on."""
-
-    def pin(value: Tensor | None) -> Tensor | None:
-        return None if value is None else value.pin_memory()
-
-    def rows(side: Rows) -> Rows:
-        return replace(
-            side,
-            tokens=side.tokens.pin_memory(),
-            lengths=pin(side.lengths),
-            segments=pin(side.segments),
-            positions=pin(side.positions),
-        )
-
-    source = None if batch.source is None else rows(batch.source)
-    return Batch(target=rows(batch.target), source=source, labels=pin(batch.labels))
+    return batch.each(lambda tensor: tensor.pin_memory())

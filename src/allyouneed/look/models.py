@@ -1,0 +1,123 @@
+"""All presets side by side, from their configs alone: nothing is built, so that a 70B model takes milliseconds."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+
+from allyouneed import model_config
+from allyouneed.config import PRESETS, preset_names, tree_of
+from allyouneed.errors import UserError
+from allyouneed.nn.model import Model
+
+LENGTHS = (1024, 32768)
+BYTES = 2  # bf16
+
+
+@dataclass(frozen=True)
+class At:
+    """What a model costs at one context length."""
+
+    length: int
+    flops: float  # forward, per token; per source and target token where there are both
+    state: float | None  # bytes of decoding state in bf16; None where nothing is decoded
+    reached: bool  # its positions go that far
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    kind: str
+    parameters: int
+    limit: int | None
+    at: tuple[At, ...]
+    paper: str
+
+    def tree(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def row(name: str, lengths: Sequence[int] = LENGTHS) -> Row:
+    config = model_config(name)
+    at = tuple(_at(config, length) for length in lengths)
+    kind = str(tree_of(config, full=False)["kind"])
+    return Row(name, kind, config.cost(lengths[0]).parameters, config.limit, at, paper(name))
+
+
+def _at(config: Model, length: int) -> At:
+    cost = config.cost(length)
+    state = (cost.state_per_token * length + cost.state_constant) * BYTES
+    reached = config.limit is None or length <= config.limit
+    return At(length, cost.flops, state if config.generates else None, reached)
+
+
+def paper(name: str) -> str:
+    """Where a preset comes from: the first line of its file."""
+    with (PRESETS / f"{name}.yaml").open(encoding="utf-8") as file:
+        return file.readline().removeprefix("#").strip()
+
+
+ORDERS: dict[str, Callable[[Row], Any]] = {
+    "name": lambda row: row.name,
+    "kind": lambda row: (row.kind, row.parameters, row.name),
+    "parameters": lambda row: (row.parameters, row.name),
+    "flops": lambda row: (row.at[-1].flops, row.name),
+    "state": lambda row: (row.at[-1].state or 0.0, row.name),
+}
+
+
+def rows(wanted: Sequence[str] = (), order: str = "name", lengths: Sequence[int] = LENGTHS) -> list[Row]:
+    """Presets whose name holds one of the words; all when there are none."""
+    if order not in ORDERS:
+        raise UserError(f"--sort {order}: it may be {', '.join(ORDERS)}")
+    names = preset_names()
+    for word in wanted:
+        if not any(word in name for name in names):
+            close = difflib.get_close_matches(word, names, n=1)
+            near = f"; did you mean {close[0]!r}?" if close else ""
+            raise UserError(f"no preset has {word!r} in its name{near} (there are: {', '.join(names)})")
+    chosen = [name for name in names if not wanted or any(word in name for word in wanted)]
+    return sorted((row(name, lengths) for name in chosen), key=ORDERS[order])
+
+
+def table(found: Sequence[Row], papers: bool = False) -> RenderableType:
+    lengths = [at.length for at in found[0].at] if found else []
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    drawn.add_column("model", no_wrap=True)
+    drawn.add_column("kind", no_wrap=True)
+    for head in ("parameters", *(f"FLOPs/token\nat {short(n, 1024)}" for n in lengths)):
+        drawn.add_column(head, justify="right", no_wrap=True)
+    for length in lengths:
+        drawn.add_column(f"state, bf16\nat {short(length, 1024)}", justify="right", no_wrap=True)
+    if papers:
+        drawn.add_column("paper", no_wrap=True)
+    for one in found:
+        flops = [short(at.flops) + ("" if at.reached else "*") for at in one.at]
+        states = ["–" if at.state is None else short(at.state) + "B" + ("" if at.reached else "*") for at in one.at]
+        drawn.add_row(one.name, one.kind, short(one.parameters), *flops, *states, *([one.paper] if papers else []))
+    return drawn
+
+
+def notes(found: Sequence[Row]) -> list[str]:
+    """What a reader of the table has to know."""
+    said = ["FLOPs: one forward pass; state: what decoding keeps for one text (2 bytes a number)."]
+    if any(one.kind in ("encoder-decoder", "two-towers") for one in found):
+        said.append("With two inputs: FLOPs of one token of each together, both inputs being that long.")
+    if any(not at.reached for one in found for at in one.at):
+        said.append("*: longer than the model's positions reach; the number is what it would be.")
+    return said
+
+
+def short(value: float, base: int = 1000) -> str:
+    """Three digits and a letter: 63.1M."""
+    for letter in ("", "k", "M", "G", "T", "P"):
+        if value < base or letter == "P":
+            break
+        value /= base
+    return f"{value:.3g}{letter}" if value < 999.5 else f"{value:.0f}{letter}"

@@ -1,0 +1,88 @@
+"""A stack that reads: BERT, ViT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from torch import Tensor
+
+from allyouneed.nn.batch import Batch, Input
+from allyouneed.nn.context import Context, Facts, Memory, Record
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.embed import Embed, TokenEmbed
+from allyouneed.nn.head import Head, VocabularyHead
+from allyouneed.nn.model import (
+    Layers,
+    Model,
+    ModelModule,
+    Problem,
+    Size,
+    Vocab,
+    count_layers,
+    outer_problems,
+    stack_problems,
+    watched,
+    weights_of,
+)
+from allyouneed.nn.stack import Stack, stack_cost
+from allyouneed.nn.wiring import Depth
+
+
+class Encoder(Model):
+    """Embeddings, a stack, a head (Devlin et al. 2019, 3; Dosovitskiy et al. 2021, eq. 1-4)."""
+
+    kind: Literal["encoder"] = "encoder"
+    vocab: Size | None = None  # none where the input is no text
+    embed: Embed = TokenEmbed()
+    encoder: Layers
+    head: Head = VocabularyHead()
+
+    @property
+    def vocabs(self) -> Vocab | None:
+        return None if self.vocab is None else Vocab(source=self.vocab, target=self.vocab)
+
+    @property
+    def limit(self) -> int | None:
+        return self.embed.limit
+
+    def build(self) -> EncoderModel:
+        return EncoderModel(self)
+
+    def cost(self, length: int = 1024) -> Cost:
+        total = self.embed.cost(self, self.vocab) + stack_cost(self.encoder, self, length)
+        total += self.head.cost(self, self.vocab, self.embed.vector(self), self.embed.ties)
+        return replace(total, state_per_token=0, state_constant=0)  # it keeps nothing
+
+    def problems(self) -> Iterator[Problem]:
+        yield from stack_problems("encoder", self.encoder, self, crosses=False, decodes=False)
+        yield from outer_problems(self.embed, self.head, self, self.vocab)
+
+
+class EncoderModel(ModelModule):
+    def __init__(self, config: Encoder) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = config.embed.build(config, config.vocab)
+        self.encoder = Stack(config.encoder, config, Depth(count_layers(config.encoder), 0, "encoder"))
+        tied = self.embed.tokens.weight if config.embed.ties else None
+        self.head = config.head.build(config, config.vocab, tied)
+        config.init.apply(self, config.width)
+
+    def encode(self, given: Input, record: Record | None = None, losses: list[Tensor] | None = None) -> Memory:
+        facts: Facts = self.embed.facts(given)
+        x = self.embed(given, facts)
+        return Memory(self.encoder(x, Context(facts, record=record, losses=losses)), facts)
+
+    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
+        memory = self.encode(batch.target, losses=losses)
+        return memory.hidden, memory.facts
+
+    def attention(
+        self, batch: Batch, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+    ) -> dict[int, Tensor]:
+        """Attention weights by layer: (batch, heads, queries, keys)."""
+        modules, record = watched(self.encoder, "mixer", layers, heads)
+        self.encode(batch.target, record)
+        return weights_of(self.encoder, "mixer", modules, record)

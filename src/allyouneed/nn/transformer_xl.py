@@ -1,0 +1,91 @@
+"""Transformer-XL's relative positions: sinusoids of the distance, seen by each query in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.positions import Sinusoidal
+from allyouneed.nn.relative import Heads, Relative, RelativeModule, distances
+
+
+class TransformerXL(Relative):
+    """Dai et al. 2019, 3.3: the score of query i and key j is q·k + q·W_R R_{i−j} + u·k + v·W_R R_{i−j}, which is
+    (q + u)·k + (q + v)·W_R R_{i−j}, with R sinusoids as wide as the model.
+
+    u and v are learned; all layers of a stack have the same, as in the authors' models; `untied` gives each its own.
+    """
+
+    bilinear: ClassVar[bool] = True
+
+    kind: Literal["transformer-xl"] = "transformer-xl"
+    untied: bool = False
+
+    def build(self, heads: Heads, common: Common) -> RelativeModule:
+        return TransformerXLModule(self, heads, common)
+
+    def cost(self, heads: Heads, common: Common, keys: float) -> Cost:
+        """As many distances as tokens (twice as many where both sides are seen) are mapped by W_R."""
+        sides = 1 if heads.causal else 2
+        linear = common.linear.cost(common.width, heads.inner, False)
+        each = Cost(linear.parameters, sides * linear.flops + 2 * sides * heads.inner * keys)
+        return each + (self._biases(heads) if self.untied else Cost())
+
+    def shared(self, heads: Heads, common: Common) -> dict[Hashable, Cost]:
+        return {} if self.untied else {_key(heads): self._biases(heads)}
+
+    def _biases(self, heads: Heads) -> Cost:
+        return Cost(parameters=2 * heads.inner)
+
+
+def _key(heads: Heads) -> Hashable:
+    return "transformer-xl", heads.heads, heads.head_width
+
+
+class TransformerXLBiases(nn.Module):
+    """u (`content`) and v (`place`): (heads, 1, head_width)."""
+
+    def __init__(self, heads: Heads, untied: bool) -> None:
+        super().__init__()
+        self.one_per_stack = None if untied else _key(heads)
+        self.content = nn.Parameter(torch.empty(heads.heads, 1, heads.head_width))
+        self.place = nn.Parameter(torch.empty(heads.heads, 1, heads.head_width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.content, std=0.02)
+        nn.init.normal_(self.place, std=0.02)
+
+
+class TransformerXLModule(RelativeModule):
+    """`turn` makes q + u of q, so that attention itself computes (q + u)·k; `bias` takes the u off again to add v."""
+
+    adds_bias: ClassVar[bool] = True
+
+    def __init__(self, config: TransformerXL, heads: Heads, common: Common) -> None:
+        super().__init__()
+        self.heads, self.causal = heads.heads, heads.causal
+        self.sinusoids = Sinusoidal(order="halves").build(common.width)
+        self.far = common.linear.build(common.width, heads.inner, False)  # W_R
+        self.biases = TransformerXLBiases(heads, config.untied)
+
+    def turn(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        return q + self.biases.content.to(q.dtype), k, v
+
+    def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
+        away = distances(queries, keys)[:, None]  # (batch or 1, 1, queries, keys)
+        if self.causal:
+            away = away.clamp(min=0)  # keys ahead are hidden anyway
+        first, last = int(away.min()), int(away.max())
+        every = torch.arange(first, last + 1, device=q.device)
+        far = self.far(self.sinusoids(every).to(self.biases.place.dtype))  # (distances, inner)
+        far = far.unflatten(-1, (self.heads, -1)).transpose(0, 1).to(q.dtype)  # (heads, distances, head_width)
+        looking = q + (self.biases.place - self.biases.content).to(q.dtype)
+        scores = looking @ far.transpose(-1, -2) * scale  # (batch, heads, queries, distances)
+        return scores.gather(-1, (away - first).expand(*scores.shape[:3], -1))

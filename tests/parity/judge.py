@@ -1,0 +1,76 @@
+"""How a family is held to its judge: their model with random weights, saved as they save it, read by our table.
+
+`both(their_model)` gives our model with the same weights. `compare` runs both and returns the largest differences of
+outputs and of gradients; `tests/parity/conftest.py` writes them down for docs/family.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from allyouneed.interop.families import FAMILIES
+
+TOLERANCE = 1e-5
+
+
+def randomise(theirs: nn.Module, seed: int = 0) -> None:
+    """Every weight random and none small: no bias is zero, no gain is one, so nothing hides."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            if parameter.requires_grad:
+                noise = torch.randn(parameter.shape, generator=generator)
+                matrix = parameter.dim() > 1
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5 if matrix else noise * 0.1 + 1.0)
+
+
+def saved(theirs: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Their config and weights as their own saving writes them."""
+    theirs.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    weights: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        weights |= load_file(file)
+    return config, weights
+
+
+def ours(theirs: Any, folder: Path) -> nn.Module:
+    """Our model with their weights, through the family's table."""
+    config, weights = saved(theirs, folder)
+    return FAMILIES[config["model_type"]].convert(config, weights)
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the largest entry where that is above one (a gradient is a sum of many)."""
+    assert found.isfinite().all() and expected.isfinite().all() and expected.any(), "nothing to compare"
+    scale = max(1.0, expected.abs().max().item())
+    return (found - expected).abs().max().item() / scale
+
+
+def gradient_difference(
+    model: nn.Module, theirs: nn.Module, folder: Path, own_loss: Tensor, their_loss: Tensor
+) -> float:
+    """Largest difference of any weight's gradient: theirs are carried through the same table as the weights were."""
+    own_loss.backward()
+    their_loss.backward()
+    config, _ = saved(theirs, folder)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.copy_(gradient)
+    _, gradients = saved(theirs, folder)
+    carrier = FAMILIES[config["model_type"]].convert(config, gradients)
+    expected: Mapping[str, Tensor] = dict(carrier.named_parameters())
+    worst = 0.0
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{name} got no gradient"
+        if expected[name].any():  # a place nobody stood at has no gradient in either
+            worst = max(worst, difference(parameter.grad, expected[name].detach()))
+    return worst
