@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all check bench clean
+.PHONY: demo test test-all check docs family bench clean
 
 demo: $(VENV)/ready
 	$(BIN)/allyouneed demo
@@ -20,6 +20,20 @@ check: $(VENV)/ready-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# tables of docs/ that are made from the code, and its pictures
+docs: $(VENV)/ready-test
+	$(BIN)/python -m allyouneed.look.pages docs
+	$(BIN)/allyouneed look pattern causal 'causal & window(64)' 'causal & (window(16) | strided(16))' \
+	  --output docs/pictures/patterns.png
+	$(BIN)/allyouneed look positions '{kind: sinusoidal, order: halves}' alibi rotary \
+	  --output docs/pictures/positions.png
+
+# docs/family.md: who judged which system, and how far apart the numbers were
+family: $(VENV)/ready-test
+	rm -rf build/parity
+	PARITY_RESULTS=build/parity OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/parity
+	PYTHONPATH=tests $(BIN)/python tests/parity/family.py build/parity
 
 # make bench PAIRS=pairs.tsv
 bench: $(VENV)/ready-test

@@ -16,7 +16,8 @@ import argparse
 import json
 from pathlib import Path
 
-from allyouneed.data.readers import PairFiles, Report, read_pairs
+from allyouneed.data.pairs import PairFiles
+from allyouneed.data.readers import Report
 from allyouneed.evaluate.translation import evaluate
 from allyouneed.folder import Folder
 from allyouneed.infer.translator import Translator
@@ -53,7 +54,7 @@ def main() -> None:
     translator = Translator(Folder.load(result.model, "cuda" if cuda.is_available() else "cpu"))
     summary: dict[str, dict[str, float | str]] = {}
     for test in ("valid",) if given.valid_only else ("valid", *TESTS):
-        pairs = list(read_pairs(PairFiles(path=f"{data}/multi30k.{test}.tsv.gz"), Report()))
+        pairs = list(PairFiles(path=f"{data}/multi30k.{test}.tsv.gz").read(Report()))
         references = [pair.target for pair in pairs]
         for beam in given.beam:
             found = translator.translate([pair.source for pair in pairs], beam=beam)

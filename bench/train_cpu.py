@@ -26,12 +26,13 @@ from torch.nn.functional import cross_entropy
 from allyouneed.config import override, parse, preset_tree
 from allyouneed.data.filters import Filters
 from allyouneed.data.packing import PackedBatches, PaddedBatches
-from allyouneed.data.readers import PairFiles, Report, read_pairs
+from allyouneed.data.pairs import PairFiles
+from allyouneed.data.readers import Report
 from allyouneed.data.store import Store
 from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies
 from allyouneed.nn.batch import IGNORE, Batch
 from allyouneed.nn.model import Model
-from allyouneed.tasks.translation import Translation
+from allyouneed.tasks.translation import PairItems, Translation, pair_encoding
 
 WIDTH, HEADS, HIDDEN, LAYERS, VOCAB, DROPOUT, SMOOTHING = 256, 4, 1024, 4, 8000, 0.1, 0.1
 
@@ -161,16 +162,15 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         sample = Path(folder) / "sample.tsv"
-        pairs = list(read_pairs(PairFiles(path=given.pairs), Report()))
+        pairs = list(PairFiles(path=given.pairs).read(Report()))
         with sample.open("w", encoding="utf-8") as file:
             for pair in pairs[: given.sentences]:
                 file.write(f"{pair.source}\t{pair.target}\n")
         vocabularies = Vocabularies.train(TokenizerConfig(vocab=VOCAB), [PairFiles(path=given.pairs)])
-        store = Store.build(
-            Path(folder) / "store", [PairFiles(path=str(sample))], Filters(), vocabularies, max_tokens=255
-        )
-        packed = PackedBatches(store, vocabularies, 512, 512, max(1, given.tokens // 512), seed=1)
-        padded = PaddedBatches(store, vocabularies, given.tokens, seed=1)
+        encoding = pair_encoding(vocabularies, max_tokens=255)
+        store = Store.build(Path(folder) / "store", [PairFiles(path=str(sample))], Filters(), encoding)
+        packed = PackedBatches(PairItems(store, vocabularies), (512, 512), max(1, given.tokens // 512), seed=1)
+        padded = PaddedBatches(PairItems(store, vocabularies), given.tokens, seed=1)
         size = vocabularies.target.size
         print(f"{len(store)} sentences, vocabulary {size}, {given.threads} threads, torch {torch.__version__}")
 

@@ -1,7 +1,8 @@
 """Small models of everything that is registered, so that a new part joins the invariant tests by existing.
 
 `words(Mixer)` gives small instances of every mixer there is: required fields are filled by their type, then each
-`Literal`, `bool` and slot field is varied in turn. `cases()` puts each into a model that can translate and decode.
+`Literal`, `bool`, slot field and number that need not be there is varied in turn. `cases()` puts each into a model that
+can translate and decode.
 """
 
 import functools
@@ -18,7 +19,7 @@ import allyouneed.nn as registers_every_part
 from allyouneed.config import ConfigError, Part, parse, tree_of
 from allyouneed.nn.attention import Attention
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.model import Model
+from allyouneed.nn.model import STACKS, Model
 from allyouneed.nn.norms import Norm
 from allyouneed.nn.patterns import Causal, Pattern
 from allyouneed.nn.positions import Positions
@@ -31,6 +32,18 @@ assert registers_every_part.__path__
 
 WIDTH, HEADS, VOCAB, LONGEST = 12, 3, 11, 9
 COMBINATORS = ("and", "or", "not")
+# names of fields and what fits them here
+KNOWN = {
+    "heads": HEADS,
+    "kv_heads": 1,
+    "groups": HEADS,
+    "expert": {"kind": "ffn", "hidden": 14},
+    "factor": 2.0,
+    "rope_width": 4,
+    "length": 40,  # of learned positions: no test's sentence is longer
+    "size": 3,
+    "left": {"kind": "convolution", "size": 3},
+}
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------
@@ -53,6 +66,8 @@ def options(annotation: Any) -> list[Any]:
         return [0.5]
     if annotation is Pattern:
         return list(atoms())
+    if annotation is Mixer:
+        return []  # a part that may hold any mixer may hold itself: `composed` names a few
     if isinstance(annotation, type) and issubclass(annotation, Part) and "kind" not in annotation.model_fields:
         return [plain(kind) for kind in annotation.registry.values()]
     return []
@@ -60,11 +75,10 @@ def options(annotation: Any) -> list[Any]:
 
 def plain(cls: type[Part]) -> Any:
     """This part with as little said as possible. Named sizes fit `WIDTH`; other whole numbers are small."""
-    known = {"heads": HEADS, "kv_heads": 1, "groups": HEADS, "expert": {"kind": "ffn", "hidden": 14}, "factor": 2.0}
     filled = {}
     for name, field in cls.model_fields.items():
         if field.is_required():
-            filled[name] = known[name] if name in known else options(field.annotation)[0]
+            filled[name] = KNOWN[name] if name in KNOWN else options(field.annotation)[0]
     return cls(**filled)
 
 
@@ -77,9 +91,7 @@ def words(slot: type[Part]) -> list[Any]:
         for name, field in cls.model_fields.items():
             if name == "kind" or field.annotation in (int, float):
                 continue
-            values = options(field.annotation)
-            if values in ([LONGEST], [0.5]):
-                continue
+            values = [KNOWN[name]] if name in KNOWN else options(field.annotation)
             found += [type(base)(**{**dict(base), name: value}) for value in values if value != getattr(base, name)]
     return found
 
@@ -93,13 +105,14 @@ def causally(part: Any) -> Any:
 
 
 def atoms() -> list[Pattern]:
-    """Every pattern that is not made of others, with small numbers."""
-    return [
-        cls(**{name: size for name in cls.model_fields if name != "kind"})  # type: ignore[arg-type]
-        for kind, cls in Pattern.registry.items()
-        if kind not in COMBINATORS
-        for size in ((1, 3) if len(cls.model_fields) > 1 else (0,))
-    ]
+    """Every pattern that is not made of others, with small numbers: all 1, then 3, 2, 3, …"""
+    found: list[Pattern] = []
+    for kind, cls in Pattern.registry.items():
+        names = [name for name in cls.model_fields if name != "kind"]
+        if kind not in COMBINATORS:
+            for sizes in ((1, 1, 1), (3, 2, 3)) if names else ((),):
+                found.append(cls(**dict(zip(names, sizes, strict=False))))  # type: ignore[arg-type]
+    return found
 
 
 def patterns(leaves: int = 5) -> st.SearchStrategy[Pattern]:
@@ -172,6 +185,8 @@ def _cases() -> Iterator[tuple[str, dict]]:
         if part.crosses:
             yield f"cross {name}", tree(cross=part)
     for part in words(Channel):
+        if not part.alone:  # it says itself that company matters
+            continue
         yield f"channel {say(part)}", tree(channel=part)
     for part in words(Wiring):
         yield f"wiring {say(part)}", tree(wiring=part)
@@ -179,7 +194,46 @@ def _cases() -> Iterator[tuple[str, dict]]:
         yield f"norm {say(part)}", tree(norm=part)
     for part in words(Positions):
         yield f"positions {say(part)}", tree(embed={"positions": tree_of(part)})
+    yield from composed()
     yield "two vocabularies, untied", tree(vocab={"source": VOCAB, "target": VOCAB + 2}, embed={"tied": False})
+
+
+def composed() -> Iterator[tuple[str, dict]]:
+    """Parts made of parts, and layers in other arrangements than one kind, one after another."""
+    attention, ffn = {"kind": "attention", "heads": HEADS, "pattern": "causal"}, {"kind": "ffn", "hidden": 14}
+    past = {"kind": "convolution", "size": 3, "sees": "past"}
+    narrow, wide = past | {"size": 4, "width": 5, "separable": True}, past | {"width": 19, "activation": "relu"}
+    branches = {
+        "summed": {"left": wide, "right": narrow, "then": narrow},
+        "multiplied": {"left": attention, "right": narrow, "join": "product"},
+        "in a row": {"left": ffn, "right": attention, "join": "concat", "then": past | {"width": WIDTH}},
+        "of branches": {"left": {"kind": "branches", "left": attention, "right": ffn}, "norm": False},
+    }
+    for name, keys in branches.items():
+        yield f"mixer branches {name}", tree(mixer={"kind": "branches"} | keys)
+    around = {"kind": "convolution", "size": 4}
+    yield "encoder mixer branches around", tree(encoder_mixer={"kind": "branches", "left": around, "right": ffn})
+    universal = {"repeat": 4, "share": True, "coordinates": "sinusoidal"}
+    arrangements = {
+        "shared": {"share": True, "repeat": 3},
+        "with coordinates": universal,
+        "act": universal | {"halt": "act"},
+        "act, summed": universal | {"halt": {"kind": "act", "result": "sum"}, "wiring": "pre-norm"},
+        "act without sharing": {"repeat": 3, "halt": {"kind": "act", "threshold": 0.9}},
+    }
+    for name, keys in arrangements.items():
+        given = tree()
+        yield f"layers {name}", given | {side: [given[side][0] | keys] for side in STACKS}
+    given = tree()
+    mixed = ("post-norm", "pre-norm", "parallel", "resi-dual", "post-norm", "sandwich")
+    yield (
+        "wirings mixed",
+        given | {side: [given[side][0] | {"repeat": 1, "wiring": word} for word in mixed] for side in STACKS},
+    )
+    named = {"global": given["decoder"][0] | {"repeat": 1}, "reads": given["encoder"][0] | {"repeat": 1}}
+    named["local"] = named["global"] | {"mixer": past, "wiring": "pre-norm"}
+    texts = {"layers": named, "encoder": "2×reads", "decoder": "2×(local, global), local"}
+    yield "layers of two kinds by text", given | texts
 
 
 def say(part: Part) -> str:

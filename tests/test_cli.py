@@ -111,12 +111,15 @@ def test_no_command_shows_what_there_is(ask):
     answer = ask()
     assert answer.code == 2
     shown = answer.out + answer.err
-    assert all(name in shown for name in ("train", "translate", "evaluate", "describe", "demo"))
+    assert all(name in shown for name in ("train", "translate", "evaluate", "describe", "demo", "models", "look"))
 
 
-@pytest.mark.parametrize("command", ["train", "translate", "evaluate", "describe", "demo"])
+@pytest.mark.parametrize(
+    "command",
+    ["train", "translate", "evaluate", "describe", "demo", "models", "look", "look pattern", "look positions"],
+)
 def test_every_command_has_help(ask, command):
-    answer = ask(command, "--help")
+    answer = ask(*command.split(), "--help")
     assert answer.code == 0 and f"allyouneed {command}" in answer.out
 
 
@@ -130,6 +133,9 @@ def test_every_command_has_help(ask, command):
         (["translate", "-m", "x", "--best", "none", "hi"], "--best"),
         (["evaluate", "-m", "x", "--beam", "0", "y"], "--beam"),
         (["describe", "transformer-tiny", "--length", "0"], "--length"),
+        (["look", "patern", "causal"], "No such command 'patern'"),
+        (["look", "pattern"], "PATTERN"),
+        (["look", "pattern", "causal", "--size", "0"], "--size"),
         (["train"], "RECIPE"),
     ],
 )
@@ -549,6 +555,13 @@ def test_every_preset_is_described(ask, name):
     assert f"{ayn.model_config(name).cost().parameters:,}" in answer.lines[0]
 
 
+def test_a_description_in_a_pipe_is_not_cut():
+    found = subprocess.run(
+        [*COMMAND, "describe", "transformer-base"], capture_output=True, text=True, env=ENVIRONMENT | {"COLUMNS": "20"}
+    )
+    assert "channel  ffn, hidden 2048  2,099,712" in found.stdout and "\nparameters   63,082,496\n" in found.stdout
+
+
 def test_a_file_a_folder_and_changes_are_described(ask, model, tmp_path):
     assert "width 16" in ask("describe", model).lines[0]
     assert "width 48" in ask("describe", model, "--set", "width=48").lines[0]
@@ -566,6 +579,45 @@ def test_what_cannot_be_described_is_refused(refused, work, tmp_path):
     assert "its model is" in refused("describe", work / "run")
     assert "no config.json" in refused("describe", tmp_path)
     assert "none.yaml: cannot be read" in refused("describe", tmp_path / "none.yaml")
+
+
+# --- models and look ------------------------------------------------------------------------------------------------
+
+
+def test_models_are_a_table_also_where_nobody_sees_it():
+    """In a pipe nothing is cut to a terminal's width."""
+    found = shell("models", "--papers", text=True)
+    assert (found.returncode, found.stderr) == (0, "")
+    lines = found.stdout.splitlines()
+    firsts = [words[0] for line in lines if (words := line.split())]
+    assert [word for word in firsts if word in preset_names()] == preset_names()
+    assert any("Attention Is All You Need" in line for line in lines) and "\x1b" not in found.stdout
+
+
+def test_models_are_chosen_sorted_and_told_in_json(ask, refused):
+    trees = json.loads(ask("models", "transformer-b", "--json", "--sort", "state").out)
+    assert [tree["name"] for tree in trees] == ["transformer-base", "transformer-big"]
+    assert trees[0]["parameters"] == ayn.model_config("transformer-base").cost().parameters
+    assert [at["length"] for at in trees[0]["at"]] == [1024, 32768] and "Vaswani" in trees[0]["paper"]
+    assert "no preset has 'gtp'" in refused("models", "gtp")
+    assert "--sort age: it may be" in refused("models", "--sort", "age")
+
+
+def test_a_pattern_is_drawn_in_the_terminal_and_as_a_file(ask, refused, tmp_path):
+    answer = ask("look", "pattern", "causal & window(3)", "full", "--size", 6)
+    assert answer.code == 0 and answer.lines[1].split() == ["█▄····", "██████"]
+    answer = ask("look", "pattern", "causal", "-o", tmp_path / "p.svg")
+    assert (answer.code, answer.out, answer.err) == (0, "", f"{tmp_path / 'p.svg'}: written\n")
+    assert (tmp_path / "p.svg").read_text("utf-8").startswith("<?xml")
+    assert "'causl' is no pattern" in refused("look", "pattern", "causl")
+    assert "a picture is .png" in refused("look", "pattern", "causal", "-o", tmp_path / "p.gif")
+
+
+def test_positions_are_drawn_in_the_terminal_and_as_a_file(ask, refused, tmp_path):
+    assert "key − query from -63 to 0" in ask("look", "positions", "alibi").out
+    assert ask("look", "positions", "sinusoidal", "--output", tmp_path / "p.png").code == 0
+    assert (tmp_path / "p.png").stat().st_size > 5000
+    assert "known: alibi" in refused("look", "positions", "alibu")
 
 
 def test_the_demo_wants_a_folder(refused, tmp_path):

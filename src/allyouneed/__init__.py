@@ -2,8 +2,8 @@
 
     import allyouneed as ayn
 
-    model = ayn.load("runs/my-model/model")          # a model folder
-    model.translate(["机器学习很有趣"])                 # raw text in, raw text out
+    model = ayn.load("runs/my-model/model")          # a model folder: what it can do is what it was trained for
+    model.translate(["机器学习很有趣"])                 # raw text in, raw text out; or .generate, .classify, .tag, …
 
     module = ayn.build("transformer-base", vocab=37000)   # a torch module with fresh weights
 
@@ -20,19 +20,19 @@ from allyouneed.errors import UserError as UserError
 if TYPE_CHECKING:
     from torch import nn
 
-    from allyouneed.infer.translator import Translator
     from allyouneed.nn.model import Model
 
 __version__ = "0.1.0"
 __all__ = ["UserError", "__version__", "build", "load", "model_config"]
 
 
-def load(folder: str | Path, device: str = "cpu") -> Translator:
-    """A trained model from its folder, ready to use."""
+def load(folder: str | Path, device: str = "cpu") -> Any:
+    """A trained model from its folder, ready for what it was trained for: a `Translator`, a `Generator`, … (see
+    docs/tasks.md)."""
     from allyouneed.folder import Folder
-    from allyouneed.infer.translator import Translator
+    from allyouneed.infer.uses import predictor
 
-    return Translator(Folder.load(folder, device))
+    return predictor(Folder.load(folder, device))
 
 
 def model_config(model: str | dict[str, Any], changes: list[str] | None = None, **values: Any) -> Model:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ class Folder:
     decoding: dict[str, Any] = field(default_factory=dict)  # how it is meant to be decoded: beam, length penalty
     max_tokens: int = 256  # the longest sentence it was trained on
     directions: list[tuple[str | None, str]] = field(default_factory=list)  # (from, to), where its data named them
+    labels: list[str] = field(default_factory=list)  # what it tells apart, in the order of its scores
     card: str = ""
     path: Path | None = None
 
@@ -53,6 +56,7 @@ class Folder:
                 "decoding": self.decoding,
                 "max_tokens": self.max_tokens,
                 "directions": self.directions,
+                "labels": self.labels,
                 "tokenizer_hash": self.vocabularies.hash,
                 "sha256": {name: sha256(folder / name) for name in written},
                 "model": tree_of(config),
@@ -93,6 +97,7 @@ class Folder:
             about["decoding"],
             about["max_tokens"],
             [(pair[0], pair[1]) for pair in about["directions"]],
+            about.get("labels", []),
             card,
             path,
         )
@@ -135,21 +140,56 @@ def _named(model: nn.Module) -> dict[str, Tensor]:
 
 def read_weights(model: nn.Module, file: Path) -> None:
     """Fill the model from a safetensors file; what is missing, left over or misshapen is reported all at once."""
+    wanted = _named(model)
+    with _opened(file) as stored:
+        names = set(stored.keys())
+        problems = [f"{name}: missing" for name in sorted(set(wanted) - names)]
+        problems += [f"{name}: not a weight of this model" for name in sorted(names - set(wanted))]
+        problems += _misshapen(stored, wanted)
+        if problems:
+            raise UserError(f"{file}: the weights do not fit the config\n  " + "\n  ".join(problems))
+        _copy(stored, wanted)
+
+
+def read_body(model: nn.Module, file: Path, same_head: bool = True, head: str = "head.") -> list[str]:
+    """Fill all but the head, and the head too if it is to be the same and has the same weights; the names of what stays
+    fresh."""
+    wanted = _named(model)
+    with _opened(file) as stored:
+        names = set(stored.keys())
+        body = {name: tensor for name, tensor in wanted.items() if not name.startswith(head)}
+        problems = [f"{name}: missing" for name in sorted(set(body) - names)]
+        strange = [name for name in sorted(names - set(wanted)) if not name.startswith(head)]
+        problems += [f"{name}: not a weight of this model" for name in strange]
+        problems += _misshapen(stored, body)
+        if problems:
+            raise UserError(f"{file}: the weights do not fit the config\n  " + "\n  ".join(problems))
+        same = same_head and set(wanted) == names and not _misshapen(stored, wanted)
+        _copy(stored, wanted if same else body)
+        return [] if same else sorted(set(wanted) - set(body))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
-    wanted = _named(model)
     try:
-        with safe_open(file, framework="pt") as stored, torch.no_grad():
-            names = set(stored.keys())
-            problems = [f"{name}: missing" for name in sorted(set(wanted) - names)]
-            problems += [f"{name}: not a weight of this model" for name in sorted(names - set(wanted))]
-            for name in sorted(names & set(wanted)):
-                shape, expected = tuple(stored.get_slice(name).get_shape()), tuple(wanted[name].shape)
-                if shape != expected:
-                    problems.append(f"{name}: {shape} in the file, {expected} in the model")
-            if problems:
-                raise UserError(f"{file}: the weights do not fit the config\n  " + "\n  ".join(problems))
-            for name, tensor in wanted.items():
-                tensor.copy_(stored.get_tensor(name))
+        with safe_open(file, framework="pt") as stored:
+            yield stored
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file}: cannot be read as safetensors: {error}") from None
+
+
+def _misshapen(stored: Any, wanted: dict[str, Tensor]) -> list[str]:
+    problems = []
+    for name in sorted(set(stored.keys()) & set(wanted)):
+        shape, expected = tuple(stored.get_slice(name).get_shape()), tuple(wanted[name].shape)
+        if shape != expected:
+            problems.append(f"{name}: {shape} in the file, {expected} in the model")
+    return problems
+
+
+def _copy(stored: Any, wanted: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(stored.get_tensor(name))

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from allyouneed.data import dates
-from allyouneed.data.readers import PairFiles, Report, read_pairs
+from allyouneed.data.pairs import PairFiles
+from allyouneed.data.readers import Report
 
 BIRTHDAY = datetime.date(2026, 11, 15)
 
@@ -94,7 +95,7 @@ def test_written_files_are_read_by_the_readers(tmp_path: Path) -> None:
     assert [path.name for path in paths] == ["train.tsv", "valid.tsv", "test.tsv"]
     for path, split in zip(paths, dates.splits(2, 500, 20, 20), strict=True):
         report = Report()
-        assert [(p.source, p.target) for p in read_pairs(PairFiles(path=path), report)] == split
+        assert [(p.source, p.target) for p in PairFiles(path=path).read(report)] == split
         assert report.broken == 0
 
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from allyouneed.data import filters as module
 from allyouneed.data.filters import Filters, Seen
-from allyouneed.data.readers import Pair, Report
+from allyouneed.data.pairs import Pair
+from allyouneed.data.readers import Report
 
 
 def keep(pairs: list[tuple[str, str]], **config: object) -> tuple[list[tuple[str, str]], Report]:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from allyouneed.data.filters import Filters
 from allyouneed.data.packing import Batches, PackedBatches, PaddedBatches, fill, pack
-from allyouneed.data.readers import PairFiles
-from allyouneed.data.store import Side, Store
+from allyouneed.data.pairs import PairFiles
+from allyouneed.data.store import Column, Store
 from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies, train
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE, Batch
+from allyouneed.tasks.translation import PairItems, pair_encoding
 
 LIMIT = 12
 
@@ -34,24 +35,23 @@ def vocabularies() -> Vocabularies:
 class MemoryStore(Store):
     """A store that never was on disk: sentence n of a side is made of ids that tell n, the side and the place."""
 
-    def __init__(self, lengths: list[tuple[int, int]], max_tokens: int = LIMIT) -> None:
-        self.folder, self.max_tokens, self.vocabularies_hash = Path("memory"), max_tokens, vocabularies().hash
+    def __init__(self, lengths: list[tuple[int, int]]) -> None:
+        self.folder, self.facts = Path("memory"), pair_encoding(vocabularies(), LIMIT).facts
         sides = []
         for side in (0, 1):
             sizes = np.array([pair[side] for pair in lengths], dtype=np.int32)
             offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
             ids = [1000 * (n + 1) + 100 * side + place for n, size in enumerate(sizes) for place in range(size)]
-            sides.append(Side(np.array(ids, dtype=np.uint32), offsets, sizes))
-        self.sides = tuple(sides)
-        self.source_lengths, self.target_lengths = sides[0].lengths, sides[1].lengths
+            sides.append(Column(np.array(ids, dtype=np.uint32), offsets, sizes))
+        self.columns = {"source": sides[0], "target": sides[1]}
 
 
 def packed(store: Store, seed: int = 0) -> PackedBatches:
-    return PackedBatches(store, vocabularies(), row_source=LIMIT + 1, row_target=LIMIT + 5, rows=3, seed=seed)
+    return PackedBatches(PairItems(store, vocabularies()), (LIMIT + 1, LIMIT + 5), rows=3, seed=seed)
 
 
 def padded(store: Store, seed: int | None = 0) -> PaddedBatches:
-    return PaddedBatches(store, vocabularies(), budget=40, seed=seed)
+    return PaddedBatches(PairItems(store, vocabularies()), budget=40, seed=seed)
 
 
 BOTH = pytest.mark.parametrize("make", [packed, padded])
@@ -95,9 +95,9 @@ def test_an_epoch_is_every_sentence_once_with_its_marks(
     found = [parts for batch in make(store).batches(epoch) for parts in sentences(batch)]
     expected = [
         (
-            [*store.source(n).tolist(), both.source.eos],
-            [both.target.bos, *store.target(n).tolist()],
-            [*store.target(n).tolist(), both.target.eos],
+            [*store["source"][n].tolist(), both.source.eos],
+            [both.target.bos, *store["target"][n].tolist()],
+            [*store["target"][n].tolist(), both.target.eos],
         )
         for n in range(len(store))
     ]
@@ -151,7 +151,7 @@ def test_packing_respects_both_capacities_and_uses_each_sentence_once(
     order = list(range(len(lengths)))
     rng.shuffle(order)  # type: ignore[attr-defined]
     source, target = (np.array([pair[side] for pair in lengths], dtype=np.int64) for side in (0, 1))
-    groups = pack(source, target, *rows, np.array(order, dtype=np.int64), pool=pool)
+    groups = pack((source, target), rows, np.array(order, dtype=np.int64), pool=pool)
     assert sorted(n for row in groups for n in row.tolist()) == list(range(len(lengths)))
     for row in groups:
         assert len(row) and source[row].sum() <= rows[0] and target[row].sum() <= rows[1]
@@ -163,13 +163,13 @@ def test_realistic_sentences_fill_their_rows() -> None:
     rng = np.random.default_rng(0)
     source = np.clip(rng.lognormal(2.8, 0.5, 20_000), 2, 120).astype(np.int64)
     target = np.clip(source * rng.lognormal(0, 0.15, 20_000), 2, 120).astype(np.int64)
-    groups = pack(source, target, 512, 512, rng.permutation(20_000))
+    groups = pack((source, target), (512, 512), rng.permutation(20_000))
     assert fill(groups, source, 512) > 0.95 and fill(groups, target, 512) > 0.95
 
 
 def test_a_sentence_longer_than_a_row_is_never_cut() -> None:
     with pytest.raises(ValueError, match="longer than a row"):
-        pack(np.array([3]), np.array([11]), 10, 10, np.array([0]))
+        pack((np.array([3]), np.array([11])), (10, 10), np.array([0]))
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -214,7 +214,7 @@ def test_validation_comes_in_the_same_order_from_short_to_long() -> None:
     batches = padded(store, seed=None)
     steps = range(batches.steps_per_epoch(0))
     assert [batches.describe(0, n) for n in steps] == [batches.describe(5, n) for n in steps]
-    longest = [max(int(store.target_lengths[n]) for n in batches.describe(0, step)) for step in steps]
+    longest = [max(int(store["target"].lengths[n]) for n in batches.describe(0, step)) for step in steps]
     assert all(a <= b for a, b in pairwise(longest))
 
 
@@ -228,21 +228,20 @@ def test_describe_names_the_sentences_of_a_batch(make: Callable[[Store], Batches
         batches.describe(2, batches.steps_per_epoch(2))
 
 
-def test_rows_too_short_for_the_data_are_refused_with_what_to_do() -> None:
-    store = MemoryStore([(1, 1)], max_tokens=64)
-    with pytest.raises(UserError, match=r"up to 64 tokens.*target row holds 32.*max_tokens to 32"):
-        PackedBatches(store, vocabularies(), row_source=64, row_target=32, rows=2)
+def test_batches_too_small_for_the_data_are_refused_with_what_to_do() -> None:
+    items = PairItems(MemoryStore([(1, 63)]), vocabularies())
     with pytest.raises(UserError, match="cannot hold a sentence of 64"):
-        PaddedBatches(store, vocabularies(), budget=63)
+        PaddedBatches(items, budget=63).steps_per_epoch(0)
     with pytest.raises(UserError, match="at least one row"):
-        PackedBatches(store, vocabularies(), 64, 64, rows=0)
+        PackedBatches(items, (64, 64), rows=0)
 
 
 def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("a\tb\n")
     both = train(TokenizerConfig(vocab=259), ["a"])
     files = [PairFiles(path=tmp_path / "a.tsv")]
-    store = Store.build(tmp_path / "s", files, Filters(), Vocabularies(both, both), max_tokens=8)
-    assert PackedBatches(store, Vocabularies(both, both), 8, 8, rows=1).steps_per_epoch(0) == 1
+    mine = Vocabularies(both, both)
+    store = Store.build(tmp_path / "s", files, Filters(), pair_encoding(mine, max_tokens=8))
+    assert PackedBatches(PairItems(store, mine), (8, 8), rows=1).steps_per_epoch(0) == 1
     with pytest.raises(UserError, match="another tokenizer"):
-        PackedBatches(store, vocabularies(), 8, 8, rows=1)
+        PairItems(store, vocabularies())

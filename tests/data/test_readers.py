@@ -10,16 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.config import ConfigError, parse, to_yaml, tree_of
-from allyouneed.data.readers import PairFiles, Report, read_lines, read_pairs
+from allyouneed.data.pairs import PairFiles
+from allyouneed.data.readers import Report
+from allyouneed.data.texts import TextFiles
 from allyouneed.errors import UserError
 
 TEXT = "Hello\tHallo\nGood day\tGuten Tag\n"
 PAIRS = [("Hello", "Hallo"), ("Good day", "Guten Tag")]
 
 
+def lines_of(path: Path) -> list[str]:
+    return [document.text for document in TextFiles(path=(path,), document="line").read(Report())]
+
+
 def pairs_of(**config: object) -> tuple[list[tuple[str, str]], Report]:
     report = Report()
-    found = [(pair.source, pair.target) for pair in read_pairs(parse(PairFiles, config), report)]
+    found = [(pair.source, pair.target) for pair in parse(PairFiles, config).read(report)]
     return found, report
 
 
@@ -72,7 +78,7 @@ def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_bytes(f"{odd}\t{odd}\r\nx\ty\n".encode())
     assert pairs_of(path=str(tmp_path / "a.tsv"))[0] == [(odd, odd), ("x", "y")]
     (tmp_path / "a.txt").write_bytes(f"{odd}\r\n\nx".encode())
-    assert list(read_lines(tmp_path / "a.txt")) == [odd, "", "x"]
+    assert lines_of(tmp_path / "a.txt") == [odd, "x"], "an empty line holds nothing"
 
 
 @given(
@@ -83,7 +89,7 @@ def test_any_text_comes_back_as_it_was(lines: list[str], tmp_path_factory: pytes
     path = tmp_path_factory.mktemp("any") / "a.txt"
     path.write_bytes("".join(line + "\n" for line in lines).encode())
     expected = [lines[0].removeprefix("\ufeff"), *lines[1:]]
-    assert list(read_lines(path)) == expected
+    assert lines_of(path) == [line for line in expected if line.encode().strip()]
 
 
 def test_a_directory_is_its_shards_by_name_without_hidden_files(tmp_path: Path) -> None:
@@ -187,7 +193,7 @@ def test_a_useless_file_is_refused_by_name(tmp_path: Path, what: str, says: str)
         pairs_of(path=str(path))
     assert str(path) in str(error.value)
     with pytest.raises(UserError, match=says):
-        list(read_lines(path))
+        lines_of(path)
 
 
 def test_a_useless_directory_is_refused(tmp_path: Path) -> None:

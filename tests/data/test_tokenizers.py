@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from allyouneed.config import ConfigError, parse
-from allyouneed.data.readers import PairFiles
+from allyouneed.data.pairs import PairFiles
 from allyouneed.data.tokenizers import Tokenizer, TokenizerConfig, Vocabularies, language_token, train
 from allyouneed.errors import UserError
 

@@ -11,14 +11,18 @@ from allyouneed.nn.model import Model
 from allyouneed.nn.norms import Norm
 from allyouneed.nn.patterns import Pattern
 from allyouneed.nn.positions import Positions
+from allyouneed.nn.recurrence import Halt
 from allyouneed.nn.relative import Relative
+from allyouneed.nn.rotary_scaling import Scaling
 from allyouneed.nn.scores import Scores
 from allyouneed.nn.sublayer import Channel, Mixer
 from allyouneed.nn.wiring import Wiring
-from anypart import CASES, COMBINATORS, atoms, words
+from anypart import CASES, COMBINATORS, atoms, composed, words
+
+SLOTS = [Mixer, Channel, Wiring, Norm, Positions, Relative, Scores, Scaling, Halt]
 
 
-@pytest.mark.parametrize("slot", [Mixer, Channel, Wiring, Norm, Positions, Relative, Scores], ids=lambda slot: slot.slot)
+@pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.slot)
 def test_every_registered_part_is_in_some_case(slot):
     def kinds(node: Any) -> Iterator[str]:
         if isinstance(node, Part) and slot in type(node).__mro__:
@@ -43,3 +47,7 @@ def test_options_that_can_be_counted_are_all_tried():
     attention = [part for part in words(Mixer) if part.kind == "attention"]
     assert {part.bias for part in attention} == {True, False}
     assert {str(part.pattern) for part in attention} == {str(pattern) for pattern in atoms()}
+
+
+def test_what_is_composed_by_hand_is_possible():
+    assert {name for name, _ in composed()} <= set(CASES)

@@ -152,7 +152,8 @@ def test_a_source_is_not_copied_for_its_beams():
 def test_a_layer_that_cannot_decode_says_so(name):
     """Decoding states exist exactly for the mixers that declare themselves causal."""
     model = case(name)
-    for block, layer in zip(model.encoder.blocks, model.config.encoder * 2, strict=True):
+    layers = [layer for layer in model.config.encoder for _ in range(layer.repeat)]
+    for block, layer in zip(model.encoder.blocks, layers, strict=True):
         if layer.mixer is not None and not layer.mixer.causal:
             with pytest.raises(ValueError, match="cannot decode"):
                 block.new_states()

@@ -1,6 +1,7 @@
 """A description says what the built model is: its words, its shapes, its numbers."""
 
 import io
+import math
 import re
 
 import pytest
@@ -60,11 +61,9 @@ def test_every_weight_is_in_the_tree(name):
         often = 1
         for _, n in repeats:
             often *= n
-        for shape in re.findall(r"\w+ (\(\d+(?:, \d+|,)\))(?! \(tied\))", label):
-            size = 1
-            for side in re.findall(r"\d+", shape):
-                size *= int(side)
-            total += often * size
+        for shape, note in re.findall(r"\w+ +(\((?:\d+,|\d+(?:, \d+)*)?\))( \(tied\)| \(one for all layers\))?", label):
+            size = math.prod(int(side) for side in re.findall(r"\d+", shape))
+            total += {"": often, " (tied)": 0, " (one for all layers)": 1}[note] * size
     assert total == sum(value.numel() for value in built(config).parameters())
 
 

@@ -6,17 +6,42 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 
-from allyouneed.nn import attend
+from allyouneed.nn import attend, flex
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Facts
+from allyouneed.nn.dense import Dense, Manner, dense_mask
 from allyouneed.nn.patterns import Causal, Full, Pattern, Window
+from allyouneed.nn.tiles import Part
 from anypart import patterns
 
 SIZES = [1, 3, 63, 100]
 HEADS, HEAD_WIDTH = 2, 16
+PLAIN = Manner(HEAD_WIDTH**-0.5)
 SOME_PATTERNS = [Full(), Causal(), Causal() & Window(size=5), Pattern.from_text("causal & window(3) | prefix(2)")]
+
+
+def dense(pattern, queries, keys):
+    return Dense(dense_mask(pattern, queries, keys), queries.positions, keys.positions)
+
+
+def by_flex(pattern, queries, keys):
+    parts = attend.parts_of(pattern, queries, keys, flex.FLEX_BLOCK)
+    return flex.Flex(parts, lambda: dense(pattern, queries, keys))
+
+
+def path(name, pattern, queries, keys):
+    paths = {"dense": dense, "flex": by_flex, "grouped": lambda p, q, k: attend.grouped(lambda a, b: planned(p, a, b), q, k)}
+    return paths[name](pattern, queries, keys)
+
+
+def planned(pattern, queries, keys):
+    return attend.plan(pattern, queries, keys, PLAIN)
+
+
+def following(seen, time):
+    return Facts.following([seen], Rows(torch.zeros(1, time, dtype=torch.long)))
 
 
 def written_out(q, k, v, sees):
@@ -63,7 +88,7 @@ def compare(execute, pattern, queries, keys, batch, gradients=True):
     sees = sees * batch if len(sees) == 1 else sees
     real = torch.tensor([[bool(keys) for keys in row] for row in sees])[:, None, :, None]
     exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
-    found, expected = execute(q, k, v, 0.0), written_out(*exact, sees)
+    found, expected = execute(q, k, v, 0.0, PLAIN), written_out(*exact, sees)
     assert found.isfinite().all()
     torch.testing.assert_close(found * real, (expected * real).float(), atol=1e-5, rtol=1e-5)
     if not gradients:
@@ -93,26 +118,26 @@ def packed(rows, tail=0):
 
 def eager_flex(monkeypatch):
     """The kernel is for GPUs; FlexAttention's own eager definition runs here on the same block mask, forward only."""
-    monkeypatch.setattr(attend, "_compiled_flex", lambda: flex_attention)
+    monkeypatch.setattr(flex, "_compiled_flex", lambda: flex_attention)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_whole(size):
     compare(attend.whole, Full(), whole_row(size), whole_row(7), batch=2)
-    assert attend.plan(Full(), whole_row(size), whole_row(7)) is attend.whole
+    assert planned(Full(), whole_row(size), whole_row(7)) is attend.whole
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_causal(size):
     facts = whole_row(size)
-    assert attend.plan(Causal(), facts, facts) is attend.causal
+    assert planned(Causal(), facts, facts) is attend.causal
     compare(attend.causal, Causal(), facts, facts, batch=2)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_causal_needs_no_mask_for_padding_on_the_right(size):
     facts = padded([size, (size + 1) // 2, 1])
-    compare(attend.plan(Causal(), facts, facts), Causal(), facts, facts, batch=3)
+    compare(planned(Causal(), facts, facts), Causal(), facts, facts, batch=3)
 
 
 @pytest.mark.parametrize("pattern", SOME_PATTERNS, ids=str)
@@ -120,32 +145,24 @@ def test_causal_needs_no_mask_for_padding_on_the_right(size):
 @pytest.mark.parametrize("size", SIZES)
 def test_dense(pattern, side, size):
     facts = padded([size, (size + 1) // 2, 1], side)
-    compare(attend.Dense(attend.dense_mask(pattern, facts, facts)), pattern, facts, facts, batch=3)
+    compare(dense(pattern, facts, facts), pattern, facts, facts, batch=3)
 
 
 @pytest.mark.parametrize("pattern", SOME_PATTERNS, ids=str)
 @pytest.mark.parametrize("rows", [[[1]], [[3], [1, 1]], [[20, 1, 42], [63]], [[1] * 40 + [7] * 5 + [25], [50, 50]]])
-@pytest.mark.parametrize("path", ["grouped", "dense", "flex"])
-def test_packed_rows(path, pattern, rows, monkeypatch):
+@pytest.mark.parametrize("way", ["grouped", "dense", "flex"])
+def test_packed_rows(way, pattern, rows, monkeypatch):
     eager_flex(monkeypatch)
     facts = packed(rows, tail=3)
-    if path == "dense":
-        execute = attend.Dense(attend.dense_mask(pattern, facts, facts))
-    else:
-        execute = getattr(attend, path)(pattern, facts, facts)
-    compare(execute, pattern, facts, facts, len(rows), gradients=path != "flex")
+    compare(path(way, pattern, facts, facts), pattern, facts, facts, len(rows), gradients=way != "flex")
 
 
-@pytest.mark.parametrize("path", ["grouped", "dense", "flex"])
-def test_packed_rows_that_look_across(path, monkeypatch):
+@pytest.mark.parametrize("way", ["grouped", "dense", "flex"])
+def test_packed_rows_that_look_across(way, monkeypatch):
     """Each sentence of the target looks at its own sentence of the source, of another length."""
     eager_flex(monkeypatch)
     queries, keys = packed([[5, 1, 30], [2, 61]], tail=2), packed([[1, 9, 20], [70, 3]], tail=1)
-    if path == "dense":
-        execute = attend.Dense(attend.dense_mask(Full(), queries, keys))
-    else:
-        execute = getattr(attend, path)(Full(), queries, keys)
-    compare(execute, Full(), queries, keys, batch=2, gradients=path != "flex")
+    compare(path(way, Full(), queries, keys), Full(), queries, keys, batch=2, gradients=way != "flex")
 
 
 @settings(max_examples=30)
@@ -157,7 +174,7 @@ def test_packed_rows_that_look_across(path, monkeypatch):
 def test_what_the_plan_chooses_for_packed_rows_is_the_definition(pattern, rows, tail):
     """Any pattern, any number of sentences."""
     facts = packed(rows, tail)
-    compare(attend.plan(pattern, facts, facts), pattern, facts, facts, len(rows))
+    compare(planned(pattern, facts, facts), pattern, facts, facts, len(rows))
 
 
 facts_of_one_side = st.one_of(
@@ -171,40 +188,53 @@ facts_of_one_side = st.one_of(
 @given(patterns(), facts_of_one_side, facts_of_one_side, st.booleans())
 @example(Causal(), padded([5, 4]), padded([5, 2]), False)  # as long as the queries, and yet padded
 @example(Causal(), whole_row(5), padded([5, 2]), False)
-@example(Causal(), Facts.following([2], 3, torch.device("cpu")), whole_row(3), False)  # a later chunk, as long
-@example(Causal(), Facts.following([4], 1, torch.device("cpu")), padded([5, 2]), False)  # the newest token
+@example(Causal(), following(2, 3), whole_row(3), False)  # a later chunk, as long
+@example(Causal(), following(4, 1), padded([5, 2]), False)  # the newest token
 def test_what_the_plan_chooses_is_the_definition(pattern, queries, keys, to_itself):
     """Self-attention and cross-attention by any pattern, padded on either side."""
     keys = queries if to_itself else keys
-    compare(attend.plan(pattern, queries, keys), pattern, queries, keys, batch=2)
+    compare(planned(pattern, queries, keys), pattern, queries, keys, batch=2)
 
 
 @settings(max_examples=40)
 @given(patterns(), st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=3))
 def test_flex_asks_about_single_places_and_gets_the_dense_mask(pattern, rows):
+    """In whatever order the tokens have been put, and whatever its block mask leaves out or takes as a whole."""
     queries = packed(rows, tail=2)
     keys = packed([row[::-1] for row in rows], tail=1)
-    rule = attend.mask_mod(pattern, queries, keys)
-    dense = attend.dense_mask(pattern, queries, keys)[:, 0]
-    head = torch.zeros((), dtype=torch.long)
+    part = Part(pattern, queries, keys, 4)
+    rule, blocks = flex.mask_mod(part), flex.block_mask(part)
+    head, steps = torch.zeros((), dtype=torch.long), [torch.arange(side.blocks * 4) for side in (part.query, part.key)]
+    said = torch.stack([rule(torch.tensor(b), head, steps[0][:, None], steps[1]) for b in range(len(rows))])
+    whole = torch.zeros(said.shape, dtype=torch.bool)
+    asked = torch.zeros_like(whole)
+    for found, counts, indices in (
+        (asked, blocks.kv_num_blocks, blocks.kv_indices),
+        (whole, blocks.full_kv_num_blocks, blocks.full_kv_indices),
+    ):
+        for b in range(len(rows)):
+            for q, count in enumerate(counts[b, 0].tolist()):
+                for k in indices[b, 0, q, :count].tolist():
+                    found[b, 4 * q : 4 * q + 4, 4 * k : 4 * k + 4] = True
+    seen = whole | (asked & said)
+    truth = dense_mask(pattern, queries, keys)[:, 0] & (queries.segments > 0)[:, :, None]
     for b in range(len(rows)):
-        for q in range(queries.time):
-            row = torch.stack([rule(torch.tensor(b), head, torch.tensor(q), torch.tensor(k)) for k in range(keys.time)])
-            if row.any():  # a query that sees nothing has its own test
-                assert torch.equal(row, dense[b, q]), (b, q)
-    block = create_block_mask(rule, len(rows), None, queries.time, keys.time, device="cpu")
-    assert block.mask_mod is rule
+        at = [side.slots.view(len(rows), -1)[b] - b * side.blocks * 4 for side in (part.query, part.key)]
+        assert torch.equal(seen[b][at[0]][:, at[1]] & (queries.segments[b] > 0)[:, None], truth[b])
+        beyond = torch.ones(part.key.blocks * 4, dtype=torch.bool)
+        beyond[at[1]] = False
+        assert not seen[b][:, beyond].any()
 
 
 def test_flex_leaves_to_the_dense_mask_what_its_kernel_cannot_do(monkeypatch):
     def kernel():
         raise AssertionError("the kernel was asked")
 
-    monkeypatch.setattr(attend, "_compiled_flex", kernel)
+    monkeypatch.setattr(flex, "_compiled_flex", kernel)
     facts = packed([[3, 4]], tail=1)
     q, k, v = (tensor[..., :12] for tensor in tensors(1, facts.time, facts.time))
-    found = attend.flex(Causal(), facts, facts)(q, k, v, 0.0)
-    expected = attend.Dense(attend.dense_mask(Causal(), facts, facts))(q, k, v, 0.0)
+    found = by_flex(Causal(), facts, facts)(q, k, v, 0.0, PLAIN)
+    expected = dense(Causal(), facts, facts)(q, k, v, 0.0, PLAIN)
     torch.testing.assert_close(found, expected)
 
 
@@ -215,8 +245,8 @@ def test_a_row_of_nothing_but_padding_stays_finite(pattern):
     empty = Facts.of(Rows(torch.zeros(2, 3, dtype=torch.long), lengths=torch.tensor([3, 0])))
     for places in (facts, empty):
         q, k, v = tensors(2, 3, 3)
-        for execute in (attend.plan(pattern, places, places), attend.Dense(attend.dense_mask(pattern, places, places))):
-            found = execute(q, k, v, 0.0)
+        for execute in (planned(pattern, places, places), dense(pattern, places, places)):
+            found = execute(q, k, v, 0.0, PLAIN)
             gradients = torch.autograd.grad(found.square().sum(), [q, k, v])
             assert found.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients)
 
@@ -229,7 +259,7 @@ def test_grouping_does_not_pay_for_the_square_of_the_row():
     facts = packed([[5] * 40])
     q, k, v = (tensor.detach() for tensor in tensors(1, 200, 200))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        attend.grouped(Full(), facts, facts)(q, k, v, 0.0)
+        path("grouped", Full(), facts, facts)(q, k, v, 0.0, PLAIN)
     assert counter.get_total_flops() == 4 * HEADS * HEAD_WIDTH * 40 * 5**2
 
 

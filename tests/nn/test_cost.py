@@ -94,10 +94,12 @@ def test_the_flops_of_a_window_do_not_grow_with_the_sentence():
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("mixer", "cross", "two"))])
-@pytest.mark.parametrize("tokens", [1, 5, 33])
+@pytest.mark.parametrize("tokens", [1, 33, 90])
 def test_state_is_as_large_as_declared(name, tokens):
-    """Self part: per token of the target. Cross part: once for the source. Both in elements; float32 here."""
+    """What grows, for each token of the target; what is constant, once: the source's keys, and what a mixer that
+    forgets comes to keep (until then it is as small as the text). In elements; float32 here."""
     config = parse(Model, CASES[name])
+    tokens = min(tokens, 40 if "location" in name else tokens)  # scores of a table of places end where it ends
     model, rows, source = config.build().eval(), 3, 4
     with torch.no_grad():
         states = model.start(Rows(torch.ones(rows, source, dtype=torch.long)))
@@ -106,10 +108,10 @@ def test_state_is_as_large_as_declared(name, tokens):
             model.advance(Rows(torch.ones(rows, step, dtype=torch.long)), states)
     cost = config.cost(source)
     shared = sum(s.bytes for layer in states.layers for s in layer.values() if s.shared)
-    own = sum(s.bytes for layer in states.layers for s in layer.values() if not s.shared)
-    assert own == 4 * rows * tokens * cost.state_per_token
-    assert shared == 4 * rows * cost.state_constant
-    assert states.bytes == own + shared > 0
+    grown, constant = 4 * rows * tokens * cost.state_per_token, 4 * rows * cost.state_constant
+    assert 0 < grown + shared <= states.bytes <= grown + constant
+    if tokens >= 90 or shared == constant:  # whatever small parts keep is full by now
+        assert states.bytes == grown + constant
 
 
 def test_asking_for_the_cost_of_a_large_model_builds_nothing(monkeypatch):

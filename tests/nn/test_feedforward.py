@@ -49,6 +49,15 @@ def test_ffn_is_the_papers_equation_2(name, bias):
     torch.testing.assert_close(module(X, CONTEXT), expected, rtol=1e-12, atol=1e-12)
 
 
+def test_ffn_may_normalise_its_hidden_layer():
+    module = FFN(hidden=5, norm=True).build(COMMON).double()
+    torch.nn.init.normal_(module.norm.weight)
+    hidden = EQUATIONS["relu"](module.up(X))
+    centred = hidden - hidden.mean(-1, keepdim=True)
+    normal = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * module.norm.weight
+    torch.testing.assert_close(module(X, CONTEXT), module.down(normal), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", EQUATIONS)
 def test_glu_is_shazeers_equations_and_its_gate_is_the_first_half(name, bias):

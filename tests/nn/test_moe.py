@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from collections import Counter
+from typing import Literal
 
 import pytest
 import torch
@@ -13,9 +15,12 @@ from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.cost import Cost
 from allyouneed.nn.feedforward import FFN, GLU
 from allyouneed.nn.model import Model
 from allyouneed.nn.moe import Groups, MoE, Router
+from allyouneed.nn.state import KeyValues
+from allyouneed.nn.sublayer import Channel, SubLayer
 from anypart import tree
 
 WIDTH = 7
@@ -64,13 +69,14 @@ def plainly(built, x, context):
         choices.append([(i, router.scale * scores[i] / total) for i in best])
         shares.append(scores / scores.sum())
         logsums.append(logits.exp().sum().log() ** 2)
-    taken = [0] * number
+    taken = Counter()
     for choice in range(top):
         for (row, at), wanted in zip(tokens, choices, strict=True):
             i, weight = wanted[choice]
             chosen[i] += 1
-            if taken[i] < room:
-                taken[i] += 1
+            taken[i] += 1
+            taken[row, i] += 1
+            if taken[i] <= room and taken[row, i] <= (moe.row_capacity or math.inf):
                 said = moe.experts[i](x[row, at][None, None], context)[0, 0]
                 out[row, at] = out[row, at] + weight * said
     if moe.shared is not None:
@@ -83,6 +89,7 @@ def plainly(built, x, context):
 VARIANTS = {
     "switch": {"top": 1, "capacity": 1.25},
     "tight": {"top": 2, "capacity": 0.4},
+    "by rows": {"top": 2, "row_capacity": 2},
     "mixtral": {"top": 2, "expert": GLU(hidden=5), "router": Router(normalise=True)},
     "deepseek-v2": {
         "top": 3,
@@ -147,7 +154,7 @@ def test_any_sizes(sizes, lengths, capacity, seed):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_without_a_capacity_a_token_gets_the_same_numbers_in_any_company(name):
-    keys = VARIANTS[name] | {"capacity": None}
+    keys = VARIANTS[name] | {"capacity": None, "row_capacity": None}
     assert MoE(**({"experts": 6, "expert": SMALL} | keys)).alone
     built = module(**keys).eval()
     x, context = batch(6, 3)
@@ -159,7 +166,7 @@ def test_without_a_capacity_a_token_gets_the_same_numbers_in_any_company(name):
 
 def test_with_a_capacity_it_says_that_company_matters():
     config = MoE(experts=2, top=1, expert=SMALL, capacity=1.0)
-    assert not config.alone
+    assert not config.alone and not MoE(experts=2, top=1, expert=SMALL, row_capacity=1).alone
     assert not MoE(experts=2, expert=config).alone
     assert not MoE(experts=2, expert=SMALL, shared=config).alone
 
@@ -187,7 +194,7 @@ def test_padding_is_never_routed_takes_no_room_and_no_part_in_the_loss():
 
 def test_rows_of_padding_alone_are_no_trouble():
     built = module()
-    x, context = batch(3)
+    x, _ = batch(3)
     facts = Facts.of(Rows(torch.zeros(1, 3, dtype=torch.long), lengths=torch.tensor([0])))
     empty = Context(facts, losses=[])
     assert built(x, empty).eq(0).all() and not empty.losses
@@ -254,12 +261,54 @@ def test_the_router_keeps_its_precision_under_autocast():
     assert built.bfloat16()(x.bfloat16(), context).dtype == torch.bfloat16
 
 
+class Remembering(Channel):
+    """A channel that keeps something of earlier tokens."""
+
+    kind: Literal["remembering"] = "remembering"
+    width: int = WIDTH
+
+    def build(self, common):
+        return RememberingModule()
+
+    def cost(self, common):
+        return Cost()
+
+    def outputs(self, common):
+        return self.width
+
+
+del Channel.registry["remembering"]  # no other test shall meet it
+
+
+class RememberingModule(SubLayer):
+    def forward(self, x, context, state=None):
+        return x if state is None else x * 2
+
+    def new_state(self):
+        return KeyValues()
+
+
+def test_what_looks_at_earlier_tokens_can_be_shared_but_is_no_expert():
+    built, alone = module(shared=Remembering()), module()
+    x, context = batch(3)
+    state = built.new_state()
+    assert isinstance(state, KeyValues) and alone.new_state() is None
+    torch.testing.assert_close(built(x, context, state), alone(x, context) + 2 * x, rtol=1e-12, atol=1e-12)
+    with pytest.raises(TypeError, match="out of their rows"):
+        module(expert=Remembering())
+
+
+def test_an_expert_of_another_width_is_refused():
+    found = MoE(experts=2, expert=SMALL, shared=Remembering(width=3)).problems(COMMON)
+    assert found == [("shared", "gives 3 features where the mixture has 7")]
+
+
 # --- cost -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_cost_is_all_parameters_and_the_work_of_the_active(name):
-    config = MoE(**({"experts": 6, "expert": SMALL} | VARIANTS[name] | {"capacity": None}))
+    config = MoE(**({"experts": 6, "expert": SMALL} | VARIANTS[name] | {"capacity": None, "row_capacity": None}))
     built, (x, context) = config.build(COMMON).eval(), batch(11, 11)
     assert config.cost(COMMON).parameters == sum(parameter.numel() for parameter in built.parameters())
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -281,6 +330,7 @@ def test_an_expert_nobody_chose_is_not_called():
 IMPOSSIBLE = {
     "top": ({"experts": 2, "top": 3}, "cannot choose 3 of 2 experts"),
     "router.normalise": ({"top": 1, "router": {"normalise": True}}, "would learn nothing"),
+    "row_capacity": ({"capacity": 1.0, "row_capacity": 3}, "say one of them"),
     "capacity": ({"experts": 4, "capacity": 4.0}, "say null"),
     "router.groups.count": ({"experts": 7, "router": {"groups": {"count": 2, "top": 1}}}, "2 equal groups"),
     "router.groups.top": ({"experts": 6, "top": 3, "router": {"groups": {"count": 3, "top": 1}}}, "chooses 3"),

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Rows
+from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
 from allyouneed.nn.norms import BatchNorm, LayerNorm, Norm, RMSNorm, ScaleNorm
 
@@ -19,12 +21,16 @@ def filled(norm):
     return norm
 
 
-@pytest.mark.parametrize("weight", [True, False])
-@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("weight, offset", [(True, 0), (True, 1), (False, 0)])
 def test_rms_norm_is_zhang_and_sennrichs_equation_4(weight, offset):
     norm = filled(RMSNorm(eps=1e-3, weight=weight, offset=offset).build(7))
     expected = X / (X.square().mean(-1, keepdim=True) + 1e-3).sqrt() * (norm.weight + offset if weight else 1)
     torch.testing.assert_close(norm(X, CONTEXT), expected, **exactly)
+
+
+def test_an_offset_to_no_weight_is_refused():
+    with pytest.raises(ConfigError, match="norm: an offset is added to the weight"):
+        parse(Common, {"width": 7, "norm": {"kind": "rms", "weight": False, "offset": 1}})
 
 
 @pytest.mark.parametrize("weight", [True, False])

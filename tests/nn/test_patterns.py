@@ -78,13 +78,54 @@ def test_a_causal_pattern_never_looks_ahead(pattern, size):
         assert not pattern.mask(size, size).triu(1).any()
 
 
-@given(expression, sizes)
+@given(expression, st.integers(1, 20))
 def test_memory_is_all_that_decoding_needs(pattern, size):
-    """A query with only the last `memory` places before it sees as much as with all of them."""
-    memory = pattern.memory
-    if pattern.causal and memory is not None:
-        looked = pattern.mask(size, size)[-1]
-        assert not looked[: max(0, size - memory)].any()
+    """Whatever a query sees behind it lies among the first places or among the most recent ones."""
+    if pattern.memory is not None:
+        first, recent = pattern.memory
+        for query, key in pattern.mask(size, size).nonzero().tolist():
+            assert key > query or key < first or query - key < recent
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("causal & window(64)", (0, 64)),
+        ("causal & (window(64) | prefix(4))", (4, 64)),
+        ("causal & block(32)", (0, 32)),
+        ("causal & dilated(4, 8)", (0, 25)),
+        ("causal & (block-window(8, 2) | global(2) | self)", (3, 16)),
+        ("causal & prefix(4) & window(64)", (4, 0)),
+        ("causal", None),
+        ("causal & (window(64) | strided(8))", None),
+        ("causal & (window(64) | prompt)", None),
+        ("causal & ~window(64)", None),
+    ],
+)
+def test_memory_of_the_usual_patterns(text, kept):
+    assert Pattern.from_text(text).memory == kept
+
+
+@given(expression)
+def test_a_pattern_that_cannot_decode_says_what_leaks(pattern):
+    assert (pattern.leak() is None) == pattern.decodes
+    assert pattern.decodes or not pattern.causal
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("causal & window(64) | global(0)", "global(0) lets place 0 see everything"),
+        ("causal & (window(64) | global(0))", None),
+        ("causal | prefix(3)", "prefix(3) lets the first 3 places see each other"),
+        ("causal | window(3) & ~prefix(1)", "window(3) lets tokens see later ones"),
+        ("causal | prompt", None),
+        ("causal | chosen", "chosen lets tokens of the batch's choice see everything"),
+        ("full", "full lets tokens see later ones"),
+    ],
+)
+def test_the_leak_is_named(text, said):
+    assert Pattern.from_text(text).leak() == said
 
 
 @pytest.mark.parametrize("pattern", atoms(), ids=str)
@@ -145,7 +186,7 @@ def test_precedence_is_not_before_and_before_or():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("casual", "'casual' is no pattern (allowed: causal, full, prefix, same-segment, window), in 'casual'"),
+        ("casual", "'casual' is no pattern (allowed: block, block-window, causal, chosen, dilated, fixed, full"),
         ("", "'the end' is no pattern"),
         ("causal &", "'the end' is no pattern"),
         ("causal window(3)", "'window' does not belong here, in 'causal window(3)'"),

@@ -185,7 +185,7 @@ def test_a_model_tells_its_wirings_how_deep_it_is():
 
 @pytest.mark.parametrize("kind", Wiring.registry)
 def test_dropout_falls_on_what_is_added(kind):
-    """Everything dropped, nothing is added: what a sub-layer says is of no consequence, and with it in evaluation it is."""
+    """With everything dropped nothing is added, whatever a sub-layer says; in evaluation it is."""
     wiring = Wiring.registry[kind]()
     module = wiring.build(Common(width=WIDTH, dropout=0.99999), 2, DEPTH).double()
     said = [lambda x: x * 3 + 1, lambda x: x.flip(-1)]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from allyouneed.config import parse
-from allyouneed.nn.encoder_decoder import EncoderDecoder
+from allyouneed.interop.families import FAMILIES
 
 
 def random_marian(
@@ -59,57 +58,4 @@ def random_marian(
 
 def from_marian(marian: Any) -> nn.Module:
     """The same model built of our parts."""
-    config = marian.config
-    block = {
-        "wiring": "post-norm",
-        "mixer": {"kind": "attention", "heads": config.encoder_attention_heads},
-        "channel": {"kind": "ffn", "hidden": config.encoder_ffn_dim, "activation": config.activation_function},
-    }
-    heads = {"kind": "attention", "heads": config.decoder_attention_heads}
-    ours = parse(
-        EncoderDecoder,
-        {
-            "vocab": config.vocab_size,
-            "width": config.d_model,
-            "embed": {
-                "positions": {"kind": "sinusoidal", "order": "halves"},
-                "scale": "sqrt-width" if config.scale_embedding else "none",
-                "tied": True,
-            },
-            "encoder": [block | {"repeat": config.encoder_layers}],
-            "decoder": [
-                block | {"repeat": config.decoder_layers, "mixer": heads | {"pattern": "causal"}, "cross": heads}
-            ],
-        },
-    ).build()
-    ours.load_state_dict(_marian_weights(marian.state_dict(), config))
-    return ours.eval()
-
-
-def _marian_weights(theirs: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-    assert not theirs["final_logits_bias"].any(), "a bias on the logits has no place in our head"
-    ours = {"embed.tokens.weight": theirs["model.shared.weight"], "head.weight": theirs["model.shared.weight"]}
-    stacks = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
-    for stack, layers in stacks.items():
-        for number in range(layers):
-            there, here = f"model.{stack}.layers.{number}", f"{stack}.blocks.{number}"
-            moves = {
-                "sublayers.mixer.qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-                "sublayers.mixer.out": ["self_attn.out_proj"],
-                "sublayers.channel.up": ["fc1"],
-                "sublayers.channel.down": ["fc2"],
-                "wiring.norms.0": ["self_attn_layer_norm"],
-                "wiring.norms.1": ["final_layer_norm"],
-            }
-            if stack == "decoder":
-                moves |= {
-                    "sublayers.cross.q": ["encoder_attn.q_proj"],
-                    "sublayers.cross.kv": ["encoder_attn.k_proj", "encoder_attn.v_proj"],
-                    "sublayers.cross.out": ["encoder_attn.out_proj"],
-                    "wiring.norms.1": ["encoder_attn_layer_norm"],
-                    "wiring.norms.2": ["final_layer_norm"],
-                }
-            for name, parts in moves.items():
-                for kind in ("weight", "bias"):
-                    ours[f"{here}.{name}.{kind}"] = torch.cat([theirs[f"{there}.{part}.{kind}"] for part in parts])
-    return ours
+    return FAMILIES["marian"].convert(marian.config.to_dict(), marian.state_dict())

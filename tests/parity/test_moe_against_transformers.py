@@ -108,6 +108,15 @@ def test_switch_drops_the_same_tokens(room):
     compare(ours, block, switched, rows=1, time=40)
 
 
+@pytest.mark.parametrize("room", [1, 3, 7])
+def test_switch_with_its_capacity_in_every_row(room):
+    config = SwitchTransformersConfig(
+        d_model=WIDTH, d_ff=HIDDEN, num_experts=EXPERTS, expert_capacity=room, dropout_rate=0.0
+    )
+    ours = MoE(experts=EXPERTS, top=1, expert=FFN(hidden=HIDDEN, bias=False), row_capacity=room).build(COMMON)
+    compare(ours, drawn(switch.SwitchTransformersSparseMLP(config)).eval(), switched, rows=3, time=21)
+
+
 def test_switch_losses():
     balance, z_loss = 0.3, 0.7
     config = MoE(

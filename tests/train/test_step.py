@@ -18,7 +18,7 @@ def test_accumulated_gradients_equal_those_of_one_big_batch(make: Make, smoothin
     rows = recipe.batch
     gradients = []
     for many, count in ((8, 1), (2, 4), (1, 8)):
-        packed = PackedBatches(prepared.train.store, prepared.vocabularies, rows.source, rows.row, many, seed=1)
+        packed = PackedBatches(prepared.train.items, (rows.source, rows.row), many, seed=1)
         update = next(updates(packed, Place(0, 0), count))
         model.zero_grad()
         loss, _ = accumulate_gradients(model, recipe.task, update.batches, update.tokens, choose(recipe))

@@ -138,12 +138,12 @@ def test_the_log_forgets_what_comes_after_a_checkpoint_and_half_a_line(tmp_path:
 
 
 def test_a_tie_goes_to_the_lower_loss():
-    assert better("bleu", {"bleu": 0.0, "loss": 6.6}, {"bleu": 0.0, "loss": 6.7})
-    assert not better("bleu", {"bleu": 0.0, "loss": 6.7}, {"bleu": 0.0, "loss": 6.6})
-    assert not better("bleu", {"bleu": 1.0, "loss": 1.0}, {"bleu": 2.0, "loss": 9.0})
-    assert better("loss", {"loss": 1.0}, {"loss": 2.0})
-    assert better("bleu", {"bleu": 0.0, "loss": 6.7}, None)
-    assert not better("bleu", {"bleu": float("nan"), "loss": 1.0}, None)
+    assert better("bleu", True, {"bleu": 0.0, "loss": 6.6}, {"bleu": 0.0, "loss": 6.7})
+    assert not better("bleu", True, {"bleu": 0.0, "loss": 6.7}, {"bleu": 0.0, "loss": 6.6})
+    assert not better("bleu", True, {"bleu": 1.0, "loss": 1.0}, {"bleu": 2.0, "loss": 9.0})
+    assert better("loss", False, {"loss": 1.0}, {"loss": 2.0})
+    assert better("bleu", True, {"bleu": 0.0, "loss": 6.7}, None)
+    assert not better("bleu", True, {"bleu": float("nan"), "loss": 1.0}, None)
 
 
 def test_broken_lines_of_the_test_set_are_told(make: Make, listener: Listener, tmp_path: Path):

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allyouneed import __version__
+from allyouneed.cli.look import WIDE, look, models
+from allyouneed.cli.options import JsonOption, SetOption, option
 from allyouneed.cli.streams import count_lines, json_line, lines, plain_lines, progress, sink
 from allyouneed.errors import UserError
 
@@ -34,19 +36,11 @@ FILES, LANGUAGES, SEARCH, SAMPLING = "Files", "Multilingual models", "Search", "
 THEIRS = {errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EROFS, errno.EDQUOT}  # what a user can mend on his machine
 
 
-def _option(*names: str, panel: str = "Options", show_default: bool = False, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=panel, show_default=show_default, **more)
-
-
-ModelOption = Annotated[Path, _option("--model", "-m", metavar="FOLDER", help="the model to use")]
-SetOption = Annotated[
-    list[str] | None, _option("--set", metavar="KEY=VALUE", help="change a key, e.g. width=256; repeatable")
-]
-ToOption = Annotated[str | None, _option("--to", panel=LANGUAGES, metavar="LANGUAGE", help="translate into it")]
-FromOption = Annotated[str | None, _option("--from", panel=LANGUAGES, metavar="LANGUAGE", help="translate from it")]
-BeamOption = Annotated[int | None, _option(min=1, panel=SEARCH, help="width of the beam search; 1 is greedy")]
-DeviceOption = Annotated[str, _option(metavar="cpu|cuda", show_default=True, help="where to compute")]
-JsonOption = Annotated[bool, _option("--json", help="answer in JSON")]
+ModelOption = Annotated[Path, option("--model", "-m", metavar="FOLDER", help="the model to use")]
+ToOption = Annotated[str | None, option("--to", panel=LANGUAGES, metavar="LANGUAGE", help="translate into it")]
+FromOption = Annotated[str | None, option("--from", panel=LANGUAGES, metavar="LANGUAGE", help="translate from it")]
+BeamOption = Annotated[int | None, option(min=1, panel=SEARCH, help="width of the beam search; 1 is greedy")]
+DeviceOption = Annotated[str, option(metavar="cpu|cuda", show_default=True, help="where to compute")]
 
 
 def _version(wanted: bool) -> None:
@@ -57,7 +51,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _whole(
-    version: Annotated[bool, _option("--version", callback=_version, is_eager=True, help="show the version")] = False,
+    version: Annotated[bool, option("--version", callback=_version, is_eager=True, help="show the version")] = False,
 ) -> None:
     pass
 
@@ -66,7 +60,7 @@ def _whole(
 def train(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="a YAML file that says all about the run")],
     changes: SetOption = None,
-    restart: Annotated[bool, _option("--restart", help="begin anew even if the output folder holds a run")] = False,
+    restart: Annotated[bool, option("--restart", help="begin anew even if the output folder holds a run")] = False,
 ) -> None:
     """Train a model by a recipe, or go on with an unfinished run."""
     from allyouneed.train import load_recipe
@@ -84,24 +78,24 @@ def translate(
     *,
     model: ModelOption,
     as_json: JsonOption = False,
-    align: Annotated[bool, _option("--align", help="show which source piece each target piece looked at most")] = False,
+    align: Annotated[bool, option("--align", help="show which source piece each target piece looked at most")] = False,
     device: DeviceOption = "cpu",
     input_: Annotated[
-        Path | None, _option("--input", "-i", panel=FILES, metavar="FILE", help="a text a line (.gz, .zst too)")
+        Path | None, option("--input", "-i", panel=FILES, metavar="FILE", help="a text a line (.gz, .zst too)")
     ] = None,
     output: Annotated[
-        Path | None, _option("--output", "-o", panel=FILES, metavar="FILE", help="written when it is complete")
+        Path | None, option("--output", "-o", panel=FILES, metavar="FILE", help="written when it is complete")
     ] = None,
     to: ToOption = None,
     from_: FromOption = None,
-    method: Annotated[str | None, _option(panel=SEARCH, metavar="beam|greedy|sample", help="how to search")] = None,
+    method: Annotated[str | None, option(panel=SEARCH, metavar="beam|greedy|sample", help="how to search")] = None,
     beam: BeamOption = None,
-    best: Annotated[int | None, _option(min=1, panel=SEARCH, help="so many translations of each, with scores")] = None,
-    length_penalty: Annotated[float | None, _option(panel=SEARCH, help="higher prefers longer translations")] = None,
-    temperature: Annotated[float | None, _option(panel=SAMPLING, help="higher is bolder")] = None,
-    top_k: Annotated[int | None, _option(panel=SAMPLING, help="only among the k likeliest tokens")] = None,
-    top_p: Annotated[float | None, _option(panel=SAMPLING, help="only among the likeliest of probability p")] = None,
-    seed: Annotated[int | None, _option(panel=SAMPLING, help="the same seed draws the same")] = None,
+    best: Annotated[int | None, option(min=1, panel=SEARCH, help="so many translations of each, with scores")] = None,
+    length_penalty: Annotated[float | None, option(panel=SEARCH, help="higher prefers longer translations")] = None,
+    temperature: Annotated[float | None, option(panel=SAMPLING, help="higher is bolder")] = None,
+    top_k: Annotated[int | None, option(panel=SAMPLING, help="only among the k likeliest tokens")] = None,
+    top_p: Annotated[float | None, option(panel=SAMPLING, help="only among the likeliest of probability p")] = None,
+    seed: Annotated[int | None, option(panel=SAMPLING, help="the same seed draws the same")] = None,
 ) -> None:
     """Translate texts, standard input, or a file; a line in is a line out."""
     given = {
@@ -131,22 +125,22 @@ def evaluate(
     pairs: Annotated[
         Path | None, typer.Argument(metavar="PAIRS", help="test pairs: TSV or JSONL (.gz, .zst too)")
     ] = None,
-    model: Annotated[Path | None, _option("--model", "-m", metavar="FOLDER", help="the model to score")] = None,
+    model: Annotated[Path | None, option("--model", "-m", metavar="FOLDER", help="the model to score")] = None,
     hypotheses: Annotated[
-        Path | None, _option(metavar="FILE", help="score these translations instead, a line each")
+        Path | None, option(metavar="FILE", help="score these translations instead, a line each")
     ] = None,
-    tokenize: Annotated[str | None, _option(metavar="NAME", help="sacreBLEU's: 13a, intl, zh, char or none")] = None,
-    lowercase: Annotated[bool, _option("--lowercase", "-lc", help="compare without regard to case")] = False,
+    tokenize: Annotated[str | None, option(metavar="NAME", help="sacreBLEU's: 13a, intl, zh, char or none")] = None,
+    lowercase: Annotated[bool, option("--lowercase", "-lc", help="compare without regard to case")] = False,
     as_json: JsonOption = False,
     device: DeviceOption = "cpu",
     source: Annotated[
-        Path | None, _option(panel=FILES, metavar="FILE", help="instead of PAIRS: the sources, a line each")
+        Path | None, option(panel=FILES, metavar="FILE", help="instead of PAIRS: the sources, a line each")
     ] = None,
     target: Annotated[
-        Path | None, _option(panel=FILES, metavar="FILE", help="instead of PAIRS: the references, a line each")
+        Path | None, option(panel=FILES, metavar="FILE", help="instead of PAIRS: the references, a line each")
     ] = None,
     output: Annotated[
-        Path | None, _option("--output", "-o", panel=FILES, metavar="FILE", help="keep the translations here")
+        Path | None, option("--output", "-o", panel=FILES, metavar="FILE", help="keep the translations here")
     ] = None,
     to: ToOption = None,
     from_: FromOption = None,
@@ -187,23 +181,23 @@ def evaluate(
 def describe(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="a preset, a YAML file or a model folder")],
     changes: SetOption = None,
-    length: Annotated[int, _option(min=1, show_default=True, help="context length for the FLOPs")] = 1024,
+    length: Annotated[int, option(min=1, show_default=True, help="context length for the FLOPs")] = 1024,
 ) -> None:
     """Show what a model is made of: a tree with shapes, parameters, FLOPs and cache bytes."""
     from rich.console import Console
 
     from allyouneed import model_config
     from allyouneed.folder import read_about
-    from allyouneed.look.describe import describe as look
+    from allyouneed.look.describe import describe as look_into
 
     tree: Any = read_about(_model_folder(Path(model)))["model"] if Path(model).is_dir() else model
-    Console(soft_wrap=True, highlight=False).print(look(model_config(tree, changes), length))
+    Console(width=WIDE, highlight=False).print(look_into(model_config(tree, changes), length))
 
 
 @app.command()
 def demo(
-    folder: Annotated[Path, _option(show_default=True, help="where its data and its model go")] = Path("runs/demo"),
-    ask: Annotated[bool, _option(help="afterwards translate what you type")] = True,
+    folder: Annotated[Path, option(show_default=True, help="where its data and its model go")] = Path("runs/demo"),
+    ask: Annotated[bool, option(help="afterwards translate what you type")] = True,
 ) -> None:
     """Train a small Transformer to read written dates, score it, and try it."""
     from allyouneed.demo import run
@@ -211,6 +205,10 @@ def demo(
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; name a folder for the demo")
     run(folder, ask)
+
+
+app.command()(models)
+app.add_typer(look, name="look")
 
 
 # --- what the commands share ----------------------------------------------------------------------------------------
@@ -226,7 +224,11 @@ def _load(folder: Path, device: str) -> Translator:
 
         if not torch.cuda.is_available():
             raise UserError("--device cuda: torch finds no CUDA GPU here; use --device cpu")
-    return allyouneed.load(_model_folder(folder), device)
+    model = allyouneed.load(_model_folder(folder), device)
+    if not hasattr(model, "translate_stream"):
+        raise UserError(f"{folder}: it was trained for {model.folder.task['kind']} and does not translate")
+    translator: Translator = model
+    return translator
 
 
 def _model_folder(path: Path) -> Path:
@@ -240,7 +242,8 @@ def _test_pairs(
     pairs: Path | None, source: Path | None, target: Path | None, needs_source: bool
 ) -> tuple[list[str], list[str]]:
     from allyouneed.config import parse
-    from allyouneed.data.readers import PairFiles, Report, read_pairs
+    from allyouneed.data.pairs import PairFiles
+    from allyouneed.data.readers import Report
 
     if not needs_source and pairs is None and source is None and target is not None:
         return [], list(lines(target))
@@ -249,7 +252,7 @@ def _test_pairs(
     given = {"path": pairs, "source": source, "target": target}
     files = parse(PairFiles, {key: str(path) for key, path in given.items() if path is not None}, "test pairs")
     report = Report()
-    found = list(read_pairs(files, report))
+    found = list(files.read(report))
     if not found:
         raise UserError(f"no test pair can be used: {report.text()}")
     if report.dropped:

@@ -1,7 +1,7 @@
-"""Which pairs are worth training on: each rule counts and shows what it leaves out, in the same report as the readers.
+"""Which examples are worth training on: each rule counts and shows what it leaves out, in the readers' own report.
 
-Duplicates are recognised by 64-bit digests in a few sorted arrays, eight bytes a pair, so that a corpus far larger
-than memory can be searched for them. Among a hundred million pairs, the chance that any two share one is 3e-4.
+Duplicates are recognised by 64-bit digests in a few sorted arrays, eight bytes an example, so that a corpus far larger
+than memory can be searched for them. Among a hundred million examples, the chance that any two share one is 3e-4.
 """
 
 from __future__ import annotations
@@ -9,62 +9,72 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
 from allyouneed.config import Config
-from allyouneed.data.readers import Pair, Report
+from allyouneed.data.readers import Example, Report
 
 CHUNK = 4096
 
+E = TypeVar("E", bound=Example)
+
 
 class Filters(Config):
-    """Rules a pair must pass; lengths are in characters (the store has its own limit in tokens)."""
+    """Rules an example must pass; lengths are in characters (the store has its own limit in tokens)."""
 
     duplicates: bool = False
     empty: bool = True
-    ratio: Annotated[float, Field(ge=1)] | None = None
+    ratio: Annotated[float, Field(ge=1)] | None = None  # of examples of two texts
     max_length: PositiveInt | None = None
 
-    def apply(self, pairs: Iterable[Pair], report: Report) -> Iterator[Pair]:
-        """The pairs that pass. Duplicates are looked for among those that pass everything else."""
-        passed = (pair for pair in pairs if self._passes(pair, report))
+    def apply(self, examples: Iterable[E], report: Report) -> Iterator[E]:
+        """The examples that pass. Duplicates are looked for among those that pass everything else."""
+        passed = (example for example in examples if self._passes(example, report))
         return _first_of_each(passed, report) if self.duplicates else passed
 
-    def _passes(self, pair: Pair, report: Report) -> bool:
-        here, there = len(pair.source), len(pair.target)
-        if self.empty and not (pair.source.strip() and pair.target.strip()):
-            side = "target" if pair.source.strip() else "source"
-            return _drop(report, "empty", pair, f"the {side} is empty")
-        if self.max_length is not None and max(here, there) > self.max_length:
-            return _drop(report, "too long", pair, f"{max(here, there)} characters, at most {self.max_length}")
-        if self.ratio is not None and max(here, there) > self.ratio * max(min(here, there), 1):
-            return _drop(report, "length ratio", pair, f"{here} against {there} characters, ratio over {self.ratio:g}")
+    def _passes(self, example: Example, report: Report) -> bool:
+        lengths = [len(text) for text in example.texts]
+        if self.empty and not all(text.strip() for text in example.texts):
+            return _drop(report, "empty", example, f"{_empty_one(example)} is empty")
+        if self.max_length is not None and max(lengths) > self.max_length:
+            return _drop(report, "too long", example, f"{max(lengths)} characters, at most {self.max_length}")
+        if self.ratio is not None and len(lengths) == 2 and max(lengths) > self.ratio * max(min(lengths), 1):
+            here, there = lengths
+            detail = f"{here} against {there} characters, ratio over {self.ratio:g}"
+            return _drop(report, "length ratio", example, detail)
         return True
 
 
-def _drop(report: Report, why: str, pair: Pair, detail: str) -> bool:
-    report.drop(why, pair.file, pair.line, detail, f"{pair.source}\t{pair.target}")
+def _empty_one(example: Example) -> str:
+    if len(example.texts) == 1:
+        return "the text"
+    return "the target" if example.texts[0].strip() else "the source"
+
+
+def _drop(report: Report, why: str, example: Example, detail: str) -> bool:
+    report.drop(why, example.file, example.line, detail, "\t".join(example.texts))
     return False
 
 
-def _first_of_each(pairs: Iterator[Pair], report: Report) -> Iterator[Pair]:
+def _first_of_each(examples: Iterator[E], report: Report) -> Iterator[E]:
     seen = Seen()
-    while chunk := list(islice(pairs, CHUNK)):
-        new = seen.add(np.array([_digest(pair) for pair in chunk], dtype=np.uint64))
-        for pair, fresh in zip(chunk, new.tolist(), strict=True):
+    while chunk := list(islice(examples, CHUNK)):
+        new = seen.add(np.array([_digest(example) for example in chunk], dtype=np.uint64))
+        for example, fresh in zip(chunk, new.tolist(), strict=True):
             if fresh:
-                yield pair
+                yield example
             else:
-                _drop(report, "duplicate", pair, "seen before")
+                _drop(report, "duplicate", example, "seen before")
 
 
-def _digest(pair: Pair) -> int:
-    # The lengths keep "ab"+"c" apart from "a"+"bc"; the same pair towards another language is another example.
-    text = f"{len(pair.source)} {pair.to or ''} {pair.source}{pair.target}"
+def _digest(example: Example) -> int:
+    # The lengths keep "ab"+"c" apart from "a"+"bc"; the same text with another label or language is another example.
+    lengths = " ".join(str(len(text)) for text in example.texts)
+    text = f"{lengths} {example.rest} {''.join(example.texts)}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

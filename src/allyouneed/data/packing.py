@@ -1,25 +1,25 @@
-"""Batches out of a store: rows that hold several sentences each, so that almost nothing computed is padding.
+"""Batches of whatever a task learns from: rows that hold several sentences each, so that almost nothing computed is
+padding.
 
 The order of an epoch is a pure function of seed and epoch, and packing of the order, so a run that resumes at step k
 sees exactly the batches it would have seen. Within an epoch every sentence comes exactly once; the last batch is
 filled up with empty rows (all padding, all labels ignored) rather than with sentences of the next epoch, so that
 shapes are static and an epoch means what it says.
 
-A source sentence is its tokens and an end mark. A target sentence is read as begin mark and tokens, and predicts
-tokens and end mark. `lengths` below count that mark.
+What a sentence is, which marks it gets and what is to be learnt of it, is said by the task's `Items`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from allyouneed.data.store import Store
-from allyouneed.data.tokenizers import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 
@@ -28,8 +28,49 @@ POOL = 16
 Ints = NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class Side:
+    """What stands on one side of a batch: the tokens of all its sentences end to end, marks included, and what else
+    there is to say about each of them (`prompt`, `types`)."""
+
+    tokens: Ints
+    besides: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Sentences in full. `labels`: of each token of the last side, end to end; or `answers`: one for each sentence."""
+
+    sides: tuple[Side, ...]  # the target, or source and target
+    labels: Ints | None = None
+    answers: NDArray[Any] | None = None
+
+
+class Items(ABC):
+    """What a task learns from, one by one: sentences, or pieces of documents."""
+
+    pads: tuple[int, ...]  # the padding of each side
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
+        """How many tokens each takes on each side, marks counted."""
+
+    @abstractmethod
+    def fill(self, epoch: int, members: Ints) -> Filled:
+        """These items. What is drawn by chance depends on seed, epoch and item alone."""
+
+    @abstractmethod
+    def show(self, number: int) -> dict[str, str]:
+        """An item for a person to read."""
+
+
 class Batches(Protocol):
     """What training and validation read from, packed or padded."""
+
+    items: Items
 
     def steps_per_epoch(self, epoch: int) -> int: ...
 
@@ -56,20 +97,14 @@ class Groups:
         return self.members[self.bounds[index] : self.bounds[index + 1]]
 
 
-def pack(
-    source_lengths: NDArray[np.integer],
-    target_lengths: NDArray[np.integer],
-    row_source: int,
-    row_target: int,
-    order: Ints,
-    pool: int = POOL,
-) -> Groups:
-    """Put the sentences, in this order, into rows of two capacities: each into the first open row that has room.
+def pack(lengths: Sequence[NDArray[np.integer]], capacities: Sequence[int], order: Ints, pool: int = POOL) -> Groups:
+    """Put the sentences, in this order, into rows of one or two capacities: each into the first open row with room.
 
     At most `pool` rows are open; when none has room, the fullest is closed for a new one. The order stays local (a
     sentence lands at most about `pool` rows from its place), so rows stay as random as the order is.
     """
-    sources, targets = source_lengths[order].tolist(), target_lengths[order].tolist()
+    sources, targets = lengths[0][order].tolist(), lengths[-1][order].tolist()
+    row_source, row_target = capacities[0], capacities[-1]
     if not sources:
         return Groups(np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
     if max(sources) > row_source or max(targets) > row_target:
@@ -108,42 +143,31 @@ def fill(groups: Groups, lengths: NDArray[np.integer], row: int) -> float:
 
 
 class PackedBatches:
-    """Batches of `rows` packed rows each. One epoch's packing is kept at a time."""
+    """Batches of `rows` packed rows each, of so many tokens on each side. One epoch's packing is kept at a time."""
 
-    def __init__(
-        self, store: Store, vocabularies: Vocabularies, row_source: int, row_target: int, rows: int, seed: int = 0
-    ) -> None:
-        _check(store, vocabularies)
-        for side, row in (("source", row_source), ("target", row_target)):
-            if store.max_tokens > row:
-                raise UserError(
-                    f"the data keeps sentences of up to {store.max_tokens} tokens (max_tokens), but a {side} row holds "
-                    f"{row}; make the rows at least that long or set max_tokens to {min(row_source, row_target)}"
-                )
+    def __init__(self, items: Items, capacities: Sequence[int], rows: int, seed: int = 0) -> None:
         if rows < 1:
             raise UserError(f"a batch needs at least one row, not {rows}")
-        self.store, self.vocabularies, self.seed = store, vocabularies, seed
-        self.row_source, self.row_target, self.rows = row_source, row_target, rows
+        self.items, self.capacities, self.rows, self.seed = items, tuple(capacities), rows, seed
         self._packed: tuple[int, Groups] | None = None
 
     def packing(self, epoch: int) -> Groups:
         """The rows of an epoch, in order."""
         if self._packed is None or self._packed[0] != epoch:
-            order = _generator(self.seed, epoch).permutation(len(self.store))
-            lengths = self.store.source_lengths + 1, self.store.target_lengths + 1
-            self._packed = epoch, pack(*lengths, self.row_source, self.row_target, order)
+            order = generator(self.seed, epoch).permutation(len(self.items))
+            self._packed = epoch, pack(self.items.lengths(epoch), self.capacities, order)
         return self._packed[1]
 
     def steps_per_epoch(self, epoch: int) -> int:
         return -(-len(self.packing(epoch)) // self.rows)
 
     def describe(self, epoch: int, step: int) -> list[int]:
-        """The sentences of a batch by their number in the store."""
+        """The items of a batch by their number."""
         return [int(n) for row in self._rows(epoch, step) for n in row]
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         for step in range(start_step, self.steps_per_epoch(epoch)):
-            yield self._batch(self._rows(epoch, step))
+            yield self._batch(epoch, self._rows(epoch, step))
 
     def _rows(self, epoch: int, step: int) -> list[Ints]:
         packing = self.packing(epoch)
@@ -151,51 +175,48 @@ class PackedBatches:
             raise IndexError(f"step {step} of {self.steps_per_epoch(epoch)}")
         return [packing[n] for n in range(step * self.rows, min((step + 1) * self.rows, len(packing)))]
 
-    def _batch(self, rows: list[Ints]) -> Batch:
+    def _batch(self, epoch: int, rows: list[Ints]) -> Batch:
         members = np.concatenate(rows)
         counts = np.array([len(row) for row in rows])
         row_of = np.repeat(np.arange(len(rows)), counts)
         segment = np.arange(len(members)) - np.repeat(np.cumsum(counts) - counts, counts) + 1
-        sides = []
-        for number, width in ((0, self.row_source), (1, self.row_target)):
-            lengths = self.store.sides[number].lengths[members].astype(np.int64) + 1
+        filled = self.items.fill(epoch, members)
+        found = []
+        for side, all_lengths, width, pad in zip(
+            filled.sides, self.items.lengths(epoch), self.capacities, self.items.pads, strict=True
+        ):
+            lengths = all_lengths[members].astype(np.int64)
             ends = np.cumsum(lengths)
             # Where a sentence begins in its row: what came before it in the batch, less what came before the row.
             row_begins = np.concatenate([[0], ends])[np.cumsum(counts) - counts]
             begin = row_of * width + (ends - lengths) - np.repeat(row_begins, counts)
             position = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
-            place = np.repeat(begin, lengths) + position
-            sides.append((place, position, np.repeat(segment, lengths), np.repeat(lengths, lengths)))
-
-        def spread(side: int, values: Ints, empty: int) -> torch.Tensor:
-            width = (self.row_source, self.row_target)[side]
-            cells = np.full(self.rows * width, empty, dtype=np.int64)
-            cells[sides[side][0]] = values
-            return torch.from_numpy(cells.reshape(self.rows, width))
-
-        def rows_of(side: int, tokens: Ints, pad: int) -> Rows:
-            _, position, segments, _ = sides[side]
-            return Rows(
-                spread(side, tokens, pad), segments=spread(side, segments, 0), positions=spread(side, position, 0)
-            )
-
-        source, target = self.vocabularies.source, self.vocabularies.target
-        heard = _marked(self.store.sides[0].gather(members), sides[0], source.eos)
-        said = self.store.sides[1].gather(members)
-        return Batch(
-            source=rows_of(0, heard, source.pad),
-            target=rows_of(1, _marked(said, sides[1], target.bos, at_begin=True), target.pad),
-            labels=spread(1, _marked(said, sides[1], target.eos), IGNORE),
-        )
+            cells = Cells(np.repeat(begin, lengths) + position, (self.rows, width))
+            facts = {"segments": np.repeat(segment, lengths), "positions": position} | side.besides
+            spread: Any = {name: cells.spread(values, 0) for name, values in facts.items()}
+            found.append((Rows(cells.spread(side.tokens, pad), **spread), cells))
+        return _batch_of(found, filled)
 
 
-def _marked(tokens: Ints, side: tuple[Ints, Ints, Ints, Ints], number: int, at_begin: bool = False) -> Ints:
-    """Sentences end to end, each with one mark more: at its beginning or at its end."""
-    _, position, _, lengths = side
-    mark = position == (0 if at_begin else lengths - 1)
-    out = np.full(len(position), number, dtype=np.int64)
-    out[~mark] = tokens
-    return out
+@dataclass(frozen=True)
+class Cells:
+    """The places, in a matrix of this shape, of tokens that come end to end."""
+
+    places: Ints
+    shape: tuple[int, int]
+
+    def spread(self, values: NDArray[Any], empty: int) -> torch.Tensor:
+        cells = np.full(self.shape[0] * self.shape[1], empty, dtype=values.dtype)
+        cells[self.places] = values
+        return torch.from_numpy(cells.reshape(self.shape))
+
+
+def _batch_of(sides: list[tuple[Rows, Cells]], filled: Filled) -> Batch:
+    target, cells = sides[-1]
+    labels = None if filled.labels is None else cells.spread(filled.labels, IGNORE)
+    if filled.answers is not None:
+        labels = torch.from_numpy(filled.answers)
+    return Batch(target=target, source=sides[0][0] if len(sides) > 1 else None, labels=labels)
 
 
 class PaddedBatches:
@@ -205,14 +226,8 @@ class PaddedBatches:
     batches themselves come in a new order each epoch; without, always from short to long.
     """
 
-    def __init__(self, store: Store, vocabularies: Vocabularies, budget: int, seed: int | None = None) -> None:
-        _check(store, vocabularies)
-        if store.max_tokens > budget:
-            raise UserError(
-                f"a batch of {budget} tokens cannot hold a sentence of {store.max_tokens} (max_tokens); "
-                "give batches more tokens or set max_tokens lower"
-            )
-        self.store, self.vocabularies, self.budget, self.seed = store, vocabularies, budget, seed
+    def __init__(self, items: Items, budget: int, seed: int | None = None) -> None:
+        self.items, self.budget, self.seed = items, budget, seed
         self._grouped: tuple[int, Groups] | None = None
 
     def grouping(self, epoch: int) -> Groups:
@@ -222,9 +237,16 @@ class PaddedBatches:
         return self._grouped[1]
 
     def _group(self, epoch: int) -> Groups:
-        source, target = self.store.source_lengths + 1, self.store.target_lengths + 1
-        rng = None if self.seed is None else _generator(self.seed, epoch)
-        ties = np.arange(len(self.store)) if rng is None else rng.permutation(len(self.store))
+        lengths = self.items.lengths(epoch)
+        source, target = lengths[0], lengths[-1]
+        longest = max(int(side.max(initial=0)) for side in lengths)
+        if longest > self.budget:
+            raise UserError(
+                f"a batch of {self.budget} tokens cannot hold a sentence of {longest}; "
+                "give batches more tokens or set max_tokens lower"
+            )
+        rng = None if self.seed is None else generator(self.seed, epoch)
+        ties = np.arange(len(self.items)) if rng is None else rng.permutation(len(self.items))
         order = np.lexsort((ties, source, target))
         starts, widest, tallest = [0], 0, 0
         for n, (s, t) in enumerate(zip(source[order].tolist(), target[order].tolist(), strict=True)):
@@ -247,27 +269,37 @@ class PaddedBatches:
         return [int(n) for n in self.grouping(epoch)[step]]
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        source, target = self.vocabularies.source, self.vocabularies.target
         for step in range(start_step, self.steps_per_epoch(epoch)):
-            members = self.describe(epoch, step)
-            heard = [self.store.source(n).tolist() for n in members]
-            said = [self.store.target(n).tolist() for n in members]
-            lengths = torch.tensor([len(ids) + 1 for ids in said])
-            yield Batch(
-                source=_padded([[*ids, source.eos] for ids in heard], source.pad),
-                target=Rows(_padded([[target.bos, *ids] for ids in said], target.pad).tokens, lengths=lengths),
-                labels=_padded([[*ids, target.eos] for ids in said], IGNORE).tokens,
-            )
+            members = self.grouping(epoch)[step]
+            drawn = 0 if self.seed is None else epoch
+            filled = self.items.fill(drawn, members)
+            found = []
+            for side, all_lengths, pad in zip(filled.sides, self.items.lengths(drawn), self.items.pads, strict=True):
+                lengths = all_lengths[members].astype(np.int64)
+                width = int(lengths.max())
+                position = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+                cells = Cells(np.repeat(np.arange(len(members)) * width, lengths) + position, (len(members), width))
+                besides: Any = {name: cells.spread(values, 0) for name, values in side.besides.items()}
+                rows = Rows(cells.spread(side.tokens, pad), lengths=torch.from_numpy(lengths), **besides)
+                found.append((rows, cells))
+            yield _batch_of(found, filled)
 
 
-def _padded(sentences: list[list[int]], pad: int) -> Rows:
-    return Rows(Rows.of(sentences, pad).tokens, lengths=torch.tensor([len(ids) for ids in sentences]))
+def marked(tokens: Ints, lengths: Ints, first: int | None = None, last: int | None = None) -> Ints:
+    """Sentences end to end, of these lengths without marks, each with a mark before it, after it, or both."""
+    more = (first is not None) + (last is not None)
+    ends = np.cumsum(lengths + more)
+    out = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
+    real = np.ones(len(out), dtype=bool)
+    begins = ends - lengths - more
+    for mark, places in ((first, begins), (last, ends - 1)):
+        if mark is not None:
+            out[places] = mark
+            real[places] = False
+    out[real] = tokens
+    return out
 
 
-def _generator(seed: int, epoch: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
-
-
-def _check(store: Store, vocabularies: Vocabularies) -> None:
-    if store.vocabularies_hash != vocabularies.hash:
-        raise UserError(f"{store.folder}: was encoded with another tokenizer; build the store again with this one")
+def generator(*numbers: int) -> np.random.Generator:
+    """Chance that depends on these numbers alone: seed, epoch, item."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(numbers)))

@@ -1,8 +1,10 @@
-"""Sentence pairs and lines out of whatever files people have, one at a time and nothing lost without a word.
+"""Examples out of whatever files people have, one at a time and nothing lost without a word.
 
 A file is a stream of bytes (plain, gzip, zstd) cut at `\\n` and only there: U+2028 or a vertical tab inside a sentence
 must not shift every later line of an aligned file. What cannot be used is counted in a `Report` with its file and
 line; what makes the whole file useless (missing, empty, truncated, unequal) is a `UserError`.
+
+What a task reads is a kind of `Files`: see pairs.py, texts.py, labels.py.
 """
 
 from __future__ import annotations
@@ -10,17 +12,18 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple, Self
+from typing import Annotated, Any, BinaryIO, ClassVar, Protocol
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from allyouneed.config import Config
+from allyouneed.config import Part
 from allyouneed.errors import UserError
 
-PAIR_SUFFIXES = (".tsv", ".txt", ".jsonl", ".ndjson")
+TABLE_SUFFIXES = (".tsv", ".txt", ".jsonl", ".ndjson")
 LINE_SUFFIXES = (".txt", "")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 PACKED_SUFFIXES = (".gz", ".zst")
@@ -34,7 +37,6 @@ def _as_paths(value: Any) -> Any:
 
 
 Paths = Annotated[tuple[Path, ...], Field(min_length=1), BeforeValidator(_as_paths)]
-Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 
 
 @dataclass
@@ -90,79 +92,59 @@ class Report:
         return cls(tree["read"], {why: Drops(**drops) for why, drops in tree["drops"].items()})
 
 
-class Pair(NamedTuple):
-    """Two sentences, where they stood, and the language to translate into when the model must be told."""
+class Example(Protocol):
+    """Something to learn from or to be tested on, and where it stood."""
 
-    source: str
-    target: str
-    file: str
-    line: int
-    to: str | None = None
+    @property
+    def file(self) -> str: ...
+
+    @property
+    def line(self) -> int: ...
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that is text in it, in the order of its columns."""
+
+    @property
+    def rest(self) -> str:
+        """All else that tells it from another one: a label, a language."""
 
 
-class PairFiles(Config):
-    """Where sentence pairs lie: `path` (both sides in one file) or `source` and `target` (aligned line by line)."""
+class Files(Part, slot="kind of files"):
+    """Where examples lie. A task says which kind it reads; a bare word is a path."""
 
-    path: Paths | None = None
-    source: Paths | None = None
-    target: Paths | None = None
-    columns: tuple[NonNegativeInt, NonNegativeInt] | None = None
-    keys: tuple[str, str] = ("source", "target")
-    from_: Tag | None = Field(default=None, alias="from")
-    to: Tag | None = None
+    examples: ClassVar[str]  # what they are called, in the plural
 
     @model_validator(mode="before")
     @classmethod
     def _plain_word_is_a_path(cls, data: Any) -> Any:
         return {"path": data} if isinstance(data, str | Path) else data
 
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        together, apart = self.path is not None, (self.source is not None, self.target is not None)
-        if together == any(apart) or any(apart) != all(apart):
-            raise ValueError("give either 'path' (pairs in one file) or both 'source' and 'target' (aligned files)")
-        if self.columns is not None and not together:
-            raise ValueError("'columns' chooses columns of a TSV given by 'path'; aligned files have none")
-        return self
-
+    @abstractmethod
     def files(self) -> list[Path]:
         """Every file that will be read, in reading order."""
-        if self.path is not None:
-            return expand(self.path, PAIR_SUFFIXES)
-        return [path for both in self._aligned() for path in both]
 
-    def _aligned(self) -> list[tuple[Path, Path]]:
-        left, right = expand(self.source or (), LINE_SUFFIXES), expand(self.target or (), LINE_SUFFIXES)
-        if len(left) != len(right):
-            raise UserError(
-                f"{_names(self.source)} is {len(left)} file(s) but {_names(self.target)} is {len(right)}; "
-                "aligned files come in equal numbers, in the same order"
-            )
-        return list(zip(left, right, strict=True))
+    @abstractmethod
+    def read(self, report: Report) -> Iterator[Any]:
+        """Every usable example; the others are in the report."""
 
 
-def read_pairs(config: PairFiles, report: Report) -> Iterator[Pair]:
-    """Every usable pair of the files; the others are in the report."""
-    if config.path is None:
-        for left, right in config._aligned():
-            yield from _read_aligned(left, right, report, config.to)
-        return
-    for file in expand(config.path, PAIR_SUFFIXES):
-        split = _split_json if _inner_suffix(file) in JSON_SUFFIXES else _split_columns
-        for number, text in _read_text(file, report):
-            found = split(text, config)
+def read_rows(
+    files: Iterable[Path],
+    columns: Sequence[int] | None,
+    keys: Sequence[str],
+    report: Report,
+    numbers: str = "",
+) -> Iterator[tuple[Path, int, list[str]]]:
+    """The wanted cells of every line, in the order of `keys`; in JSON, that of the key `numbers` may be a number."""
+    for file in files:
+        is_json = inner_suffix(file) in JSON_SUFFIXES
+        for number, text in read_text(file, report):
+            found = _values(text, keys, numbers) if is_json else cells(text.split("\t"), columns, len(keys), "a tab")
             if isinstance(found, str):
                 report.drop("broken", file, number, found, text)
             else:
-                yield Pair(*found, str(file), number, config.to)
-
-
-def read_lines(paths: str | Path | Sequence[str | Path], report: Report | None = None) -> Iterator[str]:
-    """Every usable line of monolingual text, with the same manners as `read_pairs`."""
-    report = Report() if report is None else report
-    for file in expand([Path(path) for path in _as_paths(paths)], LINE_SUFFIXES):
-        for _, text in _read_text(file, report):
-            yield text
+                yield file, number, found
 
 
 def expand(paths: Iterable[Path], suffixes: Sequence[str]) -> list[Path]:
@@ -188,7 +170,7 @@ def _shards(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     if not shards:
         raise UserError(f"{folder}: the directory holds no files; put shards there ({known}, plain or .gz, .zst)")
     for shard in shards:
-        if shard.is_dir() or _inner_suffix(shard) not in suffixes:
+        if shard.is_dir() or inner_suffix(shard) not in suffixes:
             what = "a directory" if shard.is_dir() else f"a file of unknown kind {shard.suffix!r}"
             raise UserError(
                 f"{shard}: {what} among the shards; known are {known} (plain or .gz, .zst). "
@@ -197,51 +179,28 @@ def _shards(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     return shards
 
 
-def _inner_suffix(path: Path) -> str:
+def inner_suffix(path: Path) -> str:
     """`.tsv` of `a.tsv.gz`."""
     suffix = path.suffix.lower()
     return path.with_suffix("").suffix.lower() if suffix in PACKED_SUFFIXES else suffix
 
 
-def _names(paths: Iterable[Path] | None) -> str:
+def names(paths: Iterable[Path] | None) -> str:
     return ", ".join(str(path) for path in paths or ())
 
 
 # --- from bytes to lines -------------------------------------------------------------------------------------------
 
 
-def _read_text(path: Path, report: Report) -> Iterator[tuple[int, str]]:
+def read_text(path: Path, report: Report) -> Iterator[tuple[int, str]]:
+    """Every line that is UTF-8, with its number; the others are in the report."""
     for number, raw in enumerate(raw_lines(path), start=1):
         report.read += 1
-        text = _decode(raw)
+        text = decoded(raw)
         if text is None:
             report.drop("broken", path, number, "not UTF-8", raw.decode("utf-8", "backslashreplace"))
         else:
             yield number, text
-
-
-def _read_aligned(left: Path, right: Path, report: Report, to: str | None) -> Iterator[Pair]:
-    sources, targets = raw_lines(left), raw_lines(right)
-    number = 0
-    while True:
-        source, target = next(sources, None), next(targets, None)
-        if source is None or target is None:
-            break
-        number += 1
-        report.read += 1
-        here, there = _decode(source), _decode(target)
-        if here is None or there is None:
-            file, raw = (left, source) if here is None else (right, target)
-            report.drop("broken", file, number, "not UTF-8", raw.decode("utf-8", "backslashreplace"))
-        else:
-            yield Pair(here, there, str(left), number, to)
-    if source is not None or target is not None:
-        counts = [
-            number + (line is not None) + sum(1 for _ in rest) for line, rest in ((source, sources), (target, targets))
-        ]
-        raise UserError(
-            f"{left} has {counts[0]} lines but {right} has {counts[1]}; aligned files must match line by line"
-        )
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
@@ -266,7 +225,7 @@ def _trim(line: bytes, path: Path, first: bool) -> bytes:
     return line.removesuffix(b"\r")
 
 
-def _decode(raw: bytes) -> str | None:
+def decoded(raw: bytes) -> str | None:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -308,39 +267,52 @@ def _unzstd(file: BinaryIO, damaged: str) -> Iterator[bytes]:
         raise UserError(damaged)
 
 
-# --- from a line to a pair: two texts, or the reason why not -------------------------------------------------------
+# --- from a line to its cells, or the reason why not ----------------------------------------------------------------
 
 
-def _split_columns(text: str, config: PairFiles) -> tuple[str, str] | str:
-    cells = text.split("\t")
-    if config.columns is None:
-        if len(cells) == 2:
-            return cells[0], cells[1]
-        hint = "; choose two with 'columns'" if len(cells) > 2 else " separated by a tab"
-        return f"{len(cells)} column(s) where 2 are expected{hint}"
-    if len(cells) <= max(config.columns):
-        return f"{len(cells)} column(s), no column {max(config.columns)} (counted from 0)"
-    return cells[config.columns[0]], cells[config.columns[1]]
+def cells(found: list[str], columns: Sequence[int] | None, count: int, apart: str) -> list[str] | str:
+    if columns is None:
+        if len(found) == count:
+            return found
+        hint = f"; choose {_WORDS.get(count, count)} with 'columns'" if len(found) > count else f" separated by {apart}"
+        return f"{len(found)} column(s) where {count} are expected{hint}"
+    if len(found) <= max(columns):
+        return f"{len(found)} column(s), no column {max(columns)} (counted from 0)"
+    return [found[column] for column in columns]
 
 
-def _split_json(text: str, config: PairFiles) -> tuple[str, str] | str:
+_WORDS = {1: "one", 2: "two", 3: "three"}
+
+
+def json_object(text: str, keys: Sequence[str]) -> Mapping[str, Any] | str:
+    """A line of JSON that has these keys."""
     try:
         entry = json.loads(text)
     except (ValueError, RecursionError) as error:
         return f"not JSON: {error}"
     if not isinstance(entry, dict):
         return f"a JSON {type(entry).__name__} where an object is expected"
-    for key in config.keys:
+    for key in keys:
         if key not in entry:
             return f"no key {key!r}; there are: {', '.join(map(repr, entry)) or 'none'}"
-        if not isinstance(entry[key], str):
-            return f"{key!r} is not a string but {type(entry[key]).__name__}"
-        if not _is_unicode(entry[key]):
+    return entry
+
+
+def _values(text: str, keys: Sequence[str], numbers: str) -> list[str] | str:
+    entry = json_object(text, keys)
+    if isinstance(entry, str):
+        return entry
+    for key in keys:
+        value = entry[key]
+        number = key == numbers and isinstance(value, int | float) and not isinstance(value, bool)
+        if not number and not isinstance(value, str):
+            return f"{key!r} is not a string but {type(value).__name__}"
+        if isinstance(value, str) and not is_unicode(value):
             return f"{key!r} holds half a surrogate pair, which is no character"
-    return entry[config.keys[0]], entry[config.keys[1]]
+    return [str(entry[key]) for key in keys]
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

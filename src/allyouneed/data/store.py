@@ -1,9 +1,9 @@
-"""The training pairs as token ids on disk, encoded once and mapped into memory ever after.
+"""The training examples as numbers on disk, encoded once and mapped into memory ever after.
 
-Each side is one flat file of ids and one of offsets; a sentence is a slice. `meta.json` says what the store was made
-from (a fingerprint over the contents of the inputs, the configs and the tokenizers) and what it should look like
-(sizes and checksums). A store appears under its name only when it is whole, and one that no longer looks as it
-should is refused or built again, never read.
+Each column (the ids of a text, a label) is one flat file of numbers and one of offsets; an example is a slice of it.
+`meta.json` says what the store was made from (a fingerprint over the contents of the inputs, the configs and the
+encoding) and what it should look like (sizes and checksums). A store appears under its name only when it is whole, and
+one that no longer looks as it should is refused or built again, never read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,107 +21,109 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allyouneed.config import tree_of
+from allyouneed.data.encoding import Encoding, LeftOut, Row
 from allyouneed.data.filters import Filters
-from allyouneed.data.readers import Pair, PairFiles, Report, read_pairs
-from allyouneed.data.tokenizers import Tokenizer, Vocabularies
+from allyouneed.data.readers import Example, Files, Report
+from allyouneed.data.tokenizers import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.files import checksum, sha256, write_folder, write_text
 
-FORMAT = 1
-CHUNK = 4096
-SIDES = ("source", "target")
-MAX_TOKENS = 256
+FORMAT = 2
+CHUNK = 4096  # examples that are encoded together
+CHARACTERS = 1 << 22  # or fewer, when they have so many
 
 Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Side:
-    """One side of every pair: ids end to end, and where each sentence begins (one more offset than sentences)."""
+class Column:
+    """One column of every example: numbers end to end, and where each begins (one more offset than examples)."""
 
-    tokens: NDArray[Any]
+    values: NDArray[Any]
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int32]
 
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        """A view of the file."""
+        if not 0 <= index < len(self.lengths):
+            raise IndexError(f"example {index} of {len(self.lengths)}")
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
+
     def gather(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The ids of these sentences, end to end."""
-        lengths = self.lengths[indices].astype(np.int64)
+        """The numbers of these examples, end to end."""
+        return self.slices(self.offsets[indices], self.lengths[indices].astype(np.int64))
+
+    def slices(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Pieces of the whole file, end to end."""
         ends = np.cumsum(lengths)
-        shift = np.repeat(self.offsets[indices] - (ends - lengths), lengths)
-        return self.tokens[shift + np.arange(len(shift))].astype(np.int64)
+        shift = np.repeat(begins - (ends - lengths), lengths)
+        return self.values[shift + np.arange(len(shift))].astype(np.int64)
 
 
 class Store:
-    """An opened store. `source(i)` and `target(i)` are views of the file: ids without begin and end marks."""
+    """An opened store. `store["source"][i]` is a view of the file: ids without begin and end marks."""
 
     def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
         self.folder = folder
         self.fingerprint: str = meta["fingerprint"]
-        self.vocabularies_hash: str = meta["vocabularies"]
-        self.max_tokens: int = meta["max_tokens"]
+        self.facts: dict[str, Any] = meta["facts"]
         self.report = Report.from_tree(meta["report"])
-        self.sides = tuple(_open_side(folder, name, meta) for name in SIDES)
-        self.source_lengths, self.target_lengths = (side.lengths for side in self.sides)
+        self.columns = {name: _open_column(folder, name, dtype) for name, dtype in meta["dtype"].items()}
 
     def __len__(self) -> int:
-        return len(self.source_lengths)
+        return len(next(iter(self.columns.values())).lengths)
 
-    def source(self, index: int) -> NDArray[Any]:
-        return self._sentence(0, index)
+    def __getitem__(self, column: str) -> Column:
+        return self.columns[column]
 
-    def target(self, index: int) -> NDArray[Any]:
-        return self._sentence(1, index)
-
-    def _sentence(self, side: int, index: int) -> NDArray[Any]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"sentence {index} of {len(self)}")
-        offsets = self.sides[side].offsets
-        return self.sides[side].tokens[offsets[index] : offsets[index + 1]]
+    def check(self, **tokenizers: Tokenizer) -> None:
+        """Refuse tokenizers that are not those the columns were encoded with."""
+        for column, tokenizer in tokenizers.items():
+            if self.facts["texts"][column] != tokenizer.hash:
+                raise UserError(f"{self.folder}: was encoded with another tokenizer; build it again with this one")
 
     @classmethod
     def build(
         cls,
         folder: Path | str,
-        pairs: Sequence[PairFiles],
+        files: Sequence[Files],
         filters: Filters,
-        vocabularies: Vocabularies,
-        max_tokens: int = MAX_TOKENS,
+        encoding: Encoding,
         progress: Progress | None = None,
     ) -> Store:
-        """Read, filter and encode the pairs into a new store, replacing one of that name.
+        """Read, filter and encode the examples into a new store, replacing one of that name.
 
-        `max_tokens` counts what a row will hold of either side: ids, language token and end mark. Longer pairs are
-        left out and reported, never cut. `progress` is told how many pairs have been read.
+        Those the encoding has no place for are left out and reported, never cut. `progress` is told how many have been
+        read.
         """
         folder = Path(folder)
         if folder.exists() and not (folder / "meta.json").exists() and any(folder.iterdir()):
             raise UserError(f"{folder}: is in the way and is no token store; give another folder")
-        fingerprint = _fingerprint(pairs, filters, vocabularies, max_tokens, InputHashes())
-        return cls._build(folder, fingerprint, pairs, filters, vocabularies, max_tokens, progress)
+        fingerprint = _fingerprint(files, filters, encoding, InputHashes())
+        return cls._build(folder, fingerprint, files, filters, encoding, progress)
 
     @classmethod
     def _build(
         cls,
         folder: Path,
         fingerprint: str,
-        pairs: Sequence[PairFiles],
+        files: Sequence[Files],
         filters: Filters,
-        vocabularies: Vocabularies,
-        max_tokens: int,
+        encoding: Encoding,
         progress: Progress | None,
     ) -> Store:
         report = Report()
-        inputs = [(path, _stamp(path)) for entry in pairs for path in entry.files()]
+        inputs = [(path, _stamp(path)) for entry in files for path in entry.files()]
 
         def fill(work: Path) -> None:
-            flow = filters.apply((pair for entry in pairs for pair in read_pairs(entry, report)), report)
-            _encode(work, flow, vocabularies, max_tokens, report, progress)
+            flow = filters.apply((example for entry in files for example in entry.read(report)), report)
+            _encode(work, flow, encoding, report, progress)
             if not report.kept:
-                raise UserError(f"no usable pair in the data\n{report.text()}")
+                raise UserError(f"none of the {files[0].examples} in the data can be used\n{report.text()}")
             for path, before in inputs:
                 if _stamp(path) != before:
                     raise UserError(f"{path}: changed while it was being read; start again")
-            _write_meta(work, fingerprint, vocabularies, max_tokens, report)
+            _write_meta(work, fingerprint, encoding, report)
 
         try:
             write_folder(folder, fill)
@@ -151,17 +152,16 @@ class Store:
     def ensure(
         cls,
         cache: Path | str,
-        pairs: Sequence[PairFiles],
+        files: Sequence[Files],
         filters: Filters,
-        vocabularies: Vocabularies,
-        max_tokens: int = MAX_TOKENS,
+        encoding: Encoding,
         progress: Progress | None = None,
     ) -> Store:
         """The store of exactly this data in the folder `cache`: opened if it is there and sound, built if not."""
         cache = Path(cache)
         cache.mkdir(parents=True, exist_ok=True)
         hashes = InputHashes(cache / "inputs.json")
-        fingerprint = _fingerprint(pairs, filters, vocabularies, max_tokens, hashes)
+        fingerprint = _fingerprint(files, filters, encoding, hashes)
         folder = cache / fingerprint[:16]
         try:
             store = cls.open(folder)
@@ -169,7 +169,7 @@ class Store:
                 return store
         except UserError:
             pass  # absent or damaged: what is in the way is replaced by a sound one
-        return cls._build(folder, fingerprint, pairs, filters, vocabularies, max_tokens, progress)
+        return cls._build(folder, fingerprint, files, filters, encoding, progress)
 
 
 class InputHashes:
@@ -207,17 +207,14 @@ def _stamp(file: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns]
 
 
-def _fingerprint(
-    pairs: Sequence[PairFiles], filters: Filters, vocabularies: Vocabularies, max_tokens: int, hashes: InputHashes
-) -> str:
-    if not pairs:
+def _fingerprint(files: Sequence[Files], filters: Filters, encoding: Encoding, hashes: InputHashes) -> str:
+    if not files:
         raise UserError("no data files are given")
     facts = {
         "format": FORMAT,
-        "pairs": [tree_of(entry) | {"sha256": [hashes.of(path) for path in entry.files()]} for entry in pairs],
+        "files": [tree_of(entry) | {"sha256": [hashes.of(path) for path in entry.files()]} for entry in files],
         "filters": tree_of(filters),
-        "vocabularies": vocabularies.hash,
-        "max_tokens": max_tokens,
+        "encoding": [type(encoding).__name__, encoding.facts],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -226,69 +223,60 @@ def _fingerprint(
 
 
 def _encode(
-    work: Path,
-    pairs: Iterable[Pair],
-    vocabularies: Vocabularies,
-    max_tokens: int,
-    report: Report,
-    progress: Progress | None,
+    work: Path, examples: Iterable[Example], encoding: Encoding, report: Report, progress: Progress | None
 ) -> None:
-    tokenizers = (vocabularies.source, vocabularies.target)
-    flow = iter(pairs)
     with ExitStack() as stack:
-        names = [f"{side}.{what}" for side in SIDES for what in ("tokens", "offsets")]
-        files = [stack.enter_context((work / name).open("wb")) for name in names]
-        writers = [_Writer(files[2 * n], files[2 * n + 1], _dtype(tokenizer)) for n, tokenizer in enumerate(tokenizers)]
-        while chunk := list(islice(flow, CHUNK)):
-            kept = list(_within(chunk, tokenizers, max_tokens, report))
-            for side, writer in enumerate(writers):
-                writer.add([both[side] for both in kept])
+        writers = []
+        for name, dtype in encoding.columns.items():
+            both = [stack.enter_context((work / f"{name}.{what}").open("wb")) for what in ("values", "offsets")]
+            writers.append(_Writer(both[0], both[1], dtype))
+        for chunk in _chunks(examples):
+            kept: list[Row] = []
+            for example, found in zip(chunk, encoding.encode(chunk), strict=True):
+                if isinstance(found, LeftOut):
+                    report.drop(found.why, example.file, example.line, found.detail, "\t".join(example.texts))
+                else:
+                    kept.append(found)
+            for number, writer in enumerate(writers):
+                writer.add([row[number] for row in kept])
             if progress is not None:
                 progress(report.read)
 
 
-def _within(
-    chunk: list[Pair], tokenizers: tuple[Tokenizer, Tokenizer], max_tokens: int, report: Report
-) -> Iterator[tuple[list[int], list[int]]]:
-    sources = tokenizers[0].encode_batch([pair.source for pair in chunk])
-    targets = tokenizers[1].encode_batch([pair.target for pair in chunk])
-    for pair, source, target in zip(chunk, sources, targets, strict=True):
-        if pair.to is not None:
-            source = [tokenizers[0].language(pair.to), *source]
-        longest = max(len(source), len(target)) + 1
-        if longest > max_tokens:
-            detail = f"{longest} tokens with the end mark, at most {max_tokens}"
-            report.drop("too many tokens", pair.file, pair.line, detail, f"{pair.source}\t{pair.target}")
-        else:
-            yield source, target
+def _chunks(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    chunk: list[Example] = []
+    held = 0
+    for example in examples:
+        chunk.append(example)
+        held += sum(map(len, example.texts))
+        if len(chunk) >= CHUNK or held >= CHARACTERS:
+            yield chunk
+            chunk, held = [], 0
+    if chunk:
+        yield chunk
 
 
 class _Writer:
-    def __init__(self, tokens: BinaryIO, offsets: BinaryIO, dtype: str) -> None:
-        self.tokens, self.offsets, self.dtype = tokens, offsets, dtype
+    def __init__(self, values: BinaryIO, offsets: BinaryIO, dtype: str) -> None:
+        self.values, self.offsets, self.dtype = values, offsets, dtype
         self.end = 0
         offsets.write(np.zeros(1, dtype="<i8").tobytes())
 
-    def add(self, sentences: list[list[int]]) -> None:
-        ends = self.end + np.cumsum([len(sentence) for sentence in sentences], dtype="<i8")
-        self.tokens.write(np.array([n for sentence in sentences for n in sentence], dtype=self.dtype).tobytes())
+    def add(self, rows: list[Sequence[float]]) -> None:
+        ends = self.end + np.cumsum([len(row) for row in rows], dtype="<i8")
+        self.values.write(np.array([n for row in rows for n in row], dtype=self.dtype).tobytes())
         self.offsets.write(ends.tobytes())
-        self.end = int(ends[-1]) if sentences else self.end
+        self.end = int(ends[-1]) if rows else self.end
 
 
-def _dtype(tokenizer: Tokenizer) -> str:
-    return "<u2" if tokenizer.size <= 1 << 16 else "<u4"
-
-
-def _write_meta(work: Path, fingerprint: str, vocabularies: Vocabularies, max_tokens: int, report: Report) -> None:
-    names = [f"{side}.{what}" for side in SIDES for what in ("tokens", "offsets")]
+def _write_meta(work: Path, fingerprint: str, encoding: Encoding, report: Report) -> None:
+    names = [f"{column}.{what}" for column in encoding.columns for what in ("values", "offsets")]
     meta = {
         "format": FORMAT,
         "fingerprint": fingerprint,
-        "vocabularies": vocabularies.hash,
-        "max_tokens": max_tokens,
-        "pairs": report.kept,
-        "dtype": {side: _dtype(getattr(vocabularies, side)) for side in SIDES},
+        "facts": encoding.facts,
+        "examples": report.kept,
+        "dtype": encoding.columns,
         "files": {
             name: {
                 "bytes": (work / name).stat().st_size,
@@ -320,9 +308,9 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def _open_side(folder: Path, name: str, meta: dict[str, Any]) -> Side:
+def _open_column(folder: Path, name: str, dtype: str) -> Column:
     offsets: NDArray[np.int64] = np.fromfile(folder / f"{name}.offsets", dtype="<i8")
-    dtype, path = np.dtype(meta["dtype"][name]), folder / f"{name}.tokens"
-    # An empty file cannot be mapped: a side all of whose sentences are empty has one.
-    tokens = np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)
-    return Side(tokens, offsets, np.diff(offsets).astype(np.int32))
+    path = folder / f"{name}.values"
+    # An empty file cannot be mapped: a column that is empty in all examples has one.
+    values = np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)
+    return Column(values, offsets, np.diff(offsets).astype(np.int32))

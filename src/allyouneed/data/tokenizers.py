@@ -21,10 +21,11 @@ from pydantic import PositiveInt, StringConstraints, model_validator
 
 from allyouneed.config import Config
 from allyouneed.data.filters import Filters
-from allyouneed.data.readers import PairFiles, Report, read_pairs
+from allyouneed.data.pairs import PairFiles
+from allyouneed.data.readers import Files, Report
 from allyouneed.errors import UserError
 
-PAD, BOS, EOS = "<pad>", "<s>", "</s>"
+PAD, BOS, EOS, MASK = "<pad>", "<s>", "</s>", "<mask>"
 BYTES = 256
 MIN_FREQUENCY = 2
 # A digit stands alone, and so does the space before it: the same digit is the same token wherever it stands, which is
@@ -40,6 +41,10 @@ PIECES = "|".join(
     ]
 )
 LANGUAGE = re.compile(r"<2(.+)>")
+EAST_ASIAN_CHARACTER = re.compile(  # the scripts of EAST_ASIAN, for Python's own `re`
+    "[\u2e80-\u2fdf\u3005\u3007\u3021-\u3029\u3038-\u303b\u3041-\u309f\u30a1-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\uff66-\uff9f\U00016fe0-\U00018cff\U0001aff0-\U0001b16f\U0001f200\U00020000-\U0003ffff]"
+)
 
 Special = Annotated[str, StringConstraints(pattern=r"^<[^<>\s]*[A-Za-z0-9][^<>\s]*>$")]
 
@@ -47,6 +52,11 @@ Special = Annotated[str, StringConstraints(pattern=r"^<[^<>\s]*[A-Za-z0-9][^<>\s
 def language_token(tag: str) -> str:
     """The token a source sentence begins with when the model must be told what to translate into."""
     return f"<2{tag}>"
+
+
+def sentinel(number: int) -> str:
+    """The token that stands for a piece cut out of a text."""
+    return f"<cut{number}>"
 
 
 class TokenizerConfig(Config):
@@ -106,6 +116,18 @@ class Tokenizer:
             raise UserError(f"the tokenizer knows no language {tag!r}; it knows: {known}")
         return self.languages[tag]
 
+    def special(self, token: str) -> int:
+        """The id of a special token that a task needs."""
+        number = self._inner.token_to_id(token)
+        if number is None or number not in self._added:
+            raise UserError(f"the tokenizer has no token {token}; train with one that was made for this task")
+        return int(number)
+
+    @property
+    def specials(self) -> list[int]:
+        """Every id that stands for no text."""
+        return sorted({self.pad, self.bos, self.eos, *self._added})
+
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
@@ -134,6 +156,16 @@ class Tokenizer:
         except TypeError:
             raise UserError(_not_unicode([text])) from None
         return [(int(start), int(end)) for start, end in encoding.offsets]
+
+    def word_starts(self, text: str) -> list[bool]:
+        """For each token of `text`, whether a word begins with it. A word is one of the pieces that no token crosses;
+        in a run of Chinese or Japanese, the fewest characters that are whole tokens."""
+        encoding = self._inner.encode(text, add_special_tokens=False)
+        starts, before, end = [], None, 0
+        for word, (left, right) in zip(encoding.word_ids, encoding.offsets, strict=True):
+            starts.append(word != before or (left >= end and EAST_ASIAN_CHARACTER.match(text, left) is not None))
+            before, end = word, right
+        return starts
 
     def _show(self, number: int) -> str:
         if number in self._added:
@@ -264,24 +296,31 @@ class Vocabularies:
         return hashlib.sha256(f"{self.source.hash} {self.target.hash}".encode()).hexdigest()
 
     @classmethod
-    def train(cls, config: TokenizerConfig, files: Sequence[PairFiles], filters: Filters | None = None) -> Vocabularies:
-        """Learn from the pairs that will be trained on. Language tokens join the side that reads them."""
-        languages = sorted({entry.to for entry in files if entry.to is not None})
+    def train(
+        cls,
+        config: TokenizerConfig,
+        files: Sequence[Files],
+        filters: Filters | None = None,
+        specials: Sequence[str] = (),
+    ) -> Vocabularies:
+        """Learn from the texts that will be trained on. Language tokens join the side that reads them.
 
-        def texts(source: bool, target: bool) -> Iterator[str]:
-            report = Report()  # nobody reads it: the store reads the same pairs and tells
-            pairs = (pair for entry in files for pair in read_pairs(entry, report))
-            for pair in pairs if filters is None else filters.apply(pairs, report):
-                if source:
-                    yield pair.source
-                if target:
-                    yield pair.target
+        `specials`: tokens the task needs. `joint: false` is for examples of two texts: the second side is the target's.
+        """
+        languages = sorted({entry.to for entry in files if isinstance(entry, PairFiles) and entry.to is not None})
+        config = config.model_copy(update={"specials": tuple(dict.fromkeys([*specials, *config.specials]))})
+
+        def texts(sides: slice) -> Iterator[str]:
+            report = Report()  # nobody reads it: the store reads the same examples and tells
+            examples = (example for entry in files for example in entry.read(report))
+            for example in examples if filters is None else filters.apply(examples, report):
+                yield from example.texts[sides]
 
         if config.joint:
-            both = train(config, texts(source=True, target=True), languages)
+            both = train(config, texts(slice(None)), languages)
             return cls(both, both)
-        reads = train(config, texts(source=True, target=False), languages)
-        return cls(reads, train(config, texts(source=False, target=True)))
+        reads = train(config, texts(slice(0, 1)), languages)
+        return cls(reads, train(config, texts(slice(1, 2))))
 
     def save(self, folder: Path | str) -> None:
         folder = Path(folder)

@@ -47,14 +47,19 @@ class Decoding(Config):
         return self
 
     @classmethod
-    def of(cls, defaults: Mapping[str, Any], **changes: Any) -> Decoding:
-        """A model's own defaults with a request's changes; a default the changed method has no use for is dropped."""
+    def settled(cls, defaults: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Defaults with changes; a default the changed method has no use for is dropped."""
         tree = dict(defaults)
         if changes.get("method", "sample") != "sample":
             tree = {key: value for key, value in tree.items() if key not in SAMPLING}
         if changes.get("method") == "greedy":
             tree.pop("best", None)
-        found = parse(cls, tree | changes, "decoding")
+        return tree | dict(changes)
+
+    @classmethod
+    def of(cls, defaults: Mapping[str, Any], **changes: Any) -> Decoding:
+        """A model's own defaults with a request's changes."""
+        found = parse(cls, cls.settled(defaults, changes), "decoding")
         for option, method in (("beam", "beam"), ("seed", "sample")):
             if option in changes and found.method != method:
                 raise UserError(f"decoding: {option}: only for method '{method}', this is '{found.method}'")
@@ -69,6 +74,10 @@ class Decoding(Config):
         """The most tokens a hypothesis for this source may have, the end mark counted."""
         longest = max(source_length + self.extra, self.min_length, 1)
         return longest if self.max_length is None else min(longest, self.max_length)
+
+    def more(self) -> int:
+        """The most tokens a text may be continued by, the end mark counted: `max_length`, else `extra`."""
+        return self.max_length or max(self.extra, self.min_length, 1)
 
     def normalise(self, length: int) -> float:
         """What a log-probability of `length` tokens (the end mark counted) is divided by to compare hypotheses.

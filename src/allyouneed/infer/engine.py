@@ -1,12 +1,14 @@
-"""Decoding any list of sources. The engine knows tokens and the States protocol, not what the model is made of.
+"""Decoding any list of sources or prompts. The engine knows tokens and the States protocol, not what the model is made
+of.
 
-Sources of similar length are decoded together; a finished one leaves the batch, and everyone gets the answer they would
+Those of similar length are decoded together; a finished one leaves the batch, and everyone gets the answer they would
 get alone. What comes back is in the order of what came in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,9 +20,24 @@ from allyouneed.nn.batch import Rows
 SHORT = 16  # a source counts as at least this long: short ones still need logits over the whole vocabulary
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is given (a source for those models that read one, and how the target begins), how many more tokens there
+    may be, and numbers that name it: with the seed they decide its samples."""
+
+    prompt: Sequence[int]
+    limit: int
+    place: tuple[int, ...]
+    source: Sequence[int] | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.prompt) + self.limit if self.source is None else len(self.source)
+
+
 class Engine:
     """`forbidden`: tokens never to be produced; `limit`: the longest target the model can place, if there is one;
-    `budget`: how many source tokens (times beams) are decoded together."""
+    `budget`: how many tokens (times beams) are decoded together; `seen_whole`: a prompt's tokens all see each other."""
 
     def __init__(
         self,
@@ -31,8 +48,10 @@ class Engine:
         forbidden: Sequence[int] = (),
         limit: int | None = None,
         budget: int = 8192,
+        seen_whole: bool = False,
     ) -> None:
         self.model = model  # an nn.Module that is a `Decoder`
+        self.seen_whole = seen_whole
         self.bos, self.eos, self.pad = bos, eos, pad
         self.forbidden = [token for token in dict.fromkeys(forbidden) if token != eos]
         self.limit, self.budget = limit, budget
@@ -56,49 +75,73 @@ class Engine:
         for name, given in (("prefix", prefix), ("places", places)):
             if given is not None and len(given) != len(sources):
                 raise ValueError(f"{len(sources)} sources, but {len(given)} entries in {name}")
-        found = [[Hypothesis([], 0.0, 0.0, [], True)] for _ in sources]
-        done = sum(1 for source in sources if not source)
+        requests: list[Request | None] = []
+        for number, source in enumerate(sources):
+            prompt = [self.bos, *(prefix[number] if prefix is not None else ())]
+            place = tuple(places[number]) if places is not None else (number,)
+            requests.append(Request(prompt, decoding.limit(len(source)), place, source) if source else None)
+        return self._answers(requests, decoding, on_progress)
+
+    def go_on(
+        self,
+        prompts: Sequence[Sequence[int]],
+        decoding: Decoding | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        first: int = 0,
+    ) -> list[list[Hypothesis]]:
+        """How each prompt (begin mark included) goes on; the prompt is not repeated. `first`: the place of the first
+        one in a longer request."""
+        decoding = decoding or Decoding()
+        requests = [Request(prompt, decoding.more(), (first + n,)) for n, prompt in enumerate(prompts)]
+        return self._answers(requests, decoding, on_progress)
+
+    def _answers(
+        self, requests: Sequence[Request | None], decoding: Decoding, on_progress: Callable[[int, int], None] | None
+    ) -> list[list[Hypothesis]]:
+        found = [[Hypothesis([], 0.0, 0.0, [], True)] for _ in requests]
+        done = sum(request is None for request in requests)
         was_training: bool = self.model.training
         self.model.eval()
         try:
-            for batch in self._batches(sources, decoding.rows):
-                prompts = [[self.bos, *(prefix[i] if prefix is not None else ())] for i in batch]
-                names = [tuple(places[i]) if places is not None else (i,) for i in batch]
+            for numbers, batch in self._batches(requests, decoding.rows):
                 with torch.inference_mode():
-                    answers = search(self._job([sources[i] for i in batch], prompts, names, decoding))
-                for index, answer in zip(batch, answers, strict=True):
-                    found[index] = answer
+                    answers = search(self._job(batch, decoding))
+                for number, answer in zip(numbers, answers, strict=True):
+                    found[number] = answer
                 done += len(batch)
                 if on_progress is not None:
-                    on_progress(done, len(sources))
+                    on_progress(done, len(requests))
         finally:
             self.model.train(was_training)
         return found
 
-    def _batches(self, sources: Sequence[Sequence[int]], rows: int) -> Iterator[list[int]]:
-        """Indices of sources of similar length, the longest first (what does not fit in memory fails at once)."""
-        batch: list[int] = []
-        for index in sorted(range(len(sources)), key=lambda i: -len(sources[i])):
-            if not sources[index]:
-                break
-            longest = max(len(sources[batch[0] if batch else index]), SHORT)
-            if batch and (len(batch) + 1) * longest * rows > self.budget:
-                yield batch
+    def _batches(self, requests: Sequence[Request | None], rows: int) -> Iterator[tuple[list[int], list[Request]]]:
+        """Requests of similar size with their numbers, the largest first: what does not fit in memory fails at once."""
+        real = [(number, request) for number, request in enumerate(requests) if request is not None]
+        batch: list[tuple[int, Request]] = []
+        for number, request in sorted(real, key=lambda both: -both[1].size):
+            largest = max((batch[0][1] if batch else request).size, SHORT)
+            if batch and (len(batch) + 1) * largest * rows > self.budget:
+                yield [n for n, _ in batch], [r for _, r in batch]
                 batch = []
-            batch.append(index)
+            batch.append((number, request))
         if batch:
-            yield batch
+            yield [n for n, _ in batch], [r for _, r in batch]
 
-    def _job(
-        self, sources: list[Sequence[int]], prompts: list[list[int]], names: list[tuple[int, ...]], decoding: Decoding
-    ) -> Job:
-        """Let the model read the sources and the prompts."""
+    def _job(self, requests: list[Request], decoding: Decoding) -> Job:
+        """Let the model read what is given."""
         device = next(self.model.parameters()).device
-        limits = [decoding.limit(len(source)) for source in sources]
+        prompts, limits = [request.prompt for request in requests], [request.limit for request in requests]
         if self.limit is not None:  # the last token is never read back, so it needs no place
             limits = [max(1, min(n, self.limit + 1 - len(prompt))) for n, prompt in zip(limits, prompts, strict=True)]
-        states = self.model.start(Rows.of(sources, self.pad).to(device))
-        hidden = self.model.advance(Rows.of(prompts, self.pad).to(device), states)
+        sources = [request.source for request in requests if request.source is not None]
+        states = self.model.start(Rows.of(sources, self.pad).to(device) if sources else len(prompts))
+        rows = Rows.of(prompts, self.pad).to(device)
+        if self.seen_whole:
+            given = torch.tensor([len(prompt) for prompt in prompts], device=device)
+            rows = replace(rows, prompt=torch.arange(rows.tokens.shape[1], device=device) < given[:, None])
+        hidden = self.model.advance(rows, states)
         ends = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
         last = hidden[torch.arange(len(prompts), device=device), ends]
+        names = [request.place for request in requests]
         return Job(self.model, states, last, limits, names, decoding, self.eos, self.forbidden)

@@ -23,7 +23,8 @@ class Decoder(Protocol):
 
     head: Any  # hidden states -> logits
 
-    def start(self, source: Rows) -> States: ...
+    def start(self, source: Any) -> States:
+        """`source`: what to read first; or how many texts to write, for a model that reads nothing."""
 
     def advance(self, new: Rows, states: States) -> Tensor: ...
 

@@ -9,12 +9,15 @@ from itertools import islice
 from typing import Any, overload
 
 from allyouneed.config import tree_of
+from allyouneed.data.pairs import Pair
 from allyouneed.errors import UserError
+from allyouneed.evaluate.translation import evaluate
 from allyouneed.folder import Folder
 from allyouneed.infer.alignment import attention
 from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.pieces import Cutter, Piece, Plan, quoted
+from allyouneed.infer.predictor import Judged, Predictor, spread
 from allyouneed.infer.search import Hypothesis
 
 TOGETHER = 64
@@ -57,7 +60,7 @@ class Translation:
         return self.candidates[0].score
 
 
-class Translator:
+class Translator(Predictor):
     """Translates with a model folder.
 
     A line is translated whole while it has at most `together` tokens, or is one sentence of at most `max_tokens`;
@@ -66,7 +69,7 @@ class Translator:
     """
 
     def __init__(self, folder: Folder, max_tokens: int | None = None, together: int = TOGETHER) -> None:
-        self.folder, self.model = folder, folder.model
+        super().__init__(folder)
         self.source, self.target = folder.vocabularies.source, folder.vocabularies.target
         limit: int | None = getattr(getattr(self.model, "embed", None), "limit", None)
         trained = max_tokens or folder.max_tokens
@@ -135,6 +138,26 @@ class Translator:
         while held := list(islice(texts, chunk)):
             yield from self.translate_full(held, to, first=first, **options)
             first += len(held)
+
+    def judge(
+        self, examples: Sequence[Pair], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
+    ) -> Judged:
+        """BLEU and chrF from 0 to 100, and which share is exactly right, in per cent."""
+        found = [""] * len(examples)
+        for to in dict.fromkeys(pair.to for pair in examples):
+            numbers = [n for n, pair in enumerate(examples) if pair.to == to]
+            texts = self.translate([examples[n].source for n in numbers], to, decoding=decoding)
+            for n, text in zip(numbers, texts, strict=True):
+                found[n] = text
+        languages = {pair.to for pair in examples}
+        language = languages.pop() if len(languages) == 1 else None
+        scores = evaluate(found, [pair.target for pair in examples], language, resamples=resamples)
+        samples = [
+            {"source": pair.source, "reference": pair.target, "hypothesis": text}
+            for pair, text in spread(list(zip(examples, found, strict=True)), show)
+        ]
+        figures = {"bleu": scores.bleu, "chrf": scores.chrf, "exact": 100 * scores.exact}
+        return Judged(figures, scores.text(), samples)
 
     def _start(self, to: str | None, from_: str | None) -> list[int]:
         """The tokens before every source: the language that is wanted, for a model that knows languages by name."""

@@ -1,7 +1,7 @@
 """Reading their config: what a family asks for is noted, and what nobody asked for is refused.
 
-A config says in one key what would make the model another one. So a tree is made through a `Reader`: every key must have
-been read, or be known to change nothing, or be off (null or false). The rest is refused by name, all of it at once.
+One key of a config can make the model another one. So a tree is made through a `Reader`: every key must have been read,
+or be known to change nothing, or be off (null, false, 0, empty). The rest is refused by name, all of it at once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from allyouneed.errors import UserError
 
 Tree = dict[str, Any]
 
-# of every family: what was used to make the file, what only training or generation looks at, names of classes and tokens
-HARMLESS = (
+# in every family: how the file was made, what only training looks at, names of classes and tokens
+MADE = (
     "_attn_implementation_autoset",
     "_name_or_path",
     "*_token_id",
@@ -29,10 +29,10 @@ HARMLESS = (
     "initializer_range",
     "keys_to_ignore_at_inference",
     "label2id",
-    "max_length",
     "model_type",
     "output_attentions",
     "output_hidden_states",
+    "prefix",
     "pretraining_tp",
     "problem_type",
     "return_dict",
@@ -41,6 +41,22 @@ HARMLESS = (
     "torch_dtype",
     "transformers_version",
     "use_cache",
+)
+# how text is generated, which older files say here too
+GENERATION = (
+    "*no_repeat_ngram_size",
+    "*suppress_tokens",
+    "*_penalty",
+    "bad_words_ids",
+    "early_stopping",
+    "max_length",
+    "min_length",
+    "num_beam*",
+    "num_return_sequences",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
 )
 
 ACTIVATIONS = {
@@ -79,6 +95,16 @@ class Reader(Mapping[str, Any]):
         self.seen.add(key)
         return self.config.get(key, default)
 
+    def first(self, *keys: str) -> Any:
+        """The first of several names of one thing that is there."""
+        found = [self[key] for key in keys if key in self.config]
+        return found[0] if found else self[keys[0]]
+
+    def suppose(self, defaults: Mapping[str, Any]) -> None:
+        """What a family takes where nothing is said: files may leave such keys out."""
+        self.seen |= defaults.keys() - self.config.keys()
+        self.config = {**defaults, **self.config}
+
     def __contains__(self, key: object) -> bool:
         return key in self.config
 
@@ -110,10 +136,10 @@ class Reader(Mapping[str, Any]):
 
     def finish(self, *harmless: str) -> None:
         """Note what was not read, is not off and not harmless."""
-        known = (*HARMLESS, *harmless)
+        known = (*MADE, *GENERATION, *harmless)
         for key, value in self.config.items():
             read = key in self.seen or any(fnmatchcase(key, pattern) for pattern in known)
-            if not read and value is not None and value is not False:
+            if value and not read:
                 self.problems.append(f"{self.where}{key}: {value!r} is not known here, and may change what is computed")
 
 

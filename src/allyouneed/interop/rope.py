@@ -1,4 +1,4 @@
-"""Their rotary positions as ours: `rope_parameters` as transformers 5 writes them, `rope_theta` and `rope_scaling` before."""
+"""Their rotary positions as ours: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
 
 from __future__ import annotations
 

@@ -28,6 +28,8 @@ from allyouneed.config import parse
 from allyouneed.errors import UserError
 from allyouneed.nn.model import Model
 
+Theirs = Mapping[str, Any]  # their config
+Weights = Mapping[str, Tensor]
 Change = Callable[[Tensor, Mapping[str, Any]], Tensor]  # (their tensor, their config) -> what ours is made of
 TRANSPOSE: Change = lambda tensor, config: tensor.T  # noqa: E731  # a table entry, not a function to call by name
 
@@ -64,13 +66,15 @@ class Rule:
 @dataclass(frozen=True)
 class Family:
     """`tree(config)` gives our model's tree; `lines` is the table; `ignore` names weights of theirs that say nothing
-    (buffers, copies of tied matrices) by patterns with `*`."""
+    (buffers, copies of tied matrices) by patterns with `*`. `before(config, weights)` gives both as the table expects
+    them, where names are old or where only the weights tell what a config leaves open."""
 
     name: str
     tree: Callable[[Mapping[str, Any]], dict[str, Any]]
     lines: str | Callable[[Mapping[str, Any]], str]
     ignore: Sequence[str] = ()
     changes: Mapping[str, Change] = field(default_factory=dict)
+    before: Callable[[Theirs, Weights], tuple[Theirs, Weights]] | None = None
 
     def rules(self, config: Mapping[str, Any]) -> list[Rule]:
         text = self.lines if isinstance(self.lines, str) else self.lines(config)
@@ -78,6 +82,8 @@ class Family:
 
     def convert(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
         """Our model with their weights."""
+        if self.before is not None:
+            config, weights = self.before(config, weights)
         model = parse(Model, self.tree(config), self.name).build()  # type: ignore[type-abstract]
         self.fill(model, config, weights)
         return model.eval()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from allyouneed.nn.block import Block, Layer
 from allyouneed.nn.encoder_decoder import EncoderDecoder
 from allyouneed.nn.model import Model
 from allyouneed.nn.stack import Stack
+from allyouneed.nn.two_towers import TwoTowers
 
 BYTES = {"fp32": 4, "bf16": 2}
 
@@ -24,67 +26,100 @@ def describe(config: Model, length: int = 1024) -> RenderableType:
     """Needs no weights: the modules are built on torch's meta device."""
     with torch.device("meta"):
         model = config.build()
-    sizes = f"width {config.width}, dropout {config.dropout:g}, norm {words(config.norm)}"
-    tree = Tree(f"[bold]{tree_of(config)['kind']}[/]  {_count(model):,} parameters  [dim]{sizes}[/]")
-    seen: set[int] = set()
+    tree = Tree(_heading(config, model))
+    _model(tree, model, config, set())
+    return Group(tree, "", costs(config, length))
+
+
+def _heading(config: Model, model: nn.Module) -> str:
+    kind, sizes = tree_of(config)["kind"], [f"width {config.width}"]
+    if not isinstance(config, TwoTowers):  # whose towers each have their own
+        sizes += [f"dropout {config.dropout:g}", f"norm {words(config.norm)}"]
+    return f"[bold]{kind}[/]  {_count(model):,} parameters  [dim]{escape(', '.join(sizes))}[/]"
+
+
+def _model(tree: Tree, model: nn.Module, config: Model, seen: set[int]) -> None:
     for name, child in model.named_children():
         part = getattr(config, name, None)
-        if isinstance(child, Stack):
-            _stack(tree.add(f"{name}  {_count(child):,}"), child, getattr(config, name), seen)
+        if isinstance(child, Stack) and part is not None:
+            _stack(tree.add(f"{name}  {_count(child):,}"), child, part, seen)
+        elif isinstance(part, Model):
+            _model(tree.add(f"{name}  {_heading(part, child)}"), child, part, seen)
         else:
             _grow(tree, name, child, seen, words(part) if isinstance(part, Config) else "")
-    return Group(tree, "", costs(config, length))
+    for name, value in model.named_parameters(recurse=False):
+        tree.add(f"{name}  {tuple(value.shape)}")
 
 
 def costs(config: Model, length: int) -> str:
     """What the config alone answers."""
     cost = config.cost(length)
-    both = isinstance(config, EncoderDecoder)
+    of = {"encoder-decoder": "source and target token", "two-towers": "image and text token"}
     rows = {
         "parameters": f"{cost.parameters:,}",
-        "FLOPs": f"{cost.flops:,.0f} forward per {'source and target ' if both else ''}token, context {length:,}",
+        "FLOPs": f"{cost.flops:,.0f} forward per {of.get(tree_of(config)['kind'], 'token')}, context {length:,}",
     }
-    for name, size in BYTES.items():
-        per_source = cost.state_constant / length * size
-        source = f" + {per_source:,.0f} per source token" if per_source else ""
-        rows[f"cache, {name}"] = f"{cost.state_per_token * size:,.0f} bytes per target token{source}"
+    source = _source_state(config, length)
+    for name, size in BYTES.items() if config.generates else ():
+        each = f"{cost.state_per_token * size:,.0f} bytes per {'target ' if source else ''}token"
+        more = {"per source token": source / length, "whatever the length": cost.state_constant - source}
+        rows[f"cache, {name}"] = each + "".join(f" + {n * size:,.0f} {what}" for what, n in more.items() if n)
     return "\n".join(f"{name:<11}  {value}" for name, value in rows.items())
+
+
+def _source_state(config: Model, length: int) -> float:
+    """What decoding keeps of a source of this length."""
+    layers = config.decoder if isinstance(config, EncoderDecoder) else ()
+    crosses = [(layer.repeat, layer.cross) for layer in layers if layer.cross is not None]
+    return sum(times * cross.cost(config, length, cross=True).state_constant for times, cross in crosses)
 
 
 def words(part: Config) -> str:
     """A part as a person wrote it, without its defaults: `attention, heads 8, pattern causal`."""
     tree = tree_of(part, full=False)
     kind = [tree.pop("kind")] if "kind" in tree else []
-    return ", ".join([*kind, *(f"{key} {_value(value)}" for key, value in tree.items())])
+    return ", ".join([*kind, *_keys(tree)])
+
+
+def _keys(tree: dict[str, Any]) -> list[str]:
+    """What is there with nothing more said about it is just its name."""
+    return [key if value == {} else f"{key} {_value(value)}" for key, value in tree.items()]
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        return "(" + ", ".join(f"{key} {_value(inner)}" for key, inner in value.items()) + ")"
-    return str(value)
+    return f"({', '.join(_keys(value))})" if isinstance(value, dict) else str(value)
 
 
 def _stack(tree: Tree, stack: Stack, layers: Sequence[Layer], seen: set[int]) -> None:
     """One branch for each entry of the config's list: its blocks differ in nothing but their numbers."""
+    owners = Counter(id(value) for block in set(stack.blocks) for value in block.parameters())
+    shared = {value for value, count in owners.items() if count > 1}  # T5's one table for all layers
     blocks = iter(stack.blocks)
-    for layer in layers:
+    for number, layer in enumerate(layers):
         block, *others = (next(blocks) for _ in range(layer.repeat))
         assert isinstance(block, Block)
-        each = " each" if others else ""
-        branch = tree.add(f"{layer.repeat} × [bold]{escape(words(layer.wiring))}[/] block  {_count(block):,}{each}")
+        times = f"{layer.repeat} times the same" if layer.share and others else f"{layer.repeat} ×"
+        each = " each" if others and not layer.share else ""
+        branch = tree.add(f"{times} [bold]{escape(words(layer.wiring))}[/] block  {_count(block):,}{each}")
         for name, part in layer.sublayers.items():
-            _grow(branch, name, block.sublayers[name], seen, words(part))
+            _grow(branch, name, block.sublayers[name], seen, words(part), shared)
         _grow(branch, "wiring", block.wiring, seen)
+        for name, between in (("steps", stack.recurrences), ("joint", stack.joints)):
+            if str(number) in between:
+                _grow(tree, name, between[str(number)], seen)
     if stack.end is not None:
         _grow(tree, "end", stack.end, seen)
 
 
-def _grow(tree: Tree, name: str, module: nn.Module, seen: set[int], said: str = "") -> None:
+def _grow(
+    tree: Tree, name: str, module: nn.Module, seen: set[int], said: str = "", shared: Collection[int] = ()
+) -> None:
     """A module, what the config says about it (else its class), and the shapes of its weights or their number."""
     if not said and not _count(module):  # dropout: the config says it
         return
     own = [
-        f"{key} {tuple(value.shape)}" + (" (tied)" if id(value) in seen else "")
+        f"{key} {tuple(value.shape)}"
+        + (" (tied)" if id(value) in seen else " (one for all layers)" if id(value) in shared else "")
         for key, value in module.named_parameters(recurse=False)
     ]
     seen.update(id(value) for value in module.parameters(recurse=False))
@@ -101,7 +136,7 @@ def _grow(tree: Tree, name: str, module: nn.Module, seen: set[int], said: str = 
         while isinstance(module, nn.ModuleList) and children and _shape(children[0][1]) == _shape(child):
             alike += 1
             children.pop(0)
-        _grow(branch, f"{alike} ×" if alike > 1 else first, child, seen)
+        _grow(branch, f"{alike} ×" if alike > 1 else first, child, seen, shared=shared)
 
 
 def _shape(module: nn.Module) -> Any:

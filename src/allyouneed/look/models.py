@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any
 
 from rich import box
@@ -58,9 +60,10 @@ def _at(config: Model, length: int) -> At:
 
 
 def paper(name: str) -> str:
-    """Where a preset comes from: the first line of its file."""
-    with (PRESETS / f"{name}.yaml").open(encoding="utf-8") as file:
-        return file.readline().removeprefix("#").strip()
+    """Where a preset comes from: the first sentence of the comment that its file begins with."""
+    lines = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
+    return re.split(r";|\.(?= [A-Z])|\.$", comment)[0]
 
 
 ORDERS: dict[str, Callable[[Row], Any]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -36,8 +36,8 @@ class Alibi(Relative):
 
 
 def slopes(heads: int, octaves: float = 8.0) -> list[float]:
-    """One for each head. Where their number is no power of 2: those of the power below, then every other one of the power
-    above (the authors' code, section 3 footnote 5)."""
+    """One for each head. Where their number is no power of 2: those of the power below, then every other one of the
+    power above (the authors' code)."""
     below = 2 ** math.floor(math.log2(heads))
     first = [2 ** (-octaves * i / below) for i in range(1, below + 1)]
     more = [2 ** (-octaves * i / (2 * below)) for i in range(1, 2 * below + 1, 2)]
@@ -45,7 +45,7 @@ def slopes(heads: int, octaves: float = 8.0) -> list[float]:
 
 
 class AlibiModule(RelativeModule):
-    adds_bias: ClassVar[bool] = True
+    adds_bias = True
 
     def __init__(self, config: Alibi, heads: int) -> None:
         super().__init__()

@@ -4,7 +4,8 @@
     causal    a plain causal sentence: SDPA's `is_causal` (padding on the right is never seen, so it needs no mask)
     grouped   rows packed with sentences, on CPU: sentences of similar length are regrouped into small batches, so
               the cost is the sum of their squares, not the square of the row
-    flex      rows packed with sentences, on GPU: FlexAttention with the pattern's own block mask
+    tiled     long rows of which a query sees little: only the tiles of the mask that hold something are computed
+    flex      the same on GPU, and rows packed with sentences: FlexAttention with those tiles as its block mask
     dense     everything else: SDPA with the pattern's boolean mask
 
 `dense` is the truth; tests hold every other path to it, gradients included. A plan is made once per forward pass and
@@ -13,9 +14,8 @@ pattern, then called by all layers with q, k, v of shape (batch, heads, time, he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from functools import cache, cached_property
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,38 +23,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from allyouneed.nn.context import Facts
-from allyouneed.nn.patterns import Causal, Full, Pattern, Place, SameSegment
-
-
-@dataclass(frozen=True, eq=False)
-class Manner:
-    """How scores are made where it is not just q·k: softmax(cap(score + bias)) v + values.
-
-    `score(q, k, query positions, key positions)` replaces q·k · scale; `bias(q, …, scale)` is added to it; `cap` c makes
-    it c·tanh(score / c); `values(weights, …)` is added to the result. Positions are (batch or 1, time).
-    `static`: a key under which a bias that does not depend on q is the same for all layers.
-    """
-
-    scale: float
-    score: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
-    bias: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
-    cap: float | None = None
-    values: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-    static: Hashable = None
-
-    @property
-    def plain(self) -> bool:
-        """softmax(q·k · scale) v: what every kernel computes."""
-        return self.bias is None and self.fused
-
-    @property
-    def fused(self) -> bool:
-        """SDPA computes it, with the bias as a mask."""
-        return self.score is None and self.cap is None and self.values is None
-
-
-# (q, k, v, dropout, manner) -> (batch, heads, queries, head_width); k and v may have fewer heads than q
-Plan = Callable[[Tensor, Tensor, Tensor, float, Manner], Tensor]
+from allyouneed.nn.dense import Dense, Manner, Plan, dense_mask
+from allyouneed.nn.flex import FLEX_BLOCK, Flex
+from allyouneed.nn.patterns import Causal, Full, Pattern
+from allyouneed.nn.tiled import Tiled
+from allyouneed.nn.tiles import Part, apart
 
 
 def plan(pattern: Pattern, queries: Facts, keys: Facts, manner: Manner) -> Plan:
@@ -66,11 +39,9 @@ def plan(pattern: Pattern, queries: Facts, keys: Facts, manner: Manner) -> Plan:
         raise ValueError(
             "one side holds several sentences a row (segments), the other does not: they cannot be matched"
         )
-    packed = queries.packed
-    if packed and queries.device.type == "cpu":
-        return grouped(pattern, queries, keys, manner)
-    if packed and manner.plain and flexible(queries, keys):
-        return flex(pattern, queries, keys)
+    packed, cuda = queries.packed, queries.device.type == "cuda"
+    if packed and not cuda:
+        return grouped(lambda q, k: plan(pattern, q, k, manner), queries, keys)
     # padding of the own sentence is never seen from within it; that of a source is
     aligned = queries.start is not None and keys.start == 0 and (keys.segments is None or keys is queries)
     if isinstance(pattern, Causal) and aligned and manner.plain:
@@ -80,11 +51,33 @@ def plan(pattern: Pattern, queries: Facts, keys: Facts, manner: Manner) -> Plan:
             return whole  # the newest token sees all there is
     if isinstance(pattern, Full) and keys.segments is None and manner.plain:
         return whole
+    long = queries.time * keys.time >= WORTH_TILES and pattern.mean_keys(keys.time, 16) < 0.4 * keys.time
+    if long or (packed and queries.time >= FLEX_BLOCK):
+        parts = parts_of(pattern, queries, keys, FLEX_BLOCK if cuda else BLOCK)
+        few = sum(part.area for part in parts) < 0.6 * queries.time * keys.time
+        if manner.plain and cuda and (few or packed):
+            return Flex(parts, lambda: Tiled(parts) if few else dense(pattern, queries, keys))
+        if few:
+            return Tiled(parts)
+    return dense(pattern, queries, keys)
+
+
+def dense(pattern: Pattern, queries: Facts, keys: Facts) -> Plan:
     return Dense(dense_mask(pattern, queries, keys), queries.positions, keys.positions)
 
 
-def flexible(queries: Facts, keys: Facts) -> bool:
-    return queries.device.type == "cuda" and queries.time % 128 == 0 and keys.time % 128 == 0
+WORTH_TILES = 512 * 1024  # scores; below, one call over all of them is quicker than finding out which are needed
+BLOCK = 64
+
+
+def parts_of(pattern: Pattern, queries: Facts, keys: Facts, block: int) -> list[Part]:
+    """The tiles of a pattern, in one order of the tokens or in several, whichever is less to compute."""
+    whole = Part(pattern, queries, keys, block)
+    alternatives = apart(pattern)
+    if len(alternatives) == 1:
+        return [whole]
+    several = [Part(one, queries, keys, block) for one in alternatives]
+    return several if 1.5 * sum(part.area for part in several) < whole.area else [whole]
 
 
 def whole(q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
@@ -93,72 +86,6 @@ def whole(q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Te
 
 def causal(q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
     return sdpa(q, k, v, dropout_p=dropout, is_causal=True, scale=manner.scale, enable_gqa=q.shape[1] != k.shape[1])
-
-
-@dataclass(frozen=True, eq=False)
-class Dense:
-    """The pattern's mask, every score computed."""
-
-    mask: Tensor  # (batch or 1, 1 or heads, queries or 1, keys)
-    queries: Tensor  # positions (batch or 1, queries)
-    keys: Tensor
-    biases: dict[Hashable, Tensor] = field(default_factory=dict)  # of manners whose bias is the same for all layers
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
-        if not manner.fused:
-            seen = attention_weights(q, k, self.mask, self.queries, self.keys, manner)
-            seen = torch.nn.functional.dropout(seen.to(v.dtype), dropout, dropout > 0)
-            out = seen @ repeated(v, q.shape[1])
-            return out if manner.values is None else out + manner.values(seen, self.queries, self.keys).to(out.dtype)
-        mask = self.mask if manner.bias is None else self._biased(q, manner)
-        out = sdpa(q, k, v, mask, dropout, scale=manner.scale, enable_gqa=q.shape[1] != k.shape[1])
-        return out if manner.bias is None else out * self.seeing
-
-    @cached_property
-    def seeing(self) -> Tensor:
-        """Queries that see something: SDPA gives the others zeros for a boolean mask, but NaN for a bias of -inf."""
-        return self.mask.any(-1, keepdim=True)
-
-    def _biased(self, q: Tensor, manner: Manner) -> Tensor:
-        """The bias where one may look, -inf where not."""
-        if manner.static is not None and manner.static in self.biases:
-            return self.biases[manner.static]
-        assert manner.bias is not None
-        bias = manner.bias(q, self.queries, self.keys, manner.scale).to(q.dtype)
-        found = torch.where(self.mask | ~self.seeing, bias, float("-inf"))
-        if manner.static is not None:
-            self.biases[manner.static] = found
-        return found
-
-
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor, queries: Tensor, keys: Tensor, manner: Manner) -> Tensor:
-    """The definition, written out: softmax over the keys that may be seen, (batch, heads, queries, keys); zeros for a
-    query that sees nothing."""
-    k = repeated(k, q.shape[1])
-    scores = (q @ k.transpose(-1, -2)) * manner.scale if manner.score is None else manner.score(q, k, queries, keys)
-    if manner.bias is not None:
-        scores = scores + manner.bias(q, queries, keys, manner.scale)
-    if manner.cap is not None:
-        scores = manner.cap * torch.tanh(scores / manner.cap)
-    scores = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
-    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1) * mask
-
-
-def repeated(x: Tensor, heads: int) -> Tensor:
-    """Each of fewer key-value heads as often as queries share it."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
-
-
-def dense_mask(pattern: Pattern, queries: Facts, keys: Facts) -> Tensor:
-    """The truth: (batch or 1, 1, queries or 1, keys) bool. SDPA answers a query that sees nothing with zeros."""
-    query, key = queries.place(1), keys.place(2)
-    if queries.packed and keys.packed:
-        mask = (pattern & SameSegment()).allowed(query, key)
-    elif isinstance(pattern, Full):
-        mask = key.segment > 0
-    else:
-        mask = pattern.allowed(query, key) & (key.segment > 0)
-    return mask[:, None]
 
 
 # --- packed rows on CPU ---------------------------------------------------------------------------------------------
@@ -205,7 +132,7 @@ class _Gather(torch.autograd.Function):
         return home.view(shape), None
 
 
-def grouped(pattern: Pattern, queries: Facts, keys: Facts, manner: Manner) -> Plan:
+def grouped(make: Callable[[Facts, Facts], Plan], queries: Facts, keys: Facts) -> Plan:
     """Sentences of packed rows, regrouped by length into padded batches, each with a plan of its own."""
     query_spans, key_spans = _spans(queries), _spans(keys)
     both = sorted(set(query_spans) & set(key_spans), key=lambda s: (query_spans[s][1] + key_spans[s][1], s))
@@ -216,17 +143,17 @@ def grouped(pattern: Pattern, queries: Facts, keys: Facts, manner: Manner) -> Pl
             key, key_facts = query, query_facts
         else:
             key, key_facts = _regrouping([key_spans[s] for s in sentences], keys)
-        groups.append((query, key, plan(pattern, query_facts, key_facts, manner)))
+        groups.append((query, key, make(query_facts, key_facts)))
 
     def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
-        batch, heads, time, head_width = q.shape
-        out = q.new_zeros(batch * time, heads, head_width)
+        batch, heads, time, _ = q.shape
+        out = q.new_zeros(batch * time, heads, v.shape[-1])
         with torch.autocast("cpu", enabled=False):  # bf16 attention of short sentences is slower on CPU than fp32
             for query, key, execute in groups:
                 moved = _wide(query.gather(q)), _wide(key.gather(k)), _wide(key.gather(v))
                 seen = execute(*moved, dropout, manner)
                 out = query.scatter(out, seen.to(out.dtype))
-        return out.view(batch, time, heads, head_width).transpose(1, 2)
+        return out.view(batch, time, heads, -1).transpose(1, 2)
 
     return attend
 
@@ -282,49 +209,3 @@ def _regrouping(spans: list[Span], home: Facts) -> tuple[Regrouping, Facts]:
         order=moved(home.order),
     )
     return Regrouping(there, inside.flatten().nonzero().flatten(), there[inside]), facts
-
-
-# --- packed rows on GPU ---------------------------------------------------------------------------------------------
-
-
-@cache
-def _compiled_flex() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=False)
-
-
-def mask_mod(pattern: Pattern, queries: Facts, keys: Facts) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The pattern as FlexAttention asks for it: one place at a time. Padding sees padding, so no row is empty."""
-    assert queries.segments is not None and keys.segments is not None
-    query_segments, key_segments = queries.segments, keys.segments
-    query_positions = queries.positions.expand_as(query_segments)
-    key_positions = keys.positions.expand_as(key_segments)
-    rule = pattern & SameSegment()
-
-    def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return rule.allowed(
-            Place(query_positions[batch, query], query_segments[batch, query]),
-            Place(key_positions[batch, key], key_segments[batch, key]),
-        )
-
-    return allowed
-
-
-def flex(pattern: Pattern, queries: Facts, keys: Facts) -> Plan:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    rule = mask_mod(pattern, queries, keys)
-    batch = queries.positions.shape[0]
-    blocks = create_block_mask(rule, batch, None, queries.time, keys.time, device=str(queries.device))
-    fallback: list[Plan] = []
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
-        if dropout or q.shape[-1] < 16 or q.shape[-1] & (q.shape[-1] - 1):  # what the kernel cannot do
-            fallback[:] = fallback or [Dense(dense_mask(pattern, queries, keys), queries.positions, keys.positions)]
-            return fallback[0](q, k, v, dropout, manner)
-        gqa = q.shape[1] != k.shape[1]
-        out: Tensor = _compiled_flex()(q, k, v, block_mask=blocks, scale=manner.scale, enable_gqa=gqa)
-        return out
-
-    return attend

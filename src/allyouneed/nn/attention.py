@@ -1,7 +1,7 @@
 """Multi-head attention ("Attention Is All You Need", 3.2), over the own tokens or over an encoder's.
 
-What can be exchanged in it: how many heads queries share keys and values with (MQA, GQA), who sees whom (pattern), how a
-query scores a key (scores), what a score knows of distances (positions).
+What can be exchanged in it: how many heads queries share keys and values with (MQA, GQA), who sees whom (pattern), how
+a query scores a key (scores), what a score knows of distances (positions).
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from pydantic import Field, WrapValidator
 from torch import Tensor, nn
 
 from allyouneed.config import Config
-from allyouneed.nn.attend import Manner, attention_weights, dense_mask, plan
+from allyouneed.nn.attend import plan
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.dense import Manner, attention_weights, dense_mask
 from allyouneed.nn.norms import Norm
 from allyouneed.nn.patterns import Full, Pattern
-from allyouneed.nn.relative import Heads, NoRelative, Relative
-from allyouneed.nn.scores import ScaledDot, Scores
-from allyouneed.nn.state import KeyValues, SourceKeyValues, State
+from allyouneed.nn.relative import Heads, NoRelative, Relative, RelativeModule
+from allyouneed.nn.ring import Ring, ring_size
+from allyouneed.nn.scores import ScaledDot, Scores, ScoresModule
+from allyouneed.nn.state import Cache, KeyValues, SourceKeyValues, State
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
@@ -65,7 +67,10 @@ class Attention(Mixer):
 
     @property
     def causal(self) -> bool:
-        return self.pattern.causal
+        return self.pattern.decodes
+
+    def leak(self) -> str | None:
+        return self.pattern.leak()
 
     @property
     def biases(self) -> Biases:
@@ -74,7 +79,7 @@ class Attention(Mixer):
 
     def sizes(self, common: Common) -> Heads:
         width = self.head_width or max(1, common.width // self.heads)
-        return Heads(self.heads, self.kv_heads or self.heads, width, self.causal)
+        return Heads(self.heads, self.kv_heads or self.heads, width, self.pattern.causal)
 
     def build(self, common: Common) -> SubLayer:
         return SelfAttention(self, common)
@@ -94,10 +99,7 @@ class Attention(Mixer):
         keys = linear.cost(common.width, narrow, bias.k) + linear.cost(common.width, narrow, bias.v)
         if cross:  # keys and values are made once per source token, not once per target token
             return total + Cost(keys.parameters, state_constant=2 * narrow * length)
-        return total + keys + self.state_cost(2 * narrow)
-
-    def state_cost(self, each: int) -> Cost:
-        return Cost(state_per_token=each)
+        return total + keys + cache_cost(self.pattern, 2 * narrow)
 
     def shared(self, common: Common) -> dict[Hashable, Cost]:
         return self.positions.shared(self.sizes(common), common)
@@ -119,6 +121,8 @@ class Attention(Mixer):
         if self.positions.bilinear and not self.scores.bilinear:
             text = "these change what q·k is, and such scores have no q·k; alibi and buckets go with any scores"
             found.append(("positions", text))
+        if self.qk_norm is not None and not self.qk_norm.tokenwise:
+            found.append(("qk_norm", "queries and keys are normalised head by head, token by token; this norm is not"))
         found += [(f"positions.{key}", text) for key, text in self.positions.problems(sizes, common)]
         found += [(f"scores.{key}", text) for key, text in self.scores.problems(sizes, common)]
         return found
@@ -129,25 +133,22 @@ class Attention(Mixer):
         return []
 
 
-class _Heads(SubLayer):
-    """What self- and cross-attention share: heads apart, heads together, and weights on request."""
+def cache_cost(pattern: Pattern, each: int) -> Cost:
+    """Of remembering so many elements of each token that this pattern may still look at."""
+    kept = pattern.memory
+    return Cost(state_per_token=each) if kept is None else Cost(state_constant=each * ring_size(kept))
 
-    def __init__(self, config: Attention, common: Common) -> None:
+
+class Looking(SubLayer):
+    """What every softmax attention does once queries, keys and values are there; weights on request."""
+
+    def __init__(
+        self, pattern: Pattern, scores: ScoresModule, relative: RelativeModule, own_score: bool, dropout: float
+    ) -> None:
         super().__init__()
-        sizes = config.sizes(common)
-        self.heads, self.kv_heads, self.head_width = sizes.heads, sizes.kv_heads, sizes.head_width
-        self.inner, self.narrow = sizes.inner, sizes.kv_heads * sizes.head_width
-        self.pattern, self.dropout, self.soft_cap = config.pattern, config.dropout, config.soft_cap
-        self.scores = config.scores.build(sizes, common)
-        self.relative = config.positions.build(sizes, common)
-        norm = config.qk_norm
-        self.q_norm = None if norm is None else norm.build(sizes.head_width)
-        self.k_norm = None if norm is None else norm.build(sizes.head_width)
-        self.out = common.linear.build(self.inner, common.width, config.biases.out)
-        self.own_score = not config.scores.bilinear
-
-    def split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (batch, heads, time, head_width)
+        self.pattern, self.scores, self.relative, self.dropout = pattern, scores, relative, dropout
+        self.own_score = own_score  # scores that are no q·k
+        self.soft_cap: float | None = None
 
     def manner(self) -> Manner:
         relative = self.relative
@@ -161,6 +162,7 @@ class _Heads(SubLayer):
         )
 
     def look(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: Facts) -> Tensor:
+        """(batch, heads, queries, width of v)"""
         queries, manner = context.queries, self.manner()
         wanted = None if context.record is None else context.record.get(self)
         if wanted is not None:
@@ -169,9 +171,36 @@ class _Heads(SubLayer):
             wanted.found.append(weights if wanted.heads is None else weights[:, list(wanted.heads)])
         key = (self.pattern, id(keys), q.shape[0], manner.plain)
         execute = context.plan(key, lambda: plan(self.pattern, queries, keys, manner))
-        seen = execute(q, k, v, self.dropout if self.training else 0.0, manner)
-        mixed: Tensor = self.out(seen.transpose(1, 2).flatten(2))
-        return mixed
+        return execute(q, k, v, self.dropout if self.training else 0.0, manner)
+
+    def new_state(self) -> State:
+        if (why := self.pattern.leak()) is not None:
+            raise ValueError(f"attention with pattern '{self.pattern}' cannot decode: {why}")
+        kept = self.pattern.memory
+        return KeyValues() if kept is None else Ring(kept)
+
+
+class _Heads(Looking):
+    """What self- and cross-attention share: heads apart, heads together."""
+
+    def __init__(self, config: Attention, common: Common) -> None:
+        sizes = config.sizes(common)
+        scores, relative = config.scores.build(sizes, common), config.positions.build(sizes, common)
+        super().__init__(config.pattern, scores, relative, not config.scores.bilinear, config.dropout)
+        self.heads, self.kv_heads, self.head_width = sizes.heads, sizes.kv_heads, sizes.head_width
+        self.inner, self.narrow = sizes.inner, sizes.kv_heads * sizes.head_width
+        self.soft_cap = config.soft_cap
+        norm = config.qk_norm
+        self.q_norm = None if norm is None else norm.build(sizes.head_width)
+        self.k_norm = None if norm is None else norm.build(sizes.head_width)
+        self.out = common.linear.build(self.inner, common.width, config.biases.out)
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (batch, heads, time, head_width)
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: Facts) -> Tensor:
+        found: Tensor = self.out(self.look(q, k, v, context, keys).transpose(1, 2).flatten(2))
+        return found
 
 
 class SelfAttention(_Heads):
@@ -203,14 +232,9 @@ class SelfAttention(_Heads):
         keys = context.queries
         self.scores.check(keys)
         if state is not None:
-            assert isinstance(state, KeyValues)
+            assert isinstance(state, Cache)
             k, v, keys = state.append(k, v, context)
-        return self.look(q, k, v, context, keys)
-
-    def new_state(self) -> State:
-        if not self.pattern.causal:
-            raise ValueError(f"attention with pattern '{self.pattern}' sees later tokens: it cannot decode")
-        return KeyValues()
+        return self.mixed(q, k, v, context, keys)
 
 
 class CrossAttention(_Heads):
@@ -244,16 +268,16 @@ class CrossAttention(_Heads):
         q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
         beams = q.shape[0] // k.shape[0]
         if beams == 1:
-            return self.look(q, k, v, context, memory.facts)
+            return self.mixed(q, k, v, context, memory.facts)
         if not isinstance(self.pattern, Full) or not self.manner().plain:
             # who sees what depends on the beam's own position
             copies = torch.arange(len(k), device=k.device).repeat_interleave(beams)
             facts = context.plan(("beams", beams), lambda: memory.facts.select(copies))
-            return self.look(q, k.index_select(0, copies), v.index_select(0, copies), context, facts)
+            return self.mixed(q, k.index_select(0, copies), v.index_select(0, copies), context, facts)
         # beams of one sentence stand side by side as its queries, so its keys need no copies
         rows, heads, time, head_width = q.shape
         q = q.view(-1, beams, heads, time, head_width).transpose(1, 2).flatten(2, 3)
-        seen = self.look(q, k, v, context, memory.facts)  # (sources, beams * time, width)
+        seen = self.mixed(q, k, v, context, memory.facts)  # (sources, beams * time, width)
         return seen.view(rows, time, -1)
 
     def new_state(self) -> State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -16,11 +16,13 @@ from allyouneed.nn.relative import Heads, Relative, RelativeModule, distances
 
 
 class Buckets(Relative):
-    """Raffel et al. 2020, 2.1: a number for each head and bucket of distances is added to the scores. Half of the buckets
-    are for one distance each, the others grow like a logarithm up to `distance`; what is farther shares the last one.
+    """Raffel et al. 2020, 2.1: a number for each head and bucket of distances is added to the scores. Half of the
+    buckets are for one distance each, the others grow like a logarithm up to `distance`; what is farther shares the
+    last one.
 
-    `bidirectional` gives one half of the buckets to keys ahead, without it they count as being here; when not said, it is so
-    where the attention is not causal. All layers of a stack have one table, as in T5; `untied` gives each its own.
+    `bidirectional` gives one half of the buckets to keys ahead, without it they count as being here; when not said, it
+    is so where the attention is not causal. All layers of a stack have one table, as in T5; `untied` gives each its
+    own.
     """
 
     kind: Literal["buckets"] = "buckets"
@@ -75,7 +77,7 @@ def bucket(distance: Tensor, buckets: int, farthest: int, both: bool) -> Tensor:
 
 
 class BucketsModule(RelativeModule):
-    adds_bias: ClassVar[bool] = True
+    adds_bias = True
 
     def __init__(self, config: Buckets, heads: Heads) -> None:
         super().__init__()

@@ -70,14 +70,18 @@ class Facts:
     @classmethod
     def following(cls, seen: Sequence[int], new: Rows) -> Facts:
         """New tokens in each row, after as many as it has `seen`; unequal numbers are padded on the right."""
+        if new.order is not None:
+            raise ValueError("decoding says tokens in reading order; leave out the batch's own order")
+        if new.prompt is not None and any(n and bool(row.any()) for n, row in zip(seen, new.prompt, strict=True)):
+            raise ValueError("tokens of a prompt see each other, so a prompt is read at once, before any other token")
         time, device = new.tokens.shape[1], new.tokens.device
         steps = torch.arange(time, device=device)[None]
         inside = None if new.lengths is None else (steps < new.lengths.to(device)[:, None]).long()
         if len(set(seen)) <= 1:
             start = seen[0] if seen else 0
-            return cls(steps + start, inside, start, prompt=new.prompt)
+            return cls(steps + start, inside, start, prompt=new.prompt, chosen=new.chosen)
         starts = torch.tensor(list(seen), device=device)[:, None]
-        return cls(steps + starts, inside, prompt=new.prompt)
+        return cls(steps + starts, inside, prompt=new.prompt, chosen=new.chosen)
 
     def select(self, rows: Tensor) -> Facts:
         def kept(value: Tensor | None) -> Tensor | None:

@@ -63,6 +63,8 @@ class Decoder(Model):
     def problems(self) -> Iterator[Problem]:
         yield from stack_problems("decoder", self.decoder, self, crosses=False, decodes=True)
         yield from outer_problems(self.embed, self.head, self, self.vocab)
+        if self.embed.reads is not Rows:
+            yield ("embed", "kind"), "what is written is text; its embedding must be 'tokens'"
 
 
 class DecoderModel(ModelModule):

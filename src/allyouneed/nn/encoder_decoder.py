@@ -97,6 +97,8 @@ class EncoderDecoder(Model):
         if self.decoder and not any(layer.cross for layer in self.decoder):
             yield ("decoder",), "no layer has a cross: the decoder would never see the source"
         yield from outer_problems(self.embed, self.head, self, self.vocabs.target)
+        if self.embed.reads is not Rows:
+            yield ("embed", "kind"), "what is written is text; its embedding must be 'tokens'"
         if self.source_embed is not None:
             found = self.source_embed.problems(self, self.vocabs.source)
             yield from ((("source_embed", key), text) for key, text in found)

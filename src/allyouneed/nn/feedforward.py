@@ -61,12 +61,17 @@ Activation = Literal[
 
 
 class FFN(Channel):
-    """ "Attention Is All You Need", eq. 2: max(0, x W1 + b1) W2 + b2."""
+    """ "Attention Is All You Need", eq. 2: max(0, x W1 + b1) W2 + b2.
+
+    `norm`: the hidden layer is normalised, with the model's norm (Shleifer, Weston, Ott 2021, "NormFormer", 2.1; the
+    decoder of So et al. 2019, "The Evolved Transformer").
+    """
 
     kind: Literal["ffn"] = "ffn"
     hidden: Annotated[int, Field(gt=0)]
     activation: Activation = "relu"
     bias: bool = True
+    norm: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the hidden layer; the paper drops the output only
 
     def build(self, common: Common) -> SubLayer:
@@ -74,19 +79,22 @@ class FFN(Channel):
 
     def cost(self, common: Common) -> Cost:
         up = common.linear.cost(common.width, self.hidden, self.bias)
-        return up + common.linear.cost(self.hidden, common.width, self.bias)
+        total = up + common.linear.cost(self.hidden, common.width, self.bias)
+        return total + common.norm.cost(self.hidden) if self.norm else total
 
 
 class FFNModule(SubLayer):
     def __init__(self, config: FFN, common: Common) -> None:
         super().__init__()
         self.up = common.linear.build(common.width, config.hidden, config.bias)
+        self.norm = common.norm.build(config.hidden) if config.norm else None
         self.down = common.linear.build(config.hidden, common.width, config.bias)
         self.activation = ACTIVATIONS[config.activation]
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        mixed: Tensor = self.down(self.dropout(self.activation(self.up(x))))
+        hidden = self.dropout(self.activation(self.up(x)))
+        mixed: Tensor = self.down(hidden if self.norm is None else self.norm(hidden, context))
         return mixed
 
 

@@ -9,9 +9,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+_TIMES = r"(\d+)\s*[×x*]"
 
-def written_out(text: str, named: Mapping[str, Any]) -> list[dict[str, Any]]:
+
+def written_out(text: str, named: Any) -> list[dict[str, Any]]:
     """`list := item (',' item)*   item := [number ('×' | 'x' | '*')] (name | '(' list ')')`"""
+    if not isinstance(named, Mapping) or not all(isinstance(layer, Mapping) for layer in named.values()):
+        raise ValueError(f"{text!r} needs 'layers', which gives each name the keys of a layer")
     reader = _Reader(text, named)
     found = reader.items()
     if reader.at < len(reader.words):
@@ -20,15 +24,10 @@ def written_out(text: str, named: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 class _Reader:
-    def __init__(self, text: str, named: Mapping[str, Any]) -> None:
+    def __init__(self, text: str, named: Mapping[str, Mapping[str, Any]]) -> None:
         self.text, self.named = text, named
-        self.words = re.findall(r"\d+\s*[×x*]|[A-Za-z][\w-]*|\S", text)
+        self.words = [match[0] for match in re.finditer(rf"{_TIMES}|[A-Za-z][\w-]*|\S", text)]
         self.at = 0
-
-    def _take(self, word: str) -> bool:
-        found = self.at < len(self.words) and self.words[self.at] == word
-        self.at += found
-        return found
 
     def items(self) -> list[dict[str, Any]]:
         found = self._item()
@@ -37,21 +36,34 @@ class _Reader:
         return found
 
     def _item(self) -> list[dict[str, Any]]:
-        times = 1
-        if self.at < len(self.words) and (number := re.match(r"(\d+)\s*[×x*]", self.words[self.at])):
-            times = int(number[1])
-            self.at += 1
-            if times < 1:
-                raise ValueError(f"a layer stands at least once, not {times} times, in {self.text!r}")
+        times = self._times()
         if self._take("("):
             inside = self.items()
             if not self._take(")"):
                 raise ValueError(f"a ')' is missing, in {self.text!r}")
             return inside * times
-        word = self.words[self.at] if self.at < len(self.words) else "the end"
+        if self.at == len(self.words):
+            raise ValueError(f"a layer is missing at the end of {self.text!r}")
+        word = self.words[self.at]
         if word not in self.named:
             known = ", ".join(sorted(self.named)) or "none; name them under 'layers'"
             raise ValueError(f"{word!r} is no layer (known: {known}), in {self.text!r}")
         self.at += 1
-        layer = dict(self.named[word])
-        return [layer | {"repeat": times * layer.get("repeat", 1)}]
+        layer, repeat = self.named[word], self.named[word].get("repeat", 1)
+        if not isinstance(repeat, int):  # wrong, and said where the layer is read
+            return [dict(layer)]
+        return [{**layer, "repeat": times * repeat}]
+
+    def _times(self) -> int:
+        number = re.match(_TIMES, self.words[self.at]) if self.at < len(self.words) else None
+        if number is None:
+            return 1
+        self.at += 1
+        if int(number[1]) < 1:
+            raise ValueError(f"a layer stands at least once, not {number[1]} times, in {self.text!r}")
+        return int(number[1])
+
+    def _take(self, word: str) -> bool:
+        found = self.at < len(self.words) and self.words[self.at] == word
+        self.at += found
+        return found

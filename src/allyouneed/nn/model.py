@@ -120,7 +120,9 @@ def stack_problems(name: str, layers: Layers, common: Common, crosses: bool, dec
             for key, text in layer.cross.cross_problems(common):
                 yield (name, number, "cross", key), text
         if decodes and layer.mixer is not None and not layer.mixer.causal:
-            yield (name, number, "mixer"), "a decoder must not see later tokens; give it a causal pattern"
+            why = layer.mixer.leak()
+            text = "a decoder must not see later tokens" + (f", and {why}" if why else "")
+            yield (name, number, "mixer"), f"{text}; give it a causal pattern"
     if not layers:
         yield (name,), "needs at least 1 layer"
 
@@ -154,6 +156,7 @@ def weights_of(stack: Stack, part: str, modules: dict[int, nn.Module], record: R
     return {
         number: record[module].found[sum(other is module for other in all_modules[:number])]
         for number, module in modules.items()
+        if record[module].found  # a mixer of another kind has no weights to show
     }
 
 
@@ -163,7 +166,11 @@ def advance(embed: Any, stack: Stack, new: Rows, states: States) -> Tensor:
     time, device = new.tokens.shape[1], new.tokens.device
     facts = Facts.following(states.lengths, new)
     end = max(states.lengths, default=0) + time
-    slots = Facts(torch.arange(end, device=device)[None], start=0)
+    states.mark(facts, end)
+    marks = states.marks
+    slots = Facts(
+        torch.arange(end, device=device)[None], start=0, prompt=marks.get("prompt"), chosen=marks.get("chosen")
+    )
     context = Context(facts, slots=slots, memory=states.memory)
     hidden: Tensor = stack(embed(new, facts), context, states.layers)
     added = [time] * len(states.lengths) if new.lengths is None else new.lengths.tolist()

@@ -71,11 +71,13 @@ class MoE(Channel):
     # Fedus et al., eq. 3: an expert takes tokens / experts · capacity, rounded up; who comes later passes it by. First
     # choices are served before second ones. null: everybody is served
     capacity: Annotated[float, Field(gt=0)] | None = None
+    row_capacity: Count | None = None  # an expert takes so many tokens of a row (transformers' Switch: expert_capacity)
     balance: Weight = 0.01  # weight of the auxiliary loss (Fedus et al., eq. 4), which is 1 at perfect balance
 
     @property
     def alone(self) -> bool:
-        return self.capacity is None and self.expert.alone and (self.shared is None or self.shared.alone)
+        unlimited = self.capacity is None and self.row_capacity is None
+        return unlimited and self.expert.alone and (self.shared is None or self.shared.alone)
 
     def build(self, common: Common) -> SubLayer:
         return MoEModule(self, common)
@@ -88,13 +90,18 @@ class MoE(Channel):
         return total if self.shared is None else total + self.shared.cost(common)
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
-        found = [(f"expert.{key}", text) for key, text in self.expert.problems(common)]
-        if self.shared is not None:
-            found += [(f"shared.{key}", text) for key, text in self.shared.problems(common)]
+        found: list[tuple[str, str]] = []
+        for name, part in (("expert", self.expert), ("shared", self.shared)):
+            if part is not None:
+                found += [(f"{name}.{key}", text) for key, text in part.problems(common)]
+                if (outputs := part.outputs(common)) != common.width:
+                    found.append((name, f"gives {outputs} features where the mixture has {common.width}"))
         if self.top > self.experts:
             found.append(("top", f"a token cannot choose {self.top} of {self.experts} experts"))
         if self.router.normalise and self.top == 1:
             found.append(("router.normalise", "one score made to sum to 1 is always 1: the router would learn nothing"))
+        if self.capacity is not None and self.row_capacity is not None:
+            found.append(("row_capacity", "there is a capacity of the whole batch already; say one of them"))
         if self.capacity is not None and self.capacity >= self.experts:
             found.append(("capacity", f"at {self.experts} or more an expert takes every token; say null"))
         if (groups := self.router.groups) is None:
@@ -169,10 +176,14 @@ class RouterModule(nn.Module):
 class MoEModule(SubLayer):
     def __init__(self, config: MoE, common: Common) -> None:
         super().__init__()
-        self.capacity, self.balance = config.capacity, config.balance
+        self.capacity, self.row_capacity, self.balance = config.capacity, config.row_capacity, config.balance
         self.router = RouterModule(config, common.width)
         self.experts = nn.ModuleList(config.expert.build(common) for _ in range(config.experts))
         self.shared = None if config.shared is None else config.shared.build(common)
+        if any(isinstance(expert, SubLayer) and expert.new_state() is not None for expert in self.experts):
+            raise TypeError(
+                f"{type(config.expert).__name__} looks at earlier tokens, an expert sees them out of their rows"
+            )
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         real = context.queries.real
@@ -180,17 +191,25 @@ class MoEModule(SubLayer):
         choice = self.router(tokens)
         if self.training and context.losses is not None and len(tokens):
             context.losses.append(self.router.loss(choice, self.balance))
-        mixed = self.dispatch(tokens, choice, context)
+        rows = torch.arange(len(x), device=x.device)[:, None].expand(x.shape[:2])  # the row of each token
+        mixed = self.dispatch(tokens, rows.flatten() if real is None else rows[real], choice, context)
         mixed = mixed.view_as(x) if real is None else torch.zeros_like(x).index_put((real,), mixed)
-        return mixed if self.shared is None else mixed + self.shared(x, context)
+        return mixed if self.shared is None else mixed + self.shared(x, context, state)
 
-    def dispatch(self, tokens: Tensor, choice: Choice, context: Context) -> Tensor:
+    def new_state(self) -> State | None:
+        return None if self.shared is None else self.shared.new_state()
+
+    def dispatch(self, tokens: Tensor, rows: Tensor, choice: Choice, context: Context) -> Tensor:
         wanted, load = choice.experts.t().flatten(), choice.load  # all first choices, then all second ones, …
         order = wanted.argsort(stable=True)  # by expert, and there in the order of arrival
         if self.capacity is not None:
-            room = math.ceil(self.capacity * len(tokens) / len(load))
-            arrival = torch.arange(len(order), device=order.device) - (load.cumsum(0) - load)[wanted[order]]
-            order, load = order[arrival < room], load.clamp(max=room)
+            served = _arrival(wanted) < math.ceil(self.capacity * len(tokens) / len(load))
+        elif self.row_capacity is not None:
+            served = _arrival(wanted + len(load) * rows.repeat(choice.experts.shape[1])) < self.row_capacity
+        else:
+            served = None
+        if served is not None:
+            order, load = order[served[order]], wanted[served].bincount(minlength=len(load))
         who, weights = order % max(len(tokens), 1), choice.weights.t().flatten()[order]
         mixed = torch.zeros_like(tokens)
         parts = tokens[who].split(load.tolist())
@@ -200,6 +219,14 @@ class MoEModule(SubLayer):
             if len(part)
         ]
         return mixed.index_add(0, who, (torch.cat(found) * weights[:, None]).to(mixed.dtype)) if found else mixed
+
+
+def _arrival(groups: Tensor) -> Tensor:
+    """How many of the same group stand before each."""
+    order = groups.argsort(stable=True)
+    sizes = groups.unique(return_counts=True)[1]
+    firsts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    return torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device) - firsts)
 
 
 def _only(tokens: Tensor, context: Context) -> Context:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from allyouneed.config import Part
+from allyouneed.config import Part, model_validator
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 
@@ -81,6 +81,12 @@ class RMSNorm(Norm):
     eps: Epsilon = 1e-6
     weight: bool = True
     offset: Literal[0, 1] = 0
+
+    @model_validator(mode="after")
+    def _offset_of_something(self) -> Self:
+        if self.offset and not self.weight:
+            raise ValueError("an offset is added to the weight; without a weight it has to be 0")
+        return self
 
     def build(self, width: int) -> nn.Module:
         return RMSNormModule(self, width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, TypeAdapter, WrapValidator
+from pydantic import TypeAdapter, WrapValidator
 from torch import Tensor, nn
 
 from allyouneed.errors import UserError

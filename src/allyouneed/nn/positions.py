@@ -43,14 +43,16 @@ class NoPositionsModule(nn.Module):
 class Sinusoidal(Positions):
     """ "Attention Is All You Need", 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/width)), PE(pos, 2i+1) = cos of the same.
 
-    `order: halves` puts all sines before all cosines, as tensor2tensor and Marian do. The paper's wavelengths stop one step
-    before 2π·base; `closed` takes exponents i/(width/2 − 1), so that the last one is exactly that (tensor2tensor, Whisper).
+    `order: halves` puts all sines before all cosines, as tensor2tensor and Marian do. The paper's wavelengths stop one
+    step before 2π·base; `closed` takes exponents i/(width/2 − 1), so that the last one is exactly that (tensor2tensor,
+    Whisper). `offset`: the number of the first place (fairseq counts from 2).
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     base: Annotated[float, Field(gt=1)] = 10000.0
     order: Literal["interleaved", "halves"] = "interleaved"
     closed: bool = False
+    offset: Annotated[int, Field(ge=0)] = 0
 
     def build(self, width: int) -> nn.Module:
         return SinusoidalModule(self, width)
@@ -62,11 +64,13 @@ class SinusoidalModule(nn.Module):
     def __init__(self, config: Sinusoidal, width: int) -> None:
         super().__init__()
         self.width, self.base, self.interleaved = width, config.base, config.order == "interleaved"
+        self.offset = config.offset
         self.period = max(1, (width + 1) // 2 - 1) * 2 if config.closed else width
 
     def forward(self, positions: Tensor) -> Tensor:
         exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=positions.device) / self.period
-        angles = positions[..., None] * self.base**-exponents  # (batch, time, width/2), exact for any position
+        # (batch, time, width/2), exact for any position
+        angles = (positions + self.offset)[..., None] * self.base**-exponents
         pair = (angles.sin().float(), angles.cos().float())
         if self.interleaved:
             return torch.stack(pair, -1).flatten(-2)[..., : self.width]
@@ -104,8 +108,8 @@ class LearnedModule(nn.Embedding):
 
 
 class Learned2D(Positions):
-    """Places in a grid, row by row: a vector of its row beside one of its column (Dosovitskiy et al. 2021, D.4), each half
-    as wide as the model; `join: add` takes their sum.
+    """Places in a grid, row by row: a vector of its row beside one of its column (Dosovitskiy et al. 2021, D.4), each
+    half as wide as the model; `join: add` takes their sum.
 
     `first`: so many places before the grid (a class token) have vectors of their own.
     """

@@ -19,6 +19,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.positions import Positions
 
 Step = Callable[[Tensor], Tensor]  # (batch, time, width) to the same
+Locate = Callable[[Tensor, int], Tensor]  # adds what tells this step, by its number, from the others
 
 
 class Halt(Part, slot="halting"):
@@ -34,10 +35,7 @@ class Halt(Part, slot="halting"):
 class Halting(nn.Module):
     @abstractmethod
     def forward(self, x: Tensor, locate: Locate, steps: Sequence[Step], context: Context, whole: bool) -> Tensor:
-        """`locate(x, step)` adds what tells a step from the others; `whole`: all steps are taken, needed or not."""
-
-
-Locate = Callable[[Tensor, int], Tensor]
+        """`whole`: all steps are taken, needed or not (decoding: the tokens to come will look at each of them)."""
 
 
 class Recurrence(nn.Module):
@@ -58,7 +56,8 @@ class Recurrence(nn.Module):
             return x + (place + moment).to(x.dtype)
 
         if self.halting is not None:
-            return self.halting(x, locate, steps, context, whole)  # type: ignore[no-any-return]
+            result: Tensor = self.halting(x, locate, steps, context, whole)
+            return result
         for number, step in enumerate(steps):
             x = step(locate(x, number))
         return x
@@ -67,13 +66,13 @@ class Recurrence(nn.Module):
 class ACT(Halt):
     """Adaptive computation time (Graves 2016, eq. 5-9) for each token (Dehghani et al. 2019, appendix C).
 
-    At each step a token halts with probability p, read off its state; once the p of all steps together exceed `threshold`
-    it has halted, and what is missing to 1, the remainder, is the weight of that last step. Tokens that have halted are
-    still transformed, for the others look at them; only their result stays. `ponder` weighs what is added to the loss, the
+    At each step a token halts with probability p, read off its state; once all its p together exceed `threshold` it has
+    halted, and what was missing to 1 before, the remainder, is the weight of that step. Tokens that have halted are
+    still transformed, for others look at them; only their result stays. `ponder` weighs what is added to the loss: the
     mean number of steps plus remainder (Graves, eq. 13). `bias`: p begins at about its sigmoid.
 
-    `result: blend` is what the authors compute, weight · state + (1 − weight) · result so far, from zero; `sum` is Graves'
-    weighted sum, which the last step completes.
+    `result: blend` is what the authors compute, weight · state + (1 − weight) · result so far, from zero; `sum` is
+    Graves' weighted sum, which the last step completes.
     """
 
     kind: Literal["act"] = "act"
@@ -101,7 +100,7 @@ class ACTModule(Halting):
 
     def forward(self, x: Tensor, locate: Locate, steps: Sequence[Step], context: Context, whole: bool) -> Tensor:
         exact, real = torch.promote_types(x.dtype, torch.float32), context.queries.real
-        spent = torch.zeros(x.shape[:2], dtype=exact, device=x.device)  # all p so far; so many probabilities add up badly
+        spent = torch.zeros(x.shape[:2], dtype=exact, device=x.device)  # all p so far
         running = torch.ones_like(spent, dtype=torch.bool) if real is None else real  # nobody waits for padding
         pondered, result = torch.zeros_like(spent), torch.zeros_like(x)
         for number, step in enumerate(steps):

@@ -54,8 +54,8 @@ class RelativeModule(nn.Module):
 
     one_per_stack: Hashable = None  # a key: all layers of a stack whose modules have the same one share the first
     sharpness: float = 1.0  # what the scale of the scores is multiplied by
-    adds_bias: ClassVar[bool] = False
-    adds_values: ClassVar[bool] = False
+    adds_bias: bool = False
+    adds_values: bool = False
 
     @property
     def static(self) -> Hashable:

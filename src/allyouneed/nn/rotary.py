@@ -19,10 +19,11 @@ XPOS_GAMMA = 0.4  # Sun et al. 2022, 3.2
 class Rotary(Relative):
     """RoPE (Su et al. 2021, eq. 34): in plane i, a token at place m is turned by the angle m·base^(−2i/width).
 
-    `order: interleaved` pairs features 2i and 2i+1 (the paper; GPT-J), `halves` pairs i and i + width/2 (GPT-NeoX, Llama).
-    `fraction` of each head's features is turned, the first ones (GPT-NeoX, Phi). `values` turns these too (RoFormer's
-    `rotary_value`). `xpos` (Sun et al. 2022, algorithm 1) lets far keys fade, the more the faster a plane turns: queries
-    are multiplied by ζ_i^(m/xpos), keys by ζ_i^(−m/xpos), with ζ_i = (2i/width + 0.4) / 1.4; the paper takes 512.
+    `order: interleaved` pairs features 2i and 2i+1 (the paper; GPT-J), `halves` pairs i and i + width/2 (GPT-NeoX,
+    Llama). `fraction` of each head's features is turned, the first ones (GPT-NeoX, Phi). `values` turns these too
+    (RoFormer's `rotary_value`). `xpos` (Sun et al. 2022, algorithm 1) lets far keys fade, the more the faster a plane
+    turns: queries are multiplied by ζ_i^(m/xpos), keys by ζ_i^(−m/xpos), with ζ_i = (2i/width + 0.4) / 1.4; the paper
+    takes 512.
     """
 
     bilinear: ClassVar[bool] = True
@@ -45,7 +46,7 @@ class Rotary(Relative):
     def problems(self, heads: Heads, common: Common) -> list[tuple[str, str]]:
         found, width = [], self.width(heads)
         if width % 2 or not width:
-            text = f"{width} of a head's {heads.head_width} features would turn, which are no pairs; make it an even number"
+            text = f"{width} of a head's {heads.head_width} features would turn; pairs need an even number"
             found.append(("fraction", text))
         if self.xpos is not None and not heads.causal:
             found.append(("xpos", "makes keys behind the query fade and those ahead grow: only for a causal pattern"))
@@ -53,11 +54,12 @@ class Rotary(Relative):
 
 
 class RotaryModule(RelativeModule):
-    """No buffers: `model.to(bfloat16)` would round the frequencies, and with them every far position."""
+    """The frequencies are no buffer: `model.to(bfloat16)` would round them, and with them move every far position."""
 
     def __init__(self, config: Rotary, width: int) -> None:
         super().__init__()
         self.config, self.width = config, width
+        self.frequencies = config.scaling.frequencies(config.base, width)
         self.sharpness = config.scaling.sharpness
 
     def turn(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,14 +73,13 @@ class RotaryModule(RelativeModule):
     def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """For queries and for keys: (2, batch or 1, 1, time, width/2), cosines and sines; far angles need 64 bits."""
         config = self.config
-        frequencies = config.scaling.frequencies(config.base, self.width).to(positions.device)
-        angles = positions[:, None, :, None] * frequencies  # (batch or 1, 1, time, width/2)
+        angles = positions[:, None, :, None] * self.frequencies.to(positions.device)  # (batch or 1, 1, time, width/2)
         table = torch.stack((angles.cos(), angles.sin())) * config.scaling.magnitude
         if config.xpos is None:
             return table.to(dtype), table.to(dtype)
         planes = torch.arange(0, self.width, 2, dtype=torch.float64, device=positions.device) / self.width
         zeta = (planes + XPOS_GAMMA) / (1 + XPOS_GAMMA)
-        fading = zeta ** (positions[:, None, :, None] / config.xpos)
+        fading = zeta ** (positions[:, None, :, None].double() / config.xpos)
         return (table * fading).to(dtype), (table / fading).to(dtype)
 
     def turned(self, x: Tensor, table: Tensor) -> Tensor:

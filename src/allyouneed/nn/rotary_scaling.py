@@ -2,7 +2,8 @@
 
 All of them are fixed when the model is built. Transformers' "dynamic" type, which lets the base grow with the longest
 sentence of the batch, is not here: a token would get other numbers in other company, and keys turned before the base
-grew would not fit queries turned after. For sentences of up to L tokens it is `ntk` with factor·L/original − factor + 1.
+grew would not fit queries turned after. For sentences of up to L tokens it is `ntk` with factor·L/original − factor +
+1.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class LinearScaling(Scaling):
 
 
 class NTKScaling(Scaling):
-    """ "NTK-aware" (Peng et al. 2023, eq. 16): a base for which the slowest plane turns `factor` times slower and the
+    """ "NTK-aware" (Peng et al. 2023, 3.1): a base for which the slowest plane turns `factor` times slower and the
     fastest as before."""
 
     kind: Literal["ntk"] = "ntk"
@@ -82,8 +83,8 @@ class NTKScaling(Scaling):
 
 class YarnScaling(Scaling):
     """YaRN (Peng et al. 2023): planes that turn more than `fast` times within the `original` length stay as they are,
-    those that turn less than `slow` times are interpolated, a ramp between (eq. 18-21); besides, scores are sharpened
-    (eq. 22): by `attention_factor`, 0.1·ln(factor) + 1 when not given, on queries and keys.
+    those that turn less than `slow` times are interpolated, a ramp between (3.2); besides, scores are sharpened
+    (3.4): by `attention_factor`, 0.1·ln(factor) + 1 when not given, on queries and keys.
 
     `sharpen: rotated` multiplies what is turned, which is all of q and k or only part of them; `scores` multiplies the
     whole score, by the square (DeepSeek-V2, which turns only a part). `whole_planes`: the ramp begins and ends at whole
@@ -125,10 +126,13 @@ class YarnScaling(Scaling):
     def sharpness(self) -> float:
         return self._factor**2 if self.sharpen == "scores" else 1.0
 
+    def problems(self, width: int) -> list[tuple[str, str]]:
+        return [] if self.fast > self.slow else [("fast", f"{self.fast} must be above slow, which is {self.slow}")]
+
 
 class Llama3Scaling(Scaling):
-    """Llama 3.1 (its authors' `apply_scaling`): planes whose wave is shorter than original/`high` stay, those whose wave is
-    longer than original/`low` are interpolated, and between them one goes over into the other."""
+    """Llama 3.1 (its authors' `apply_scaling`): planes whose wave is shorter than original/`high` stay, those whose
+    wave is longer than original/`low` are interpolated, and between them one goes over into the other."""
 
     kind: Literal["llama3"] = "llama3"
     factor: Factor

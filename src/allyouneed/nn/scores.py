@@ -35,8 +35,8 @@ class Scores(Part, slot="scores"):
 
 
 class ScoresModule(nn.Module):
-    """`prepare` changes the queries before positions turn them, `scale` multiplies q·k; one that is not bilinear writes its
-    own `score`."""
+    """`prepare` changes the queries before positions turn them, `scale` multiplies q·k; one that is not bilinear writes
+    its own `score`."""
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
@@ -102,7 +102,8 @@ class GeneralModule(ScoresModule):
 class Additive(Scores):
     """v · tanh(W s + U h), v of each head its own (Bahdanau et al. 2015, A.1.2; Luong's "concat").
 
-    W and U are the attention's projections of queries and keys: q = W s, k = U h.
+    W and U are the attention's projections of queries and keys: q = W s, k = U h. There is no product to hand to a fast
+    kernel: memory grows with queries · keys · width.
     """
 
     bilinear: ClassVar[bool] = False
@@ -131,8 +132,8 @@ class AdditiveModule(ScoresModule):
 
 
 class Location(Scores):
-    """W q, which has a score for each of the first `length` places (Luong et al. 2015, eq. 8): what stands there does not
-    matter. W of each head is its own."""
+    """W q, which has a score for each of the first `length` places (Luong et al. 2015, eq. 8): what stands there does
+    not matter. W of each head is its own."""
 
     bilinear: ClassVar[bool] = False
 

@@ -13,8 +13,8 @@ from allyouneed.nn.relative import Heads, Relative, RelativeModule, distances
 
 
 class Shaw(Relative):
-    """Shaw et al. 2018, eq. 3-5: query i sees key j as k_j + a^K_{j−i} and value j as v_j + a^V_{j−i}, distances clipped to
-    `distance` on both sides. All heads share the vectors (3.3), layers do not.
+    """Shaw et al. 2018, eq. 3-5: query i sees key j as k_j + a^K_{j−i} and value j as v_j + a^V_{j−i}, distances
+    clipped to `distance` on both sides. All heads share the vectors (3.3), layers do not.
 
     `values: false` leaves out a^V, which the paper found to matter little (table 3).
     """
@@ -36,17 +36,13 @@ class Shaw(Relative):
 class ShawModule(RelativeModule):
     """A query is multiplied with the few vectors there are, not with one for each key (3.3)."""
 
-    adds_bias: ClassVar[bool] = True
+    adds_bias = True
 
     def __init__(self, config: Shaw, head_width: int) -> None:
         super().__init__()
-        self.distance = config.distance
+        self.distance, self.adds_values = config.distance, config.values
         self.keys_table = nn.Embedding(2 * config.distance + 1, head_width)
         self.values_table = nn.Embedding(2 * config.distance + 1, head_width) if config.values else None
-
-    @property
-    def adds_values(self) -> bool:  # type: ignore[override]
-        return self.values_table is not None
 
     def number(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Which vector: (batch or 1, 1, queries, keys)."""

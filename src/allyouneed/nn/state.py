@@ -38,7 +38,15 @@ class State(ABC):
         """Memory in use."""
 
 
-class KeyValues(State):
+class Cache(State):
+    """Keys and values of tokens seen."""
+
+    @abstractmethod
+    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, Facts]:
+        """Take in new keys and values (batch, heads, time, head_width); all that may be looked at, and its places."""
+
+
+class KeyValues(Cache):
     """A cache that grows with the sentence: keys and values (batch, heads, capacity, head_width)."""
 
     def __init__(self) -> None:
@@ -108,6 +116,7 @@ class States:
         self.device = device
         self.memory = memory
         self.group = 1
+        self.marks: dict[str, Tensor] = {}  # what rows have said about their tokens (rows, time), by name
 
     def fan(self, group: int) -> None:
         """Give each row `group` copies of itself that share its source."""
@@ -129,6 +138,21 @@ class States:
             for state in layer.values():
                 state.trim(length)
         self.lengths = [min(seen, length) for seen in self.lengths]
+        self.marks = {name: marks[:, :length] for name, marks in self.marks.items()}
+
+    def mark(self, new: Facts, end: int) -> None:
+        """Add what is said of new tokens: marks become (rows, end) bool."""
+        said = {"prompt": new.prompt, "chosen": new.chosen}
+        positions = new.positions.expand(len(self.lengths), -1)
+        for name, given in said.items():
+            if given is None and name not in self.marks:
+                continue
+            known, marks = self.marks.get(name), positions.new_zeros(len(positions), end, dtype=torch.bool)
+            if known is not None:
+                marks[:, : known.shape[1]] = known[:, :end]
+            marked = torch.zeros_like(positions, dtype=torch.bool) if given is None else given
+            marks.scatter_(1, positions, marked if new.real is None else marked & new.real)
+            self.marks[name] = marks
 
     @property
     def bytes(self) -> int:
@@ -144,4 +168,5 @@ class States:
                     state.select(index)
         if shared is not None and self.memory is not None:
             self.memory = self.memory.select(shared)
+        self.marks = {name: marks.index_select(0, kept) for name, marks in self.marks.items()}
         self.lengths = [self.lengths[row] for row in rows]

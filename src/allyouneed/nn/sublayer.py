@@ -35,6 +35,10 @@ class Mixer(Part, slot="token mixer"):
     def causal(self) -> bool:
         """No token depends on a later one, so it can decode."""
 
+    def leak(self) -> str | None:
+        """What in it lets later tokens in, in words, where there is more to say than that it does."""
+        return None
+
     def outputs(self, common: Common) -> int:
         """How many features come out: those of the model, unless it stands inside another part."""
         return common.width

@@ -66,11 +66,11 @@ class TransformerXLBiases(nn.Module):
 class TransformerXLModule(RelativeModule):
     """`turn` makes q + u of q, so that attention itself computes (q + u)·k; `bias` takes the u off again to add v."""
 
-    adds_bias: ClassVar[bool] = True
+    adds_bias = True
 
     def __init__(self, config: TransformerXL, heads: Heads, common: Common) -> None:
         super().__init__()
-        self.heads, self.causal = heads.heads, heads.causal
+        self.causal = heads.causal
         self.sinusoids = Sinusoidal(order="halves").build(common.width)
         self.far = common.linear.build(common.width, heads.inner, False)  # W_R
         self.biases = TransformerXLBiases(heads, config.untied)
@@ -83,9 +83,19 @@ class TransformerXLModule(RelativeModule):
         if self.causal:
             away = away.clamp(min=0)  # keys ahead are hidden anyway
         first, last = int(away.min()), int(away.max())
-        every = torch.arange(first, last + 1, device=q.device)
-        far = self.far(self.sinusoids(every).to(self.biases.place.dtype))  # (distances, inner)
-        far = far.unflatten(-1, (self.heads, -1)).transpose(0, 1).to(q.dtype)  # (heads, distances, head_width)
+        every = self.sinusoids(torch.arange(first, last + 1, device=q.device)).to(self.biases.place.dtype)
         looking = q + (self.biases.place - self.biases.content).to(q.dtype)
-        scores = looking @ far.transpose(-1, -2) * scale  # (batch, heads, queries, distances)
+        scores = self.scored(looking, every) * scale  # (batch, heads, queries, distances)
         return scores.gather(-1, (away - first).expand(*scores.shape[:3], -1))
+
+    def scored(self, looking: Tensor, every: Tensor) -> Tensor:
+        """looking · W_R · R for each distance, the cheaper product first: while decoding, queries are fewer than
+        distances. A map that is no plain matrix can only be asked for W_R R."""
+        (distances, width), (batch, heads, queries, head_width) = every.shape, looking.shape
+        count = batch * queries
+        queries_first = count * (head_width * width + width * distances)
+        if type(self.far) is nn.Linear and queries_first < distances * head_width * (width + count):
+            weight = self.far.weight.unflatten(0, (heads, -1)).to(looking.dtype)  # (heads, head_width, width)
+            return looking @ weight @ every.to(looking.dtype).T
+        far = self.far(every).unflatten(-1, (heads, -1)).transpose(0, 1)  # (heads, distances, head_width)
+        return looking @ far.to(looking.dtype).transpose(-1, -2)

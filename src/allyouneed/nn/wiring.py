@@ -117,15 +117,13 @@ class Scaled(Residual):
 
 
 class Open(Residual):
-    """Nothing normalises the stream itself, so one norm does after the last block, unless `final` says no."""
-
-    final: bool = True
+    """Nothing normalises the stream itself, so one norm does after the last block."""
 
     def end(self, common: Common) -> nn.Module | None:
-        return common.norm.build(common.width) if self.final else None
+        return common.norm.build(common.width)
 
     def end_cost(self, common: Common) -> Cost:
-        return common.norm.cost(common.width) if self.final else Cost()
+        return common.norm.cost(common.width)
 
 
 class Chained(Residual):
@@ -157,12 +155,19 @@ class PostNorm(Chained, Scaled):
 
 
 class PreNorm(Chained, Scaled, Open):
-    """x + Sublayer(LayerNorm(x)), and one norm after the last block (Xiong et al. 2020, figure 1b)."""
+    """x + Sublayer(LayerNorm(x)), and one norm after the last block (Xiong et al. 2020, figure 1b), where `final`."""
 
     kind: Literal["pre-norm"] = "pre-norm"
+    final: bool = True
 
     def step(self, depth: Depth) -> Step:
         return lambda x, f, norm: x + f(norm(x))
+
+    def end(self, common: Common) -> nn.Module | None:
+        return super().end(common) if self.final else None
+
+    def end_cost(self, common: Common) -> Cost:
+        return super().end_cost(common) if self.final else Cost()
 
 
 class ResPostNorm(Chained, Open):

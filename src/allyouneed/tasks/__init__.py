@@ -1,3 +1,7 @@
-"""Tasks register by being defined."""
+"""Tasks register by being defined: importing this package imports every file in it."""
 
-from allyouneed.tasks import translation as translation
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__, __name__ + "."):
+    importlib.import_module(_module.name)

@@ -2,23 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
-from torch import nn
+from torch import Tensor
 
-from allyouneed.nn.batch import IGNORE, Batch
-from allyouneed.tasks.task import Loss, Task
+from allyouneed.data.encoding import Encoding, Texts
+from allyouneed.data.packing import Filled, Ints, Items, Side, marked
+from allyouneed.data.pairs import PairFiles
+from allyouneed.data.readers import Files
+from allyouneed.data.store import Store
+from allyouneed.data.tokenizers import Vocabularies
+from allyouneed.nn.context import Facts
+from allyouneed.tasks.task import Loss, Task, token_loss
 
 
 class Translation(Task):
     """Each target token given the source and the target before it, with label smoothing (the paper, 5.4)."""
 
+    files: ClassVar[type[Files]] = PairFiles
+    kinds: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
+    sides: ClassVar[int] = 2
+    two_vocabularies: ClassVar[bool] = True
+    counted: ClassVar[str] = "target tokens"
+    metrics: ClassVar[dict[str, bool]] = {"bleu": True, "chrf": True, "exact": True, "loss": False}
     kind: Literal["translation"] = "translation"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        assert batch.labels is not None
-        head: Any = model.head
-        smoothed, plain = head.loss(model(batch), batch.labels, self.smoothing)
-        return Loss(smoothed, plain.detach(), (batch.labels != IGNORE).sum())
+    def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
+        return pair_encoding(vocabularies, max_tokens)
+
+    def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
+        return PairItems(store, vocabularies)
+
+    def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
+        return token_loss(model.head, hidden, labels, self.smoothing)
+
+
+def pair_encoding(vocabularies: Vocabularies, max_tokens: int | None, marks: int = 1) -> Texts:
+    return Texts({"source": vocabularies.source, "target": vocabularies.target}, max_tokens, marks)
+
+
+class PairItems(Items):
+    """A source sentence is its tokens and an end mark. A target sentence is read as begin mark and tokens, and predicts
+    tokens and end mark."""
+
+    def __init__(self, store: Store, vocabularies: Vocabularies) -> None:
+        self.store, self.vocabularies = store, vocabularies
+        store.check(source=vocabularies.source, target=vocabularies.target)
+        self.pads = vocabularies.source.pad, vocabularies.target.pad
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
+        return self.store["source"].lengths + 1, self.store["target"].lengths + 1
+
+    def fill(self, epoch: int, members: Ints) -> Filled:
+        source, target = self.store["source"], self.store["target"]
+        heard, said = source.gather(members), target.gather(members)
+        here, there = source.lengths[members].astype(np.int64), target.lengths[members].astype(np.int64)
+        reads, writes = self.vocabularies.source, self.vocabularies.target
+        return Filled(
+            (Side(marked(heard, here, last=reads.eos)), Side(marked(said, there, first=writes.bos))),
+            labels=marked(said, there, last=writes.eos),
+        )
+
+    def show(self, number: int) -> dict[str, str]:
+        return {
+            "source": self.vocabularies.source.decode(self.store["source"][number].tolist()),
+            "target": self.vocabularies.target.decode(self.store["target"][number].tolist()),
+        }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+
 from allyouneed.data.packing import Batches
 from allyouneed.nn.batch import IGNORE, Batch
 

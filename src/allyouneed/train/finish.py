@@ -18,7 +18,7 @@ from allyouneed.folder import WEIGHTS, read_weights
 from allyouneed.train.checkpoints import Checkpoint
 from allyouneed.train.loop import Trainer
 from allyouneed.train.prepare import Run
-from allyouneed.train.validate import better, figures, judge
+from allyouneed.train.validate import better, validation_loss
 
 
 def average_weights(checkpoints: Sequence[Checkpoint]) -> dict[str, Tensor]:
@@ -55,7 +55,9 @@ def card(facts: dict[str, Any], recipe_text: str) -> str:
         "",
         f"- licence: {facts['licence']}",
         f"- vocabulary: {facts['vocabulary']}",
-        f"- trained on: {facts['pairs']:,} pairs, {facts['tokens']:,} target tokens in {facts['steps']:,} steps "
+        f"- task: {facts['task']}",
+        *([f"- labels: {', '.join(facts['labels'])}"] if facts["labels"] else []),
+        f"- trained on: {facts['examples']}, {facts['tokens']} in {facts['steps']:,} steps "
         f"({facts['epochs']} epochs begun), on {facts['machine']}",
         f"- weights: {facts['weights']}",
         "",
@@ -85,11 +87,8 @@ def finish(trainer: Trainer, run: Run, recipe_text: str) -> dict[str, dict[str, 
         raise UserError(f"{run.folder}: the end of training could not be saved; free some disk space and run it again")
     weights, found = _choose(trainer, last)
     scores = {"valid": found} if found else {}
-    if trainer.prepared.test_pairs:
-        pairs = trainer.prepared.test_pairs
-        judged = judge(trainer.translations(pairs, recipe.decoding.beam), pairs, RESAMPLES)
-        scores["test"] = figures(judged)
-        say(f"test\n{judged.text()}")
+    if trainer.prepared.test_examples:
+        scores["test"] = _test(trainer)
     vocabularies = trainer.prepared.vocabularies
     sizes = {id(tokenizer): tokenizer.size for tokenizer in (vocabularies.source, vocabularies.target)}.values()
     facts = {
@@ -98,10 +97,11 @@ def finish(trainer: Trainer, run: Run, recipe_text: str) -> dict[str, dict[str, 
         "kind": tree_of(trainer.config)["kind"],
         "parameters": trainer.config.cost().parameters,
         "licence": recipe.licence,
-        "vocabulary": f"{' and '.join(f'{n:,}' for n in sizes)} tokens ({recipe.tokenizer.kind}, "
-        f"{'shared by both sides' if vocabularies.joint else 'one for each side'})",
-        "pairs": len(trainer.prepared.train.store),
-        "tokens": standing.tokens,
+        "task": recipe.task_kind,
+        "labels": trainer.prepared.labels,
+        "vocabulary": f"{' and '.join(f'{n:,}' for n in sizes)} tokens ({_tokenizer(trainer)})",
+        "examples": f"{trainer.prepared.examples:,} {recipe.task.reads.examples}",
+        "tokens": f"{standing.tokens:,} {recipe.task.counted}",
         "steps": standing.step,
         "epochs": standing.place.epoch + (1 if standing.place.batch else 0),
         "machine": trainer.machine.why,
@@ -124,9 +124,29 @@ def finish(trainer: Trainer, run: Run, recipe_text: str) -> dict[str, dict[str, 
     return scores
 
 
+def _tokenizer(trainer: Trainer) -> str:
+    recipe, vocabularies = trainer.recipe, trainer.prepared.vocabularies
+    made = recipe.tokenizer.kind if recipe.start is None else f"of {recipe.start.name}"
+    if not vocabularies.joint:
+        return f"{made}, one for each side"
+    return f"{made}, shared by both sides" if recipe.task.sides == 2 else made
+
+
+def _test(trainer: Trainer) -> dict[str, float]:
+    recipe, prepared = trainer.recipe, trainer.prepared
+    judged = trainer.judge(prepared.test_examples, recipe.decoding.beam, resamples=RESAMPLES)
+    if judged.figures:
+        trainer.reporter.say(f"test\n{judged.text}")
+        return judged.figures
+    assert prepared.test is not None
+    found = validation_loss(trainer.model, recipe.task, prepared.test, trainer.machine)
+    trainer.reporter.say(f"test  {_row(found)}")
+    return found
+
+
 def _choose(trainer: Trainer, last: Checkpoint) -> tuple[str, dict[str, float]]:
     """Leave the better of best checkpoint and average in the model; what it is, and its scores."""
-    recipe, say, metric = trainer.recipe, trainer.reporter.say, trainer.recipe.validation.metric
+    recipe, say, metric = trainer.recipe, trainer.reporter.say, trainer.recipe.metric
     single = trainer.checkpoints.best() or last
     averaged = trainer.checkpoints.regular()[-recipe.average :] if recipe.average > 1 else []
     name = f"average of the {len(averaged)} checkpoints of steps {', '.join(str(c.step) for c in averaged)}"
@@ -146,7 +166,7 @@ def _choose(trainer: Trainer, last: Checkpoint) -> tuple[str, dict[str, float]]:
     of_average = trainer.evaluate(recipe.decoding.beam)
     difference = of_average[metric] - of_single[metric]
     say(f"{name}:  {_row(of_average)}")
-    if better(metric, of_average, of_single):
+    if better(metric, recipe.task.metrics[metric], of_average, of_single):
         say(f"averaging changes {metric} by {difference:+.3f}: the average is kept")
         return name, of_average
     say(f"averaging changes {metric} by {difference:+.3f}: the single checkpoint is kept")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from allyouneed.data.packing import PackedBatches
+from allyouneed.data.packing import Batches
 from allyouneed.errors import UserError
 from allyouneed.train.step import Measured
 
@@ -24,7 +24,7 @@ Verdict = Literal["good", "skipped", "rewind"]
 
 
 class Guard:
-    def __init__(self, folder: Path, data: PackedBatches, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, data: Batches, say: Callable[[str], None]) -> None:
         self.path, self.data, self.say = folder / "bad-batches.jsonl", data, say
         self.row = 0
         self.rewinds = 0
@@ -60,7 +60,6 @@ class Guard:
 
     def _describe(self, measured: Measured) -> dict[str, Any]:
         numbers = [n for place in measured.places for n in self.data.describe(*place)]
-        store, vocabularies = self.data.store, self.data.vocabularies
         return {
             "step": measured.step,
             "epoch": measured.places[0].epoch,
@@ -68,14 +67,7 @@ class Guard:
             "loss": repr(measured.loss),
             "gradient_norm": repr(measured.norm),
             "sentences": numbers,
-            "first": [
-                {
-                    "number": n,
-                    "source": vocabularies.source.decode(store.source(n).tolist()),
-                    "target": vocabularies.target.decode(store.target(n).tolist()),
-                }
-                for n in numbers[:SHOWN]
-            ],
+            "first": [{"number": n} | self.data.items.show(n) for n in numbers[:SHOWN]],
         }
 
     def _record(self, entry: dict[str, Any]) -> None:

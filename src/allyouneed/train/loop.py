@@ -10,9 +10,11 @@ from typing import Any
 from torch import nn
 
 from allyouneed.config import tree_of
-from allyouneed.data.readers import Pair
+from allyouneed.data.pairs import PairFiles
 from allyouneed.errors import UserError
-from allyouneed.folder import WEIGHTS, Folder, read_weights
+from allyouneed.folder import WEIGHTS, Folder, read_about, read_body
+from allyouneed.infer.predictor import Judged
+from allyouneed.infer.uses import predictor
 from allyouneed.train.checkpoints import Checkpoint, Checkpoints, Standing
 from allyouneed.train.feed import Feed, Update
 from allyouneed.train.guard import Guard
@@ -24,7 +26,7 @@ from allyouneed.train.randomness import seed_all, untouched
 from allyouneed.train.recipe import Recipe
 from allyouneed.train.signals import Interrupted, StopRequest
 from allyouneed.train.step import Measured, Pending, fetch, run_update
-from allyouneed.train.validate import better, figures, judge, samples, translate, validation_loss
+from allyouneed.train.validate import OF_THE_LOSS, better, validation_loss
 
 LAG = 10  # updates a GPU may be ahead of what the host knows; a CPU has no reason to lag
 
@@ -33,10 +35,13 @@ class Trainer:
     def __init__(self, recipe: Recipe, run: Run, prepared: Prepared, machine: Machine, reporter: Reporter) -> None:
         self.recipe, self.prepared, self.machine, self.reporter = recipe, prepared, machine, reporter
         seed_all(recipe.seed)
-        self.config = recipe.model_for(prepared.vocabularies)
+        self.config = recipe.model_for(prepared.vocabularies, prepared.labels)
         self.model: nn.Module = self.config.build().to(machine.device).train()
         if recipe.start is not None:
-            read_weights(self.model, recipe.start / WEIGHTS)
+            same = read_about(recipe.start).get("labels", []) == prepared.labels
+            fresh = read_body(self.model, recipe.start / WEIGHTS, same)
+            if fresh:
+                reporter.say(f"{recipe.start}: its body is kept; new and untrained: {', '.join(fresh)}")
         self.optimiser = recipe.optimiser.build(self.model)
         self.checkpoints = Checkpoints(run.checkpoints, recipe.save.keep, reporter.say)
         self.guard = Guard(run.folder, prepared.spare, reporter.say)
@@ -162,10 +167,10 @@ class Trainer:
         began = time.monotonic()
         with untouched():
             found = self.evaluate(self.recipe.validation.beam, show=self.recipe.validation.sentences)
-        metric, now = self.recipe.validation.metric, self.standing
+        metric, now = self.recipe.metric, self.standing
         known = now.best is not None and now.best_loss is not None
         old: dict[str, Any] | None = {metric: now.best, "loss": now.best_loss} if known else None
-        improved = better(metric, found, old)
+        improved = better(metric, self.recipe.task.metrics[metric], found, old)
         best, at = (found[metric], now.step) if improved else (now.best, now.best_step)
         lowest = found["loss"] if improved else now.best_loss
         stale = 0 if improved else now.stale + 1
@@ -186,34 +191,37 @@ class Trainer:
         return improved
 
     def evaluate(self, beam: int, show: int = 0) -> dict[str, float]:
-        """Loss over all validation pairs, and scores of the translations of (up to `limit` of) them."""
+        """Loss over all validation examples, and how good the answers to (up to `limit` of) them are."""
         assert self.prepared.valid is not None
         found = validation_loss(self.model, self.recipe.task, self.prepared.valid, self.machine)
-        pairs = self.prepared.valid_pairs[: self.recipe.validation.limit]
-        if self.recipe.validation.metric == "loss" and not show:
+        examples = self.prepared.valid_examples[: self.recipe.validation.limit]
+        only_shown = self.recipe.metric in OF_THE_LOSS
+        if only_shown:
+            examples = examples[:: max(1, len(examples) // show)][:show] if show else []
+        if not examples:
             return found
-        if self.recipe.validation.metric == "loss":
-            pairs = pairs[:: max(1, len(pairs) // show)][:show]
-        hypotheses = self.translations(pairs, beam)
-        if show:
-            self.reporter.say(samples(pairs, hypotheses, show))
-        if self.recipe.validation.metric != "loss":
-            found |= figures(judge(hypotheses, pairs))
-        return found
+        judged = self.judge(examples, beam, show)
+        if show and judged.samples:
+            self.reporter.say(judged.shown())
+        return found if only_shown else found | judged.figures
 
-    def translations(self, pairs: list[Pair], beam: int) -> list[str]:
+    def judge(self, examples: list[Any], beam: int, show: int = 0, resamples: int = 0) -> Judged:
+        """What the model makes of examples, exactly as a user of its folder would get it."""
         decoding = self.recipe.decoding.model_copy(update={"beam": beam, "best": 1})
-        return translate(self.folder(), pairs, decoding, self.machine)
+        with self.machine.uncompiled():  # and in fp32: autocast would cast every weight again for every token
+            return predictor(self.folder()).judge(examples, decoding, show, resamples)
 
     def folder(self, card: str = "") -> Folder:
-        data = self.recipe.data
+        recipe = self.recipe
+        pairs = [files for files in recipe.data.train if isinstance(files, PairFiles)]
         return Folder(
             self.model,
             self.prepared.vocabularies,
-            task=tree_of(self.recipe.task),
-            decoding=tree_of(self.recipe.decoding, full=False),
-            max_tokens=data.max_tokens,
-            directions=list(dict.fromkeys((files.from_, files.to) for files in data.train if files.to is not None)),
+            task=tree_of(recipe.task),
+            decoding=tree_of(recipe.decoding, full=False),
+            max_tokens=recipe.max_tokens,
+            directions=list(dict.fromkeys((files.from_, files.to) for files in pairs if files.to is not None)),
+            labels=self.prepared.labels,
             card=card,
         )
 

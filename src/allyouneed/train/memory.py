@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from allyouneed.nn.crossentropy import CHUNK_BYTES
+from allyouneed.nn.head import VocabularyHead
 from allyouneed.nn.model import Model
 from allyouneed.train.machine import Machine
 from allyouneed.train.recipe import Recipe
@@ -42,12 +42,13 @@ def estimate(recipe: Recipe, model: Model, machine: Machine) -> Estimate:
     parameters = model.cost().parameters
     vocab = _target_vocab(model)
     tokens = recipe.batch.rows * recipe.batch.row, recipe.batch.rows * recipe.batch.source
+    passes = recipe.task.sides if not hasattr(model, "decoder") or not hasattr(model, "encoder") else 1
     number = 2 if machine.bf16 else 4
     chunk = min(max(1024 * 4 * vocab, 1 << 29) if machine.cuda else CHUNK_BYTES, 4 * vocab * tokens[0])
     return Estimate(
         weights=parameters * (8 + (2 if machine.bf16 else 0)),
         optimiser=parameters * 4 * recipe.optimiser.moments,
-        activations=int(_activations(model, *tokens) * number),
+        activations=int(passes * _activations(model, *tokens) * number),
         logits=2 * chunk + 2 * 4 * vocab * model.width,
     )
 
@@ -70,8 +71,10 @@ def _activations(model: Model, target: int, source: int) -> float:
 
 
 def _target_vocab(model: Model) -> int:
-    vocab: Any = getattr(model, "vocab", 0)
-    return vocab if isinstance(vocab, int) else int(vocab.target)
+    """How many tokens the head scores; none where it scores something else."""
+    if not isinstance(getattr(model, "head", None), VocabularyHead) or model.vocabs is None:
+        return 0
+    return model.vocabs.target
 
 
 def available(device: torch.device) -> int | None:

@@ -1,8 +1,9 @@
 """From a recipe to everything it names: the run's folder, the tokenizers, the token stores.
 
 recipe.yaml     the whole recipe, every default written, with the checksums of the data
-tokenizer/      learnt once, from the training pairs
-data/           the pairs as token ids
+tokenizer/      learnt once, from the training texts
+labels.json     the labels of the training data, for tasks that have them
+data/           the examples as token ids
 checkpoints/    see checkpoints.py
 log.jsonl       every step
 model/          the result
@@ -23,20 +24,21 @@ import yaml
 
 from allyouneed.data.filters import Filters
 from allyouneed.data.packing import PackedBatches, PaddedBatches
-from allyouneed.data.readers import Pair, PairFiles, Report, read_pairs
+from allyouneed.data.readers import Example, Files, Report
 from allyouneed.data.store import InputHashes, Store
 from allyouneed.data.tokenizers import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import write_folder, write_text
-from allyouneed.folder import WEIGHTS
+from allyouneed.folder import WEIGHTS, read_about
 from allyouneed.train.progress import Reporter
-from allyouneed.train.recipe import Recipe
+from allyouneed.train.recipe import SPLITS, Recipe
 
 # What may differ between the recipe a run was begun with and the one it goes on with: how far it goes, how it is looked
 # at, and what the machine decides.
 FREE = {"steps", "epochs", "validate", "save", "average", "decoding", "output", "tensorboard"}
 FREE |= {"device", "compile", "precision", "name", "description", "licence"}
 LOCK = ".lock"
+BUDGET = 4096  # tokens of a validation batch
 
 
 class Run:
@@ -46,7 +48,7 @@ class Run:
         self.folder = folder
         self.recipe, self.result = folder / "recipe.yaml", folder / "result.json"
         self.tokenizer, self.data, self.checkpoints = folder / "tokenizer", folder / "data", folder / "checkpoints"
-        self.log, self.model = folder / "log.jsonl", folder / "model"
+        self.log, self.model, self.labels = folder / "log.jsonl", folder / "model", folder / "labels.json"
 
     @property
     def begun(self) -> bool:
@@ -91,7 +93,7 @@ class Run:
             return
         for path in (self.tokenizer, self.checkpoints, self.model, self.folder / "tensorboard"):
             shutil.rmtree(path, ignore_errors=True)
-        for path in (self.result, self.log, self.folder / "bad-batches.jsonl", self.recipe):
+        for path in (self.result, self.log, self.labels, self.folder / "bad-batches.jsonl", self.recipe):
             path.unlink(missing_ok=True)
 
     def open(self, tree: dict[str, Any]) -> None:
@@ -138,7 +140,7 @@ def differences(before: Any, now: Any, path: str = "") -> list[str]:
 def resolve(recipe: Recipe, hashes: InputHashes) -> dict[str, Any]:
     """The recipe as it is saved, with the checksums of all files it reads; refuse files it does not expect."""
     sums: dict[str, str] = {}
-    for split in ("train", "valid", "test"):
+    for split in SPLITS:
         for number, path in enumerate(p for entry in getattr(recipe.data, split) for p in entry.files()):
             sums[f"{split}[{number}] {path.name}"] = hashes.of(path)
     if recipe.start is not None:
@@ -157,47 +159,93 @@ def resolve(recipe: Recipe, hashes: InputHashes) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Prepared:
     vocabularies: Vocabularies
+    labels: list[str]
     train: PackedBatches
     spare: PackedBatches  # the same again, for questions while the first is being read in another thread
+    examples: int  # kept for training
     valid: PaddedBatches | None
-    valid_pairs: list[Pair]
-    test_pairs: list[Pair]
+    valid_examples: list[Any]
+    test: PaddedBatches | None
+    test_examples: list[Any]
 
 
 def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
     """Learn the tokenizer and encode the data, or find both as an earlier start left them."""
-    data, say = recipe.data, reporter.say
-    if recipe.start is not None:
-        vocabularies = Vocabularies.load(recipe.start)
-    elif (run.tokenizer / "tokenizer.json").exists():
-        vocabularies = Vocabularies.load(run.tokenizer)
-    else:
-        say("learning the tokenizer")
-        vocabularies = Vocabularies.train(recipe.tokenizer, data.train, data.filters)
-        for note in dict.fromkeys([*vocabularies.source.notes, *vocabularies.target.notes]):
-            say(note)
-        write_folder(run.tokenizer, vocabularies.save)
-    counter = reporter.counter("training pairs encoded")
-    store = Store.ensure(run.data, data.train, data.filters, vocabularies, data.max_tokens, counter)
-    say(f"training pairs: {store.report.text()}")
+    data, task, say = recipe.data, recipe.task, reporter.say
+    vocabularies = _vocabularies(recipe, run, say)
+    labels = _labels(recipe, run, say)
+    encoding = task.encoding(vocabularies, labels, None if task.cuts else recipe.max_tokens)
+    what = task.reads.examples
+    store = Store.ensure(run.data, data.train, data.filters, encoding, reporter.counter(f"training {what} encoded"))
+    say(f"training {what}: {store.report.text()}")
+    room = tuple(min(side, recipe.max_tokens) for side in recipe.room)
 
     def batches() -> PackedBatches:
-        rows = recipe.batch
-        return PackedBatches(store, vocabularies, rows.source, rows.row, rows.rows, recipe.seed)
+        items = task.items(store, vocabularies, room, recipe.seed)
+        return PackedBatches(items, recipe.room, recipe.batch.rows, recipe.seed)
 
-    valid = None
-    if data.valid:
-        held = Store.ensure(run.data, data.valid, Filters(), vocabularies, data.max_tokens)
+    def held_out(files: Sequence[Files], name: str) -> PaddedBatches | None:
+        if not files:
+            return None
+        held = Store.ensure(run.data, files, Filters(), encoding)
         if held.report.dropped:
-            say(f"validation pairs, for the loss: {held.report.text()}")
-        valid = PaddedBatches(held, vocabularies, max(data.max_tokens, 4096))
-    valid_pairs, test_pairs = _pairs(data.valid, "validation", say), _pairs(data.test, "test", say)
-    return Prepared(vocabularies, batches(), batches(), valid, valid_pairs, test_pairs)
+            say(f"{name} {what}, for the loss: {held.report.text()}")
+        return PaddedBatches(task.items(held, vocabularies, room, recipe.seed), max(recipe.max_tokens, BUDGET))
+
+    return Prepared(
+        vocabularies,
+        labels,
+        batches(),
+        batches(),
+        len(store),
+        held_out(data.valid, "validation"),
+        _read(data.valid, f"validation {what}", say),
+        held_out(data.test, "test"),
+        _read(data.test, f"test {what}", say),
+    )
 
 
-def _pairs(files: Sequence[PairFiles], what: str, say: Callable[[str], None]) -> list[Pair]:
+def _vocabularies(recipe: Recipe, run: Run, say: Callable[[str], None]) -> Vocabularies:
+    if recipe.start is not None:
+        found = Vocabularies.load(recipe.start)
+        for special in recipe.task.specials():
+            try:
+                found.target.special(special)
+            except UserError:
+                raise UserError(
+                    f"{recipe.start}: its tokenizer has no {special}, which {recipe.task_kind} needs; start from a "
+                    f"model whose tokenizer was trained with specials: [{special}]"
+                ) from None
+        return found
+    if (run.tokenizer / "tokenizer.json").exists():
+        return Vocabularies.load(run.tokenizer)
+    say("learning the tokenizer")
+    found = Vocabularies.train(recipe.tokenizer, recipe.data.train, recipe.data.filters, recipe.task.specials())
+    for note in dict.fromkeys([*found.source.notes, *found.target.notes]):
+        say(note)
+    write_folder(run.tokenizer, found.save)
+    return found
+
+
+def _labels(recipe: Recipe, run: Run, say: Callable[[str], None]) -> list[str]:
+    """Those of the training data; those of the model it starts from, if they are among them."""
+    if run.labels.exists():
+        known: list[str] = json.loads(run.labels.read_text(encoding="utf-8"))
+        return known
+    found = recipe.task.labels(recipe.data.train)
+    if not found:
+        return []
+    if recipe.start is not None:
+        before: list[str] = read_about(recipe.start).get("labels", [])
+        found = before if set(found) <= set(before) else found
+    say(f"{len(found)} labels: {', '.join(found[:20])}{', …' if len(found) > 20 else ''}")
+    write_text(run.labels, json.dumps(found, ensure_ascii=False) + "\n")
+    return found
+
+
+def _read(files: Sequence[Files], what: str, say: Callable[[str], None]) -> list[Example]:
     report = Report()
-    found = [pair for entry in files for pair in read_pairs(entry, report)]
+    found = [example for entry in files for example in entry.read(report)]
     if report.dropped:
-        say(f"{what} pairs, for translating: {report.text()}")
+        say(f"{what}, for answers: {report.text()}")
     return found

@@ -16,13 +16,16 @@ from allyouneed.train.memory import in_use, size
 from allyouneed.train.step import Measured
 
 PLAIN_EVERY = 10.0  # seconds between plain lines
+UNITS = {"tokens": "tok", "target tokens": "tok"}
 WINDOW = 50  # steps the shown figures are averaged over
 
 
 class Reporter:
     """Everything training says goes through here."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, counted: str = "tokens", perplexity: bool = True) -> None:
+        """`counted`: what the loss is a mean over; `perplexity`: the loss has one."""
+        self.counted, self.perplexity = counted, perplexity
         self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._live: Progress | None = None
         self._recent: deque[tuple[float, Measured]] = deque(maxlen=WINDOW)
@@ -80,7 +83,7 @@ class Reporter:
             self._live = None
 
     def speed(self) -> float | None:
-        """Target tokens per second, padding not counted."""
+        """What is labelled, per second."""
         if len(self._recent) < 2:
             return None
         seconds = self._recent[-1][0] - self._recent[0][0]
@@ -95,12 +98,13 @@ class Reporter:
             tokens = sum(m.tokens for m in good)
             loss = sum(m.loss * m.tokens for m in good) / tokens
             plain = sum(m.plain * m.tokens for m in good) / tokens
-            parts += [f"loss {loss:.3f}", f"ppl {math.exp(min(plain, 20)):.2f}"]
+            parts += [f"loss {loss:.3f}", *([f"ppl {math.exp(min(plain, 20)):.2f}"] if self.perplexity else [])]
         parts.append(f"lr {last.rate:.2e}")
         speed = self.speed()
         if speed is not None:
             per_step = (self._recent[-1][0] - self._recent[0][0]) / (len(self._recent) - 1)
-            parts += [f"{speed:,.0f} tok/s", f"{clock((self._total - last.step) * per_step)} left"]
+            parts.append(f"{speed:,.0f} {UNITS.get(self.counted, self.counted)}/s")
+            parts.append(f"{clock((self._total - last.step) * per_step)} left")
         held = in_use(self._device)
         if held is not None:
             parts.append(size(held))

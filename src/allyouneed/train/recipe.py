@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 import allyouneed.nn as parts  # every part is registered before a config is read
 import allyouneed.tasks as tasks
 from allyouneed.config import Config, ConfigError, model_validator, override, parse, preset_tree, read_tree, tree_of
 from allyouneed.data.filters import Filters
-from allyouneed.data.readers import PairFiles
+from allyouneed.data.readers import Files
 from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.folder import read_about
 from allyouneed.infer.decoding import Decoding
 from allyouneed.nn.model import Model
-from allyouneed.tasks.task import Task
+from allyouneed.tasks.task import MAX_TOKENS, Task
 from allyouneed.tasks.translation import Translation
 from allyouneed.train.optimiser import Adam, Optimiser
 from allyouneed.train.schedule import Paper, Schedule
@@ -29,7 +29,7 @@ PAPER_STEPS = 100_000
 
 
 def _listed(value: Any) -> Any:
-    return (value,) if isinstance(value, str | Path | dict | PairFiles) else value
+    return (value,) if isinstance(value, str | Path | dict | Files) else value
 
 
 def _switched(value: Any) -> Any:
@@ -37,23 +37,25 @@ def _switched(value: Any) -> Any:
 
 
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switched)]  # YAML reads a bare `on` as true
-Files = Annotated[tuple[PairFiles, ...], BeforeValidator(_listed)]
+Entries = Annotated[tuple[Files, ...], BeforeValidator(_listed)]
+SPLITS = ("train", "valid", "test")
 
 
 class Data(Config):
-    train: Annotated[Files, Field(min_length=1)]
-    valid: Files = ()
-    test: Files = ()  # scored once, at the end
-    filters: Filters = Filters()  # of the training pairs
-    max_tokens: Annotated[int, Field(ge=2)] = 128  # longer pairs are left out and reported
+    train: Annotated[Entries, Field(min_length=1)]
+    valid: Entries = ()
+    test: Entries = ()  # scored once, at the end
+    filters: Filters = Filters()  # of the training examples
+    # longer examples are left out and reported; a task that cuts documents cuts them there
+    max_tokens: Annotated[int, Field(ge=4)] | None = None
     sha256: dict[str, str] = Field(default_factory=dict)  # what files must hold; a run's own recipe.yaml says it
 
 
 class Rows(Config):
-    """A batch is `rows` packed rows of `row` target tokens each (and as many source tokens, unless said)."""
+    """A batch is `rows` packed rows of `row` tokens each (and as many source tokens, where there are, unless said)."""
 
     rows: PositiveInt = 8
-    row: PositiveInt = 512
+    row: Annotated[int, Field(ge=4)] = 512
     source_row: PositiveInt | None = None
 
     @property
@@ -64,10 +66,10 @@ class Rows(Config):
 class Validate(Config):
     every: PositiveInt = 500
     patience: PositiveInt | None = None  # stop after so many validations without a better one
-    metric: Literal["bleu", "chrf", "exact", "loss"] = "bleu"
-    sentences: NonNegativeInt = 3  # printed with source and reference
+    metric: str | None = None  # one of the task's; its first when not given
+    sentences: NonNegativeInt = 3  # printed with what was expected
     beam: PositiveInt = 1
-    limit: PositiveInt | None = None  # of the sentences translated; the loss is over all
+    limit: PositiveInt | None = None  # of the examples that are answered; the loss is over all
 
 
 class Save(Config):
@@ -110,6 +112,26 @@ class Recipe(Config):
     description: str = ""
     licence: str = "not stated"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_task_has_it(cls, tree: Any) -> Any:
+        """Data entries are of the kind the task reads, and decoding begins with what suits it."""
+        if not isinstance(tree, Mapping):
+            return tree
+        try:
+            task = Task.choose(tree.get("task", {}))
+        except ValidationError:
+            return tree  # it will be said when the task itself is looked at
+        found = dict(tree)
+        if isinstance(found.get("data"), Mapping):
+            found["data"] = {
+                key: [_entry(entry, task) for entry in _entries(value)] if key in SPLITS else value
+                for key, value in found["data"].items()
+            }
+        if isinstance(found.get("decoding", {}), Mapping):
+            found["decoding"] = Decoding.settled(task.decoding, found.get("decoding", {}))
+        return found
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if (self.model is None) == (self.start is None):
@@ -120,12 +142,41 @@ class Recipe(Config):
             raise ValueError("give 'steps' or 'epochs', not both")
         if self.average > self.save.keep:
             raise ValueError(f"'average' takes the last {self.average} checkpoints, but save.keep is {self.save.keep}")
-        if self.data.max_tokens > min(self.batch.row, self.batch.source):
+        if self.task.sides == 1 and self.batch.source_row is not None:
+            raise ValueError(f"batch.source_row is for tasks with two sides; {self.task_kind} has one")
+        if not self.task.two_vocabularies:
+            if not self.tokenizer.joint:
+                raise ValueError(f"tokenizer.joint: false is for translation; {self.task_kind} has one vocabulary")
+            if any(getattr(entry, "to", None) for name in SPLITS for entry in getattr(self.data, name)):
+                raise ValueError("data: 'from' and 'to' are for translation; leave them out")
+        if self.max_tokens > min(self.room):
             raise ValueError(
-                f"data.max_tokens is {self.data.max_tokens}, but a row of batch holds "
-                f"{min(self.batch.row, self.batch.source)}; make rows longer or max_tokens smaller"
+                f"data.max_tokens is {self.max_tokens}, but a row of batch holds {min(self.room)}; "
+                "make rows longer or max_tokens smaller"
             )
+        if self.metric not in self.task.metrics:
+            raise ValueError(f"validate.metric: {self.task_kind} is judged by {', '.join(self.task.metrics)}")
         return self
+
+    @property
+    def task_kind(self) -> str:
+        return str(tree_of(self.task)["kind"])
+
+    @property
+    def metric(self) -> str:
+        return self.validation.metric or next(iter(self.task.metrics))
+
+    @property
+    def room(self) -> tuple[int, ...]:
+        """How many tokens a row holds on each side."""
+        return (self.batch.row,) if self.task.sides == 1 else (self.batch.source, self.batch.row)
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest example, marks counted: longer ones are left out, or cut."""
+        if self.data.max_tokens is not None:
+            return self.data.max_tokens
+        return min(self.room) if self.task.cuts else MAX_TOKENS
 
     @property
     def last_step(self) -> int | None:
@@ -135,17 +186,26 @@ class Recipe(Config):
     def model_tree(self) -> dict[str, Any]:
         if self.start is not None:
             tree: dict[str, Any] = read_about(self.start)["model"]
+            if isinstance(tree.get("head"), dict):  # how many labels there are is for the data to say
+                tree["head"] = {key: value for key, value in tree["head"].items() if key != "labels"}
         else:
             tree = preset_tree(self.model) if isinstance(self.model, str) else self.model or {}
         return override(tree, self.set_)
 
-    def model_for(self, vocabularies: Vocabularies | None) -> Model:
-        """The model with the vocabulary sizes of these tokenizers (of some, when there are none yet)."""
+    def model_for(self, vocabularies: Vocabularies | None, labels: Sequence[str] | None = None) -> Model:
+        """The model with the sizes of these tokenizers and labels (with some, when there are none yet)."""
         vocab: Any = 1
         if vocabularies is not None:
             source, target = vocabularies.source.size, vocabularies.target.size
             vocab = target if vocabularies.joint else {"source": source, "target": target}
-        return parse(Model, self.model_tree() | {"vocab": vocab}, "model")  # type: ignore[type-abstract]
+        tree = self.model_tree() | {"vocab": vocab}
+        head = self.task.head(tree, labels)
+        model: Model = parse(Model, tree if head is None else tree | {"head": head}, "model")  # type: ignore[type-abstract]
+        kind = tree_of(model)["kind"]
+        if kind not in self.task.kinds:
+            wanted = " or ".join(self.task.kinds)
+            raise ConfigError([f"kind: {self.task_kind} trains a model of kind {wanted}, this is {kind}"], "model")
+        return model
 
     def resolved(self) -> dict[str, Any]:
         """The whole tree, every default written, the preset and its overrides written out."""
@@ -153,6 +213,23 @@ class Recipe(Config):
         if self.start is None:
             return tree | {"model": self.model_tree(), "set": []}
         return {key: value for key, value in tree.items() if key not in ("model", "tokenizer")}
+
+
+def _entries(value: Any) -> Any:
+    listed = _listed(value)
+    return listed if isinstance(listed, Sequence) else ()
+
+
+def _entry(value: Any, task: Task) -> Any:
+    kind = task.reads.model_fields["kind"].default
+    if isinstance(value, str | Path):
+        return {"kind": kind, "path": value}
+    if not isinstance(value, Mapping):
+        return value
+    if value.get("kind", kind) != kind:
+        named = tree_of(task)["kind"]
+        raise ValueError(f"data: {named} reads files of kind {kind!r}, not {value['kind']!r}; leave out 'kind'")
+    return {"kind": kind, **value}
 
 
 def load_recipe(path: Path | str, overrides: Iterable[str] = ()) -> Recipe:

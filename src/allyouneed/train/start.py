@@ -41,7 +41,7 @@ def train(
     left alone. `fresh` begins anew whatever is there. Raises `Interrupted` (exit code 130) after Ctrl-C or SIGTERM,
     when it has saved.
     """
-    reporter = Reporter(console)
+    reporter = Reporter(console, recipe.task.counted, recipe.task.likelihood)
     run = Run(recipe.output)
     with run.locked():
         return _train(recipe, run, resume, fresh, reporter)

@@ -28,7 +28,7 @@ class Measured:
     tokens: int
     rate: float
     loss: float  # per token, what is minimised
-    plain: float  # per token, negative log-likelihood
+    plain: float  # per token, without smoothing and the like
     norm: float
 
     @property

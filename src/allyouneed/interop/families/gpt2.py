@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.shapes import prefixed
 from allyouneed.interop.table import Family
 
-ACTIVATIONS = {
-    "gelu_new": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-}
+# of the class with several choices, and what older files say besides
+HARMLESS = ("embd_pdrop", "n_ctx", "reorder_and_upcast_attn", "summary_*")
 
 
-def tree(config: Mapping[str, Any]) -> dict[str, Any]:
+def attention(config: Reader, **other: Any) -> Tree:
+    scores = "scaled-dot" if config.get("scale_attn_weights", True) else "dot"
+    found = {"kind": "attention", "heads": config["n_head"], "pattern": "causal", "scores": scores}
+    return found | {"dropout": config.get("attn_pdrop", 0.0)} | other
+
+
+def mixers(config: Reader) -> list[tuple[Tree, int]]:
+    """The attention of so many layers in a row: all of them, or each with a scale of its own (Stanford's Mistral)."""
+    mixer, count = attention(config), config["n_layer"]
+    if not config.get("scale_attn_by_inverse_layer_idx"):
+        return [(mixer, count)]
+    scale = 1.0 if mixer["scores"] == "dot" else (config["n_embd"] // config["n_head"]) ** -0.5
+    return [(mixer | {"scores": {"kind": "scaled-dot", "scale": scale / (n + 1)}}, 1) for n in range(count)]
+
+
+def decoder(config: Reader, mixers: list[tuple[Tree, int]]) -> Tree:
     return {
         "kind": "decoder",
         "vocab": config["vocab_size"],
         "width": config["n_embd"],
-        "norm": {"kind": "layer", "eps": config["layer_norm_epsilon"]},
+        "dropout": config.get("resid_pdrop", 0.0),
+        "norm": {"kind": "layer", "eps": config.get("layer_norm_epsilon", 1e-5)},
+        "init": {"kind": "gpt2", "std": config.get("initializer_range", 0.02)},
         "embed": {
             "positions": {"kind": "learned", "length": config["n_positions"]},
             "scale": "none",
@@ -29,17 +42,23 @@ def tree(config: Mapping[str, Any]) -> dict[str, Any]:
         },
         "decoder": [
             {
-                "repeat": config["n_layer"],
+                "repeat": count,
                 "wiring": "pre-norm",
-                "mixer": {"kind": "attention", "heads": config["n_head"], "pattern": "causal"},
+                "mixer": mixer,
                 "channel": {
                     "kind": "ffn",
-                    "hidden": config["n_inner"] or 4 * config["n_embd"],
-                    "activation": ACTIVATIONS[config["activation_function"]],
+                    "hidden": config.get("n_inner") or 4 * config["n_embd"],
+                    "activation": config.activation("activation_function"),
                 },
             }
+            for mixer, count in mixers
         ],
     }
+
+
+@reading(*HARMLESS)
+def tree(config: Reader) -> Tree:
+    return decoder(config, mixers(config))
 
 
 LINES = """
@@ -58,4 +77,5 @@ decoder.blocks.{n}.sublayers.channel.down.weight = transformer.h.{n}.mlp.c_proj.
 decoder.blocks.{n}.sublayers.channel.down.bias = transformer.h.{n}.mlp.c_proj.bias
 decoder.end.* = transformer.ln_f.*
 """
-FAMILY = Family("gpt2", tree, LINES, ignore=["lm_head.weight", "*.attn.bias", "*.attn.masked_bias"])
+IGNORE = ["lm_head.weight", "*.attn.bias", "*.attn.masked_bias"]
+FAMILY = Family("gpt2", tree, LINES, IGNORE, before=prefixed("transformer."))

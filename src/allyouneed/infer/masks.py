@@ -1,0 +1,123 @@
+"""What stands behind `<mask>`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from allyouneed.data.tokenizers import MASK
+from allyouneed.errors import UserError
+from allyouneed.folder import Folder
+from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.pieces import quoted
+from allyouneed.infer.predictor import Judged, Predictor, checked, in_batches, on_host, spread
+from allyouneed.nn.batch import Batch, Rows
+
+EVERY = 7  # in samples, one token of so many is hidden
+SHOWN = 40  # and a text is cut after so many tokens
+
+
+@dataclass(frozen=True)
+class Filling:
+    """One way to fill one mask. `text` is the whole text with this mask filled so, the others as they were."""
+
+    token: str
+    score: float  # its probability
+    text: str
+
+
+class MaskFiller(Predictor):
+    """Fills `<mask>`: each is one token."""
+
+    def __init__(self, folder: Folder) -> None:
+        super().__init__(folder)
+        self.mask = self.tokenizer.special(MASK)
+
+    def fill_mask(self, texts: str | Sequence[str], top: int = 5) -> Any:
+        """For each `<mask>` of a text the `top` likeliest `Filling`s, likeliest first; of a list, for each text."""
+        many = checked([texts] if isinstance(texts, str) else texts, "fill_mask")
+        if top < 1:
+            raise UserError(f"top={top}: at least 1")
+        rows = [self._row(text) for text in many]
+        found = self._likeliest(rows, top)
+        fillings = [self._fillings(row, tokens) for row, tokens in zip(rows, found, strict=True)]
+        return fillings[0] if isinstance(texts, str) else fillings
+
+    def _row(self, text: str) -> list[int]:
+        parts = self.tokenizer.encode_batch(text.split(MASK))
+        if len(parts) < 2:
+            raise UserError(f"{quoted(text)}: there is no {MASK} in it; write it where something is to be filled in")
+        ids = list(parts[0])
+        for part in parts[1:]:
+            ids += [self.mask, *part]
+        if self.limit is not None and len(ids) + 2 > self.limit:
+            raise UserError(
+                f"{quoted(text)}: {len(ids) + 2} tokens with the marks, the model has places for {self.limit}; "
+                "shorten it"
+            )
+        return [self.tokenizer.bos, *ids, self.tokenizer.eos]
+
+    def _likeliest(self, rows: list[list[int]], top: int) -> list[list[tuple[list[int], list[float]]]]:
+        """For each mask of each row: tokens and their probabilities."""
+        never = self.tokenizer.specials
+
+        def answer(batch: list[int]) -> list[list[tuple[list[int], list[float]]]]:
+            given = Rows.of([rows[n] for n in batch], self.tokenizer.pad).to(self.device)
+            hidden = self.model(Batch(given))
+            masks = (given.tokens == self.mask).nonzero()
+            logits = self.model.head(hidden[masks[:, 0], masks[:, 1]]).float()
+            logits[:, never] = float("-inf")
+            chances, tokens = logits.softmax(-1).topk(min(top, logits.shape[1] - len(never)))
+            found: list[list[tuple[list[int], list[float]]]] = [[] for _ in batch]
+            for row, ids, scores in zip(masks[:, 0].tolist(), tokens.tolist(), on_host(chances), strict=True):
+                found[row].append((ids, scores))
+            return found
+
+        return in_batches(self.model, [len(row) for row in rows], answer)
+
+    def _fillings(self, row: list[int], found: list[tuple[list[int], list[float]]]) -> list[list[Filling]]:
+        places = [n for n, number in enumerate(row) if number == self.mask]
+        answers = []
+        for place, (ids, scores) in zip(places, found, strict=True):
+            answers.append(
+                [
+                    Filling(self.tokenizer.decode([number]), score, self._text(row, {place: number}))
+                    for number, score in zip(ids, scores, strict=True)
+                ]
+            )
+        return answers
+
+    def _text(self, row: list[int], filled: dict[int, int]) -> str:
+        """The text with these tokens in these places and `<mask>` in the places of the others."""
+        parts: list[list[int]] = [[]]
+        for place, number in list(enumerate(row))[1:-1]:
+            number = filled.get(place, number)
+            if number == self.mask:
+                parts.append([])
+            else:
+                parts[-1].append(number)
+        return MASK.join(self.tokenizer.decode_batch(parts))
+
+    def judge(
+        self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
+    ) -> Judged:
+        """Samples only: how likely hidden tokens are is what validation measures."""
+        samples = []
+        for example in spread(examples, show):
+            ids = self.tokenizer.encode(example.texts[0])[:SHOWN]
+            hidden = np.arange(len(ids)) % EVERY == min(EVERY, len(ids)) // 2
+            row = [self.mask if hide else number for number, hide in zip(ids, hidden, strict=True)]
+            row = [self.tokenizer.bos, *row, self.tokenizer.eos]
+            (found,) = self._likeliest([row], 1)
+            told = dict(zip(np.flatnonzero(hidden) + 1, [tokens[0] for tokens, _ in found], strict=True))
+            samples.append(
+                {
+                    "text": self._text(row, {}).replace("\n", "⏎"),
+                    "hidden": " ".join(self.tokenizer.tokens([ids[place - 1] for place in told])),
+                    "told": " ".join(self.tokenizer.tokens(list(told.values()))),
+                }
+            )
+        return Judged({}, "", samples)

@@ -1,0 +1,111 @@
+"""What all uses of a model folder share: texts in batches of like length, and a judgement over examples."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from allyouneed.errors import UserError
+from allyouneed.folder import Folder
+from allyouneed.infer.decoding import Decoding
+
+BUDGET = 8192  # tokens that go through the model together, padding counted
+T = TypeVar("T")
+
+Sample = dict[str, str]  # what to show of one example, by name
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How good answers are: `figures` by name, `text` for a person, and some of the answers to look at."""
+
+    figures: dict[str, float]
+    text: str
+    samples: list[Sample] = field(default_factory=list)
+
+    def shown(self) -> str:
+        wide = max((len(name) for sample in self.samples for name in sample), default=0)
+        return "\n".join(f"  {name:<{wide}}  {value}" for sample in self.samples for name, value in sample.items())
+
+
+class Predictor(ABC):
+    """A model folder that is ready to answer."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self.model: Any = folder.model
+        self.tokenizer = folder.vocabularies.target
+
+    @abstractmethod
+    def judge(
+        self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
+    ) -> Judged:
+        """Answer examples and compare with what they say. `show`: so many answers, spread over all; `resamples`: for
+        intervals, where the metric has them. `decoding`: the folder's own when not given."""
+
+    @property
+    def limit(self) -> int | None:
+        """The longest text the model can place."""
+        found: int | None = self.model.config.limit
+        return found
+
+    @property
+    def longest(self) -> int:
+        """The longest text it is asked to read at once: what it was trained on, as far as it can place it."""
+        return self.folder.max_tokens if self.limit is None else min(self.folder.max_tokens, self.limit)
+
+    @property
+    def device(self) -> torch.device:
+        found: torch.device = next(self.model.parameters()).device
+        return found
+
+
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """So many of them, the same ones every time, spread over all."""
+    return [items[n * len(items) // count] for n in range(min(count, len(items)))] if count else []
+
+
+def checked(texts: Any, what: str) -> list[str]:
+    """A list of texts, or a message."""
+    if isinstance(texts, str):
+        raise UserError(f"{what} takes a list of texts; write [text] for a single one")
+    for text in texts:
+        if not isinstance(text, str):
+            raise UserError(f"a text must be a string, not {type(text).__name__}")
+    return list(texts)
+
+
+def by_length(lengths: Sequence[int], budget: int = BUDGET) -> Iterator[list[int]]:
+    """Indices of texts of similar length, the longest first (what does not fit in memory fails at once)."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and (len(batch) + 1) * max(1, lengths[batch[0]]) > budget:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def in_batches(model: Any, lengths: Sequence[int], answer: Callable[[list[int]], list[T]]) -> list[T]:
+    """`answer` for indices of like length at a time, without dropout and gradients; what comes back is in order."""
+    found: dict[int, T] = {}
+    was_training: bool = model.training
+    model.eval()
+    try:
+        for batch in by_length(lengths):
+            with torch.inference_mode():
+                found.update(zip(batch, answer(batch), strict=True))
+    finally:
+        model.train(was_training)
+    return [found[n] for n in range(len(lengths))]
+
+
+def on_host(tensor: Tensor) -> list[Any]:
+    values: list[Any] = tensor.float().cpu().tolist()
+    return values

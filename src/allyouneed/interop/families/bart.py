@@ -1,0 +1,142 @@
+"""BART (Lewis et al. 2020), and what other translators of its kind have in common with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.table import Family, Theirs, Weights
+
+# what only training, generation or another task looks at, and names that say something twice
+HARMLESS = (
+    "*_layerdrop", "_num_labels", "bad_words_ids", "classif_dropout", "classifier_dropout", "early_stopping",
+    "extra_pos_embeddings", "init_std", "is_encoder_decoder", "length_penalty", "min_length", "no_repeat_ngram_size",
+    "num_beams", "num_hidden_layers", "output_past", "prefix",
+)  # fmt: skip
+
+
+DEFAULTS = {
+    "vocab_size": 50265,
+    "max_position_embeddings": 1024,
+    "encoder_layers": 12,
+    "encoder_ffn_dim": 4096,
+    "encoder_attention_heads": 16,
+    "decoder_layers": 12,
+    "decoder_ffn_dim": 4096,
+    "decoder_attention_heads": 16,
+    "activation_function": "gelu",
+    "d_model": 1024,
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "scale_embedding": False,
+    "tie_word_embeddings": True,
+}
+
+
+def tree_with(config: Reader, positions: Tree, wiring: str, norm: bool) -> Tree:
+    """An encoder-decoder with these positions on each side and this wiring; `norm`: of the sum of embeddings."""
+    embed = {
+        "positions": positions,
+        "scale": "sqrt-width" if config["scale_embedding"] else "none",
+        "tied": config["tie_word_embeddings"],
+        "norm": {"kind": "layer"} if norm else None,
+    }
+    vocab: Any = config["vocab_size"]
+    target = config.get("decoder_vocab_size") or vocab
+    if config.get("two_vocabularies", not config.get("share_encoder_decoder_embeddings", True)):
+        vocab = {"source": vocab, "target": target}
+    elif target != vocab:
+        config.problems.append(f"decoder_vocab_size: {target} is not vocab_size, but one matrix is to be for both")
+    return {
+        "kind": "encoder-decoder",
+        "vocab": vocab,
+        "width": config["d_model"],
+        "dropout": config["dropout"],
+        "embed": embed,
+        # a table of places, or a norm, for each side
+        "source_embed": embed if norm or positions["kind"] == "learned" else None,
+        **{side: _layers(config, side, wiring) for side in ("encoder", "decoder")},
+        "head": {"bias": config.get("logits_bias", False)},
+    }
+
+
+def _layers(config: Reader, side: str, wiring: str) -> list[Tree]:
+    attention = {
+        "kind": "attention",
+        "heads": config[f"{side}_attention_heads"],
+        "dropout": config["attention_dropout"],
+    }
+    layer = {
+        "repeat": config[f"{side}_layers"],
+        "wiring": wiring,
+        "mixer": attention,
+        "channel": {
+            "kind": "ffn",
+            "hidden": config[f"{side}_ffn_dim"],
+            "activation": config.activation("activation_function"),
+            "dropout": config["activation_dropout"],
+        },
+    }
+    return [layer if side == "encoder" else layer | {"mixer": attention | {"pattern": "causal"}, "cross": attention}]
+
+
+def completed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
+    """Only the weights tell whether the two sides have a token matrix each, and whether the bias of the logits, which
+    never learns, says anything."""
+    found = dict(weights)
+    source, target = (found.get(f"model.{side}.embed_tokens.weight") for side in ("encoder", "decoder"))
+    apart = source is not None and target is not None and not (source.shape == target.shape and source.equal(target))
+    if not apart and "model.shared.weight" in found:
+        found["model.decoder.embed_tokens.weight"] = found["model.shared.weight"]
+    bias = found.get("final_logits_bias", torch.zeros(1))
+    return {**config, "two_vocabularies": apart, "logits_bias": bool(bias.any())}, found
+
+
+LINES = """
+embed.tokens.weight = model.decoder.embed_tokens.weight
+embed.positions.weight = model.decoder.embed_positions.weight
+embed.norm.* = model.decoder.layernorm_embedding.*
+source_embed.tokens.weight = model.encoder.embed_tokens.weight
+source_embed.positions.weight = model.encoder.embed_positions.weight
+source_embed.norm.* = model.encoder.layernorm_embedding.*
+encoder.blocks.{n}.sublayers.mixer.qkv.* = ENC.self_attn.q_proj.* + ENC.self_attn.k_proj.* + ENC.self_attn.v_proj.*
+encoder.blocks.{n}.sublayers.mixer.out.* = ENC.self_attn.out_proj.*
+encoder.blocks.{n}.sublayers.channel.up.* = ENC.fc1.*
+encoder.blocks.{n}.sublayers.channel.down.* = ENC.fc2.*
+encoder.blocks.{n}.wiring.norms.0.* = ENC.self_attn_layer_norm.*
+encoder.blocks.{n}.wiring.norms.1.* = ENC.final_layer_norm.*
+encoder.end.* = model.encoder.layer_norm.*
+decoder.blocks.{n}.sublayers.mixer.qkv.* = DEC.self_attn.q_proj.* + DEC.self_attn.k_proj.* + DEC.self_attn.v_proj.*
+decoder.blocks.{n}.sublayers.mixer.out.* = DEC.self_attn.out_proj.*
+decoder.blocks.{n}.sublayers.cross.q.* = DEC.encoder_attn.q_proj.*
+decoder.blocks.{n}.sublayers.cross.kv.* = DEC.encoder_attn.k_proj.* + DEC.encoder_attn.v_proj.*
+decoder.blocks.{n}.sublayers.cross.out.* = DEC.encoder_attn.out_proj.*
+decoder.blocks.{n}.sublayers.channel.up.* = DEC.fc1.*
+decoder.blocks.{n}.sublayers.channel.down.* = DEC.fc2.*
+decoder.blocks.{n}.wiring.norms.0.* = DEC.self_attn_layer_norm.*
+decoder.blocks.{n}.wiring.norms.1.* = DEC.encoder_attn_layer_norm.*
+decoder.blocks.{n}.wiring.norms.2.* = DEC.final_layer_norm.*
+decoder.end.* = model.decoder.layer_norm.*
+head.weight = lm_head.weight
+head.bias = final_logits_bias |row
+""".replace("ENC", "model.encoder.layers.{n}").replace("DEC", "model.decoder.layers.{n}")
+IGNORE = ("model.*.embed_tokens.weight", "model.shared.weight", "lm_head.weight", "final_logits_bias")
+CHANGES = {"row": lambda tensor, config: tensor[0]}
+OFFSET = 2  # rows of their tables before the first place
+
+
+def learned(config: Reader) -> Tree:
+    return {"kind": "learned", "length": config["max_position_embeddings"], "offset": OFFSET}
+
+
+@reading(*HARMLESS)
+def tree(config: Reader) -> Tree:
+    config.suppose(DEFAULTS)
+    config.only("normalize_embedding", True)
+    return tree_with(config, learned(config), "post-norm", norm=True)
+
+
+FAMILY = Family("bart", tree, LINES, IGNORE, CHANGES, completed)

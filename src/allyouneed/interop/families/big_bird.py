@@ -1,0 +1,43 @@
+"""BigBird (Zaheer et al. 2020): BERT whose attention is sparse. What is read computes what transformers computes when
+it does not train; see nn/big_bird.py for how that differs from the paper."""
+
+from __future__ import annotations
+
+from allyouneed.interop.families.bert import (
+    BODY,
+    CLASSES,
+    DEFAULTS,
+    HARMLESS,
+    HEAD,
+    IGNORE,
+    encoder,
+    head,
+    learned,
+    renamed,
+)
+from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.table import Family
+
+OTHERS = {
+    "vocab_size": 50358,
+    "hidden_act": "gelu_new",
+    "max_position_embeddings": 4096,
+    "block_size": 64,
+    "num_random_blocks": 3,
+    "use_bias": True,
+}
+
+
+@reading(*HARMLESS)
+def tree(config: Reader) -> Tree:
+    config.suppose(DEFAULTS | OTHERS)
+    bias = config["use_bias"]
+    sparse = {"kind": "big-bird", "block": config["block_size"], "random": config["num_random_blocks"], "bias": bias}
+    whole = {"bias": {"q": bias, "k": bias, "v": bias}}
+    mixer = config.choose("attention_type", {"block_sparse": sparse, "original_full": whole}, "block_sparse")
+    found = encoder(config, learned(config), mixer)
+    found["embed"]["scale"] = "sqrt-width" if config.get("rescale_embeddings", False) else "none"
+    return found | {"head": head(config, found["head"], config.activation("hidden_act"), ForPreTraining=found["head"])}
+
+
+FAMILY = Family("big_bird", tree, BODY + HEAD + CLASSES, IGNORE, before=renamed)

@@ -1,0 +1,77 @@
+"""DistilBERT (Sanh et al. 2019): BERT with half of the layers and without kinds of text.
+
+Sinusoidal places (`sinusoidal_pos_embds`) are a table in their files too, and read as one.
+"""
+
+from __future__ import annotations
+
+from allyouneed.interop.families.bert import head, renamed
+from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.table import Family
+
+DEFAULTS = {
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+    "n_layers": 6,
+    "n_heads": 12,
+    "dim": 768,
+    "hidden_dim": 3072,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "activation": "gelu",
+    "tie_word_embeddings": True,
+}
+
+
+@reading("max_length", "qa_dropout", "sinusoidal_pos_embds", "tie_weights_", "output_past")
+def tree(config: Reader) -> Tree:
+    config.suppose(DEFAULTS)
+    norm = {"kind": "layer", "eps": 1e-12}
+    activation = config.activation("activation")
+    vocabulary = {"kind": "vocabulary", "bias": True, "transform": {"activation": activation, "norm": norm}}
+    return {
+        "kind": "encoder",
+        "vocab": config["vocab_size"],
+        "width": config["dim"],
+        "dropout": config["dropout"],
+        "norm": norm,
+        "embed": {
+            "positions": {"kind": "learned", "length": config["max_position_embeddings"]},
+            "scale": "none",
+            "tied": config["tie_word_embeddings"],
+            "norm": norm,
+        },
+        "encoder": [
+            {
+                "repeat": config["n_layers"],
+                "mixer": {
+                    "kind": "attention",
+                    "heads": config["n_heads"],
+                    "dropout": config["attention_dropout"],
+                },
+                "channel": {"kind": "ffn", "hidden": config["hidden_dim"], "activation": activation},
+            }
+        ],
+        "head": head(config, vocabulary, "relu", "seq_classif_dropout"),
+    }
+
+
+LINES = """
+embed.tokens.weight = distilbert.embeddings.word_embeddings.weight
+embed.positions.weight = distilbert.embeddings.position_embeddings.weight
+embed.norm.* = distilbert.embeddings.LayerNorm.*
+encoder.blocks.{n}.sublayers.mixer.qkv.* = LAYER.attention.q_lin.* + LAYER.attention.k_lin.* + LAYER.attention.v_lin.*
+encoder.blocks.{n}.sublayers.mixer.out.* = LAYER.attention.out_lin.*
+encoder.blocks.{n}.sublayers.channel.up.* = LAYER.ffn.lin1.*
+encoder.blocks.{n}.sublayers.channel.down.* = LAYER.ffn.lin2.*
+encoder.blocks.{n}.wiring.norms.0.* = LAYER.sa_layer_norm.*
+encoder.blocks.{n}.wiring.norms.1.* = LAYER.output_layer_norm.*
+head.weight = vocab_projector.weight
+head.bias = vocab_projector.bias
+head.transform.linear.* = vocab_transform.*
+head.transform.norm.* = vocab_layer_norm.*
+head.hidden.* = pre_classifier.*
+head.classes.* = classifier.*
+head.tags.* = classifier.*
+""".replace("LAYER", "distilbert.transformer.layer.{n}")
+FAMILY = Family("distilbert", tree, LINES, ["*.position_ids", "vocab_projector.weight"], before=renamed)

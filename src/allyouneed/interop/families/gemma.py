@@ -1,0 +1,23 @@
+"""Gemma (Gemma Team 2024): Llama with GEGLU, a scaled and tied embedding, and norms that begin at zero."""
+
+from __future__ import annotations
+
+from allyouneed.interop.families import llama
+from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.table import Family
+
+
+def decoder(config: Reader, layers: list[Tree], **other: Tree) -> Tree:
+    embed = {"scale": "sqrt-width", "tied": config.get("tie_word_embeddings", True)}
+    norm = {"kind": "rms", "eps": config["rms_norm_eps"], "offset": 1}
+    return llama.decoder(config, layers, embed=embed, norm=norm, **other)
+
+
+@reading("hidden_act", "max_position_embeddings")
+def tree(config: Reader) -> Tree:
+    key = "hidden_activation" if config.get("hidden_activation") else "hidden_act"  # where both are there, it counts
+    channel = {"kind": "glu", "hidden": config["intermediate_size"], "activation": config.activation(key)}
+    return decoder(config, llama.layers(config, llama.attention(config), channel))
+
+
+FAMILY = Family("gemma", tree, llama.LINES, llama.IGNORE)

@@ -1,0 +1,69 @@
+"""GPT-NeoX (Black et al. 2022), and Pythia: both sub-layers at once, a quarter of each head turned."""
+
+from __future__ import annotations
+
+from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.rope import rotary
+from allyouneed.interop.shapes import ungrouped
+from allyouneed.interop.table import Family, Theirs, Weights
+
+
+@reading("classifier_dropout", "max_position_embeddings")
+def tree(config: Reader) -> Tree:
+    mixer = {
+        "kind": "attention",
+        "heads": config["num_attention_heads"],
+        "pattern": "causal",
+        "positions": rotary(config, fraction=config.get("rotary_pct", 0.25), base=config.get("rotary_emb_base", 10000)),
+        "bias": config.get("attention_bias", True),
+        "dropout": config.get("attention_dropout", 0.0),
+    }
+    channel = {"kind": "ffn", "hidden": config["intermediate_size"], "activation": config.activation("hidden_act")}
+    parallel = config.get("use_parallel_residual", True)
+    return {
+        "kind": "decoder",
+        "vocab": config["vocab_size"],
+        "width": config["hidden_size"],
+        "dropout": config.get("hidden_dropout", 0.0),
+        "norm": {"kind": "layer", "eps": config["layer_norm_eps"]},
+        "init": {"kind": "normal", "std": config.get("initializer_range", 0.02)},
+        "embed": {"scale": "none", "tied": config.get("tie_word_embeddings", False)},
+        "decoder": [
+            {
+                "repeat": config["num_hidden_layers"],
+                "wiring": {"kind": "parallel", "norms": "each"} if parallel else "pre-norm",
+                "mixer": mixer,
+                "channel": channel,
+            }
+        ],
+    }
+
+
+LINES = """
+embed.tokens.weight = gpt_neox.embed_in.weight
+head.weight = embed_out.weight
+decoder.blocks.{n}.wiring.norms.0.* = gpt_neox.layers.{n}.input_layernorm.*
+decoder.blocks.{n}.wiring.norms.1.* = gpt_neox.layers.{n}.post_attention_layernorm.*
+decoder.blocks.{n}.sublayers.mixer.qkv.* = gpt_neox.layers.{n}.attention.query_key_value.* |apart
+decoder.blocks.{n}.sublayers.mixer.out.* = gpt_neox.layers.{n}.attention.dense.*
+decoder.blocks.{n}.sublayers.channel.up.* = gpt_neox.layers.{n}.mlp.dense_h_to_4h.*
+decoder.blocks.{n}.sublayers.channel.down.* = gpt_neox.layers.{n}.mlp.dense_4h_to_h.*
+decoder.end.* = gpt_neox.final_layer_norm.*
+"""
+
+
+def renamed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
+    """The head has had two names."""
+    return config, {name.replace("lm_head.", "embed_out."): tensor for name, tensor in weights.items()}
+
+
+FAMILY = Family(
+    "gpt_neox",
+    tree,
+    LINES,
+    ignore=["embed_out.weight", "*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"],
+    changes={
+        "apart": lambda tensor, config: ungrouped(tensor, config["num_attention_heads"], config["num_attention_heads"])
+    },
+    before=renamed,
+)

@@ -1,0 +1,28 @@
+"""M2M-100 (Fan et al. 2020): norms before the sub-layers, and tensor2tensor's sinusoids, counted from behind the number
+of the padding token."""
+
+from __future__ import annotations
+
+from allyouneed.interop.families.bart import CHANGES, DEFAULTS, HARMLESS, IGNORE, LINES, completed, tree_with
+from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.table import Family
+
+OTHERS = {
+    "scale_embedding": True,
+    "pad_token_id": 1,
+    "vocab_size": 128112,
+    "activation_function": "relu",
+    "attention_dropout": 0.1,
+}
+
+
+@reading(*HARMLESS, "max_position_embeddings")  # places go on after it
+def tree(config: Reader) -> Tree:
+    config.suppose(DEFAULTS | OTHERS)
+    if config["d_model"] % 2:
+        config.problems.append(f"d_model: {config['d_model']} is odd, and the last feature would have no place")
+    positions = {"kind": "sinusoidal", "order": "halves", "closed": True, "offset": config["pad_token_id"] + 1}
+    return tree_with(config, positions, "pre-norm", norm=False)
+
+
+FAMILY = Family("m2m_100", tree, LINES, (*IGNORE, "model.*.embed_positions.weights"), CHANGES, completed)

@@ -1,0 +1,18 @@
+"""mBART (Liu et al. 2020): BART with the norms before the sub-layers and one more at the end of each stack."""
+
+from __future__ import annotations
+
+from allyouneed.interop.families.bart import CHANGES, DEFAULTS, HARMLESS, IGNORE, LINES, completed, learned, tree_with
+from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.table import Family
+
+
+@reading(*HARMLESS)
+def tree(config: Reader) -> Tree:
+    config.suppose(DEFAULTS)
+    for key in ("add_final_layer_norm", "normalize_before", "normalize_embedding"):
+        config.only(key, True)
+    return tree_with(config, learned(config), "pre-norm", norm=True)
+
+
+FAMILY = Family("mbart", tree, LINES, IGNORE, CHANGES, completed)

@@ -1,0 +1,31 @@
+"""Mixtral of Experts (Jiang et al. 2024): Mistral whose channel mixer is two of several experts."""
+
+from __future__ import annotations
+
+from allyouneed.interop.families import llama
+from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.table import Family
+
+
+@reading("max_position_embeddings")
+def tree(config: Reader) -> Tree:
+    config.only("router_jitter_noise", 0.0)  # theirs shakes what the experts see too
+    channel = {
+        "kind": "moe",
+        "experts": config["num_local_experts"],
+        "top": config["num_experts_per_tok"],
+        "expert": llama.swiglu(config, bias=False),
+        "router": {"normalise": True},
+        "balance": config.get("router_aux_loss_coef", 0.001),
+    }
+    return llama.decoder(
+        config, llama.layers(config, llama.attention(config, pattern=llama.windowed(config), bias=False), channel)
+    )
+
+
+EXPERTS = """
+decoder.blocks.{n}.sublayers.channel.router.linear.weight = MOE.gate.weight
+decoder.blocks.{n}.sublayers.channel.experts.{e}.gate_up.weight = MOE.experts.{e}.w1.weight + MOE.experts.{e}.w3.weight
+decoder.blocks.{n}.sublayers.channel.experts.{e}.down.weight = MOE.experts.{e}.w2.weight
+""".replace("MOE", "model.layers.{n}.block_sparse_moe")
+FAMILY = Family("mixtral", tree, llama.OUTSIDE + llama.NORMS + llama.ATTENTION + EXPERTS, llama.IGNORE)

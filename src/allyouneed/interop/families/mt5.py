@@ -1,0 +1,19 @@
+"""mT5 (Xue et al. 2021): T5 1.1 for many languages; what goes into its head is never scaled."""
+
+from __future__ import annotations
+
+from allyouneed.interop.families.t5 import DEFAULTS, HARMLESS, IGNORE, LINES, channel, completed, depths, tree_with
+from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.table import Family
+
+OTHERS = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
+
+
+@reading(*HARMLESS, "scale_decoder_outputs")
+def tree(config: Reader) -> Tree:
+    config.suppose(DEFAULTS | OTHERS)
+    encoder, decoder = ([{"repeat": count, "channel": channel(config)}] for count in depths(config))
+    return tree_with(config, encoder, decoder, scaled=False)
+
+
+FAMILY = Family("mt5", tree, LINES.replace("FFN", "DenseReluDense"), IGNORE, before=completed)

@@ -1,0 +1,53 @@
+"""Phi (Li et al. 2023): both sub-layers at once behind one norm, half of each head turned, a bias on the output."""
+
+from __future__ import annotations
+
+from allyouneed.interop.families import llama
+from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.rope import rotary
+from allyouneed.interop.table import Family
+
+
+@reading("embd_pdrop", "max_position_embeddings")
+def tree(config: Reader) -> Tree:
+    norm = {"kind": "layer", "eps": config["layer_norm_eps"]}
+    mixer = llama.attention(
+        config,
+        positions=rotary(config, fraction=0.5),
+        bias=True,
+        qk_norm=norm if config.get("qk_layernorm") else None,
+    )
+    channel = {"kind": "ffn", "hidden": config["intermediate_size"], "activation": config.activation("hidden_act")}
+    return {
+        "kind": "decoder",
+        "vocab": config["vocab_size"],
+        "width": config["hidden_size"],
+        "dropout": config.get("resid_pdrop", 0.0),
+        "norm": norm,
+        "init": {"kind": "normal", "std": config.get("initializer_range", 0.02)},
+        "embed": {"scale": "none", "tied": config.get("tie_word_embeddings", False)},
+        "decoder": [
+            {
+                "repeat": config["num_hidden_layers"],
+                "wiring": {"kind": "parallel", "norms": "one"},
+                "mixer": mixer,
+                "channel": channel,
+            }
+        ],
+        "head": {"bias": True},
+    }
+
+
+LINES = """
+embed.tokens.weight = model.embed_tokens.weight
+head.* = lm_head.*
+decoder.blocks.{n}.wiring.norms.0.* = model.layers.{n}.input_layernorm.*
+decoder.blocks.{n}.sublayers.mixer.qkv.* = SELF.q_proj.* + SELF.k_proj.* + SELF.v_proj.*
+decoder.blocks.{n}.sublayers.mixer.q_norm.* = SELF.q_layernorm.*
+decoder.blocks.{n}.sublayers.mixer.k_norm.* = SELF.k_layernorm.*
+decoder.blocks.{n}.sublayers.mixer.out.* = SELF.dense.*
+decoder.blocks.{n}.sublayers.channel.up.* = model.layers.{n}.mlp.fc1.*
+decoder.blocks.{n}.sublayers.channel.down.* = model.layers.{n}.mlp.fc2.*
+decoder.end.* = model.final_layernorm.*
+""".replace("SELF", "model.layers.{n}.self_attn")
+FAMILY = Family("phi", tree, LINES, llama.IGNORE)

@@ -1,0 +1,31 @@
+"""Qwen3 (Yang et al. 2025): Qwen2 with normalised queries and keys, and a bias everywhere or nowhere."""
+
+from __future__ import annotations
+
+from allyouneed.interop.families import llama
+from allyouneed.interop.families.qwen2 import patterns
+from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.table import Family
+
+
+@reading("max_position_embeddings")
+def tree(config: Reader) -> Tree:
+    norm = {"kind": "rms", "eps": config["rms_norm_eps"]}
+    channel = llama.swiglu(config, bias=False)
+    layers = [
+        {
+            "repeat": count,
+            "wiring": "pre-norm",
+            "mixer": llama.attention(config, pattern=pattern, qk_norm=norm),
+            "channel": channel,
+        }
+        for pattern, count in patterns(config)
+    ]
+    return llama.decoder(config, layers)
+
+
+NORMS = """
+decoder.blocks.{n}.sublayers.mixer.q_norm.weight = model.layers.{n}.self_attn.q_norm.weight
+decoder.blocks.{n}.sublayers.mixer.k_norm.weight = model.layers.{n}.self_attn.k_norm.weight
+"""
+FAMILY = Family("qwen3", tree, llama.LINES + NORMS, llama.IGNORE)

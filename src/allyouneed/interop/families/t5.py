@@ -1,0 +1,133 @@
+"""T5 (Raffel et al. 2020) and T5 1.1 (gated, untied), and what mT5 and Switch have in common with them."""
+
+from __future__ import annotations
+
+from allyouneed.interop.reader import ACTIVATIONS, Reader, Tree, reading
+from allyouneed.interop.table import Family, Theirs, Weights
+
+HARMLESS = (
+    "classifier_dropout", "decoder_start_token_id", "dense_act_fn", "initializer_factor", "is_encoder_decoder",
+    "is_gated_act", "n_positions", "num_hidden_layers", "output_past",
+)  # fmt: skip
+DEFAULTS = {
+    "vocab_size": 32128,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "dropout_rate": 0.1,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "relu",
+    "tie_word_embeddings": True,
+}
+GATED = "gated-"
+
+
+def channel(config: Reader) -> Tree:
+    """What `feed_forward_proj` says: an activation, or `gated-` and one. Their gated gelu is the tanh one."""
+    words = ACTIVATIONS | {f"{GATED}{word}": ours for word, ours in ACTIVATIONS.items()} | {"gated-gelu": "gelu-tanh"}
+    return {
+        "kind": "glu" if config["feed_forward_proj"].startswith(GATED) else "ffn",
+        "hidden": config["d_ff"],
+        "activation": config.choose("feed_forward_proj", words),
+        "bias": False,
+        "dropout": config["dropout_rate"],
+    }
+
+
+def tree_with(config: Reader, encoder: list[Tree], decoder: list[Tree], scaled: bool) -> Tree:
+    """The encoder-decoder around layers that say their channels; `scaled`: what goes into the head by width^-1/2."""
+    return {
+        "kind": "encoder-decoder",
+        "vocab": config["vocab_size"],
+        "width": config["d_model"],
+        "dropout": config["dropout_rate"],
+        "norm": {"kind": "rms", "eps": config["layer_norm_epsilon"]},
+        "init": {"kind": "t5"},
+        "embed": {"scale": "none", "tied": config["tie_word_embeddings"]},
+        "encoder": [layer | _layer(config, "full") for layer in encoder],
+        "decoder": [layer | _layer(config, "causal") | {"cross": _attention(config)} for layer in decoder],
+        "head": {"scale": "inverse-sqrt-width" if scaled else "none"},
+    }
+
+
+def _attention(config: Reader) -> Tree:
+    return {
+        "kind": "attention",
+        "heads": config["num_heads"],
+        "head_width": config["d_kv"],
+        "scores": "dot",
+        "bias": False,
+        "dropout": config["dropout_rate"],
+    }
+
+
+def _layer(config: Reader, pattern: str) -> Tree:
+    buckets = {
+        "kind": "buckets",
+        "buckets": config["relative_attention_num_buckets"],
+        "distance": config["relative_attention_max_distance"],
+    }
+    return {"wiring": "pre-norm", "mixer": _attention(config) | {"pattern": pattern, "positions": buckets}}
+
+
+def depths(config: Reader) -> tuple[int, int]:
+    """Layers of each side."""
+    return config["num_layers"], config.get("num_decoder_layers") or config["num_layers"]
+
+
+LINES = """
+embed.tokens.weight = shared.weight
+encoder.blocks.0.sublayers.mixer.relative.table.weight = encoder.block.0.layer.0.SELF.BUCKETS.weight
+encoder.blocks.{n}.sublayers.mixer.qkv.weight = ENC.0.SELF.q.weight + ENC.0.SELF.k.weight + ENC.0.SELF.v.weight
+encoder.blocks.{n}.sublayers.mixer.out.weight = ENC.0.SELF.o.weight
+encoder.blocks.{n}.sublayers.channel.up.weight = ENC.1.FFN.wi.weight
+encoder.blocks.{n}.sublayers.channel.gate_up.weight = ENC.1.FFN.wi_0.weight + ENC.1.FFN.wi_1.weight
+encoder.blocks.{n}.sublayers.channel.down.weight = ENC.1.FFN.wo.weight
+encoder.blocks.{n}.wiring.norms.{m}.weight = ENC.{m}.layer_norm.weight
+encoder.end.weight = encoder.final_layer_norm.weight
+decoder.blocks.0.sublayers.mixer.relative.table.weight = decoder.block.0.layer.0.SELF.BUCKETS.weight
+decoder.blocks.{n}.sublayers.mixer.qkv.weight = DEC.0.SELF.q.weight + DEC.0.SELF.k.weight + DEC.0.SELF.v.weight
+decoder.blocks.{n}.sublayers.mixer.out.weight = DEC.0.SELF.o.weight
+decoder.blocks.{n}.sublayers.cross.q.weight = DEC.1.EncDecAttention.q.weight
+decoder.blocks.{n}.sublayers.cross.kv.weight = DEC.1.EncDecAttention.k.weight + DEC.1.EncDecAttention.v.weight
+decoder.blocks.{n}.sublayers.cross.out.weight = DEC.1.EncDecAttention.o.weight
+decoder.blocks.{n}.sublayers.channel.up.weight = DEC.2.FFN.wi.weight
+decoder.blocks.{n}.sublayers.channel.gate_up.weight = DEC.2.FFN.wi_0.weight + DEC.2.FFN.wi_1.weight
+decoder.blocks.{n}.sublayers.channel.down.weight = DEC.2.FFN.wo.weight
+decoder.blocks.{n}.wiring.norms.{m}.weight = DEC.{m}.layer_norm.weight
+decoder.end.weight = decoder.final_layer_norm.weight
+head.weight = lm_head.weight
+"""
+SHORT = {
+    "ENC": "encoder.block.{n}.layer",
+    "DEC": "decoder.block.{n}.layer",
+    "SELF": "SelfAttention",
+    "BUCKETS": "relative_attention_bias",
+}
+for _short, _name in SHORT.items():
+    LINES = LINES.replace(_short, _name)
+IGNORE = ("*.embed_tokens.weight", "lm_head.weight", "*.EncDecAttention.relative_attention_bias.weight")
+
+
+def completed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
+    """Whether the head has a matrix of its own: newer configs always say that it is tied, and mean by another key that
+    what goes in is not scaled."""
+    scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
+    own = weights.get("lm_head.weight")
+    tied = own is None or own.equal(weights["shared.weight"])
+    return {**config, "scale_decoder_outputs": scaled, "tie_word_embeddings": tied}, weights
+
+
+@reading(*HARMLESS)
+def tree(config: Reader) -> Tree:
+    config.suppose(DEFAULTS)
+    encoder, decoder = ([{"repeat": count, "channel": channel(config)}] for count in depths(config))
+    scaled = config.get("scale_decoder_outputs", config["tie_word_embeddings"])
+    return tree_with(config, encoder, decoder, scaled)
+
+
+FAMILY = Family("t5", tree, LINES.replace("FFN", "DenseReluDense"), IGNORE, before=completed)

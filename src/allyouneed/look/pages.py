@@ -1,0 +1,90 @@
+"""Tables in docs/ that are made from the code, so that nobody types them: `python -m allyouneed.look.pages docs`.
+
+A table stands on its page between `<!-- parts: written by make docs -->` and `<!-- end of parts -->`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import allyouneed.nn  # every part registers by being imported
+from allyouneed.config import Part
+from allyouneed.files import write_text
+from allyouneed.look.models import Row, rows, short
+
+# in the order of the sentence that a model is; slots that are not named here follow
+ORDER = ("model", "embedding", "positions", "token mixer", "pattern", "scores", "attention positions", "channel mixer")
+
+
+def slots() -> list[type[Part]]:
+    """Every class that opens a slot in nn, in the order of the page."""
+    found: list[type[Part]] = []
+    classes: list[type[Part]] = [Part]
+    while classes:
+        cls = classes.pop()
+        classes += cls.__subclasses__()
+        if cls.__module__.startswith("allyouneed.nn.") and cls.slot and "registry" in vars(cls):
+            found.append(cls)
+    named = sorted(found, key=lambda cls: cls.slot)
+    return sorted(named, key=lambda cls: ORDER.index(cls.slot) if cls.slot in ORDER else len(ORDER))
+
+
+def parts_table() -> str:
+    lines = [["slot", "class", "parts now"]]
+    for cls in slots():
+        kinds = [kind for kind, part in cls.registry.items() if part.__module__.startswith("allyouneed.")]
+        file = _file(cls)
+        where = f"[{file.removeprefix('allyouneed/')}](../src/{file}) `{cls.__name__}`"
+        lines.append([cls.slot, where, ", ".join(f"`{kind}`" for kind in kinds)])
+    return _table(lines)
+
+
+def presets_table() -> str:
+    """Like `allyouneed models --papers`, at the first of its lengths."""
+
+    def line(row: Row) -> list[str]:
+        at = row.at[0]
+        far = "" if at.reached else "*"
+        state = "–" if at.state is None else f"{short(at.state)}B{far}"
+        return [f"`{row.name}`", row.kind, short(row.parameters), short(at.flops) + far, state, row.paper]
+
+    head = ["preset", "kind", "parameters", "FLOPs per token at 1k", "state at 1k", "where it comes from"]
+    return _table([head, *(line(row) for row in rows())])
+
+
+def _file(cls: type[Part]) -> str:
+    module = importlib.import_module(cls.__module__)
+    return Path(module.__file__ or "").relative_to(Path(allyouneed.__file__).parents[1]).as_posix()
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    written = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
+    return "\n".join([written[0], "|" + "---|" * len(lines[0]), *written[1:]]) + "\n"
+
+
+PAGES: dict[str, dict[str, Callable[[], str]]] = {
+    "parts.md": {"parts": parts_table},
+    "look.md": {"presets": presets_table},
+}
+
+
+def written(name: str, page: str) -> str:
+    """The page with its tables as they have to be."""
+    for table, make in PAGES[name].items():
+        begin, end = f"<!-- {table}: written by make docs -->\n", f"<!-- end of {table} -->\n"
+        assert page.count(begin) == page.count(end) == 1, f"{name} needs one place between {begin}and {end}"
+        before, rest = page.split(begin)
+        page = before + begin + make() + end + rest.split(end)[1]
+    return page
+
+
+def main(folder: Path) -> None:
+    for name in PAGES:
+        write_text(folder / name, written(name, (folder / name).read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,118 @@
+"""FlexAttention (GPU) over tiles: its block mask is made of the tiles themselves, so no mask of n × n is ever written.
+
+The table of block numbers that the kernel wants has (time / 128)² entries of four bytes: a megabyte for 64k tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allyouneed.nn.dense import Manner, Plan
+from allyouneed.nn.patterns import Place
+from allyouneed.nn.tiled import join
+from allyouneed.nn.tiles import Part, Side
+
+FLEX_BLOCK = 128
+
+
+@cache
+def _compiled_flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def mask_mod(part: Part) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The pattern as FlexAttention asks for it: one place at a time, of the tokens in their new order."""
+    alike = part.rows == 1
+
+    def rows(side: Side, fact: Tensor | None) -> Tensor | None:
+        return None if fact is None else fact.reshape(part.rows, -1)
+
+    query, key = ([rows(side, fact) for fact in side.place] for side in (part.query, part.key))
+    real = rows(part.key, (part.key.place.segment > 0) & part.key.inside)
+    assert real is not None
+
+    def allowed(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        row = batch * 0 if alike else batch
+        here = [None if fact is None else fact[row, q] for fact in query]
+        there = [None if fact is None else fact[row, k] for fact in key]
+        return part.rule.allowed(Place(*here), Place(*there)) & real[row, k]  # type: ignore[arg-type]
+
+    return allowed
+
+
+def block_mask(part: Part) -> Any:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    def table(pairs: Tensor) -> tuple[Tensor, Tensor]:
+        """How many blocks of keys each block of queries has, and which, those first."""
+        there = torch.zeros(part.rows, part.query.blocks, part.key.blocks, dtype=torch.int8, device=pairs.device)
+        there[part.row[pairs], part.q[pairs], part.k[pairs]] = 1
+        which = there.argsort(dim=-1, descending=True, stable=True)
+        return there.sum(-1, dtype=torch.int32)[:, None], which.to(torch.int32)[:, None]
+
+    lengths = (part.query.blocks * part.block, part.key.blocks * part.block)
+    partly, whole = table(~part.full), table(part.full)
+    return BlockMask.from_kv_blocks(
+        *partly, *whole, BLOCK_SIZE=part.block, mask_mod=mask_mod(part), seq_lengths=lengths
+    )
+
+
+class Flex:
+    """A plan; `otherwise` makes one for what the kernel cannot do: dropout, odd head widths."""
+
+    def __init__(self, parts: Sequence[Part], otherwise: Callable[[], Plan]) -> None:
+        self.parts, self.masks = list(parts), [block_mask(part) for part in parts]
+        self.otherwise = otherwise
+
+    @cached_property
+    def fallback(self) -> Plan:
+        return self.otherwise()
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
+        odd = any(x.shape[-1] < 16 or x.shape[-1] & (x.shape[-1] - 1) for x in (q, v))
+        if dropout or odd or not manner.plain:
+            return self.fallback(q, k, v, dropout, manner)
+        if len(self.parts) == 1:
+            return self._part(0, q, k, v, manner.scale, False)[0]
+        found = [self._part(number, q, k, v, manner.scale, True) for number in range(len(self.parts))]
+        return join([out for out, _ in found], [lse for _, lse in found])
+
+    def _part(self, number: int, q: Tensor, k: Tensor, v: Tensor, scale: float, lse: bool) -> tuple[Tensor, Tensor]:
+        from torch.nn.attention.flex_attention import AuxRequest
+
+        part, gqa = self.parts[number], q.shape[1] != k.shape[1]
+        moved = [_moved(x, side) for x, side in ((q, part.query), (k, part.key), (v, part.key))]
+        out, aux = _compiled_flex()(
+            *moved, block_mask=self.masks[number], scale=scale, enable_gqa=gqa, return_aux=AuxRequest(lse=lse)
+        )
+        return _back(out, part.query), _back(aux.lse[..., None], part.query)[..., 0] if lse else out
+
+
+def _stays(side: Side) -> bool:
+    return not side.sorted and side.time % side.block == 0
+
+
+def _moved(x: Tensor, side: Side) -> Tensor:
+    """(batch, heads, time, …) in the side's order, filled up to whole blocks."""
+    if _stays(side):
+        return x
+    if side.rows == 1:
+        return x.index_select(2, side.tokens.flatten())
+    flat = x.transpose(1, 2).flatten(0, 1).index_select(0, side.tokens.flatten())
+    return flat.unflatten(0, (side.rows, -1)).transpose(1, 2)
+
+
+def _back(x: Tensor, side: Side) -> Tensor:
+    if _stays(side):
+        return x
+    if side.rows == 1:
+        return x.index_select(2, side.slots)
+    flat = x.transpose(1, 2).flatten(0, 1).index_select(0, side.slots)
+    return flat.unflatten(0, (side.rows, -1)).transpose(1, 2)

@@ -1,0 +1,43 @@
+"""One vector a sentence out of those of its tokens. Padding has no say, on whichever side it stands."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from allyouneed.nn.context import Facts
+
+Pool = Literal["first", "mean", "last"]
+
+
+def pool(x: Tensor, facts: Facts, how: Pool) -> Tensor:
+    """x (batch, time, width) -> (sentences, width): one a row; of packed rows one a segment, row after row.
+
+    first: BERT's [CLS]; last: the end mark, which in a causal stack has seen all (GPT, CLIP); mean: of all tokens.
+    """
+    segments = facts.segments
+    if segments is None:
+        return {"first": x[:, 0], "last": x[:, -1], "mean": x.mean(1)}[how]
+    real = segments > 0
+    if not facts.packed:
+        if how == "mean":
+            weights = real.to(x.dtype)[..., None]
+            return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+        places = torch.arange(x.shape[1], device=x.device)
+        best = (
+            places.masked_fill(~real, -1).amax(1) if how == "last" else places.masked_fill(~real, len(places)).amin(1)
+        )
+        return x[torch.arange(len(x), device=x.device), best.clamp(0, x.shape[1] - 1)]
+    edge = torch.zeros_like(segments[:, :1])
+    begins = real & (segments != torch.cat([edge, segments[:, :-1]], 1))
+    if how == "first":
+        return x[begins]
+    if how == "last":
+        return x[real & (segments != torch.cat([segments[:, 1:], edge], 1))]
+    owners = begins.flatten().cumsum(0)[real.flatten()] - 1  # (tokens): the sentence each belongs to
+    count = int(begins.sum())
+    sums = x.new_zeros(count, x.shape[2]).index_add(0, owners, x[real])
+    sizes = x.new_zeros(count).index_add(0, owners, torch.ones_like(owners, dtype=x.dtype))
+    return sums / sizes[:, None]

@@ -1,0 +1,95 @@
+"""Which of a few classes a text, or two texts together, belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from allyouneed.data.encoding import Encoding, WithLabel
+from allyouneed.data.labels import LabelledFiles
+from allyouneed.data.packing import Filled, Ints, Items, Side
+from allyouneed.data.readers import Files
+from allyouneed.data.store import Store
+from allyouneed.data.tokenizers import Tokenizer, Vocabularies
+from allyouneed.errors import UserError
+from allyouneed.nn.context import Facts
+from allyouneed.tasks.task import Loss, Task, class_loss, every, with_labels
+
+
+class Classification(Task):
+    """Cross-entropy of the classes (Devlin et al. 2019, 4.1)."""
+
+    files: ClassVar[type[Files]] = LabelledFiles
+    kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    heads: ClassVar[tuple[str, ...]] = ("classes",)
+    counted: ClassVar[str] = "texts"
+    likelihood: ClassVar[bool] = False
+    metrics: ClassVar[dict[str, bool]] = {"accuracy": True, "macro-f1": True, "loss": False}
+    kind: Literal["classification"] = "classification"
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def labels(self, files: Sequence[Files]) -> list[str]:
+        found = sorted({example.label for example in every(files)})
+        if len(found) < 2:
+            said = f"only one label, {found[0]!r}" if found else "no labels"
+            raise UserError(f"data.train: there is {said} in it; check which column is the label ('columns')")
+        return found
+
+    def head(self, model: dict[str, Any], labels: Sequence[str] | None) -> Any:
+        return with_labels(super().head(model, labels), labels)
+
+    def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
+        texts = {"text": vocabularies.target, "second": vocabularies.target}
+        return WithLabel(texts, max_tokens, marks=2, together=True, labels=labels)
+
+    def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
+        return LabelledItems(store, vocabularies.target)
+
+    def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
+        return class_loss(model.head(hidden, facts), labels, self.smoothing)
+
+
+class LabelledItems(Items):
+    """Begin mark, text, end mark; where there is a second text, that and another end mark, of type 1."""
+
+    def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
+        self.store, self.tokenizer = store, tokenizer
+        store.check(text=tokenizer)
+        self.pads = (tokenizer.pad,)
+        self.second = bool(store["second"].lengths.any())
+        two = store["second"].lengths > 0
+        self._lengths = store["text"].lengths.astype(np.int64) + store["second"].lengths + 2 + two
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
+        return (self._lengths,)
+
+    def fill(self, epoch: int, members: Ints) -> Filled:
+        rows = [
+            text_row([self.store["text"][n].tolist(), self.store["second"][n].tolist()], self.tokenizer)
+            for n in members.tolist()
+        ]
+        tokens = np.array([number for row, _ in rows for number in row], dtype=np.int64)
+        types = np.array([number for _, row in rows for number in row], dtype=np.int64)
+        side = Side(tokens, {"types": types} if self.second else {})
+        return Filled((side,), answers=self.store["label"].gather(members))
+
+    def show(self, number: int) -> dict[str, str]:
+        texts = {name: self.tokenizer.decode(self.store[name][number].tolist()) for name in ("text", "second")}
+        return texts if self.second else {"text": texts["text"]}
+
+
+def text_row(texts: Sequence[list[int]], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """One or two texts as a model reads them, and the type of each token."""
+    tokens, types = [tokenizer.bos, *texts[0], tokenizer.eos], [0] * (len(texts[0]) + 2)
+    if len(texts) > 1 and texts[1]:
+        tokens += [*texts[1], tokenizer.eos]
+        types += [1] * (len(texts[1]) + 1)
+    return tokens, types

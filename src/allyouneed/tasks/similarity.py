@@ -1,0 +1,135 @@
+"""How alike two texts are: the cosine of their vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from allyouneed.data.encoding import Encoding, Row, Texts, WithScore
+from allyouneed.data.labels import Scored, ScoredFiles
+from allyouneed.data.packing import Filled, Ints, Items, Side, marked
+from allyouneed.data.readers import Files
+from allyouneed.data.store import Store
+from allyouneed.data.tokenizers import Tokenizer, Vocabularies
+from allyouneed.errors import UserError
+from allyouneed.nn.batch import Batch
+from allyouneed.nn.context import Facts
+from allyouneed.tasks.task import Loss, Task
+
+
+class TwoTexts(Task):
+    """A task that reads both texts of an example with the same model and compares one vector of each."""
+
+    heads: ClassVar[tuple[str, ...]] = ("pooled",)
+    sides: ClassVar[int] = 2
+    counted: ClassVar[str] = "pairs"
+    likelihood: ClassVar[bool] = False
+
+    def loss(self, model: Any, batch: Batch) -> Loss:
+        assert batch.source is not None and batch.labels is not None
+        losses: list[Tensor] = []
+        first, second = (model.head(*model.run(Batch(side), losses)) for side in (batch.source, batch.target))
+        # each side adds its own, and both are read by the same parts
+        return self.compare(first.float(), second.float(), batch.labels).plus([loss / 2 for loss in losses])
+
+    def compare(self, first: Tensor, second: Tensor, answers: Tensor) -> Loss:
+        """first, second (pairs, width)"""
+        raise NotImplementedError
+
+    def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
+        raise NotImplementedError("two texts have two hidden states")
+
+
+class Similarity(TwoTexts):
+    """The cosine of the two texts' vectors is to be their score, moved from `range` to 0 … 1.
+
+    mse: (cosine − score)² (Reimers, Gurevych 2019, 3). cosine: score · (1 − cosine) + (1 − score) · max(0, cosine −
+    margin), torch's CosineEmbeddingLoss with scores between its two labels.
+    """
+
+    files: ClassVar[type[Files]] = ScoredFiles
+    kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    metrics: ClassVar[dict[str, bool]] = {"spearman": True, "pearson": True, "loss": False}
+    kind: Literal["similarity"] = "similarity"
+    range: tuple[float, float] = (0.0, 1.0)  # the lowest and the highest score of the data
+    objective_: Annotated[Literal["mse", "cosine"], Field(alias="objective")] = "mse"
+    margin: Annotated[float, Field(ge=-1, lt=1)] = 0.0
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.range[0] >= self.range[1]:
+            raise ValueError(f"range: the lowest score comes first, then a higher one, not {list(self.range)}")
+        return self
+
+    def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
+        tokenizer = vocabularies.target
+        return _Scores({"source": tokenizer, "target": tokenizer}, max_tokens, marks=2, low_high=self.range)
+
+    def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
+        return TwoTextItems(store, vocabularies.target)
+
+    def compare(self, first: Tensor, second: Tensor, answers: Tensor) -> Loss:
+        cosine = nn.functional.cosine_similarity(first, second)
+        if self.objective_ == "mse":
+            each = (cosine - answers).square()
+        else:
+            each = answers * (1 - cosine) + (1 - answers) * (cosine - self.margin).clamp(min=0)
+        count = answers.new_tensor(len(answers))
+        return Loss(each.sum(), each.detach().sum(), count)
+
+
+class _Scores(WithScore):
+    """Scores between 0 and 1."""
+
+    def __init__(self, *texts: Any, low_high: tuple[float, float], **options: Any) -> None:
+        super().__init__(*texts, **options)
+        self.low, self.high = low_high
+        self.facts |= {"range": list(low_high)}
+
+    def besides(self, example: Scored) -> Row:
+        if not self.low <= example.score <= self.high:
+            raise UserError(
+                f"{example.file}:{example.line}: a score of {example.score:g} is outside task.range, "
+                f"[{self.low:g}, {self.high:g}]; give the lowest and the highest score of the data there"
+            )
+        return [[(example.score - self.low) / (self.high - self.low)]]
+
+
+def two_texts(tokenizer: Tokenizer, max_tokens: int | None) -> Texts:
+    return Texts({"source": tokenizer, "target": tokenizer}, max_tokens, marks=2)
+
+
+class TwoTextItems(Items):
+    """Two texts beside each other, each between a begin and an end mark; the answer is their score, or, where the data
+    has none, which of the batch's texts belongs to which."""
+
+    def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
+        self.store, self.tokenizer = store, tokenizer
+        store.check(source=tokenizer, target=tokenizer)
+        self.pads = tokenizer.pad, tokenizer.pad
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
+        return self.store["source"].lengths + 2, self.store["target"].lengths + 2
+
+    def fill(self, epoch: int, members: Ints) -> Filled:
+        sides = []
+        for name in ("source", "target"):
+            column = self.store[name]
+            lengths = column.lengths[members].astype(np.int64)
+            sides.append(Side(marked(column.gather(members), lengths, self.tokenizer.bos, self.tokenizer.eos)))
+        answers: NDArray[Any] = np.arange(len(members))
+        if "score" in self.store.columns:
+            answers = np.array([self.store["score"][int(n)][0] for n in members], dtype=np.float32)
+        return Filled((sides[0], sides[1]), answers=answers)
+
+    def show(self, number: int) -> dict[str, str]:
+        names = {"source": "first", "target": "second"}
+        return {said: self.tokenizer.decode(self.store[name][number].tolist()) for name, said in names.items()}

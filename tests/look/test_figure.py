@@ -1,0 +1,50 @@
+"""Picture files: whole, of the kind their name says, the same each time."""
+
+import sys
+
+import pytest
+
+from allyouneed.errors import UserError
+from allyouneed.look import pattern, positions
+from allyouneed.look.figure import save
+
+BEGINS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+
+
+def some():
+    drawn = positions.panels(["sinusoidal", "buckets"], positions.Sizes(12, 16, 2))
+    return pattern.panels(["causal & window(3)"]) + drawn
+
+
+@pytest.mark.parametrize("suffix", BEGINS)
+def test_a_file_is_what_its_name_says_and_the_same_each_time(tmp_path, suffix):
+    for name in ("one", "two"):
+        save(some(), tmp_path / f"{name}{suffix}")
+    one, two = ((tmp_path / f"{name}{suffix}").read_bytes() for name in ("one", "two"))
+    assert one.startswith(BEGINS[suffix]) and one == two
+    assert len(list(tmp_path.iterdir())) == 2, "nothing is left beside them"
+
+
+def test_what_is_said_is_in_the_picture(tmp_path):
+    save(some(), tmp_path / "all.svg")
+    text = (tmp_path / "all.svg").read_text("utf-8")
+    for said in ("causal &amp; window(3)", "query", "key", "position", "dimension", "bias", "learned: fresh weights"):
+        assert f"<!-- {said}" in text.replace("\n", " ") or said in text, said
+
+
+def test_a_name_that_cannot_be_is_refused(tmp_path):
+    for path, said in (
+        (tmp_path / "a.jpg", "a picture is .png, .svg, .pdf"),
+        (tmp_path / "no" / "a.png", "there is no folder"),
+    ):
+        with pytest.raises(UserError, match=said):
+            save(some(), path)
+    (tmp_path / "b.png").mkdir()
+    with pytest.raises(UserError, match="is a folder"):
+        save(some(), tmp_path / "b.png")
+
+
+def test_without_matplotlib_it_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"pip install 'allyouneed\[look\]'"):
+        save(some(), tmp_path / "a.png")

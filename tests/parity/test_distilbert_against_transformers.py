@@ -1,0 +1,22 @@
+"""DistilBERT: scores and gradients of Hugging Face's DistilBertForMaskedLM."""
+
+import judge
+import pytest
+import trials
+from transformers import DistilBertConfig, DistilBertForMaskedLM
+
+CASES = {
+    "small": dict(dim=24, n_heads=3, hidden_dim=40),
+    "odd, relu, untied": dict(dim=30, n_heads=5, hidden_dim=19, activation="relu", tie_word_embeddings=False),
+    "sinusoids": dict(dim=20, n_heads=2, hidden_dim=33, sinusoidal_pos_embds=True),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scores_and_gradients(name, tmp_path, record_difference):
+    config = DistilBertConfig(
+        **CASES[name], n_layers=2, vocab_size=31, max_position_embeddings=12, dropout=0.0, attention_dropout=0.0
+    )
+    outputs, gradients = trials.encoder(DistilBertForMaskedLM(config).eval(), tmp_path)
+    record_difference("DistilBERT", "transformers DistilBertForMaskedLM", outputs, gradients)
+    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE

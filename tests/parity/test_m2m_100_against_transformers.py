@@ -1,0 +1,17 @@
+"""M2M-100: scores (whole and step by step) and gradients of Hugging Face's M2M100ForConditionalGeneration."""
+
+import judge
+import pytest
+import trials
+from test_bart_against_transformers import CASES, sizes
+from transformers import M2M100Config, M2M100ForConditionalGeneration
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("pad", [1, 2])
+def test_scores_and_gradients(name, pad, tmp_path, record_difference):
+    config = M2M100Config(**sizes(**CASES[name]), pad_token_id=pad, attention_dropout=0.0)
+    theirs = M2M100ForConditionalGeneration(config).eval()
+    outputs, gradients = trials.encoder_decoder(theirs, tmp_path)
+    record_difference("M2M-100", "transformers M2M100ForConditionalGeneration", outputs, gradients)
+    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE

@@ -1,0 +1,23 @@
+"""mBART: scores (whole and step by step) and gradients of Hugging Face's MBartForConditionalGeneration."""
+
+import judge
+import pytest
+import trials
+from test_bart_against_transformers import CASES, sizes
+from transformers import MBartConfig, MBartForConditionalGeneration
+
+from allyouneed.errors import UserError
+from allyouneed.interop.families import FAMILIES
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scores_and_gradients(name, tmp_path, record_difference):
+    theirs = MBartForConditionalGeneration(MBartConfig(**sizes(**CASES[name]))).eval()
+    outputs, gradients = trials.encoder_decoder(theirs, tmp_path)
+    record_difference("mBART", "transformers MBartForConditionalGeneration", outputs, gradients)
+    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+
+
+def test_another_wiring_is_refused_by_name():
+    with pytest.raises(UserError, match="normalize_before: False"):
+        FAMILIES["mbart"].tree(MBartConfig().to_dict() | {"normalize_before": False})

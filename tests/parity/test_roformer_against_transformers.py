@@ -1,0 +1,31 @@
+"""RoFormer: scores and gradients of Hugging Face's RoFormerForMaskedLM."""
+
+import judge
+import pytest
+import trials
+from transformers import RoFormerConfig, RoFormerForMaskedLM
+
+CASES = {
+    "small": dict(hidden_size=24, num_attention_heads=3, intermediate_size=40),
+    "odd, values turned too, narrow vectors": dict(
+        hidden_size=30, num_attention_heads=5, intermediate_size=19, embedding_size=11, rotary_value=True
+    ),
+    "untied, relu": dict(
+        hidden_size=20, num_attention_heads=2, intermediate_size=33, hidden_act="relu", tie_word_embeddings=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scores_and_gradients(name, tmp_path, record_difference):
+    config = RoFormerConfig(
+        **CASES[name],
+        num_hidden_layers=2,
+        vocab_size=31,
+        max_position_embeddings=12,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    outputs, gradients = trials.encoder(RoFormerForMaskedLM(config).eval(), tmp_path, config.type_vocab_size)
+    record_difference("RoFormer", "transformers RoFormerForMaskedLM", outputs, gradients)
+    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE

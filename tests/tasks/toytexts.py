@@ -1,0 +1,132 @@
+"""Text that is small but real-looking, and runs that learn it in a second or two."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from allyouneed.train import Recipe, load_recipe
+
+WHO = ["the cat", "a dog", "my friend", "the old man", "a child", "她"]
+DOES = {"sees": "看见", "likes": "喜欢", "follows": "跟着", "hears": "听见"}
+WHAT = {"the sea": "大海", "a bird": "小鸟", "the moon": "月亮", "some bread": "面包", "the house": "房子"}
+GOOD, BAD = ["wonderful", "very good", "great fun", "好看"], ["terrible", "very bad", "a bore", "难看"]
+NAMES, PLACES = ["Anna", "Otto Weber", "Li Na", "王芳"], ["Paris", "New York", "Ulm", "上海"]
+
+ATTENTION = {"kind": "attention", "heads": 2}
+LAYER = {"wiring": "pre-norm", "mixer": ATTENTION, "channel": {"kind": "ffn", "hidden": 64}}
+BODY: dict[str, Any] = {"vocab": 1, "width": 32, "embed": {"positions": "sinusoidal"}}
+ENCODER = BODY | {"kind": "encoder", "encoder": [LAYER]}
+DECODER = BODY | {"kind": "decoder", "decoder": [LAYER | {"mixer": ATTENTION | {"pattern": "causal"}}]}
+PREFIX = BODY | {"kind": "decoder", "decoder": [LAYER | {"mixer": ATTENTION | {"pattern": "causal | prompt"}}]}
+BOTH = BODY | {
+    "kind": "encoder-decoder",
+    "encoder": [LAYER],
+    "decoder": [LAYER | {"mixer": ATTENTION | {"pattern": "causal"}, "cross": ATTENTION}],
+}
+RECIPE: dict[str, Any] = {
+    "data": {"max_tokens": 48},
+    "tokenizer": {"vocab": 360},
+    "batch": {"rows": 8, "row": 64},
+    "schedule": {"kind": "constant", "peak": 0.005, "warmup": 10},
+    "steps": 60,
+    "save": {"every": 60, "keep": 1},
+    "average": 0,
+    "validate": {"every": 60, "sentences": 1},
+    "device": "cpu",
+    "precision": "fp32",
+    "output": "run",
+}
+Make = Callable[..., Recipe]
+
+
+class Listener:
+    """A console that nobody looks at but the test."""
+
+    def __init__(self) -> None:
+        self.file = io.StringIO()
+        self.console = Console(file=self.file, width=400, highlight=False)
+
+    @property
+    def text(self) -> str:
+        return self.file.getvalue()
+
+
+def sentence(dice: random.Random) -> str:
+    return f"{dice.choice(WHO)} {dice.choice(list(DOES))} {dice.choice(list(WHAT))}."
+
+
+def documents(count: int, dice: random.Random) -> str:
+    return "\n\n".join(" ".join(sentence(dice) for _ in range(dice.randint(1, 12))) for _ in range(count)) + "\n"
+
+
+def labelled(count: int, dice: random.Random) -> str:
+    """label<TAB>text, as most data sets have it."""
+    rows = []
+    for _ in range(count):
+        label = dice.choice(["pos", "neg"])
+        said = dice.choice(GOOD if label == "pos" else BAD)
+        rows.append(f"{label}\t{sentence(dice)} the film is {said}.\n")
+    return "".join(rows)
+
+
+def tagged(count: int, dice: random.Random) -> str:
+    """A word a line, its tag behind it."""
+    sentences = []
+    for _ in range(count):
+        name, place = dice.choice(NAMES).split(), dice.choice(PLACES).split()
+        words = [(w, "B-PER" if n == 0 else "I-PER") for n, w in enumerate(name)]
+        words += [(w, "O") for w in dice.choice(["lives in", "comes from", "is not at home in"]).split()]
+        words += [(w, "B-LOC" if n == 0 else "I-LOC") for n, w in enumerate(place)] + [(".", "O")]
+        sentences.append("".join(f"{word} {tag}\n" for word, tag in words))
+    return "\n".join(sentences)
+
+
+def scored(count: int, dice: random.Random) -> str:
+    """score<TAB>text<TAB>text: one point for each of who, does and what that is the same."""
+    rows = []
+    for _ in range(count):
+        one = [dice.choice(WHO), dice.choice(list(DOES)), dice.choice(list(WHAT))]
+        other = [
+            dice.choice([word, dice.choice(list(words))]) for word, words in zip(one, (WHO, DOES, WHAT), strict=True)
+        ]
+        score = sum(a == b for a, b in zip(one, other, strict=True))
+        rows.append(f"{score}\t{' '.join(one)}\t{' '.join(other)}\n")
+    return "".join(rows)
+
+
+def translated(count: int, dice: random.Random) -> str:
+    rows = []
+    for _ in range(count):
+        does, what = dice.choice(list(DOES)), dice.choice(list(WHAT))
+        rows.append(f"she {does} {what}\t她{DOES[does]}{WHAT[what]}\n")
+    return "".join(rows)
+
+
+WRITERS = {"txt": documents, "labelled.tsv": labelled, "conll": tagged, "scored.tsv": scored, "pairs.tsv": translated}
+
+
+def write_all(folder: Path) -> Path:
+    """train.txt, valid.txt, train.labelled.tsv, …"""
+    for name, writer in WRITERS.items():
+        for split, count in (("train", 300), ("valid", 30)):
+            (folder / f"{split}.{name}").write_text(writer(count, random.Random(f"{split} {name}")), encoding="utf-8")
+    return folder
+
+
+def recipe(
+    folder: Path, texts: Path, name: str, keys: dict[str, Any], changes: Sequence[str] = (), **entry: Any
+) -> Recipe:
+    """A recipe file in `folder` that reads the files of this name; `entry`: further keys of the data entries."""
+    data = {split: {"path": str(texts / f"{split}.{name}"), **entry} for split in ("train", "valid")}
+    tree = RECIPE | keys
+    tree = tree | {"data": data | (tree["data"] if name != "txt" else {})}
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return load_recipe(path, changes)
