@@ -1,4 +1,5 @@
-"""What only a GPU can show: FlexAttention on packed rows equals the dense mask, gradients included.
+"""What only a GPU can show: FlexAttention over tiles equals the dense mask, gradients included; packed rows, long rows
+of sparse patterns in whatever order their tokens are put, and LongNet's joined branches.
 
 python bench/check_gpu.py
 """
@@ -7,10 +8,26 @@ from __future__ import annotations
 
 import torch
 
-from allyouneed.nn.attend import Dense, dense_mask, flex
+from allyouneed.nn.attend import parts_of
 from allyouneed.nn.batch import Rows
+from allyouneed.nn.common import Common
 from allyouneed.nn.context import Facts
-from allyouneed.nn.patterns import Causal, Full, Pattern, Window
+from allyouneed.nn.dense import Dense, Manner, Plan, dense_mask
+from allyouneed.nn.flex import FLEX_BLOCK, Flex
+from allyouneed.nn.longnet import LongNet, LongNetAttention
+from allyouneed.nn.patterns import Pattern
+from allyouneed.nn.tiled import Tiled
+
+SPARSE = [
+    "causal & window(100)",
+    "causal & (window(64) | prefix(4))",
+    "dilated(20, 7)",
+    "causal & (window(32) | strided(32))",
+    "causal & (block(64) | fixed(64, 4))",
+    "block-window(64, 2) | global-prefix(64) | random-blocks(64, 2, 0)",
+    "window(50) | chosen",
+    "causal | prompt",
+]
 
 
 def packed(lengths: list[list[int]], row: int) -> Facts:
@@ -24,34 +41,65 @@ def packed(lengths: list[list[int]], row: int) -> Facts:
     return Facts.of(Rows(segments.cuda(), segments=segments.cuda()))
 
 
-def worst(pattern: Pattern, queries: Facts, keys: Facts, dtype: torch.dtype) -> dict[str, float]:
-    """Largest difference between the two paths where the query is a real token, relative to the largest value."""
+def padded(lengths: list[int]) -> Facts:
+    """Rows of these lengths, with some tokens chosen and a prompt of their own."""
+    tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    marked = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < 0.01
+    prompt = torch.arange(tokens.shape[1])[None] < torch.tensor([[40 * n + 7] for n in range(len(lengths))])
+    return Facts.of(Rows(tokens, torch.tensor(lengths), chosen=marked, prompt=prompt).to("cuda"))
+
+
+def dense(pattern: Pattern, queries: Facts, keys: Facts) -> Plan:
+    return Dense(dense_mask(pattern, queries, keys), queries.positions, keys.positions)
+
+
+def flex(pattern: Pattern, queries: Facts, keys: Facts) -> Plan:
+    return Flex(parts_of(pattern, queries, keys, FLEX_BLOCK), lambda: dense(pattern, queries, keys))
+
+
+def report(name: str, found: Plan, expected: Plan, queries: Facts, keys: Facts, dtype: torch.dtype) -> None:
+    """Largest difference where the query is a real token, relative to the largest value."""
     torch.manual_seed(0)
     shapes = [(2, 4, queries.time, 64), (2, 4, keys.time, 64), (2, 4, keys.time, 64)]
     inputs = [torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for shape in shapes]
-    real = (queries.segments > 0)[:, None, :, None]
-    found = []
-    for execute in (flex(pattern, queries, keys), Dense(dense_mask(pattern, queries, keys))):
-        out = execute(*inputs, 0.0).where(real, 0)
-        found.append([out, *torch.autograd.grad((out.float() * out.float().cos()).sum(), inputs)])
+    real = torch.ones(1, 1, 1, 1, device="cuda") > 0 if queries.real is None else queries.real[:, None, :, None]
+    results = []
+    for execute in (found, expected):
+        out = execute(*inputs, 0.0, Manner(0.125)).where(real, 0)
+        results.append([out, *torch.autograd.grad((out.float() * out.float().cos()).sum(), inputs)])
     names = ("output", "grad q", "grad k", "grad v")
-    return {name: float((a - b).abs().max() / b.abs().max()) for name, a, b in zip(names, *found, strict=True)}
+    values = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(*results, strict=True)]
+    limit = 5e-3 if dtype == torch.float32 else 2e-2  # fp32 products run in tf32 inside the kernel
+    told = "  ".join(f"{name} {value:.1e}" for name, value in zip(names, values, strict=True))
+    print(f"{name:66s} {dtype!s:15s} {told}  {'ok' if max(values) < limit else 'DIFFERS'}", flush=True)
 
 
 def main() -> None:
     target = packed([[100, 27, 90], [33, 64, 100, 40]], 256)
     source = packed([[80, 50, 126], [20, 60, 100, 70]], 256)
-    for dtype, limit in ((torch.float32, 5e-3), (torch.bfloat16, 2e-2)):  # fp32 products run in tf32 inside the kernel
-        for pattern, queries, keys in (
-            (Full(), source, source),
-            (Causal(), target, target),
-            (Causal() & Window(size=16), target, target),
-            (Full(), target, source),
+    for dtype in (torch.float32, torch.bfloat16):
+        for text, queries, keys in (
+            ("full", source, source),
+            ("causal", target, target),
+            ("causal & window(16)", target, target),
+            ("full", target, source),
         ):
-            differences = worst(pattern, queries, keys, dtype)
-            verdict = "ok" if max(differences.values()) < limit else "DIFFERS"
-            told = "  ".join(f"{name} {value:.1e}" for name, value in differences.items())
-            print(f"{pattern!s:22s} {dtype!s:15s} {told}  {verdict}")
+            pattern = Pattern.from_text(text)
+            found, expected = flex(pattern, queries, keys), dense(pattern, queries, keys)
+            report(f"packed: {text}", found, expected, queries, keys, dtype)
+    for facts in (padded([1100, 700]), Facts.of(Rows(torch.zeros(1, 1024, dtype=torch.long, device="cuda")))):
+        kind = "alike" if facts.segments is None else "padded"
+        for text in SPARSE:
+            pattern = Pattern.from_text(text)
+            found, expected = flex(pattern, facts, facts), dense(pattern, facts, facts)
+            report(f"{kind}: {text}", found, expected, facts, facts, torch.float32)
+            tiled = Tiled(parts_of(pattern, facts, facts, 64))
+            report(f"{kind}, gathered: {text}", tiled, expected, facts, facts, torch.float32)
+        config = LongNet(heads=4, head_width=64, segments=(128, 512), dilations=(1, 4))
+        module = config.build(Common(width=256))
+        assert isinstance(module, LongNetAttention)
+        found, expected = module.plan(facts, facts, True), module.dense(facts, facts)
+        report(f"{kind}: LongNet", found, expected, facts, facts, torch.float32)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,9 @@ KNOWN = {
     "length": 40,  # of learned positions: no test's sentence is longer
     "size": 3,
     "left": {"kind": "convolution", "size": 3},
+    "window": 4,
+    "segments": (3, 6),
+    "dilations": (1, 2),
 }
 
 

@@ -8,6 +8,7 @@ is something such a model can read.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -79,10 +80,14 @@ def _rows(vocab: int, limit: int | None, dice: torch.Generator) -> Rows:
     return Rows.of([torch.randint(1, vocab, (length,), generator=dice).tolist() for length in lengths])
 
 
-def _input(embed: Any, vocab: int | None, dice: torch.Generator) -> Rows | Signal:
+def _read(embed: Any, vocab: int | None, dice: torch.Generator) -> Rows | Signal:
+    """What an encoder reads. The first token of every text is chosen, for those that look at such (Longformer)."""
     if embed.reads is Rows:
         assert vocab is not None
-        return _rows(vocab, embed.limit, dice)
+        rows = _rows(vocab, embed.limit, dice)
+        first = torch.zeros_like(rows.tokens, dtype=torch.bool)
+        first[:, 0] = True
+        return replace(rows, chosen=first)
     shape = (embed.channels, GRID * PATCH, GRID * PATCH) if embed.kind == "patches" else (embed.mels, LONGEST)
     return Signal(torch.randn(6, *shape, generator=dice))
 
@@ -92,8 +97,10 @@ def batch_for(config: Any, seed: int = 0) -> Batch:
     dice, vocabs = torch.Generator().manual_seed(seed), config.vocabs
     target = None if vocabs is None else vocabs.target
     if config.kind == "two-towers":
-        return Batch(_input(config.text.embed, target, dice), _input(config.image.embed, None, dice))
+        return Batch(_read(config.text.embed, target, dice), _read(config.image.embed, None, dice))
+    if config.kind == "encoder":
+        return Batch(_read(config.embed, target, dice))
+    written = _rows(target, config.embed.limit, dice)
     if config.kind == "encoder-decoder":
-        source = config.source_embed or config.embed
-        return Batch(_input(config.embed, target, dice), _input(source, vocabs.source, dice))
-    return Batch(_input(config.embed, target, dice))
+        return Batch(written, _read(config.source_embed or config.embed, vocabs.source, dice))
+    return Batch(written)

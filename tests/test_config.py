@@ -69,7 +69,8 @@ def test_configs_are_frozen_and_hashable():
 def test_a_typo_gets_the_message_of_the_design_page():
     (problem,) = problems("decoder[0].mixer.patern=causal")
     assert problem.startswith(DESIGN_EXAMPLE)
-    assert "(allowed: bias, dropout, head_width, heads, kind, kv_heads, pattern, positions, qk_norm, scores, soft_cap)" in problem
+    allowed = "bias, dropout, head_width, heads, kind, kv_heads, pattern, positions, qk_norm, scores, soft_cap"
+    assert f"(allowed: {allowed})" in problem
 
 
 def test_the_error_is_a_user_error_whose_text_is_the_problems():
@@ -164,11 +165,17 @@ def test_a_model_without_a_width_says_so():
         ),
         (
             ["decoder[0].mixer.pattern=full"],
-            ["decoder[0].mixer: a decoder must not see later tokens; give it a causal pattern"],
+            [
+                "decoder[0].mixer: a decoder must not see later tokens, and full lets tokens see later ones; "
+                "give it a causal pattern"
+            ],
         ),
         (
             ["decoder[0].mixer.pattern=causal | window(2)"],
-            ["decoder[0].mixer: a decoder must not see later tokens; give it a causal pattern"],
+            [
+                "decoder[0].mixer: a decoder must not see later tokens, and window(2) lets tokens see later ones; "
+                "give it a causal pattern"
+            ],
         ),
         (
             ["encoder[0].cross={kind: attention, heads: 4}"],
@@ -183,7 +190,8 @@ def test_a_model_without_a_width_says_so():
             ["decoder[0].mixer.pattern=full", "decoder[0].cross.heads=3"],
             [
                 "decoder[0].cross.heads: width 128 is not divisible by 3 heads; set head_width or change one",
-                "decoder[0].mixer: a decoder must not see later tokens; give it a causal pattern",
+                "decoder[0].mixer: a decoder must not see later tokens, and full lets tokens see later ones; "
+                "give it a causal pattern",
             ],
         ),
     ],
@@ -377,3 +385,48 @@ def test_two_parts_may_not_share_a_word():
         toy: Toy
 
     assert parse(Box, {"toy": "same"}).toy == First()
+
+
+MLA = "{kind: mla, heads: 4, kv_rank: 16, nope_width: 8, rope_width: 8, value_width: 8, pattern: causal, scores: additive}"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "path", "reason"),
+    [
+        ("encoder[0].mixer.positions=alibi", "encoder[0].mixer.positions.symmetric", "favours keys ahead"),
+        (
+            "encoder[0].mixer.positions={kind: rotary, xpos: 512}",
+            "encoder[0].mixer.positions.xpos",
+            "only for a causal",
+        ),
+        (
+            "decoder[0].mixer.positions={kind: buckets, bidirectional: true}",
+            "decoder[0].mixer.positions.bidirectional",
+            "half of the buckets would never be used",
+        ),
+        (
+            "decoder[0].mixer.pattern=causal & window(64) | global(0)",
+            "decoder[0].mixer",
+            "global(0) lets place 0 see everything",
+        ),
+        ("decoder[0].mixer.pattern=permuted", "decoder[0].mixer", "permuted lets tokens see"),
+        (f"decoder[0].mixer={MLA}", "decoder[0].mixer.scores", "needs a bilinear score"),
+        ("decoder[0].cross.positions=rotary", "decoder[0].cross.positions", "there are no distances"),
+        ("decoder[0].mixer.kv_heads=3", "decoder[0].mixer.kv_heads", "4 heads cannot share 3 key-value heads"),
+        ("decoder[0].mixer.qk_norm=batch", "decoder[0].mixer.qk_norm", "token by token; this norm is not"),
+        (
+            "encoder[0].channel={kind: moe, experts: 2, top: 3, expert: {kind: ffn, hidden: 8}}",
+            "encoder[0].channel.top",
+            "cannot choose 3 of 2 experts",
+        ),
+        (
+            "encoder[0]={halt: act, wiring: resi-dual, channel: {kind: ffn, hidden: 8}}",
+            "encoder[0].wiring",
+            "one stream",
+        ),
+    ],
+)
+def test_parts_that_cannot_go_together_are_refused_with_the_reason(assignment, path, reason):
+    (problem,) = problems(assignment)
+    assert problem.startswith(f"{path}: ")
+    assert reason in problem

@@ -135,7 +135,7 @@ def test_a_small_one_says_the_same_token_by_token(name):
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "base", "big"])
-def test_what_the_yaml_of_the_paper_says_is_what_is_built(size):
+def test_what_the_yaml_says_is_what_is_built(size):
     """Count in the module what a reader of the YAML would count."""
     tree = preset_tree(f"transformer-{size}")
     with torch.device("meta"):

@@ -1,5 +1,6 @@
 """Picture files: whole, of the kind their name says, the same each time."""
 
+import subprocess
 import sys
 
 import pytest
@@ -48,3 +49,13 @@ def test_without_matplotlib_it_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"pip install 'allyouneed\[look\]'"):
         save(some(), tmp_path / "a.png")
+
+
+def test_matplotlib_is_loaded_when_there_is_something_to_draw():
+    program = (
+        "import sys\n"
+        "from allyouneed.look import canvas, figure, models, pages, pattern, positions\n"
+        "canvas.draw(pattern.panels(['causal']) + positions.panels(['alibi'], positions.Sizes()), 80)\n"
+        "assert 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

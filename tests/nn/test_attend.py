@@ -32,12 +32,15 @@ def by_flex(pattern, queries, keys):
 
 
 def path(name, pattern, queries, keys):
-    paths = {"dense": dense, "flex": by_flex, "grouped": lambda p, q, k: attend.grouped(lambda a, b: planned(p, a, b), q, k)}
-    return paths[name](pattern, queries, keys)
+    return {"dense": dense, "flex": by_flex, "grouped": by_groups}[name](pattern, queries, keys)
 
 
 def planned(pattern, queries, keys):
     return attend.plan(pattern, queries, keys, PLAIN)
+
+
+def by_groups(pattern, queries, keys):
+    return attend.grouped(lambda q, k: planned(pattern, q, k), queries, keys)
 
 
 def following(seen, time):

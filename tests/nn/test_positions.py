@@ -70,6 +70,12 @@ def test_wavelengths_are_a_geometric_progression():
         assert whole == pytest.approx(1, abs=1e-2)
 
 
+def test_an_offset_is_the_number_of_the_first_place():
+    places = torch.arange(7)[None]
+    found, later = (Sinusoidal(offset=offset, closed=True).build(9) for offset in (3, 0))
+    assert torch.equal(found(places), later(places + 3))
+
+
 def test_dot_products_grow_to_variance_head_width_and_scaling_brings_them_back():
     """3.2.1, footnote 4: components with mean 0 and variance 1 give q · k mean 0 and variance d_k.
 

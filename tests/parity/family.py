@@ -2,8 +2,8 @@
 
     make family      runs the parity tests, gathers what they measured, writes docs/results/parity.json and the page
 
-Nothing in the table is typed: presets name system and paper in their first line (`# System: paper, equation`), parts say
-which file they are in, the tests say who judged and how far apart the numbers were.
+Nothing in the table is typed: presets name system and paper in their first line (`# System: paper, equation`), parts
+say which file they are in, the tests say who judged and how far apart the numbers were.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import judge
 import pytest
 import torch
 import trials
-from transformers import BartConfig, BartForConditionalGeneration
+from transformers import BartConfig, BartForConditionalGeneration, BartModel
 
 CASES = {
     "small": dict(d_model=24, heads=(3, 2), hidden=(40, 40), layers=(2, 2)),
@@ -55,3 +55,12 @@ def test_a_bias_of_the_logits_is_kept(tmp_path):
     model = judge.ours(theirs, tmp_path)
     assert torch.equal(model.head.bias, theirs.final_logits_bias[0])
     assert trials.step_by_step(model, theirs, trials.Rows.of(trials.SOURCES, pad=1)) < judge.TOLERANCE
+
+
+def test_the_files_of_a_bare_model(tmp_path):
+    theirs = BartModel(BartConfig(**sizes(**CASES["small"]))).eval()
+    judge.randomise(theirs)
+    model = judge.ours(theirs, tmp_path)
+    source, target = trials.Rows(torch.tensor([[5, 6, 7]])), trials.Rows(torch.tensor([[2, 8, 9, 4]]))
+    expected = theirs(input_ids=source.tokens, decoder_input_ids=target.tokens).last_hidden_state
+    assert judge.difference(model(trials.Batch(target, source)), expected) < judge.TOLERANCE

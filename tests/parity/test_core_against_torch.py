@@ -7,6 +7,7 @@ from torch import nn
 from allyouneed.config import parse
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.model import Model
+from judge import difference
 
 VOCAB = 17
 CASES = [
@@ -120,7 +121,7 @@ def near(found, expected):
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("wiring", ["post-norm", "pre-norm"])
 @pytest.mark.parametrize("sizes", CASES, ids=str)
-def test_logits_and_gradients_are_those_of_nn_transformer(sizes, wiring, activation):
+def test_logits_and_gradients_are_those_of_nn_transformer(sizes, wiring, activation, record_difference):
     width, heads, hidden, *layers = sizes
     model = ours(width, heads, hidden, layers, activation, wiring)
     reference = torchs(width, heads, hidden, layers, activation, wiring)
@@ -160,6 +161,9 @@ def test_logits_and_gradients_are_those_of_nn_transformer(sizes, wiring, activat
     near(model.embed.tokens.weight.grad, table.grad)
     for own, other, part in weights:
         near(own.grad, other.grad[part])
+    gradients = max(difference(own.grad, other.grad[part]) for own, other, part in weights)
+    outputs = difference(logits[real], expected[real])
+    record_difference("Transformer", "torch.nn.Transformer", outputs, gradients)
 
 
 def test_the_reference_can_disagree():

@@ -7,6 +7,7 @@ from transformers import MarianConfig, MarianMTModel
 from allyouneed.config import parse
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.model import Model
+from judge import difference
 
 PAD, VOCAB = 0, 19
 CASES = [
@@ -118,7 +119,7 @@ def near(found, expected):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_logits_and_gradients_are_those_of_marian(case):
+def test_logits_and_gradients_are_those_of_marian(case, record_difference):
     model, theirs = both(*case)
     weights = same_weights(model, theirs)
     source, target = Rows.of(SOURCES, pad=PAD), Rows.of(TARGETS, pad=PAD)
@@ -141,6 +142,9 @@ def test_logits_and_gradients_are_those_of_marian(case):
     expected_loss.backward()
     for own, others in weights:
         near(own.grad, torch.cat([other.grad for other in others]))
+    gradients = max(difference(own.grad, torch.cat([other.grad for other in others])) for own, others in weights)
+    outputs = difference(model.head(hidden)[inside], result.logits[inside])
+    record_difference("Transformer", "transformers MarianMTModel", outputs, gradients)
 
 
 @pytest.mark.parametrize("case", CASES[:2], ids=str)

@@ -83,7 +83,8 @@ def test_what_is_not_here_is_refused_by_name(key, value):
         FAMILIES["deepseek_v2"].tree(config)
 
 
-def test_two_ways_of_sharpening_at_once_are_refused():
-    rope = YARN | dict(mscale=1.0, mscale_all_dim=0.5)
+@pytest.mark.parametrize("more", [dict(mscale=1.0), dict(), dict(mscale=0.5, attention_factor=2.0)])
+def test_two_ways_of_sharpening_at_once_are_refused(more):
+    rope = YARN | dict(mscale_all_dim=0.5) | more
     with pytest.raises(UserError, match="mscale"):
         FAMILIES["deepseek_v2"].tree(DeepseekV2Config(**SMALL, rope_parameters=rope).to_dict())

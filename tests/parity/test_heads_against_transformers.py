@@ -18,6 +18,7 @@ SMALL = dict(
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
 )
+NAMES = {"Bert": "BERT", "Roberta": "RoBERTa", "DistilBert": "DistilBERT", "Albert": "ALBERT", "Electra": "ELECTRA"}
 FAMILY_WORDS = {
     "Bert": SMALL,
     "Roberta": SMALL | dict(pad_token_id=1),
@@ -36,7 +37,7 @@ def test_scores_and_gradients(family, kind, tmp_path, record_difference):
     config = getattr(transformers, f"{family}Config")(**FAMILY_WORDS[family], num_labels=3)
     theirs = getattr(transformers, f"{family}{kind}")(config).eval()
     outputs, gradients = trials.encoder(theirs, tmp_path)
-    record_difference(f"{family}{kind}", f"transformers {family}{kind}", outputs, gradients)
+    record_difference(NAMES.get(family, family), f"transformers {family}{kind}", outputs, gradients)
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
 
 

@@ -32,6 +32,7 @@ SIZES = {
     ),
     "roberta-base": ("RobertaForMaskedLM", ROBERTA | dict(max_position_embeddings=514), 124_697_433),
     "albert-base": ("AlbertForMaskedLM", BASE, 11_221_680),
+    "longformer-base": ("LongformerForMaskedLM", ROBERTA | dict(max_position_embeddings=4098), 148_711_257),
     "bigbird-base": ("BigBirdForMaskedLM", {}, 127_520_694),
     "roformer-base": ("RoFormerForMaskedLM", {}, 124_099_664),
     "t5-small": ("T5ForConditionalGeneration", {}, 60_506_624),
@@ -71,3 +72,14 @@ def test_a_preset_is_the_model_of_the_reference(name):
         return
     read = parse(Model, FAMILIES[config.model_type].tree(config.to_dict()))
     assert read.model_copy(update={"init": ours.config.init}) == ours.config
+
+
+READERS = ["bert", "roberta", "distilbert", "albert", "electra", "roformer", "longformer", "big_bird"]
+WRITERS = ["bart", "mbart", "marian", "m2m_100", "t5", "mt5", "switch_transformers"]
+
+
+@pytest.mark.parametrize("name", READERS + WRITERS)
+def test_what_a_config_leaves_out_is_what_they_take(name):
+    """Files of older versions say only what is not the default."""
+    full = transformers.AutoConfig.for_model(name).to_dict()
+    assert FAMILIES[name].tree({"model_type": name}) == FAMILIES[name].tree(full)

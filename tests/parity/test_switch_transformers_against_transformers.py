@@ -24,6 +24,7 @@ CASES = {
         num_experts=3,
         expert_capacity=2,
         router_bias=True,
+        tie_word_embeddings=False,
     ),
     "no layer is asked for": dict(
         d_model=20, num_heads=2, d_kv=9, d_ff=19, num_layers=3, num_sparse_encoder_layers=0, num_sparse_decoder_layers=1

@@ -7,9 +7,12 @@ import torch
 from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 import allyouneed as ayn
+from allyouneed.config import parse
 from allyouneed.data.sound import log_mel
 from allyouneed.errors import UserError
+from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows, Signal
+from allyouneed.nn.model import Model
 
 # an embedding gives its padding no gradient, so nothing here is padding
 MARKS = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, begin_suppress_tokens=None)
@@ -104,12 +107,15 @@ def test_log_mel_frames(mels, seconds, record_difference):
         ),
     ],
 )  # fmt: skip
-def test_the_presets_have_as_many_parameters(name, sizes):
-    """Those that are trained: their encoder's sinusoids are stored as a parameter that is not."""
+def test_the_presets_are_the_models_of_the_reference(name, sizes):
+    """Of the parameters those that are trained: their encoder's sinusoids are stored as a parameter that is not."""
+    config = WhisperConfig(**sizes)
     with torch.device("meta"):
-        theirs = WhisperForConditionalGeneration(WhisperConfig(**sizes))
-    trained = sum(parameter.numel() for parameter in theirs.parameters() if parameter.requires_grad)
-    assert ayn.model_config(name).cost().parameters == trained
+        theirs = WhisperForConditionalGeneration(config)
+    trained, ours = sum(p.numel() for p in theirs.parameters() if p.requires_grad), ayn.model_config(name)
+    assert ours.cost().parameters == trained
+    read = parse(Model, FAMILIES["whisper"].tree(config.to_dict()))
+    assert read.model_copy(update={"init": ours.init}) == ours
 
 
 def test_a_file_without_the_head_is_read_too(tmp_path):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
-
 from allyouneed.train import Recipe
+from toytexts import Listener as Listener
 
 BLOCK = {"mixer": {"kind": "attention", "heads": 2}, "channel": {"kind": "ffn", "hidden": 32}}
 MODEL: dict[str, Any] = {
@@ -39,15 +37,3 @@ RECIPE: dict[str, Any] = {
 }
 
 Make = Callable[..., Recipe]
-
-
-class Listener:
-    """A console that nobody looks at but the test."""
-
-    def __init__(self) -> None:
-        self.file = io.StringIO()
-        self.console = Console(file=self.file, width=400, highlight=False)
-
-    @property
-    def text(self) -> str:
-        return self.file.getvalue()

@@ -13,10 +13,12 @@ import pytest
 import yaml
 from microrun import Listener, Make
 
+import toytexts
 from allyouneed.errors import UserError
 from allyouneed.train import Recipe, train
 from allyouneed.train.log import read_log
 from allyouneed.train.prepare import Run
+from toytexts import write_all
 
 # The steps of a micro model are too short to be killed in the middle of; a pause makes them as long as real ones.
 SCRIPT = """
@@ -60,10 +62,26 @@ def losses(log: Path) -> dict[str, str]:
 
 def test_killed_at_any_step_and_resumed_the_losses_are_bit_equal(make: Make, tmp_path: Path):
     recipe = make(valid=True, steps=40, save={"every": 7, "keep": 3}, accumulate=2, precision="auto")
+    killed_equals_straight(recipe, tmp_path, 2)
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm words"])
+def test_what_is_drawn_anew_in_each_epoch_is_drawn_the_same_again(task: str, tmp_path: Path):
+    """Documents in pieces, and tokens hidden by chance: a run that was killed sees what it would have seen."""
+    texts = write_all(tmp_path)
+    recipe = toytexts.recipe(
+        tmp_path, texts, task, steps=40, save={"every": 7, "keep": 3}, batch={"rows": 32, "row": 64}
+    )
+    killed_equals_straight(recipe, tmp_path, 1)
+    epochs = {entry.get("epoch") for entry in read_log(tmp_path / "killed" / "log.jsonl")}
+    assert len(epochs) > 2
+
+
+def killed_equals_straight(recipe: Recipe, tmp_path: Path, times: int) -> None:
     straight, killed = saved_to(recipe, tmp_path / "straight"), saved_to(recipe, tmp_path / "killed")
     whole = start(straight)
     chance = random.Random(time.time_ns())
-    kills = sorted(chance.sample(range(2, 40), 2))
+    kills = sorted(chance.sample(range(2, 40), times))
     for step in kills:
         process = start(killed, pause=0.02)
         wait_for_step(tmp_path / "killed" / "log.jsonl", step, process)

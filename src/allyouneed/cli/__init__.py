@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allyouneed import __version__
-from allyouneed.cli.look import WIDE, look, models
+from allyouneed.cli.look import WIDE, look_app, models
 from allyouneed.cli.options import JsonOption, SetOption, option
 from allyouneed.cli.streams import count_lines, json_line, lines, plain_lines, progress, sink
 from allyouneed.errors import UserError
@@ -188,10 +188,10 @@ def describe(
 
     from allyouneed import model_config
     from allyouneed.folder import read_about
-    from allyouneed.look.describe import describe as look_into
+    from allyouneed.look.describe import describe as look
 
     tree: Any = read_about(_model_folder(Path(model)))["model"] if Path(model).is_dir() else model
-    Console(width=WIDE, highlight=False).print(look_into(model_config(tree, changes), length))
+    Console(width=WIDE, highlight=False).print(look(model_config(tree, changes), length))
 
 
 @app.command()
@@ -208,7 +208,7 @@ def demo(
 
 
 app.command()(models)
-app.add_typer(look, name="look")
+app.add_typer(look_app, name="look")
 
 
 # --- what the commands share ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from allyouneed.cli.options import JsonOption, option
 if TYPE_CHECKING:
     from allyouneed.look.canvas import Panel
 
-look = typer.Typer(
+look_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Draw what is inside: patterns, positions.",
@@ -54,7 +54,7 @@ def models(
         console.print(note, style="dim")
 
 
-@look.command()
+@look_app.command()
 def pattern(
     expressions: Annotated[
         list[str],
@@ -71,7 +71,7 @@ def pattern(
     _show(panels(expressions, size), output)
 
 
-@look.command()
+@look_app.command()
 def positions(
     parts: Annotated[
         list[str] | None,

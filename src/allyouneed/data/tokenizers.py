@@ -310,17 +310,21 @@ class Vocabularies:
         languages = sorted({entry.to for entry in files if isinstance(entry, PairFiles) and entry.to is not None})
         config = config.model_copy(update={"specials": tuple(dict.fromkeys([*specials, *config.specials]))})
 
-        def texts(sides: slice) -> Iterator[str]:
-            report = Report()  # nobody reads it: the store reads the same examples and tells
+        report = Report()  # of the first reading; the store reads the same examples and tells, if there are any
+
+        def texts(sides: slice, report: Report) -> Iterator[str]:
             examples = (example for entry in files for example in entry.read(report))
             for example in examples if filters is None else filters.apply(examples, report):
                 yield from example.texts[sides]
 
-        if config.joint:
-            both = train(config, texts(slice(None)), languages)
-            return cls(both, both)
-        reads = train(config, texts(slice(0, 1)), languages)
-        return cls(reads, train(config, texts(slice(1, 2))))
+        try:
+            if config.joint:
+                both = train(config, texts(slice(None), report), languages)
+                return cls(both, both)
+            reads = train(config, texts(slice(0, 1), report), languages)
+            return cls(reads, train(config, texts(slice(1, 2), Report())))
+        except UserError as error:
+            raise UserError(str(error) if report.kept else f"{error}\n{report.text()}") from None
 
     def save(self, folder: Path | str) -> None:
         folder = Path(folder)

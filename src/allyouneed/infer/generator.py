@@ -20,10 +20,12 @@ SHOWN = 16  # tokens of a document that a sample of its continuation begins with
 
 @dataclass(frozen=True)
 class Continuation:
-    """What may come after a prompt. `score`: log-probability over length penalty; `finished`: the model ended it."""
+    """What may come after a prompt. `score`: log-probability over length penalty; `tokens`: how many were added;
+    `finished`: the model itself came to an end."""
 
     text: str
     score: float
+    tokens: int
     finished: bool
 
 
@@ -97,7 +99,8 @@ class Generator(Predictor):
         for answer in answers:
             # together with the prompt, whose last character may end with the first new bytes
             said = self.tokenizer.decode(answer.tokens if self.answers else [*prompt, *answer.tokens])
-            found.append(Continuation(said if self.answers else said[len(text) :], answer.score, answer.finished))
+            added = said if self.answers else said[len(text) :]
+            found.append(Continuation(added, answer.score, len(answer.tokens), answer.finished))
         notes = []
         longest = len(prompt) + len(answers[0].tokens)
         if longest > self.folder.max_tokens:

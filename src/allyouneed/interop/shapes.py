@@ -15,9 +15,8 @@ def ungrouped(fused: Tensor, heads: int, groups: int) -> Tensor:
 
     As many groups as heads is a query, key and value of each head in turn; one group is multi-query attention.
     """
-    rows = fused.reshape(
-        groups, heads // groups + 2, -1, *fused.shape[1:]
-    )  # (groups, queries of a group + 2, head_width, …)
+    each = heads // groups + 2
+    rows = fused.reshape(groups, each, -1, *fused.shape[1:])  # (groups, its queries + 2, head_width, …)
     return torch.cat([part.flatten(0, 2) for part in (rows[:, :-2], rows[:, -2:-1], rows[:, -1:])])
 
 

@@ -1,11 +1,11 @@
-"""A family of models as a table: their config as our tree, and for each of our weights the ones of theirs it is made of.
+"""A family of models as a table: their config as our tree, and for each of our weights those of theirs it is made of.
 
 A line of the table reads `ours = theirs`. `{n}` stands for a number that both sides share, `*` for `weight` and `bias`:
 
     decoder.blocks.{n}.sublayers.mixer.out.* = model.layers.{n}.self_attn.o_proj.*
 
-Several of theirs are joined row by row with `+`, and after a `|` come changes by name (`T` transposes; a family may have
-its own):
+Several of theirs are joined row by row with `+`, and after a `|` come changes by name (`T` transposes; a family may
+have its own):
 
     decoder.blocks.{n}.sublayers.mixer.qkv.* = h.{n}.attn.q.* + h.{n}.attn.k.* + h.{n}.attn.v.*
     decoder.blocks.{n}.sublayers.mixer.qkv.weight = h.{n}.attn.c_attn.weight |T

@@ -96,7 +96,7 @@ def _matrix(panel: Panel, columns: int) -> tuple[list[str], str]:
     """From the smallest value, empty, to the largest, full."""
     values = panel.values.float()
     across = math.ceil(values.shape[1] / columns)
-    down = math.ceil(len(values) / (columns // 2))
+    down = math.ceil(len(values) / max(1, columns // 2))
     low, high = float(values.min()), float(values.max())
     # a spot of alternating values would average to grey everywhere: its first value stands for it
     kept = values[::down, ::across]

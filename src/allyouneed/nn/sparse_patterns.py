@@ -1,13 +1,10 @@
-"""Patterns that leave most keys out, and patterns that ask the batch which tokens are special.
+"""Patterns that leave most keys out, by position.
 
-Sparse Transformer, strided (Child et al. 2019, 4.3)      causal & (window(l) | strided(l))
-Sparse Transformer, fixed (4.3)                           causal & (block(l) | fixed(l, c))
-block-local attention (Liu et al. 2018, 4.2.4)            causal & block(n)
-Longformer (Beltagy et al. 2020, 3.1)                     dilated(w, d) | chosen
-BigBird (Zaheer et al. 2020, 2)                           block-window(b, 2) | global-prefix(b)
-                                                          | random-blocks(b, r, seed)
-prefix LM, a prefix a row (Raffel et al. 2020, 3.2.1)     causal | prompt
-XLNet's two streams (Yang et al. 2019, 2.3)               permuted, permuted & ~self
+Child et al. 2019, 4.3 (Sparse Transformer), strided: `causal & (window(l) | strided(l))`; fixed:
+`causal & (block(l) | fixed(l, c))`. Liu et al. 2018, 4.2.4, block-local: `causal & block(n)`. Beltagy et al. 2020, 3.1
+(Longformer): `dilated(w, d) | chosen`. Zaheer et al. 2020, 2 (BigBird):
+`block-window(b, 2) | global-prefix(b) | random-blocks(b, r, seed)`. Ding et al. 2023, 3.2 (LongNet), one head of one
+branch: `segment-dilated(w, r, head)`.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from torch import Tensor
 from allyouneed.nn.patterns import Kept, Natural, Pattern, Place, Positive, Stretch, Window
 
 
-class _Anywhere(Pattern):
+class Anywhere(Pattern):
     """Nothing can be said of how far it looks."""
 
     @property
@@ -42,10 +39,7 @@ class Self(Pattern):
         return 0, 0
 
 
-# --- by position ----------------------------------------------------------------------------------------------------
-
-
-class Strided(_Anywhere):
+class Strided(Anywhere):
     """Every `step`-th place, counted from oneself: atrous attention; the far half of Child et al. 2019, 4.3."""
 
     kind: Literal["strided"] = "strided"
@@ -150,7 +144,50 @@ class Block(Pattern):
         return self._window.every(query, key)
 
 
-class Fixed(_Anywhere):
+class SegmentDilated(Pattern):
+    """Among the own segment's places every `dilation`-th, from `offset` on: one head of one branch of LongNet.
+
+    Those places see each other, the others nobody (Ding et al. 2023, eq. 4-6, with the heads' shift of 3.2.3). LongNet
+    itself joins several of them, see longnet.py.
+    """
+
+    kind: Literal["segment-dilated"] = "segment-dilated"
+    segment: Positive
+    dilation: Positive
+    offset: Natural
+
+    def allowed(self, query: Place, key: Place) -> Tensor:
+        mine, other = self.feature(query), self.feature(key)
+        return (mine == other) & (mine >= 0)
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        shift, last = self.offset % self.dilation, self.segment - 1
+        far = (last - shift) // self.dilation * self.dilation if last >= shift else -math.inf
+        return -far, far
+
+    def feature(self, place: Place) -> Tensor:
+        """The number of the segment, or -1 for places that are left out."""
+        taken = (place.position % self.segment) % self.dilation == self.offset % self.dilation
+        return torch.where(taken, place.position // self.segment, -1)
+
+    def some(self, query: Stretch, key: Stretch) -> Tensor:
+        (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
+        return (k_low <= q_high) & (q_low <= k_high) & (q_high >= 0) & (k_high >= 0)
+
+    def every(self, query: Stretch, key: Stretch) -> Tensor:
+        (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
+        return (q_low == k_high) & (q_high == k_low) & (q_low >= 0)
+
+    @property
+    def memory(self) -> Kept:
+        return Kept(0, self.segment)
+
+    def marks(self, place: Place) -> list[Tensor]:
+        return [] if self.dilation == 1 else [(self.feature(place) >= 0).long()]
+
+
+class Fixed(Anywhere):
     """Everyone sees the last `count` places of every block of `block`, which sum their block up (Child et al., 4.3)."""
 
     kind: Literal["fixed"] = "fixed"
@@ -173,7 +210,7 @@ class Fixed(_Anywhere):
         return [self.feature(place)]
 
 
-class Global(_Anywhere):
+class Global(Anywhere):
     """One place sees all and is seen by all."""
 
     kind: Literal["global"] = "global"
@@ -195,7 +232,7 @@ class Global(_Anywhere):
         return f"{self} lets place {self.place} see everything"
 
 
-class GlobalPrefix(_Anywhere):
+class GlobalPrefix(Anywhere):
     """The first `length` places see all and are seen by all: BigBird's first global block (Zaheer et al. 2020, 2).
 
     BigBird-ITC has the last block global too. A place does not know how long its sentence is; a batch that does may
@@ -222,7 +259,7 @@ class GlobalPrefix(_Anywhere):
         return f"{self} lets the first {self.length} places see everything"
 
 
-class RandomBlocks(_Anywhere):
+class RandomBlocks(Anywhere):
     """Blocks of `block` places look at random others (Zaheer et al. 2020, 2).
 
     BigBird draws `count` of all blocks of the sentence. Here the draw must not know how long the sentence is, or the
@@ -278,78 +315,3 @@ def _scattered(x: Tensor, salt: int) -> Tensor:
         x = (x * ((x + odd) % prime)) % prime
         x = (x * 39_373 + odd) % prime
     return x
-
-
-# --- by what the batch says -----------------------------------------------------------------------------------------
-
-
-def _said(mark: Tensor | None, place: Place) -> Tensor:
-    """A mark of the batch as 0 or 1; a batch that says nothing marks nothing."""
-    return torch.zeros_like(place.position) if mark is None else mark.long()
-
-
-class Chosen(_Anywhere):
-    """Tokens the batch has chosen see all and are seen by all: Longformer's global attention (3.1), BigBird-ETC."""
-
-    kind: Literal["chosen"] = "chosen"
-
-    def allowed(self, query: Place, key: Place) -> Tensor:
-        return (self.feature(query) > 0) | (self.feature(key) > 0)
-
-    def feature(self, place: Place) -> Tensor:
-        return _said(place.chosen, place)
-
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
-        return (query.bounds(self)[1] > 0) | (key.bounds(self)[1] > 0)
-
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
-        return (query.bounds(self)[0] > 0) | (key.bounds(self)[0] > 0)
-
-    def marks(self, place: Place) -> list[Tensor]:
-        return [] if place.chosen is None else [self.feature(place)]
-
-    def leak(self) -> str:
-        return "chosen lets tokens of the batch's choice see everything"
-
-
-class Prompt(_Anywhere):
-    """Everyone sees the tokens that the batch marks as its prompt: `causal | prompt` is a prefix language model."""
-
-    kind: Literal["prompt"] = "prompt"
-
-    def allowed(self, query: Place, key: Place) -> Tensor:
-        return (self.feature(key) > 0) & (query.position == query.position)
-
-    def feature(self, place: Place) -> Tensor:
-        return _said(place.prompt, place)
-
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
-        return key.bounds(self)[1] > 0
-
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
-        return key.bounds(self)[0] > 0
-
-    @property
-    def ahead(self) -> float:
-        return -math.inf
-
-
-class Permuted(_Anywhere):
-    """Nobody sees what is said later in the batch's own order (XLNet, 2.2); in reading order where it gives none."""
-
-    kind: Literal["permuted"] = "permuted"
-
-    def allowed(self, query: Place, key: Place) -> Tensor:
-        return self.feature(key) <= self.feature(query)
-
-    def feature(self, place: Place) -> Tensor:
-        return place.position if place.order is None else place.order
-
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
-        return key.bounds(self)[0] <= query.bounds(self)[1]
-
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
-        return key.bounds(self)[1] <= query.bounds(self)[0]
-
-    def leak(self) -> str:
-        return "permuted lets tokens see those said before them, wherever they stand"

@@ -17,6 +17,7 @@ from allyouneed.nn.context import Facts
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.encoder import Encoder
 from allyouneed.nn.model import Model, ModelModule, Problem, Vocab
+from allyouneed.nn.sentence_heads import PooledHead
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -56,7 +57,7 @@ class TwoTowers(Model):
     def problems(self) -> Iterator[Problem]:
         for name in self.TOWERS:
             head = getattr(self, name).head
-            if getattr(head, "kind", None) != "pooled":
+            if not isinstance(head, PooledHead):
                 yield (name, "head", "kind"), "a tower ends in one vector; its head must be 'pooled'"
             elif (head.width or getattr(self, name).width) != self.width:
                 yield (name, "head", "width"), f"must be {self.width}, the width of the space in which the towers meet"
@@ -85,7 +86,7 @@ class TwoTowersModel(ModelModule):
 
     def vectors(self, tower: Literal["image", "text"], given: Input) -> Tensor:
         """(batch, width), each of length 1."""
-        made = getattr(self, tower).logits(Batch(target=given))
+        made: Tensor = (self.image if tower == "image" else self.text).logits(Batch(target=given))
         return nn.functional.normalize(made, dim=-1)
 
     def logits(self, batch: Batch) -> Tensor:

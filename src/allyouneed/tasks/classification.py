@@ -36,8 +36,8 @@ class Classification(Task):
     def labels(self, files: Sequence[Files]) -> list[str]:
         found = sorted({example.label for example in every(files)})
         if len(found) < 2:
-            said = f"only one label, {found[0]!r}" if found else "no labels"
-            raise UserError(f"data.train: there is {said} in it; check which column is the label ('columns')")
+            said = f"there is only one label, {found[0]!r}," if found else "there are no labels"
+            raise UserError(f"data.train: {said} in it; check which column is the label ('columns')")
         return found
 
     def head(self, model: dict[str, Any], labels: Sequence[str] | None) -> Any:

@@ -35,8 +35,8 @@ class Tagging(Task):
     def labels(self, files: Sequence[Files]) -> list[str]:
         found = sorted({tag for example in every(files) for tag in example.tags})
         if len(found) < 2:
-            said = f"only one tag, {found[0]!r}" if found else "no tags"
-            raise UserError(f"data.train: there is {said} in it; check which column is the tag ('columns')")
+            said = f"there is only one tag, {found[0]!r}," if found else "there are no tags"
+            raise UserError(f"data.train: {said} in it; check which column is the tag ('columns')")
         return found
 
     def head(self, model: dict[str, Any], labels: Sequence[str] | None) -> Any:

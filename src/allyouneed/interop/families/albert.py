@@ -15,6 +15,7 @@ OTHERS = {
     "hidden_act": "gelu_new",
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
+    "classifier_dropout_prob": 0.1,
 }
 
 

@@ -12,11 +12,9 @@ from allyouneed.interop.table import Family, Theirs, Weights
 # what only training, generation or another task looks at, and names that say something twice
 HARMLESS = (
     "*_layerdrop", "_num_labels", "bad_words_ids", "classif_dropout", "classifier_dropout", "early_stopping",
-    "extra_pos_embeddings", "init_std", "is_encoder_decoder", "length_penalty", "min_length", "no_repeat_ngram_size",
-    "num_beams", "num_hidden_layers", "output_past", "prefix",
+    "extra_pos_embeddings", "force_bos_token_to_be_generated", "init_std", "is_encoder_decoder", "length_penalty",
+    "min_length", "no_repeat_ngram_size", "num_beams", "num_hidden_layers", "output_past", "prefix",
 )  # fmt: skip
-
-
 DEFAULTS = {
     "vocab_size": 50265,
     "max_position_embeddings": 1024,
@@ -86,7 +84,8 @@ def _layers(config: Reader, side: str, wiring: str) -> list[Tree]:
 def completed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
     """Only the weights tell whether the two sides have a token matrix each, and whether the bias of the logits, which
     never learns, says anything."""
-    found = dict(weights)
+    bare = "" if any(name.startswith("model.") for name in weights) else "model."  # the files of a bare model
+    found = {bare + name: tensor for name, tensor in weights.items()}
     source, target = (found.get(f"model.{side}.embed_tokens.weight") for side in ("encoder", "decoder"))
     apart = source is not None and target is not None and not (source.shape == target.shape and source.equal(target))
     if not apart and "model.shared.weight" in found:

@@ -8,8 +8,6 @@ from allyouneed.interop.reader import Reader, Tree, reading
 from allyouneed.interop.table import Family, Theirs, Weights
 
 HARMLESS = ("directionality", "output_past", "pooler_*")
-
-
 DEFAULTS = {
     "vocab_size": 30522,
     "hidden_size": 768,
@@ -130,7 +128,7 @@ def renamed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
 
 IGNORE = (
     "*.position_ids",
-    "*.pooler.*",  # nothing of what is read here uses it
+    "*.pooler.*",  # only classes use it
     "cls.predictions.decoder.*",
     "cls.seq_relationship.*",
 )

@@ -21,8 +21,8 @@ def positions(config: Reader) -> Tree:
     everywhere = said.get("mscale_all_dim")
     if found["scaling"]["kind"] != "yarn" or not everywhere:
         return found
-    if said.get("mscale", everywhere) != everywhere:
-        config.problems.append("mscale: only what mscale_all_dim says is known here")
+    if said.get("mscale") != everywhere or said.get("attention_factor"):
+        config.problems.append("mscale: only the same as mscale_all_dim is known here, without attention_factor")
     sharpened = {"attention_factor": grown(said["factor"], everywhere), "sharpen": "scores"}
     return found | {"scaling": found["scaling"] | sharpened}
 

@@ -18,17 +18,19 @@ DEFAULTS = {
     "hidden_dim": 3072,
     "dropout": 0.1,
     "attention_dropout": 0.1,
+    "seq_classif_dropout": 0.2,
     "activation": "gelu",
     "tie_word_embeddings": True,
 }
 
 
-@reading("max_length", "qa_dropout", "sinusoidal_pos_embds", "tie_weights_", "output_past")
+@reading("qa_dropout", "sinusoidal_pos_embds", "tie_weights_", "output_past")
 def tree(config: Reader) -> Tree:
     config.suppose(DEFAULTS)
     norm = {"kind": "layer", "eps": 1e-12}
     activation = config.activation("activation")
     vocabulary = {"kind": "vocabulary", "bias": True, "transform": {"activation": activation, "norm": norm}}
+    found = head(config, vocabulary, "relu", "seq_classif_dropout")
     return {
         "kind": "encoder",
         "vocab": config["vocab_size"],
@@ -52,7 +54,7 @@ def tree(config: Reader) -> Tree:
                 "channel": {"kind": "ffn", "hidden": config["hidden_dim"], "activation": activation},
             }
         ],
-        "head": head(config, vocabulary, "relu", "seq_classif_dropout"),
+        "head": found | {"dropout": None} if found["kind"] == "tags" else found,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.families.t5 import DEFAULTS, HARMLESS, IGNORE, LINES, depths, tree_with
+from allyouneed.interop.families.t5 import DEFAULTS, HARMLESS, IGNORE, LINES, completed, depths, tree_with
 from allyouneed.interop.reader import Reader, Tree, reading
 from allyouneed.interop.table import Family
 
@@ -53,13 +53,15 @@ def layers(config: Reader, count: int, sparse: int) -> list[Tree]:
 def tree(config: Reader) -> Tree:
     config.suppose(DEFAULTS | OTHERS)
     config.only("router_dtype", "float32")
-    config.only("tie_word_embeddings", True)
+    config.only("router_type", "tokens_masked")
+    config.only("num_selected_experts", 1)
+    config.only("feed_forward_proj", "relu")
     encoder, decoder = depths(config)
     return tree_with(
         config,
         layers(config, encoder, config["num_sparse_encoder_layers"]),
         layers(config, decoder, config["num_sparse_decoder_layers"]),
-        scaled=True,
+        config.get("scale_decoder_outputs", config["tie_word_embeddings"]),
     )
 
 
@@ -71,4 +73,4 @@ decoder.blocks.{n}.sublayers.channel.router.linear.* = decoder.block.{n}.layer.2
 decoder.blocks.{n}.sublayers.channel.experts.{e}.up.* = decoder.block.{n}.layer.2.mlp.experts.expert_{e}.wi.*
 decoder.blocks.{n}.sublayers.channel.experts.{e}.down.* = decoder.block.{n}.layer.2.mlp.experts.expert_{e}.wo.*
 """
-FAMILY = Family("switch_transformers", tree, LINES.replace("FFN", "mlp") + EXPERTS, IGNORE)
+FAMILY = Family("switch_transformers", tree, LINES.replace("FFN", "mlp") + EXPERTS, IGNORE, before=completed)

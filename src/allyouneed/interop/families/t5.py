@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from allyouneed.interop.reader import ACTIVATIONS, Reader, Tree, reading
 from allyouneed.interop.table import Family, Theirs, Weights
 
 HARMLESS = (
-    "classifier_dropout", "decoder_start_token_id", "dense_act_fn", "initializer_factor", "is_encoder_decoder",
+    "classifier_dropout", "dense_act_fn", "initializer_factor", "is_encoder_decoder",
     "is_gated_act", "n_positions", "num_hidden_layers", "output_past",
 )  # fmt: skip
 DEFAULTS = {
@@ -40,9 +42,10 @@ def channel(config: Reader) -> Tree:
 
 def tree_with(config: Reader, encoder: list[Tree], decoder: list[Tree], scaled: bool) -> Tree:
     """The encoder-decoder around layers that say their channels; `scaled`: what goes into the head by width^-1/2."""
+    vocab = config["vocab_size"]
     return {
         "kind": "encoder-decoder",
-        "vocab": config["vocab_size"],
+        "vocab": {"source": vocab, "target": vocab} if config.get("two_vocabularies", False) else vocab,
         "width": config["d_model"],
         "dropout": config["dropout_rate"],
         "norm": {"kind": "rms", "eps": config["layer_norm_epsilon"]},
@@ -80,7 +83,8 @@ def depths(config: Reader) -> tuple[int, int]:
 
 
 LINES = """
-embed.tokens.weight = shared.weight
+embed.tokens.weight = decoder.embed_tokens.weight
+source_embed.tokens.weight = encoder.embed_tokens.weight
 encoder.blocks.0.sublayers.mixer.relative.table.weight = encoder.block.0.layer.0.SELF.BUCKETS.weight
 encoder.blocks.{n}.sublayers.mixer.qkv.weight = ENC.0.SELF.q.weight + ENC.0.SELF.k.weight + ENC.0.SELF.v.weight
 encoder.blocks.{n}.sublayers.mixer.out.weight = ENC.0.SELF.o.weight
@@ -110,16 +114,30 @@ SHORT = {
 }
 for _short, _name in SHORT.items():
     LINES = LINES.replace(_short, _name)
-IGNORE = ("*.embed_tokens.weight", "lm_head.weight", "*.EncDecAttention.relative_attention_bias.weight")
+IGNORE = (
+    "shared.weight",
+    "*.embed_tokens.weight",
+    "lm_head.weight",
+    "*.EncDecAttention.relative_attention_bias.weight",
+)
 
 
 def completed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """Whether the head has a matrix of its own: newer configs always say that it is tied, and mean by another key that
-    what goes in is not scaled."""
+    """Only the weights tell whether the head and the two sides have matrices of their own. Newer configs of T5 always
+    say that all are one, and mean by another key that what goes into the head is not scaled."""
     scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
-    own = weights.get("lm_head.weight")
-    tied = own is None or own.equal(weights["shared.weight"])
-    return {**config, "scale_decoder_outputs": scaled, "tie_word_embeddings": tied}, weights
+    shared = weights.get("shared.weight")
+    sides = [weights.get(f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
+    apart = not config.get("tie_word_embeddings", True) and not any(_same(side, shared) for side in sides)
+    target = sides[1] if apart else shared
+    tied = _same(weights.get("lm_head.weight"), target)
+    said = {"scale_decoder_outputs": scaled, "tie_word_embeddings": tied, "two_vocabularies": apart}
+    return {**config, **said}, {**weights, **({} if target is None else {"decoder.embed_tokens.weight": target})}
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    """What is not there is a copy of the other."""
+    return one is None or (other is not None and one.equal(other))
 
 
 @reading(*HARMLESS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from allyouneed.train import Recipe, load_recipe
 
-WHO = ["the cat", "a dog", "my friend", "the old man", "a child", "她"]
+WHO = {"the cat": "猫", "a dog": "狗", "my friend": "朋友", "the old man": "老人", "a child": "孩子", "她": "她"}
 DOES = {"sees": "看见", "likes": "喜欢", "follows": "跟着", "hears": "听见"}
 WHAT = {"the sea": "大海", "a bird": "小鸟", "the moon": "月亮", "some bread": "面包", "the house": "房子"}
 GOOD, BAD = ["wonderful", "very good", "great fun", "好看"], ["terrible", "very bad", "a bore", "难看"]
@@ -31,7 +30,6 @@ BOTH = BODY | {
     "decoder": [LAYER | {"mixer": ATTENTION | {"pattern": "causal"}, "cross": ATTENTION}],
 }
 RECIPE: dict[str, Any] = {
-    "data": {"max_tokens": 48},
     "tokenizer": {"vocab": 360},
     "batch": {"rows": 8, "row": 64},
     "schedule": {"kind": "constant", "peak": 0.005, "warmup": 10},
@@ -43,7 +41,6 @@ RECIPE: dict[str, Any] = {
     "precision": "fp32",
     "output": "run",
 }
-Make = Callable[..., Recipe]
 
 
 class Listener:
@@ -59,7 +56,7 @@ class Listener:
 
 
 def sentence(dice: random.Random) -> str:
-    return f"{dice.choice(WHO)} {dice.choice(list(DOES))} {dice.choice(list(WHAT))}."
+    return f"{dice.choice(list(WHO))} {dice.choice(list(DOES))} {dice.choice(list(WHAT))}."
 
 
 def documents(count: int, dice: random.Random) -> str:
@@ -92,7 +89,7 @@ def scored(count: int, dice: random.Random) -> str:
     """score<TAB>text<TAB>text: one point for each of who, does and what that is the same."""
     rows = []
     for _ in range(count):
-        one = [dice.choice(WHO), dice.choice(list(DOES)), dice.choice(list(WHAT))]
+        one = [dice.choice(list(WHO)), dice.choice(list(DOES)), dice.choice(list(WHAT))]
         other = [
             dice.choice([word, dice.choice(list(words))]) for word, words in zip(one, (WHO, DOES, WHAT), strict=True)
         ]
@@ -104,8 +101,8 @@ def scored(count: int, dice: random.Random) -> str:
 def translated(count: int, dice: random.Random) -> str:
     rows = []
     for _ in range(count):
-        does, what = dice.choice(list(DOES)), dice.choice(list(WHAT))
-        rows.append(f"she {does} {what}\t她{DOES[does]}{WHAT[what]}\n")
+        who, does, what = dice.choice(list(WHO)), dice.choice(list(DOES)), dice.choice(list(WHAT))
+        rows.append(f"{who} {does} {what}\t{WHO[who]}{DOES[does]}{WHAT[what]}\n")
     return "".join(rows)
 
 
@@ -120,13 +117,36 @@ def write_all(folder: Path) -> Path:
     return folder
 
 
-def recipe(
-    folder: Path, texts: Path, name: str, keys: dict[str, Any], changes: Sequence[str] = (), **entry: Any
-) -> Recipe:
-    """A recipe file in `folder` that reads the files of this name; `entry`: further keys of the data entries."""
-    data = {split: {"path": str(texts / f"{split}.{name}"), **entry} for split in ("train", "valid")}
-    tree = RECIPE | keys
-    tree = tree | {"data": data | (tree["data"] if name != "txt" else {})}
+# what a task reads, the keys of its recipe, and those of its data entries
+RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "causal-lm": ("txt", {"task": "causal-lm", "model": DECODER}, {}),
+    "prefix-lm": ("pairs.tsv", {"task": "prefix-lm", "model": PREFIX}, {}),
+    "prefix-lm text": ("txt", {"task": {"kind": "prefix-lm", "reads": "text"}, "model": PREFIX}, {}),
+    "masked-lm": ("txt", {"task": "masked-lm", "model": ENCODER}, {}),
+    "masked-lm words": ("txt", {"task": {"kind": "masked-lm", "whole_word": True}, "model": ENCODER}, {}),
+    "span-corruption": ("txt", {"task": {"kind": "span-corruption", "sentinels": 8}, "model": BOTH}, {}),
+    "translation": ("pairs.tsv", {"task": "translation", "model": BOTH}, {}),
+    "classification": ("labelled.tsv", {"task": "classification", "model": ENCODER}, {"columns": [1, 0]}),
+    "classification decoder": ("labelled.tsv", {"task": "classification", "model": DECODER}, {"columns": [1, 0]}),
+    "tagging": ("conll", {"task": "tagging", "model": ENCODER}, {}),
+    "similarity": (
+        "scored.tsv",
+        {"task": {"kind": "similarity", "range": [0, 3]}, "model": ENCODER},
+        {"columns": [1, 2, 0]},
+    ),
+    "contrastive": ("pairs.tsv", {"task": "contrastive", "model": ENCODER}, {}),
+}
+
+
+def recipe(folder: Path, texts: Path, run: str, *changes: str, **keys: Any) -> Recipe:
+    """The recipe of one of the runs, with these keys changed, in a file of its own in `folder`."""
+    name, own, entry = RUNS[run]
+    data: dict[str, Any] = {split: {"path": str(texts / f"{split}.{name}"), **entry} for split in ("train", "valid")}
+    if name != "txt":
+        data["max_tokens"] = 48
+    tree = RECIPE | own | keys
+    if "start" in keys:  # a model folder, which brings its own
+        del tree["model"], tree["tokenizer"]
     path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    path.write_text(yaml.safe_dump({"data": data} | tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return load_recipe(path, changes)

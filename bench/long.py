@@ -1,0 +1,187 @@
+"""What a sparse pattern costs as texts get longer: time and memory of one attention, forward and with backward.
+
+    python bench/long.py --device cpu --lengths 1024 2048 4096 8192
+    python bench/long.py --device cuda --lengths 1024 4096 16384 65536 --write docs/results/long.md
+
+Batch 1, 8 heads of 64, keys and values as many; float32 on CPU, bfloat16 on CUDA. The plan (which tiles there are) is
+made once and counted in its own column, for all layers of a forward pass share it. Every measurement runs in a process
+of its own; memory is its peak beyond what q, k, v and their gradients took when it began (CPU: resident set, CUDA: the
+allocator's). The baseline is SDPA's causal kernel in the same run: "× causal" is how many times its time. "growth" is
+the factor of the time from the length before to this one; 2 is linear where lengths double, 4 quadratic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allyouneed.nn.attend import causal, plan
+from allyouneed.nn.batch import Rows
+from allyouneed.nn.context import Facts
+from allyouneed.nn.dense import Manner, Plan
+from allyouneed.nn.longnet import LongNet
+from allyouneed.nn.patterns import Pattern
+
+HEADS, HEAD_WIDTH = 8, 64
+PATTERNS = {
+    "causal": "causal",
+    "window": "causal & window(256)",
+    "window and first": "causal & (window(256) | prefix(4))",
+    "block": "causal & block(256)",
+    "dilated": "causal & dilated(256, 8)",
+    "strided": "causal & strided(ROOT)",
+    "sparse": "causal & (window(ROOT) | strided(ROOT))",
+    "fixed": "causal & (block(ROOT) | fixed(ROOT, 8))",
+    "global": "window(256) | global(0)",
+    "bigbird": "block-window(64, 2) | global-prefix(64) | random-blocks(64, 3, 0)",
+    "longnet": "longnet",
+}
+
+
+def planned(name: str, length: int, device: str) -> Plan:
+    facts, manner = Facts.of(Rows(torch.zeros(1, length, dtype=torch.long, device=device))), Manner(HEAD_WIDTH**-0.5)
+    if name == "longnet":
+        from allyouneed.nn.common import Common
+
+        config = LongNet(heads=HEADS, head_width=HEAD_WIDTH, segments=(256, 1024, 4096), dilations=(1, 4, 16))
+        return config.build(Common(width=HEADS * HEAD_WIDTH)).plan(facts, facts, True)  # type: ignore[operator]
+    text = PATTERNS[name].replace("ROOT", str(round(math.sqrt(length))))
+    return causal if name == "causal" else plan(Pattern.from_text(text), facts, facts, manner)
+
+
+def peak(device: str) -> int:
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+
+def start_again(device: str) -> int:
+    """Forget the peak so far; memory in use now."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM begins anew from what is resident
+    return peak(device)
+
+
+def measure(name: str, length: int, device: str, backward: bool) -> dict[str, Any]:
+    """In this process: seconds of the plan, median seconds of a pass, peak bytes of the first."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    inputs = [torch.randn(1, HEADS, length, HEAD_WIDTH, device=device, dtype=dtype) for _ in range(3)]
+    noise = torch.randn_like(inputs[0])
+    for tensor in inputs if backward else []:
+        tensor.requires_grad_().grad = torch.zeros_like(tensor)
+    manner = Manner(HEAD_WIDTH**-0.5)
+
+    def now() -> float:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    warm = planned(name, 1024, device)  # libraries load, memory pools fill
+    warm(*(tensor.detach()[:, :, :1024] for tensor in inputs), 0.0, manner)
+    before = start_again(device)
+    began = now()
+    execute = planned(name, length, device)
+    ready = now() - began
+    seconds: list[float] = []
+    while len(seconds) < (2 if device == "cuda" else 1) or (sum(seconds) < 2 and len(seconds) < 20):
+        began = now()
+        with torch.set_grad_enabled(backward):
+            out = execute(*inputs, 0.0, manner)
+            if backward:
+                out.backward(noise)
+        seconds.append(now() - began)
+        del out
+        if len(seconds) == 1:
+            used = peak(device) - before
+    return {"plan": ready, "seconds": statistics.median(seconds[1:] or seconds), "bytes": used}
+
+
+def child(name: str, length: int, device: str, backward: bool, limit: float) -> dict[str, Any] | None:
+    """The same in a process of its own; None when it takes too long or too much memory."""
+    command = [sys.executable, __file__, "--one", name, str(length), device, str(int(backward))]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return None
+    if done.returncode:
+        print(
+            f"{name} at {length}: {done.stderr.strip().splitlines()[-1] if done.stderr else 'killed'}", file=sys.stderr
+        )
+        return None
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def table(names: list[str], lengths: list[int], device: str, limit: float, causal_until: int) -> list[str]:
+    what = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    rows = [f"{what}; torch {torch.__version__.split('+')[0]}; {HEADS} heads of {HEAD_WIDTH}.", ""]
+    rows += [
+        "| pattern | tokens | plan s | forward s | growth | × causal | and backward s | growth | × causal | peak MiB |"
+    ]
+    rows += ["|---|---|---|---|---|---|---|---|---|---|"]
+    base: dict[tuple[int, bool], float] = {}
+    for name in names:
+        last: dict[bool, float] = {}
+        for length in lengths:
+            if name == "causal" and length > causal_until:
+                continue
+            cells, ready, used = [], 0.0, 0.0
+            for backward in (False, True):
+                found = child(name, length, device, backward, limit)
+                if found is None:
+                    cells += ["—", "—", "—"]
+                    continue
+                seconds, ready, used = found["seconds"], found["plan"], found["bytes"] / 2**20
+                if name == "causal":
+                    base[length, backward] = seconds
+                grown = f"{seconds / last[backward]:.2f}" if backward in last else ""
+                times = f"{seconds / base[length, backward]:.2f}" if (length, backward) in base else ""
+                cells += [f"{seconds:.4f}", grown, times]
+                last[backward] = seconds
+            text = "LongNet 256/1, 1024/4, 4096/16" if name == "longnet" else PATTERNS[name]
+            text = text.replace("ROOT", "√n").replace("|", "\\|")
+            rows.append(f"| {text} | {length} | {ready:.3f} | {' | '.join(cells)} | {used:.0f} |")
+            print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[2**n for n in range(10, 17)])
+    parser.add_argument("--patterns", nargs="+", default=list(PATTERNS), choices=list(PATTERNS))
+    parser.add_argument("--causal-until", type=int, default=16384, help="the baseline's longest text")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for one measurement")
+    parser.add_argument("--write", type=Path, help="put the table into this file, below its first heading")
+    parser.add_argument("--one", nargs=4, metavar=("PATTERN", "TOKENS", "DEVICE", "BACKWARD"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        name, length, device, backward = options.one
+        print(json.dumps(measure(name, int(length), device, bool(int(backward)))))
+        return
+    rows = table(options.patterns, options.lengths, options.device, options.limit, options.causal_until)
+    if options.write:
+        command = f"`python bench/long.py --device {options.device} --lengths {' '.join(map(str, options.lengths))}`"
+        kept = options.write.read_text(encoding="utf-8") if options.write.exists() else "# Long texts\n"
+        heading, mark = f"## {options.device}", f"\n## {options.device}\n"
+        before, _, after = kept.partition(mark)
+        others = after[after.index("\n## ") :] if "\n## " in after else ""
+        body = "\n".join([heading, "", command, "", *rows])
+        options.write.parent.mkdir(parents=True, exist_ok=True)
+        options.write.write_text(f"{before.rstrip()}\n\n{body}\n{others}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""CLIP (Radford et al. 2021). The text's vector is read where its end mark stands, the last real token of a row."""
+
+from __future__ import annotations
+
+from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.table import Family
+
+# what only training looks at, and names that say something twice; older files repeat the towers' configs
+HARMLESS = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")
+DEFAULTS = {"projection_dim": 512}
+TOWER_DEFAULTS = {"num_hidden_layers": 12, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "attention_dropout": 0.0}
+TEXT_DEFAULTS = TOWER_DEFAULTS | {
+    "vocab_size": 49408,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 77,
+}
+IMAGE_DEFAULTS = TOWER_DEFAULTS | {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 32,
+}
+# a tower's own projection_dim is not used in CLIPModel; the other words are generation's and older files'
+TOWER_HARMLESS = (
+    "*_no_repeat_ngram_size", "add_cross_attention", "bad_words_ids", "diversity_penalty", "do_sample", "dropout",
+    "early_stopping", "initializer_factor", "is_decoder", "is_encoder_decoder", "length_penalty", "min_length",
+    "no_repeat_ngram_size", "num_beam*", "num_return_sequences", "prefix", "projection_dim", "repetition_penalty",
+    "temperature", "tie_*", "top_*", "typical_p",
+)  # fmt: skip
+
+
+@reading(*HARMLESS)
+def tree(config: Reader) -> Tree:
+    config.suppose(DEFAULTS)
+    text, image = config.inside("text_config"), config.inside("vision_config")
+    text.suppose(TEXT_DEFAULTS)
+    image.suppose(IMAGE_DEFAULTS)
+    width = config["projection_dim"]
+    patches = (image["image_size"] // image["patch_size"]) ** 2
+    found = {
+        "kind": "two-towers",
+        "width": width,
+        "image": _tower(image, width, "full", "first")
+        | {
+            "embed": {
+                "kind": "patches",
+                "image": image["image_size"],
+                "patch": image["patch_size"],
+                "channels": image["num_channels"],
+                "bias": False,
+                "norm": {"kind": "layer", "eps": image["layer_norm_eps"]},
+                "positions": {"kind": "learned", "length": patches + 1},
+            }
+        },
+        "text": _tower(text, width, "causal", "last")
+        | {
+            "vocab": text["vocab_size"],
+            "embed": {
+                "positions": {"kind": "learned", "length": text["max_position_embeddings"]},
+                "scale": "none",
+                "tied": False,
+            },
+        },
+    }
+    for tower in (text, image):
+        tower.finish(*TOWER_HARMLESS)
+    return found
+
+
+def _tower(config: Reader, width: int, pattern: str, pool: str) -> Tree:
+    return {
+        "width": config["hidden_size"],
+        "norm": {"kind": "layer", "eps": config["layer_norm_eps"]},
+        "encoder": [
+            {
+                "repeat": config["num_hidden_layers"],
+                "wiring": "pre-norm",
+                "mixer": {
+                    "kind": "attention",
+                    "heads": config["num_attention_heads"],
+                    "pattern": pattern,
+                    "dropout": config["attention_dropout"],
+                },
+                "channel": {
+                    "kind": "ffn",
+                    "hidden": config["intermediate_size"],
+                    "activation": config.activation("hidden_act"),
+                },
+            }
+        ],
+        "head": {"kind": "pooled", "pool": pool, "width": width},
+    }
+
+
+LINES = """
+log_scale = logit_scale
+image.embed.project.weight = vision_model.embeddings.patch_embedding.weight |flat
+image.embed.class_token.weight = vision_model.embeddings.class_embedding |row
+image.embed.positions.weight = vision_model.embeddings.position_embedding.weight
+image.embed.norm.* = vision_model.pre_layrnorm.*
+image.encoder.end.* = vision_model.post_layernorm.*
+image.head.project.weight = visual_projection.weight
+text.embed.tokens.weight = text_model.embeddings.token_embedding.weight
+text.embed.positions.weight = text_model.embeddings.position_embedding.weight
+text.encoder.end.* = text_model.final_layer_norm.*
+text.head.project.weight = text_projection.weight
+"""
+TOWER = """
+OURS.encoder.blocks.{n}.sublayers.mixer.qkv.* = ATT.q_proj.* + ATT.k_proj.* + ATT.v_proj.*
+OURS.encoder.blocks.{n}.sublayers.mixer.out.* = ATT.out_proj.*
+OURS.encoder.blocks.{n}.sublayers.channel.up.* = LAYER.mlp.fc1.*
+OURS.encoder.blocks.{n}.sublayers.channel.down.* = LAYER.mlp.fc2.*
+OURS.encoder.blocks.{n}.wiring.norms.0.* = LAYER.layer_norm1.*
+OURS.encoder.blocks.{n}.wiring.norms.1.* = LAYER.layer_norm2.*
+""".replace("ATT", "LAYER.self_attn")
+IMAGE = TOWER.replace("OURS", "image").replace("LAYER", "vision_model.encoder.layers.{n}")
+TEXT = TOWER.replace("OURS", "text").replace("LAYER", "text_model.encoder.layers.{n}")
+CHANGES = {"flat": lambda tensor, config: tensor.flatten(1), "row": lambda tensor, config: tensor[None]}
+IGNORE = ("*.position_ids",)
+
+
+FAMILY = Family("clip", tree, LINES + IMAGE + TEXT, IGNORE, CHANGES)

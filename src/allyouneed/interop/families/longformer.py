@@ -1,0 +1,38 @@
+"""Longformer (Beltagy et al. 2020): RoBERTa with a window, which may differ from layer to layer, and global tokens,
+which the batch has to choose (their class for classes chooses the first by itself)."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from allyouneed.interop.families.bert import BODY, CLASSES, DEFAULTS, HARMLESS, encoder, head, learned, renamed
+from allyouneed.interop.families.roberta import HEAD, IGNORE, with_gelu
+from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.table import Family
+
+OTHERS = {"attention_window": 512, "pad_token_id": 1}
+
+
+@reading(*HARMLESS)
+def tree(config: Reader) -> Tree:
+    config.suppose(DEFAULTS | OTHERS)
+    config.only("attention_mode", "longformer")
+    found = encoder(config, learned(config, offset=config["pad_token_id"] + 1), {"kind": "longformer"})
+    (layer,) = found["encoder"]
+    said = config["attention_window"]
+    windows = [said] * layer["repeat"] if isinstance(said, int) else said
+    if len(windows) != layer["repeat"]:
+        config.problems.append(f"attention_window: {len(windows)} windows for {layer['repeat']} layers")
+    found["encoder"] = [
+        layer | {"repeat": len(list(alike)), "mixer": layer["mixer"] | {"window": window}}
+        for window, alike in groupby(windows)
+    ]
+    return found | {"head": head(config, with_gelu(found["head"]), "tanh")}
+
+
+GLOBAL = """
+encoder.blocks.{n}.sublayers.mixer.global_q.* = SELF.query_global.*
+encoder.blocks.{n}.sublayers.mixer.global_kv.* = SELF.key_global.* + SELF.value_global.*
+""".replace("SELF", "longformer.encoder.layer.{n}.attention.self")
+LINES = BODY.replace("bert.", "longformer.") + GLOBAL + HEAD + CLASSES
+FAMILY = Family("longformer", tree, LINES, IGNORE, before=renamed)

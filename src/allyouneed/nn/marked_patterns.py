@@ -1,0 +1,88 @@
+"""Patterns that ask the batch which tokens are special (`Rows.prompt`, `Rows.chosen`, `Rows.order`).
+
+A prefix language model with a prefix of its own in each row (Raffel et al. 2020, 3.2.1) is `causal | prompt`; XLNet's
+content and query streams (Yang et al. 2019, 2.3) are `permuted` and `permuted & ~self`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from allyouneed.nn.patterns import Place, Stretch
+from allyouneed.nn.sparse_patterns import Anywhere
+
+
+def _said(mark: Tensor | None, place: Place) -> Tensor:
+    """A mark of the batch as 0 or 1; a batch that says nothing marks nothing."""
+    return torch.zeros_like(place.position) if mark is None else mark.long()
+
+
+class Chosen(Anywhere):
+    """Tokens the batch has chosen see all and are seen by all: Longformer's global attention (3.1), BigBird-ETC."""
+
+    kind: Literal["chosen"] = "chosen"
+
+    def allowed(self, query: Place, key: Place) -> Tensor:
+        return (self.feature(query) > 0) | (self.feature(key) > 0)
+
+    def feature(self, place: Place) -> Tensor:
+        return _said(place.chosen, place)
+
+    def some(self, query: Stretch, key: Stretch) -> Tensor:
+        return (query.bounds(self)[1] > 0) | (key.bounds(self)[1] > 0)
+
+    def every(self, query: Stretch, key: Stretch) -> Tensor:
+        return (query.bounds(self)[0] > 0) | (key.bounds(self)[0] > 0)
+
+    def marks(self, place: Place) -> list[Tensor]:
+        return [] if place.chosen is None else [self.feature(place)]
+
+    def leak(self) -> str:
+        return "chosen lets tokens of the batch's choice see everything"
+
+
+class Prompt(Anywhere):
+    """Everyone sees the tokens that the batch marks as its prompt: `causal | prompt` is a prefix language model."""
+
+    kind: Literal["prompt"] = "prompt"
+
+    def allowed(self, query: Place, key: Place) -> Tensor:
+        return (self.feature(key) > 0) & (query.position == query.position)
+
+    def feature(self, place: Place) -> Tensor:
+        return _said(place.prompt, place)
+
+    def some(self, query: Stretch, key: Stretch) -> Tensor:
+        return key.bounds(self)[1] > 0
+
+    def every(self, query: Stretch, key: Stretch) -> Tensor:
+        return key.bounds(self)[0] > 0
+
+    @property
+    def ahead(self) -> float:
+        return -math.inf
+
+
+class Permuted(Anywhere):
+    """Nobody sees what is said later in the batch's own order (XLNet, 2.2); in reading order where it gives none."""
+
+    kind: Literal["permuted"] = "permuted"
+
+    def allowed(self, query: Place, key: Place) -> Tensor:
+        return self.feature(key) <= self.feature(query)
+
+    def feature(self, place: Place) -> Tensor:
+        return place.position if place.order is None else place.order
+
+    def some(self, query: Stretch, key: Stretch) -> Tensor:
+        return key.bounds(self)[0] <= query.bounds(self)[1]
+
+    def every(self, query: Stretch, key: Stretch) -> Tensor:
+        return key.bounds(self)[1] <= query.bounds(self)[0]
+
+    def leak(self) -> str:
+        return "permuted lets tokens see those said before them, wherever they stand"

@@ -1,0 +1,31 @@
+"""Texts for all tasks, and a model of each, trained when first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from allyouneed.train import train
+from toytexts import Listener, recipe, write_all
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_all(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Callable[[str], tuple[Path, str]]:
+    """trained("tagging"): the run's folder, and what training said."""
+    found: dict[str, tuple[Path, str]] = {}
+
+    def run(name: str) -> tuple[Path, str]:
+        if name not in found:
+            listener = Listener()
+            made = train(recipe(tmp_path_factory.mktemp("run"), texts, name), console=listener.console)
+            found[name] = made.model.parent, listener.text
+        return found[name]
+
+    return run

@@ -1,0 +1,86 @@
+"""What holds for all tasks: they learn, they say how well, and how sentences share rows changes nothing."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from allyouneed.config import parse
+from allyouneed.data.packing import PaddedBatches
+from allyouneed.folder import Folder
+from allyouneed.infer.uses import USES
+from allyouneed.nn.batch import Batch
+from allyouneed.tasks.task import Task
+from allyouneed.train.feed import labelled
+from allyouneed.train.log import read_log
+from allyouneed.train.prepare import Run, prepare
+from allyouneed.train.progress import Reporter
+from toytexts import ENCODER, RUNS, Listener, recipe
+
+Trained = Callable[[str], tuple[Path, str]]
+# a run's last loss must be under this part of its first
+FALLS = {"similarity": 0.3, "contrastive": 0.6, "span-corruption": 0.6, "masked-lm": 0.6, "masked-lm words": 0.6}
+
+
+def test_every_task_is_tried_and_has_a_use() -> None:
+    tried = {run.split()[0] for run in RUNS}
+    assert tried == set(Task.registry) == set(USES)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_it_trains_and_the_loss_falls(run: str, trained: Trained) -> None:
+    folder, said = trained(run)
+    losses = [entry["loss"] for entry in read_log(folder / "log.jsonl") if "loss" in entry]
+    assert sum(losses[-5:]) < FALLS.get(run, 0.4) * sum(losses[:5]), losses
+    task = parse(Task, Folder.load(folder / "model").task)  # type: ignore[type-abstract]
+    metric = next(iter(task.metrics))
+    assert f"({metric}: best so far)" in said
+    valid = json.loads((folder / "result.json").read_text())["scores"]["valid"]
+    assert {metric, "loss"} <= valid.keys() and ("perplexity" in valid) == task.likelihood
+    assert ("ppl" in said) == task.likelihood
+    card = (folder / "model" / "README.md").read_text(encoding="utf-8")
+    assert f"300 {task.reads.examples}" in card and task.counted in card and f"- task: {run.split()[0]}" in card
+
+
+@pytest.mark.parametrize("run", [name for name in RUNS if name != "contrastive"])
+def test_packed_and_padded_the_loss_is_the_same(run: str, texts: Path, tmp_path: Path) -> None:
+    """Of contrastive it cannot be: who is in the batch is what it is about."""
+    given = recipe(tmp_path, texts, run)
+    prepared = prepare(given, Run(given.output), Reporter(Listener().console))
+    model = given.model_for(prepared.vocabularies, prepared.labels).build().eval()
+    padded = PaddedBatches(prepared.train.items, 512, given.seed)
+    totals = []
+    for batches in (prepared.train, padded):
+        with torch.no_grad():
+            losses = [given.task.loss(model, batch) for batch in batches.batches(1)]
+        assert int(sum(loss.tokens for loss in losses)) == sum(map(labelled, batches.batches(1)))
+        totals.append((sum(loss.total for loss in losses), sum(loss.plain for loss in losses)))
+    torch.testing.assert_close(totals[0], totals[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_batches_are_a_function_of_seed_epoch_and_number(run: str, texts: Path, tmp_path: Path) -> None:
+    given = recipe(tmp_path, texts, run)
+    prepared = prepare(given, Run(given.output), Reporter(Listener().console))
+    whole = list(prepared.train.batches(2))
+    later = next(prepared.spare.batches(2, start_step=len(whole) - 1))
+    assert torch.equal(later.rows.tokens, whole[-1].rows.tokens)
+    assert later.labels is not None and whole[-1].labels is not None and torch.equal(later.labels, whole[-1].labels)
+
+
+def test_what_parts_add_to_the_loss_is_added(texts: Path, tmp_path: Path) -> None:
+    layer = ENCODER["encoder"][0] | {"channel": {"kind": "moe", "experts": 4, "expert": {"kind": "ffn", "hidden": 16}}}
+    for run in ("masked-lm", "classification", "similarity"):
+        given = recipe(tmp_path, texts, run, model=ENCODER | {"encoder": [layer]})
+        prepared = prepare(given, Run(tmp_path / run), Reporter(Listener().console))
+        model = given.model_for(prepared.vocabularies, prepared.labels).build().train()  # there is no dropout
+        batch = next(prepared.train.batches(0))
+        loss = given.task.loss(model, batch)
+        sides = [batch.target] if batch.source is None else [batch.source, batch.target]
+        added: list[torch.Tensor] = []
+        for side in sides:
+            model.run(Batch(side), added)
+        assert added and float(sum(added).detach()) > 0
+        torch.testing.assert_close(loss.total, loss.plain + sum(added) / len(sides) * loss.tokens)

@@ -1,0 +1,166 @@
+"""What is wrong with a recipe or its data is said by path, file and line, before anything is trained."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from allyouneed.config import ConfigError, parse
+from allyouneed.errors import UserError
+from allyouneed.folder import Folder
+from allyouneed.train import Recipe, train
+from allyouneed.train.log import read_log
+from toytexts import BOTH, DECODER, ENCODER, RUNS, Listener, recipe
+
+
+@pytest.mark.parametrize(
+    ("run", "keys", "words"),
+    [
+        ("causal-lm", {"model": ENCODER}, "causal-lm trains a model of kind decoder, this is encoder"),
+        ("masked-lm", {"model": BOTH}, "masked-lm trains a model of kind encoder, this is encoder-decoder"),
+        ("tagging", {"task": "taging"}, "task.kind: 'taging' is no task; did you mean 'tagging'"),
+        ("causal-lm", {"validate": {"metric": "bleu"}}, r"validate\.metric: causal-lm is judged by perplexity, loss"),
+        ("causal-lm", {"batch": {"source_row": 9}}, r"batch\.source_row is for tasks with two sides"),
+        ("similarity", {"tokenizer": {"joint": False}}, r"tokenizer\.joint: false is for translation"),
+        ("contrastive", {"data": {"train": {"path": "a.tsv", "to": "de"}}}, "'from' and 'to' are for translation"),
+        (
+            "classification",
+            {"data": {"train": {"path": "a.tsv", "colums": [1, 0]}}},
+            r"data\.train\[0\]\.colums: unknown; did you mean 'columns'",
+        ),
+        (
+            "causal-lm",
+            {"data": {"train": [{"path": "a.txt"}, {"path": "b.txt", "columns": [0]}]}},
+            r"data\.train\[1\]\.columns: unknown",
+        ),
+        (
+            "causal-lm",
+            {"data": {"train": {"path": "a.txt", "kind": "pairs"}}},
+            "reads files of kind 'text', not 'pairs'",
+        ),
+        ("classification", {"batch": {"row": 32}}, r"data\.max_tokens is 48, but a row of batch holds 32"),
+        (
+            "classification",
+            {"model": ENCODER | {"head": {"kind": "classes", "pool": "middle"}}},
+            r"model\.head\.pool: 'middle' is not allowed",
+        ),
+    ],
+    ids=str,
+)
+def test_a_recipe_that_cannot_work(run: str, keys: dict[str, Any], words: str, texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        recipe(tmp_path, texts, run, **keys)
+
+
+def wrong(run: str, text: str, texts: Path, tmp_path: Path, *changes: str, split: str = "train") -> str:
+    """The message that training on this text ends with."""
+    bad = tmp_path / f"bad.{RUNS[run][0]}"
+    bad.write_text(text, encoding="utf-8")
+    given = recipe(tmp_path, texts, run, f"data.{split}.path={bad}", *changes)
+    with pytest.raises(UserError) as caught:
+        train(given, fresh=True, console=Listener().console)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_an_empty_file_is_named(run: str, texts: Path, tmp_path: Path) -> None:
+    assert "the file is empty" in wrong(run, "", texts, tmp_path)
+
+
+def test_labels_that_training_never_saw_are_named_with_their_line(texts: Path, tmp_path: Path) -> None:
+    said = wrong("classification", "pos\tgood\nposs\tgood\n", texts, tmp_path, split="valid")
+    assert "bad.labelled.tsv:2: the label 'poss' does not occur in the training data; it knows: neg, pos" in said
+    said = wrong("tagging", "Anna B-PER\n\nUlm B-CITY\n", texts, tmp_path, split="valid")
+    assert "bad.conll:3: the label 'B-CITY' does not occur in the training data" in said
+
+
+def test_a_column_that_holds_no_labels_is_noticed(texts: Path, tmp_path: Path) -> None:
+    assert "there is only one label, 'pos'" in wrong("classification", "pos\ta\npos\tb\n", texts, tmp_path)
+    said = wrong("classification", "just text\n", texts, tmp_path)
+    assert "no text to learn a vocabulary from" in said and "bad.labelled.tsv:1: 1 column(s), no column 1" in said
+    assert "there is only one tag, 'O'" in wrong("tagging", "Anna O\n", texts, tmp_path)
+
+
+def test_scores_outside_the_range_are_named(texts: Path, tmp_path: Path) -> None:
+    assert "bad.scored.tsv:2: a score of 9 is outside task.range" in wrong(
+        "similarity", "1\ta\tb\n9\ta\tb\n", texts, tmp_path
+    )
+
+
+def test_data_of_which_nothing_can_be_used_is_shown(texts: Path, tmp_path: Path) -> None:
+    said = wrong("contrastive", "only one column\n", texts, tmp_path, split="valid")
+    assert "none of the pairs in the data can be used" in said and "1 column(s) where 2 are expected" in said
+    assert "no text to learn a vocabulary from" in wrong("contrastive", "only one column\n", texts, tmp_path)
+
+
+def test_the_head_is_the_tasks_and_its_size_the_datas(texts: Path, tmp_path: Path) -> None:
+    given = recipe(tmp_path, texts, "classification", model=ENCODER | {"head": {"kind": "classes", "pool": "mean"}})
+    head = given.model_for(None, ["a", "b", "c"]).head  # type: ignore[attr-defined]
+    assert (head.kind, head.labels, head.pool) == ("classes", 3, "mean")
+    assert recipe(tmp_path, texts, "classification").model_for(None, ["a", "b"]).head.pool == "first"  # type: ignore[attr-defined]
+    causal = recipe(tmp_path, texts, "classification", model=DECODER)
+    assert causal.model_for(None, ["a", "b"]).head.pool == "last", "only the last token has seen all"  # type: ignore[attr-defined]
+    fixed = recipe(tmp_path, texts, "classification", model=ENCODER | {"head": {"kind": "classes", "labels": 7}})
+    with pytest.raises(UserError, match=r"model\.head\.labels: 7, but the training data has 2"):
+        train(fixed, console=Listener().console)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_saved_recipe_means_the_same(run: str, texts: Path, tmp_path: Path) -> None:
+    given = recipe(tmp_path, texts, run)
+    again = parse(Recipe, yaml.safe_load(yaml.safe_dump(given.resolved())))
+    assert again.resolved() == given.resolved() and again.task == given.task and again.metric == given.metric
+
+
+def test_decoding_begins_with_what_suits_the_task(texts: Path, tmp_path: Path) -> None:
+    assert recipe(tmp_path, texts, "causal-lm").decoding.method == "sample"
+    greedy = recipe(tmp_path, texts, "causal-lm", decoding={"method": "greedy"}).decoding
+    assert (greedy.method, greedy.top_p) == ("greedy", None)
+    assert recipe(tmp_path, texts, "translation").decoding.method == "beam"
+
+
+# --- from one task to another ---------------------------------------------------------------------------------------
+
+
+def test_a_pretrained_body_gets_a_fresh_head_and_learns_faster(texts: Path, tmp_path: Path, trained: Any) -> None:
+    start = trained("masked-lm")[0] / "model"
+    listener = Listener()
+    given = recipe(tmp_path, texts, "classification", steps=30, start=str(start))
+    result = train(given, console=listener.console)
+    assert "its body is kept; new and untrained: head.classes.bias, head.classes.weight" in listener.text
+    before, after = Folder.load(start), Folder.load(result.model)
+    assert after.vocabularies.hash == before.vocabularies.hash and after.labels == ["neg", "pos"]
+    assert result.scores["valid"]["accuracy"] > 90
+    again = Listener()
+    more = recipe(tmp_path, texts, "classification", steps=1, start=str(result.model))
+    (tmp_path / "more").mkdir()
+    train(more.model_copy(update={"output": tmp_path / "more" / "run"}), console=again.console)
+    assert "new and untrained" not in again.text, "the same labels: the head is kept too"
+    first = read_log(tmp_path / "more" / "run" / "log.jsonl")[0]["loss"]
+    assert first < 0.4
+
+
+def test_a_body_is_taken_over_to_the_bit(texts: Path, tmp_path: Path, trained: Any) -> None:
+    start = trained("masked-lm")[0] / "model"
+    still = "schedule={kind: constant, peak: 1.0e-12}"
+    given = recipe(tmp_path, texts, "tagging", still, steps=1, start=str(start))
+    result = train(given, console=Listener().console)
+    before, after = Folder.load(start).model.state_dict(), Folder.load(result.model).model.state_dict()
+    for name, tensor in after.items():
+        if not name.startswith("head."):
+            torch.testing.assert_close(tensor, before[name], rtol=0, atol=1e-6)
+
+
+def test_a_tokenizer_without_the_tokens_a_task_needs_is_refused(texts: Path, tmp_path: Path, trained: Any) -> None:
+    start = trained("classification")[0] / "model"
+    given = recipe(tmp_path, texts, "masked-lm", start=str(start))
+    with pytest.raises(UserError, match=r"its tokenizer has no <mask>, which masked-lm needs"):
+        train(given, console=Listener().console)
+
+
+def test_a_test_set_of_a_language_model_is_scored_by_its_perplexity(texts: Path, tmp_path: Path) -> None:
+    given = recipe(tmp_path, texts, "causal-lm", f"data.test={texts / 'valid.txt'}", "steps=4")
+    result = train(given, console=Listener().console)
+    assert result.scores["test"] == pytest.approx(result.scores["valid"])
