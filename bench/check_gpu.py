@@ -54,7 +54,7 @@ def dense(pattern: Pattern, queries: Facts, keys: Facts) -> Plan:
 
 
 def flex(pattern: Pattern, queries: Facts, keys: Facts) -> Plan:
-    return Flex(parts_of(pattern, queries, keys, FLEX_BLOCK), lambda: dense(pattern, queries, keys))
+    return Flex(parts_of(pattern, queries, keys, FLEX_BLOCK, rounded=True), lambda: dense(pattern, queries, keys))
 
 
 def report(name: str, found: Plan, expected: Plan, queries: Facts, keys: Facts, dtype: torch.dtype) -> None:

@@ -13,7 +13,7 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Facts
 from allyouneed.nn.dense import Dense, Manner, dense_mask
 from allyouneed.nn.patterns import Causal, Full, Pattern, Window
-from allyouneed.nn.tiles import Part
+from allyouneed.nn.tiles import Tiling
 from anypart import patterns
 
 SIZES = [1, 3, 63, 100]
@@ -205,7 +205,7 @@ def test_flex_asks_about_single_places_and_gets_the_dense_mask(pattern, rows):
     """In whatever order the tokens have been put, and whatever its block mask leaves out or takes as a whole."""
     queries = packed(rows, tail=2)
     keys = packed([row[::-1] for row in rows], tail=1)
-    part = Part(pattern, queries, keys, 4)
+    part = Tiling(pattern, queries, keys, 4)
     rule, blocks = flex.mask_mod(part), flex.block_mask(part)
     head, steps = torch.zeros((), dtype=torch.long), [torch.arange(side.blocks * 4) for side in (part.query, part.key)]
     said = torch.stack([rule(torch.tensor(b), head, steps[0][:, None], steps[1]) for b in range(len(rows))])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Facts
 from allyouneed.nn.patterns import Pattern, SameSegment
-from allyouneed.nn.tiles import Part, Side, _Stretches, apart
+from allyouneed.nn.tiles import Side, Stretches, Tiling, apart
 from anyfacts import some_facts
 from anypart import atoms, patterns
 
@@ -97,7 +97,7 @@ def test_some_and_every_are_cautious(pattern, time, block, seed, packed):
     side = Side(pattern, facts, 2, block)
     sides = [torch.arange(2), torch.arange(side.blocks), torch.arange(side.blocks)]
     row, q, k = torch.cartesian_prod(*sides).unbind(1)
-    query, key = _Stretches(side, 0, row, q), _Stretches(side, 0, row, k)
+    query, key = Stretches(side, 0, row, q), Stretches(side, 0, row, k)
     shape = (2, time, time)
     truth = pattern.allowed(facts.place(1), facts.place(2)).expand(shape).flatten(1)
     where = (side.tokens % time).view(2, side.blocks, block)
@@ -112,7 +112,7 @@ def test_some_and_every_are_cautious(pattern, time, block, seed, packed):
 def test_tiles_of_one_token_are_the_mask(pattern):
     """The bounds of a single token leave nothing open (only `every` of a few may, which costs time, not truth)."""
     facts = some_facts(23, 5)
-    part = Part(pattern, facts, facts, 1)
+    part = Tiling(pattern, facts, facts, 1)
     found = torch.zeros(2, 23, 23, dtype=torch.bool)
     where = (part.query.tokens % 23).view(2, 23)
     found[part.row, where[part.row, part.q], where[part.row, part.k]] = True
@@ -146,7 +146,7 @@ def test_the_sparse_transformer_is_computed_in_two_orders():
 def test_the_tiles_of_a_bounded_pattern_grow_with_the_length_not_its_square(text, most):
     for time in (512, 1024, 4096):
         facts = Facts.of(Rows(torch.zeros(1, time, dtype=torch.long)))
-        assert Part(Pattern.from_text(text), facts, facts, 16).area <= most * time
+        assert Tiling(Pattern.from_text(text), facts, facts, 16).area <= most * time
 
 
 def test_scattered_columns_and_chosen_tokens_are_put_together():
@@ -154,6 +154,6 @@ def test_scattered_columns_and_chosen_tokens_are_put_together():
     chosen = torch.zeros(1, time, dtype=torch.bool)
     chosen[:, ::256] = True  # 16 of them, each in a block of its own
     facts = Facts.of(Rows(torch.zeros(1, time, dtype=torch.long), chosen=chosen))
-    assert Part(Pattern.from_text("window(16) | chosen"), facts, facts, 16).area < 7 * 16 * time
-    fixed = Part(Pattern.from_text("causal & (block(64) | fixed(64, 1))"), facts, facts, 16)
+    assert Tiling(Pattern.from_text("window(16) | chosen"), facts, facts, 16).area < 7 * 16 * time
+    fixed = Tiling(Pattern.from_text("causal & (block(64) | fixed(64, 1))"), facts, facts, 16)
     assert fixed.area < 2 * 64 * time  # a block of 64, one column in 64 of what lies before, and the rims of tiles

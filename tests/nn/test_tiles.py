@@ -12,9 +12,9 @@ from allyouneed.nn.context import Facts
 from allyouneed.nn.dense import Dense, Manner, dense_mask
 from allyouneed.nn.patterns import Causal, Pattern
 from allyouneed.nn.tiled import Tiled
-from allyouneed.nn.tiles import Part, apart
+from allyouneed.nn.tiles import Tiling, apart
 from anyfacts import some_facts
-from anypart import patterns
+from anypart import atoms, patterns
 
 HEADS, KV_HEADS, HEAD_WIDTH = 4, 2, 8
 TABLE = torch.randn(HEADS, 301, generator=torch.Generator().manual_seed(3), dtype=torch.double).requires_grad_()
@@ -81,7 +81,7 @@ def compare(execute, pattern, queries, keys, manner, batch, kv_heads=KV_HEADS):
 @example(~Pattern.from_text("full"), 63, 8, "bias", 0, False)
 def test_tiles_are_the_dense_mask(pattern, time, block, manner, seed, split):
     facts = some_facts(time, seed)
-    parts = [Part(one, facts, facts, block) for one in (apart(pattern) if split else [pattern])]
+    parts = [Tiling(one, facts, facts, block) for one in (apart(pattern) if split else [pattern])]
     compare(Tiled(parts), pattern, facts, facts, MANNERS[manner], batch=2)
 
 
@@ -89,7 +89,7 @@ def test_tiles_are_the_dense_mask(pattern, time, block, manner, seed, split):
 @given(patterns(), st.integers(0, 99), st.sampled_from(list(MANNERS)))
 def test_tiles_of_packed_rows(pattern, seed, manner):
     facts = some_facts(60, seed, packed=True)
-    compare(Tiled([Part(pattern, facts, facts, 8)]), pattern, facts, facts, MANNERS[manner], batch=2)
+    compare(Tiled([Tiling(pattern, facts, facts, 8)]), pattern, facts, facts, MANNERS[manner], batch=2)
 
 
 @pytest.mark.parametrize("manner", MANNERS)
@@ -97,7 +97,7 @@ def test_tiles_of_packed_rows(pattern, seed, manner):
 def test_rows_that_are_alike_and_heads_that_share_keys(manner, kv_heads):
     pattern = Pattern.from_text("causal & (window(9) | prefix(2))")
     facts = Facts.of(Rows(torch.zeros(3, 70, dtype=torch.long)))
-    compare(Tiled([Part(pattern, facts, facts, 16)]), pattern, facts, facts, MANNERS[manner], 3, kv_heads)
+    compare(Tiled([Tiling(pattern, facts, facts, 16)]), pattern, facts, facts, MANNERS[manner], 3, kv_heads)
 
 
 @pytest.mark.parametrize("manner", ["plain", "bias"])
@@ -105,14 +105,14 @@ def test_queries_and_keys_of_two_sentences(manner):
     queries = Facts.of(Rows(torch.zeros(2, 50, dtype=torch.long), torch.tensor([50, 20]), side="left"))
     keys = Facts.of(Rows(torch.zeros(2, 75, dtype=torch.long), torch.tensor([33, 75])))
     pattern = Pattern.from_text("window(6) | strided(5)")
-    parts = [Part(one, queries, keys, 8) for one in apart(pattern)]
+    parts = [Tiling(one, queries, keys, 8) for one in apart(pattern)]
     compare(Tiled(parts), pattern, queries, keys, MANNERS[manner], batch=2)
 
 
 def test_dropout_drops_weights_and_keeps_their_mean():
     pattern, facts = Pattern.from_text("causal & (window(20) | strided(20))"), some_facts(200, 0)
     q, k, v = tensors(2, 200, 200)
-    tiled = Tiled([Part(one, facts, facts, 16) for one in apart(pattern)])
+    tiled = Tiled([Tiling(one, facts, facts, 16) for one in apart(pattern)])
     torch.manual_seed(0)
     plain = tiled(q, k, v, 0.0, MANNERS["plain"])
     many = torch.stack([tiled(q, k, v, 0.3, MANNERS["plain"]) for _ in range(200)])
@@ -128,13 +128,45 @@ def test_flex_over_the_same_tiles(text, monkeypatch):
     for facts in (some_facts(300, 1), Facts.of(Rows(torch.zeros(2, 300, dtype=torch.long)))):
         generator = torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(2, 2, 300, 16, generator=generator) for _ in range(3))
-        parts = [Part(one, facts, facts, flex.FLEX_BLOCK) for one in apart(pattern)]
+        parts = [Tiling(one, facts, facts, flex.FLEX_BLOCK // 2, rounded=True) for one in apart(pattern)]
+        assert (parts[0].query.used, parts[0].query.blocks) == (5, 6)
         found = flex.Flex(parts, lambda: attend.whole)(q, k, v, 0.0, Manner(0.25))
         expected = Dense(dense_mask(pattern, facts, facts), facts.positions, facts.positions)(
             q, k, v, 0.0, Manner(0.25)
         )
         real = 1.0 if facts.real is None else facts.real[:, None, :, None]
         torch.testing.assert_close(found * real, expected * real, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("pattern", atoms(), ids=str)
+def test_every_pattern_can_be_compiled(pattern, monkeypatch):
+    """FlexAttention traces `allowed`: whole-number and boolean operations on places, nothing that builds a pattern."""
+    monkeypatch.setattr(flex, "_compiled_flex", lambda: flex_attention)
+    torch._dynamo.reset()
+    facts = some_facts(20, 1)
+    q, k, v = (torch.randn(2, 1, 20, 16) for _ in range(3))
+    found = flex.Flex([Tiling(Causal() & ~pattern, facts, facts, flex.FLEX_BLOCK)], lambda: attend.whole)
+    dense = Dense(dense_mask(Causal() & ~pattern, facts, facts), facts.positions, facts.positions)
+    real = facts.real[:, None, :, None]
+    manner = Manner(0.25)
+    torch.testing.assert_close(
+        found(q, k, v, 0.0, manner) * real, dense(q, k, v, 0.0, manner) * real, atol=1e-5, rtol=0
+    )
+
+
+def test_a_kernel_is_compiled_once_for_a_pattern_and_a_length(monkeypatch):
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(flex_attention, backend="eager", dynamic=False)
+    monkeypatch.setattr(flex, "_compiled_flex", lambda: compiled)
+    for seed in range(3):
+        facts = some_facts(40, seed)
+        q, k, v = (torch.randn(2, 1, 40, 16) for _ in range(3))
+        part = Tiling(Pattern.from_text("window(9) | chosen"), facts, facts, flex.FLEX_BLOCK)
+        flex.Flex([part], lambda: attend.whole)(q, k, v, 0.0, Manner(0.25))
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 # --- the choice -----------------------------------------------------------------------------------------------------
@@ -178,7 +210,7 @@ def test_what_is_kept_for_backward_does_not_grow_with_the_window():
     sizes = []
     for window in (16, 256):
         kept = []
-        tiled = Tiled([Part(Pattern.from_text(f"causal & window({window})"), facts, facts, 64)])
+        tiled = Tiled([Tiling(Pattern.from_text(f"causal & window({window})"), facts, facts, 64)])
 
         def keep(x, kept=kept):
             kept.append(x.numel())

@@ -27,7 +27,7 @@ from allyouneed.nn.dense import Dense, Manner, Plan, dense_mask
 from allyouneed.nn.flex import FLEX_BLOCK, Flex
 from allyouneed.nn.patterns import Causal, Full, Pattern
 from allyouneed.nn.tiled import Tiled
-from allyouneed.nn.tiles import Part, apart
+from allyouneed.nn.tiles import Tiling, apart
 
 
 def plan(pattern: Pattern, queries: Facts, keys: Facts, manner: Manner) -> Plan:
@@ -51,13 +51,17 @@ def plan(pattern: Pattern, queries: Facts, keys: Facts, manner: Manner) -> Plan:
             return whole  # the newest token sees all there is
     if isinstance(pattern, Full) and keys.segments is None and manner.plain:
         return whole
-    long = queries.time * keys.time >= WORTH_TILES and pattern.mean_keys(keys.time, 16) < 0.4 * keys.time
-    if long or (packed and queries.time >= FLEX_BLOCK):
-        parts = parts_of(pattern, queries, keys, FLEX_BLOCK if cuda else BLOCK)
-        few = sum(part.area for part in parts) < 0.6 * queries.time * keys.time
-        if manner.plain and cuda and (few or packed):
-            return Flex(parts, lambda: Tiled(parts) if few else dense(pattern, queries, keys))
-        if few:
+    long = queries.time * keys.time >= WORTH_TILES
+    if cuda and manner.plain and (long or (packed and queries.time >= FLEX_BLOCK)):
+        parts = parts_of(pattern, queries, keys, FLEX_BLOCK, rounded=True)
+        return Flex(parts, lambda: tiled_or_dense(pattern, queries, keys))
+    return tiled_or_dense(pattern, queries, keys) if long else dense(pattern, queries, keys)
+
+
+def tiled_or_dense(pattern: Pattern, queries: Facts, keys: Facts) -> Plan:
+    if pattern.mean_keys(keys.time, 16) < 0.4 * keys.time:  # a guess that spares the search where there is much to see
+        parts = parts_of(pattern, queries, keys, BLOCK)
+        if sum(part.area for part in parts) < 0.6 * queries.time * keys.time:
             return Tiled(parts)
     return dense(pattern, queries, keys)
 
@@ -70,13 +74,13 @@ WORTH_TILES = 512 * 1024  # scores; below, one call over all of them is quicker 
 BLOCK = 64
 
 
-def parts_of(pattern: Pattern, queries: Facts, keys: Facts, block: int) -> list[Part]:
+def parts_of(pattern: Pattern, queries: Facts, keys: Facts, block: int, rounded: bool = False) -> list[Tiling]:
     """The tiles of a pattern, in one order of the tokens or in several, whichever is less to compute."""
-    whole = Part(pattern, queries, keys, block)
+    whole = Tiling(pattern, queries, keys, block, rounded)
     alternatives = apart(pattern)
     if len(alternatives) == 1:
         return [whole]
-    several = [Part(one, queries, keys, block) for one in alternatives]
+    several = [Tiling(one, queries, keys, block, rounded) for one in alternatives]
     return several if 1.5 * sum(part.area for part in several) < whole.area else [whole]
 
 

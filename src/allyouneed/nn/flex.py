@@ -15,19 +15,22 @@ from torch import Tensor
 from allyouneed.nn.dense import Manner, Plan
 from allyouneed.nn.patterns import Place
 from allyouneed.nn.tiled import join
-from allyouneed.nn.tiles import Part, Side
+from allyouneed.nn.tiles import Side, Tiling
 
 FLEX_BLOCK = 128
 
 
 @cache
 def _compiled_flex() -> Any:
+    import torch._dynamo.config as dynamo
     from torch.nn.attention.flex_attention import flex_attention
 
+    # one kernel for each pattern and (rounded) length; past the limit torch would silently compute all n × n scores
+    dynamo.recompile_limit = max(dynamo.recompile_limit, 64)
     return torch.compile(flex_attention, dynamic=False)
 
 
-def mask_mod(part: Part) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def mask_mod(part: Tiling) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """The pattern as FlexAttention asks for it: one place at a time, of the tokens in their new order."""
     alike = part.rows == 1
 
@@ -47,7 +50,7 @@ def mask_mod(part: Part) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     return allowed
 
 
-def block_mask(part: Part) -> Any:
+def block_mask(part: Tiling) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
     def table(pairs: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,7 +70,7 @@ def block_mask(part: Part) -> Any:
 class Flex:
     """A plan; `otherwise` makes one for what the kernel cannot do: dropout, odd head widths."""
 
-    def __init__(self, parts: Sequence[Part], otherwise: Callable[[], Plan]) -> None:
+    def __init__(self, parts: Sequence[Tiling], otherwise: Callable[[], Plan]) -> None:
         self.parts, self.masks = list(parts), [block_mask(part) for part in parts]
         self.otherwise = otherwise
 
@@ -96,7 +99,7 @@ class Flex:
 
 
 def _stays(side: Side) -> bool:
-    return not side.sorted and side.time % side.block == 0
+    return not side.sorted and side.time == side.blocks * side.block
 
 
 def _moved(x: Tensor, side: Side) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -31,7 +32,7 @@ from allyouneed.nn.relative import NoRelative, Relative
 from allyouneed.nn.sparse_patterns import Block, SegmentDilated
 from allyouneed.nn.sublayer import Mixer, SubLayer
 from allyouneed.nn.tiled import Tiled
-from allyouneed.nn.tiles import Part
+from allyouneed.nn.tiles import Tiling
 
 
 class LongNet(Mixer):
@@ -120,15 +121,17 @@ class LongNetAttention(SelfAttention):
             return grouped(lambda q, k: self.plan(q, k, plain), queries, keys)
         if queries.time * keys.time < WORTH_TILES:
             return self.dense(queries, keys)
-        cuda = queries.device.type == "cuda"
-        block = FLEX_BLOCK if cuda else BLOCK
         found: list[tuple[list[int], Plan]] = []
         for branches, heads in self.groups:
-            parts = [Part(one, queries, keys, block) for one in branches]
+            parts = [Tiling(one, queries, keys, BLOCK) for one in branches]
             if sum(part.area for part in parts) > 0.6 * queries.time * keys.time:
                 return self.dense(queries, keys)
-            tiled = Tiled(parts)
-            found.append((heads, Flex(parts, lambda tiled=tiled: tiled) if cuda and plain else tiled))  # type: ignore[misc]
+            found.append((heads, Tiled(parts)))
+        if queries.device.type == "cuda" and plain:
+            for number, (branches, _) in enumerate(self.groups):
+                heads, tiled = found[number]
+                parts = [Tiling(one, queries, keys, FLEX_BLOCK, rounded=True) for one in branches]
+                found[number] = heads, Flex(parts, partial(_same, tiled))
         return ByHeads(found)
 
     def counts(self, queries: Facts, keys: Facts) -> Tensor:
@@ -158,6 +161,10 @@ def _counting(manner: Manner, counts: Tensor) -> Manner:
         return often.to(q.dtype) if manner.bias is None else manner.bias(q, queries, keys, scale) + often.to(q.dtype)
 
     return replace(manner, bias=bias, static=None)
+
+
+def _same(plan: Plan) -> Plan:
+    return plan
 
 
 class ByHeads:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.nn.dense import Dense, Manner, masked_scores, repeated
-from allyouneed.nn.tiles import Chunk, Part, Side
+from allyouneed.nn.tiles import Chunk, Side, Tiling
 
 KEYS_PER_CALL = 8192  # gathered keys stay in a processor's cache
 
@@ -24,11 +24,12 @@ KEYS_PER_CALL = 8192  # gathered keys stay in a processor's cache
 class Tiled:
     """A plan: the tiles of each part, ready to be called by all layers."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[Tiling]) -> None:
         self.parts = list(parts)
         cuda = parts[0].query.tokens.device.type == "cuda"
         self.chunks = [list(part.chunks(KEYS_PER_CALL * (32 if cuda else 1))) for part in parts]
         self.dense: dict[tuple[int, int], Dense] = {}
+        self.slots: dict[int, Tensor] = {}
 
     @property
     def area(self) -> int:
@@ -76,7 +77,9 @@ class Tiled:
             else:
                 out = execute(a, b, c, dropout, manner)
             outs.append(out.transpose(1, 2).flatten(0, 1))  # (n · block, heads, head_width)
-        slots = self._slots(number)
+        if number not in self.slots:
+            self.slots[number] = self._slots(number)
+        slots = self.slots[number]
         out = _Pick.apply(torch.cat(outs), slots, 0.0)
         return out, _Pick.apply(torch.cat(sums), slots, float("-inf")) if with_lse else out
 
@@ -229,11 +232,11 @@ class Fused(torch.autograd.Function):
         return *found, None, None
 
 
-def _sides(part: Part, q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Tensor, Side]]:
+def _sides(part: Tiling, q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Tensor, Side]]:
     return [(q, part.query), (k, part.key), (v, part.key)]
 
 
-def _tile(part: Part, chunk: Chunk, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+def _tile(part: Tiling, chunk: Chunk, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     """The chunk's queries, keys and values: (n, heads, tokens, head_width) each."""
     queries, keys = part.query.tokens[chunk.queries], part.key.tokens[chunk.keys].flatten(1)
     return [x[index].transpose(1, 2) for x, index in ((q, queries), (k, keys), (v, keys))]

@@ -10,6 +10,7 @@ questions, asked all at once. Any order and any cautious answer give the right r
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,13 +29,15 @@ LADDER = sorted({2**n for n in range(24)} | {3 * 2**n for n in range(24)})  # nu
 class Side:
     """The tokens of one axis in blocks.
 
-    `tokens` (rows · blocks, block): index of each in the flattened rows; the last block of a row is filled up with
-    copies of its last token, which are not `inside`. `slots` (rows · time): where each token went.
+    `tokens` (rows · blocks, block): index of each in the flattened rows; a row is filled up with copies of its last
+    token, which are not `inside`, to `used` blocks, or where lengths shall be few (`rounded`) to a few more.
+    `slots` (rows · time): where each token went.
     """
 
-    def __init__(self, pattern: Pattern, facts: Facts, rows: int, block: int) -> None:
+    def __init__(self, pattern: Pattern, facts: Facts, rows: int, block: int, rounded: bool = False) -> None:
         time, device = facts.time, facts.device
-        self.rows, self.time, self.block, self.blocks = rows, time, block, -(-time // block)
+        self.rows, self.time, self.block, self.used = rows, time, block, -(-time // block)
+        self.blocks = LADDER[bisect_left(LADDER, self.used)] if rounded else self.used
         there = _spread(facts, rows)
         order = _order(pattern, there, facts.segments is not None)
         self.sorted = order is not None
@@ -52,12 +55,12 @@ class Side:
         flat = [None if fact is None else fact.reshape(-1)[self.tokens] for fact in there]
         self.place = Place(*flat)  # type: ignore[arg-type]
         self.levels = 0
-        while -(-self.blocks // FAN**self.levels) > FAN:
+        while self.count(self.levels) > FAN:
             self.levels += 1
         self._bounds: dict[tuple[Pattern, int], tuple[Tensor, Tensor]] = {}
 
     def count(self, level: int) -> int:
-        return -(-self.blocks // FAN**level)
+        return -(-self.used // FAN**level)
 
     def table(self, pattern: Pattern, level: int) -> tuple[Tensor, Tensor]:
         """The least and the greatest feature of each stretch of FAN ** level blocks: (rows, stretches) each."""
@@ -65,7 +68,8 @@ class Side:
         if key not in self._bounds:
             if level == 0:
                 feature = pattern.feature(self.place)
-                found = feature.amin(-1).view(self.rows, -1), feature.amax(-1).view(self.rows, -1)
+                low, high = (bound.view(self.rows, -1)[:, : self.used] for bound in feature.aminmax(dim=-1))
+                found = low, high
             else:
                 low, high = self.table(pattern, level - 1)
                 steps = torch.arange(self.count(level) * FAN, device=low.device).clamp(max=low.shape[1] - 1)
@@ -75,7 +79,7 @@ class Side:
         return self._bounds[key]
 
 
-class _Stretches(NamedTuple):
+class Stretches(NamedTuple):
     side: Side
     level: int
     row: Tensor
@@ -131,16 +135,17 @@ class Chunk:
         return None if self.mask is None else ~self.mask.any(-1)
 
 
-class Part:
-    """The tiles of one pattern: `query` and `key` are blocks, `row`, `q`, `k` the pairs of them that hold something."""
+class Tiling:
+    """The tiles of one pattern: `query` and `key` are blocks, `row`, `q`, `k` the pairs of them that hold something,
+    `full` whether such a pair holds everything."""
 
-    def __init__(self, pattern: Pattern, queries: Facts, keys: Facts, block: int) -> None:
+    def __init__(self, pattern: Pattern, queries: Facts, keys: Facts, block: int, rounded: bool = False) -> None:
         rows = rows_of(queries, keys)
         self.rule = pattern & SameSegment() if queries.packed and keys.packed else pattern
         self.rows, self.block = rows, block
-        self.query = Side(pattern, queries, rows, block)
+        self.query = Side(pattern, queries, rows, block, rounded)
         same = keys is queries
-        self.key = self.query if same else Side(pattern, keys, rows, block)
+        self.key = self.query if same else Side(pattern, keys, rows, block, rounded)
         self.row, self.q, self.k, self.full = self._find()
 
     def _find(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -149,7 +154,7 @@ class Part:
         row, q, k = torch.cartesian_prod(*(torch.arange(size, device=device) for size in sizes)).unbind(1)
         step = torch.arange(FAN, device=device)
         while True:
-            query, key = _Stretches(self.query, level, row, q), _Stretches(self.key, level, row, k)
+            query, key = Stretches(self.query, level, row, q), Stretches(self.key, level, row, k)
             keep = self.rule.some(query, key) & (key.bounds(real)[1] > 0) & (query.bounds(real)[1] > 0)
             row, q, k = row[keep], q[keep], k[keep]
             if level == 0:
@@ -162,7 +167,7 @@ class Part:
             row, q, k = row[there], q[there], k[there]
         by_query = ((row * self.query.blocks + q) * self.key.blocks + k).argsort()
         row, q, k = row[by_query], q[by_query], k[by_query]
-        query, key = _Stretches(self.query, 0, row, q), _Stretches(self.key, 0, row, k)
+        query, key = Stretches(self.query, 0, row, q), Stretches(self.key, 0, row, k)
         whole = self.key.inside.all(-1)[row * self.key.blocks + k]
         return row, q, k, self.rule.every(query, key) & (key.bounds(real)[0] > 0) & whole
 
