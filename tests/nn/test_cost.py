@@ -96,17 +96,17 @@ def test_the_flops_of_a_window_do_not_grow_with_the_sentence():
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("mixer", "cross", "two"))])
 @pytest.mark.parametrize("tokens", [1, 33, 90])
 def test_state_is_as_large_as_declared(name, tokens):
-    """What grows, for each token of the target; what is constant, once: the source's keys, and what a mixer that
-    forgets comes to keep (until then it is as small as the text). In elements; float32 here."""
+    """After so many tokens of a source and of a target as long: what grows, for each token of the target; what is
+    constant, once: the source's keys, and what a mixer that forgets comes to keep. In elements; float32 here."""
     config = parse(Model, CASES[name])
     tokens = min(tokens, 40 if "location" in name else tokens)  # scores of a table of places end where it ends
-    model, rows, source = config.build().eval(), 3, 4
+    model, rows = config.build().eval(), 3
     with torch.no_grad():
-        states = model.start(Rows(torch.ones(rows, source, dtype=torch.long)))
+        states = model.start(Rows(torch.ones(rows, tokens, dtype=torch.long)))
         for start in range(0, tokens, 2):  # by twos, to grow more than once
             step = min(2, tokens - start)
             model.advance(Rows(torch.ones(rows, step, dtype=torch.long)), states)
-    cost = config.cost(source)
+    cost = config.cost(tokens)
     shared = sum(s.bytes for layer in states.layers for s in layer.values() if s.shared)
     grown, constant = 4 * rows * tokens * cost.state_per_token, 4 * rows * cost.state_constant
     assert 0 < grown + shared <= states.bytes <= grown + constant

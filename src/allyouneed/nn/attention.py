@@ -99,7 +99,7 @@ class Attention(Mixer):
         keys = linear.cost(common.width, narrow, bias.k) + linear.cost(common.width, narrow, bias.v)
         if cross:  # keys and values are made once per source token, not once per target token
             return total + Cost(keys.parameters, state_constant=2 * narrow * length)
-        return total + keys + cache_cost(self.pattern, 2 * narrow)
+        return total + keys + cache_cost(self.pattern, 2 * narrow, length)
 
     def shared(self, common: Common) -> dict[Hashable, Cost]:
         return self.positions.shared(self.sizes(common), common)
@@ -133,10 +133,12 @@ class Attention(Mixer):
         return []
 
 
-def cache_cost(pattern: Pattern, each: int) -> Cost:
-    """Of remembering so many elements of each token that this pattern may still look at."""
+def cache_cost(pattern: Pattern, each: int, length: int) -> Cost:
+    """Of remembering so many elements of each token that this pattern may still look at; a ring grows until it turns."""
     kept = pattern.memory
-    return Cost(state_per_token=each) if kept is None else Cost(state_constant=each * ring_size(kept))
+    if kept is None or length < ring_size(kept):
+        return Cost(state_per_token=each)
+    return Cost(state_constant=each * ring_size(kept))
 
 
 class Looking(SubLayer):

@@ -79,7 +79,7 @@ class LatentAttention(Mixer):
         if self.norm is not None:
             total += self.norm.cost(self.kv_rank)
             total += Cost() if self.query_rank is None else self.norm.cost(self.query_rank)
-        return total + cache_cost(self.pattern, self.kv_rank + self.rope_width)
+        return total + cache_cost(self.pattern, self.kv_rank + self.rope_width, length)
 
     def shared(self, common: Common) -> dict[Hashable, Cost]:
         return self.positions.shared(self.turned_heads, common)
