@@ -4,9 +4,9 @@
     python bench/long.py --device cuda --lengths 1024 4096 16384 65536 --write docs/results/long.md
 
 Batch 1, 8 heads of 64, keys and values as many; float32 on CPU, bfloat16 on CUDA. The plan (which tiles there are) is
-made once and counted in its own column, for all layers of a forward pass share it. Every measurement runs in a process
-of its own; memory is its peak beyond what q, k, v and their gradients took when it began (CPU: resident set, CUDA: the
-allocator's). The baseline is SDPA's causal kernel in the same run: "× causal" is how many times its time. "growth" is
+made once and counted in its own column, for all layers of a forward pass share it. On CPU every measurement runs in a
+process of its own; memory is its peak beyond what q, k, v and their gradients took when it began (CPU: resident set,
+CUDA: the allocator's). The baseline is SDPA's causal kernel in the same run: "× causal" is how many times its time. "growth" is
 the factor of the time from the length before to this one; 2 is linear where lengths double, 4 quadratic.
 """
 
@@ -109,7 +109,14 @@ def measure(name: str, length: int, device: str, backward: bool) -> dict[str, An
 
 
 def child(name: str, length: int, device: str, backward: bool, limit: float) -> dict[str, Any] | None:
-    """The same in a process of its own; None when it takes too long or too much memory."""
+    """The same in a process of its own (on CUDA, where the allocator tells, in this one: compiled kernels are kept);
+    None when it takes too long or too much memory."""
+    if device == "cuda":
+        try:
+            return measure(name, length, device, backward)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return None
     command = [sys.executable, __file__, "--one", name, str(length), device, str(int(backward))]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit)

@@ -36,6 +36,7 @@ class Folder:
     max_tokens: int = 256  # the longest sentence it was trained on
     directions: list[tuple[str | None, str]] = field(default_factory=list)  # (from, to), where its data named them
     labels: list[str] = field(default_factory=list)  # what it tells apart, in the order of its scores
+    files: dict[str, Any] = field(default_factory=dict)  # how its training data was read: columns, keys
     card: str = ""
     path: Path | None = None
 
@@ -57,6 +58,7 @@ class Folder:
                 "max_tokens": self.max_tokens,
                 "directions": self.directions,
                 "labels": self.labels,
+                "files": self.files,
                 "tokenizer_hash": self.vocabularies.hash,
                 "sha256": {name: sha256(folder / name) for name in written},
                 "model": tree_of(config),
@@ -98,6 +100,7 @@ class Folder:
             about["max_tokens"],
             [(pair[0], pair[1]) for pair in about["directions"]],
             about.get("labels", []),
+            about.get("files", {}),
             card,
             path,
         )

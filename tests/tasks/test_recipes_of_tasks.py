@@ -23,6 +23,12 @@ from toytexts import BOTH, DECODER, ENCODER, RUNS, Listener, recipe
         ("tagging", {"task": "taging"}, "task.kind: 'taging' is no task; did you mean 'tagging'"),
         ("causal-lm", {"validate": {"metric": "bleu"}}, r"validate\.metric: causal-lm is judged by perplexity, loss"),
         ("causal-lm", {"batch": {"source_row": 9}}, r"batch\.source_row is for tasks with two sides"),
+        ("causal-lm", {"data": {"train": "a.txt", "filters": {"ratio": 2}}}, "an example of causal-lm has one"),
+        (
+            "causal-lm",
+            {"model": DECODER | {"embed": {"positions": {"kind": "learned", "length": 32}}}},
+            r"model\.embed\.positions: places for 32 tokens, but .* up to 64; set data\.max_tokens: 32",
+        ),
         ("similarity", {"tokenizer": {"joint": False}}, r"tokenizer\.joint: false is for translation"),
         ("contrastive", {"data": {"train": {"path": "a.tsv", "to": "de"}}}, "'from' and 'to' are for translation"),
         (
@@ -70,10 +76,21 @@ def test_an_empty_file_is_named(run: str, texts: Path, tmp_path: Path) -> None:
 
 
 def test_labels_that_training_never_saw_are_named_with_their_line(texts: Path, tmp_path: Path) -> None:
-    said = wrong("classification", "pos\tgood\nposs\tgood\n", texts, tmp_path, split="valid")
-    assert "bad.labelled.tsv:2: the label 'poss' does not occur in the training data; it knows: neg, pos" in said
-    said = wrong("tagging", "Anna B-PER\n\nUlm B-CITY\n", texts, tmp_path, split="valid")
-    assert "bad.conll:3: the label 'B-CITY' does not occur in the training data" in said
+    """A file of nothing else is refused; some are told, have no loss, and count as missed."""
+    said = wrong("classification", "poss\tgood\n", texts, tmp_path, split="valid")
+    assert "none of the texts in the data can be used" in said
+    assert "label unseen in training: 1" in said
+    assert "bad.labelled.tsv:1: 'poss' does not occur in the training data: 'good'" in said
+    for run, text, words in [
+        ("classification", "pos\tgood\nposs\tgood\n", "bad.labelled.tsv:2: 'poss' does not occur"),
+        ("tagging", "Anna B-PER\n\nUlm B-CITY\n", "bad.conll:3: 'B-CITY' does not occur"),
+    ]:
+        path, listener = tmp_path / f"bad.{RUNS[run][0]}", Listener()
+        path.write_text(text)
+        result = train(
+            recipe(tmp_path, texts, run, f"data.valid.path={path}", "steps=1"), fresh=True, console=listener.console
+        )
+        assert words in listener.text and result.scores["valid"]["accuracy"] <= 50
 
 
 def test_a_column_that_holds_no_labels_is_noticed(texts: Path, tmp_path: Path) -> None:

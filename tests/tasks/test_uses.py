@@ -1,5 +1,6 @@
 """What a person can do with a model of each task: `ayn.load(folder)` and a call."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,12 @@ import pytest
 import torch
 
 import allyouneed as ayn
+from allyouneed.cli import main
 from allyouneed.folder import Folder
 from allyouneed.infer.classifier import Classifier
+from allyouneed.infer.evaluate import evaluate
 from allyouneed.infer.uses import predictor
+from allyouneed.tasks.task import Task
 
 Load = Callable[[str], Any]
 PROMPTS = ["the cat", "a dog likes the moon. my friend follows", "", "她"]
@@ -193,3 +197,43 @@ def test_a_folder_keeps_its_labels_and_its_task(trained: Callable[[str], tuple[P
 def test_the_model_card_names_the_labels(trained: Callable[[str], tuple[Path, str]]) -> None:
     card = (trained("tagging")[0] / "model" / "README.md").read_text(encoding="utf-8")
     assert "- labels: B-LOC, B-PER, I-LOC, I-PER, O" in card and "300 sentences" in card and "words in 60 steps" in card
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        ("causal-lm", "txt"),
+        ("masked-lm words", "txt"),
+        ("span-corruption", "txt"),
+        ("prefix-lm", "pairs.tsv"),
+        ("translation", "pairs.tsv"),
+        ("classification", "labelled.tsv"),
+        ("tagging", "conll"),
+        ("similarity", "scored.tsv"),
+        ("contrastive", "pairs.tsv"),
+    ],
+)
+def test_a_model_is_scored_on_a_file_as_in_training(
+    run: str, name: str, trained: Callable[[str], tuple[Path, str]], texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is read as the training data was: the folder knows which column is what."""
+    folder = trained(run)[0]
+    expected = json.loads((folder / "result.json").read_text())["scores"]["valid"]
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", str(texts / f"valid.{name}"), "--model", str(folder / "model"), "--json"])
+    assert ended.value.code in (0, None)
+    found = json.loads(capsys.readouterr().out)
+    metric = next(iter(Task.registry[run.split()[0]].metrics))
+    if not run.startswith(("masked", "span")):  # where chance has its say, it has another here
+        assert found[metric] == pytest.approx(expected[metric], rel=1e-3)
+    else:
+        assert found[metric] == pytest.approx(expected[metric], rel=0.3)
+
+
+def test_a_file_of_which_nothing_can_be_used_is_named(
+    trained: Callable[[str], tuple[Path, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "bad.tsv").write_text("one column\n")
+    model = ayn.load(trained("classification")[0] / "model")
+    with pytest.raises(ayn.UserError, match=r"none of the texts in .*bad\.tsv can be used(.|\n)*no column 1"):
+        evaluate(model, tmp_path / "bad.tsv")

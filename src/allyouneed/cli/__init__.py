@@ -146,7 +146,7 @@ def evaluate(
     from_: FromOption = None,
     beam: BeamOption = None,
 ) -> None:
-    """Score a model, or a file of translations, with BLEU and chrF."""
+    """Score a model by what its task is judged by: translations, or a file of them, with BLEU and chrF."""
     from allyouneed.evaluate.translation import WORDS
     from allyouneed.evaluate.translation import evaluate as score
 
@@ -156,6 +156,9 @@ def evaluate(
         raise UserError(f"--tokenize {tokenize}: it may be {', '.join(WORDS)}")
     if hypotheses is not None and (beam is not None or from_ is not None or output is not None):
         raise UserError("--beam, --from and --output are for --model; with --hypotheses nothing is translated")
+    if model is not None and pairs is not None and not _translates(model):
+        _evaluate_answers(pairs, model, device, as_json)
+        return
     sources, references = _test_pairs(pairs, source, target, needs_source=model is not None)
     if hypotheses is not None:
         found = list(lines(hypotheses))
@@ -215,6 +218,14 @@ app.add_typer(look_app, name="look")
 
 
 def _load(folder: Path, device: str) -> Translator:
+    model = _loaded(folder, device)
+    if not hasattr(model, "translate_stream"):
+        raise UserError(f"{folder}: it was trained for {model.folder.task['kind']} and does not translate")
+    translator: Translator = model
+    return translator
+
+
+def _loaded(folder: Path, device: str) -> Any:
     import allyouneed
 
     if device not in ("cpu", "cuda"):
@@ -224,11 +235,23 @@ def _load(folder: Path, device: str) -> Translator:
 
         if not torch.cuda.is_available():
             raise UserError("--device cuda: torch finds no CUDA GPU here; use --device cpu")
-    model = allyouneed.load(_model_folder(folder), device)
-    if not hasattr(model, "translate_stream"):
-        raise UserError(f"{folder}: it was trained for {model.folder.task['kind']} and does not translate")
-    translator: Translator = model
-    return translator
+    return allyouneed.load(_model_folder(folder), device)
+
+
+def _translates(folder: Path) -> bool:
+    from allyouneed.folder import read_about
+
+    return read_about(_model_folder(folder))["task"].get("kind") == "translation"
+
+
+def _evaluate_answers(path: Path, model: Path, device: str, as_json: bool) -> None:
+    """For every task but translation: the file is read as the training data was."""
+    from allyouneed.infer.evaluate import evaluate as judge
+
+    judged, report = judge(_loaded(model, device), path)
+    if report.dropped:
+        print(f"note: {report.text()}", file=sys.stderr)
+    print(json.dumps(judged.figures) if as_json else judged.text)
 
 
 def _model_folder(path: Path) -> Path:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from allyouneed.data.labels import Tagged
 from allyouneed.data.readers import Example
 from allyouneed.data.tokenizers import EAST_ASIAN_CHARACTER, Tokenizer
-from allyouneed.errors import UserError
 
 BLOCK = 1 << 16  # characters of a long text that are encoded in one go
 
@@ -84,9 +83,10 @@ class Texts(Encoding):
             lengths = [len(ids) for ids in row]
             marks = self.marks if len(example.texts) < len(sides) or not self.together else self.marks + 1
             left_out = self.too_long((sum(lengths) if self.together else max(lengths)) + marks)
-            yield left_out or row + self.besides(example)
+            more = self.besides(example)
+            yield left_out or (more if isinstance(more, LeftOut) else row + more)
 
-    def besides(self, example: Any) -> Row:
+    def besides(self, example: Any) -> Row | LeftOut:
         """The columns that are no texts."""
         if not self.word_starts:
             return []
@@ -108,8 +108,9 @@ class WithLabel(Texts):
         self.columns["label"] = "<u4"
         self.facts |= {"labels": list(labels)}
 
-    def besides(self, example: Any) -> Row:
-        return [[number_of(example.label, self.numbers, example)]]
+    def besides(self, example: Any) -> Row | LeftOut:
+        number = self.numbers.get(example.label)
+        return unseen(example.label) if number is None else [[number]]
 
 
 class WithScore(Texts):
@@ -135,21 +136,20 @@ class Tags(Encoding):
 
     def encode(self, chunk: Sequence[Tagged]) -> Iterator[Row | LeftOut]:
         for example, words in zip(chunk, encode_words(self.tokenizer, [e.words for e in chunk]), strict=True):
+            strange = [tag for tag in example.tags if tag not in self.numbers]
+            if strange:
+                yield unseen(strange[0])
+                continue
             tags: list[int] = []
             for word, tag in zip(words, example.tags, strict=True):
-                tags += [number_of(tag, self.numbers, example), *[0] * (len(word) - 1)]
+                tags += [self.numbers[tag], *[0] * (len(word) - 1)]
             ids = [number for word in words for number in word]
             yield self.too_long(len(ids) + self.marks) or [ids, tags]
 
 
-def number_of(label: str, numbers: Mapping[str, int], example: Example) -> int:
-    if label not in numbers:
-        few = ", ".join(list(numbers)[:20]) + (", …" if len(numbers) > 20 else "")
-        raise UserError(
-            f"{example.file}:{example.line}: the label {label!r} does not occur in the training data; "
-            f"it knows: {few}. Mend the label, or add examples of it to data.train"
-        )
-    return numbers[label]
+def unseen(label: str) -> LeftOut:
+    """Official test sets do have such labels: they have no loss, but as answers they count as missed."""
+    return LeftOut("label unseen in training", f"{label!r} does not occur in the training data")
 
 
 def encode_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:

@@ -94,6 +94,7 @@ class ScoredFiles(Files):
     """Where scored pairs of texts lie, a line each."""
 
     examples: ClassVar[str] = "scored pairs"
+    two: ClassVar[bool] = True
     kind: Literal["scored"] = "scored"
     path: Paths
     columns: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] | None = None

@@ -47,6 +47,7 @@ class PairFiles(Files):
     """Where sentence pairs lie: `path` (both sides in one file) or `source` and `target` (aligned line by line)."""
 
     examples: ClassVar[str] = "pairs"
+    two: ClassVar[bool] = True
     kind: Literal["pairs"] = "pairs"
     path: Paths | None = None
     source: Paths | None = None

@@ -114,6 +114,7 @@ class Files(Part, slot="kind of files"):
     """Where examples lie. A task says which kind it reads; a bare word is a path."""
 
     examples: ClassVar[str]  # what they are called, in the plural
+    two: ClassVar[bool] = False  # each has two texts that can be compared
 
     @model_validator(mode="before")
     @classmethod

@@ -30,22 +30,44 @@ def _compiled_flex() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
+Look = Callable[
+    [Tensor, Tensor], tuple[Place, Tensor]
+]  # (row, index) -> the place of that token, and whether it is one
+
+
+def _looking(side: Side) -> Look:
+    """Counted where rows just count on, looked up where not: in a kernel a look-up is a memory access per score."""
+
+    def table(fact: Tensor | None) -> Tensor | None:
+        return None if fact is None else fact.reshape(side.rows, -1)
+
+    said = [table(fact) for fact in side.place[2:]]
+    if side.start is not None:
+        start, time = side.start, side.time
+
+        def counted(row: Tensor, index: Tensor) -> tuple[Place, Tensor]:
+            more = [None if fact is None else fact[row, index] for fact in said]
+            return Place(index + start, torch.ones_like(index), *more), index < time
+
+        return counted
+    position, segment = (fact.reshape(side.rows, -1).to(torch.int32) for fact in side.place[:2])
+    real = ((side.place.segment > 0) & side.inside).reshape(side.rows, -1)
+
+    def looked_up(row: Tensor, index: Tensor) -> tuple[Place, Tensor]:
+        more = [None if fact is None else fact[row, index] for fact in said]
+        return Place(position[row, index].long(), segment[row, index].long(), *more), real[row, index]
+
+    return looked_up
+
+
 def mask_mod(part: Tiling) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """The pattern as FlexAttention asks for it: one place at a time, of the tokens in their new order."""
-    alike = part.rows == 1
-
-    def rows(side: Side, fact: Tensor | None) -> Tensor | None:
-        return None if fact is None else fact.reshape(part.rows, -1)
-
-    query, key = ([rows(side, fact) for fact in side.place] for side in (part.query, part.key))
-    real = rows(part.key, (part.key.place.segment > 0) & part.key.inside)
-    assert real is not None
+    alike, query, key = part.rows == 1, _looking(part.query), _looking(part.key)
 
     def allowed(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         row = batch * 0 if alike else batch
-        here = [None if fact is None else fact[row, q] for fact in query]
-        there = [None if fact is None else fact[row, k] for fact in key]
-        return part.rule.allowed(Place(*here), Place(*there)) & real[row, k]  # type: ignore[arg-type]
+        there, real = key(row, k)
+        return part.rule.allowed(query(row, q)[0], there) & real
 
     return allowed
 

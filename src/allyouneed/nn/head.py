@@ -1,4 +1,4 @@
-"""From vectors to what a task asks for: scores over the vocabulary, over classes, over tags, or one vector a sentence."""
+"""From vectors to what a task asks for: scores over the vocabulary here, of texts and words in sentence_heads.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class HeadModule(nn.Module):
 
 
 class Transform(Config):
-    """What BERT does before its output projection: Norm(activation(x W + b)) (Devlin et al. 2019, the authors' code)."""
+    """What BERT does before its output projection: Norm(activation(x W + b)) (Devlin et al. 2019, their own code)."""
 
     activation: Activation = "gelu"
     norm: Norm = LayerNorm()

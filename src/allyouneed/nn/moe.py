@@ -96,6 +96,10 @@ class MoE(Channel):
                 found += [(f"{name}.{key}", text) for key, text in part.problems(common)]
                 if (outputs := part.outputs(common)) != common.width:
                     found.append((name, f"gives {outputs} features where the mixture has {common.width}"))
+        if self.expert.remembers:
+            found.append(
+                ("expert", "looks at the token before, which another expert may have; as `shared` it can stand")
+            )
         if self.top > self.experts:
             found.append(("top", f"a token cannot choose {self.top} of {self.experts} experts"))
         if self.router.normalise and self.top == 1:

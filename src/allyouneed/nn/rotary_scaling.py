@@ -148,3 +148,14 @@ class Llama3Scaling(Scaling):
 
     def problems(self, width: int) -> list[tuple[str, str]]:
         return [] if self.high > self.low else [("high", f"{self.high} must be above low, which is {self.low}")]
+
+
+class Inclusive(Scaling):
+    """No scaling; the slowest plane turns at exactly 1/base: base^(−i/(n−1)) for plane i of n, as the code of RetNet
+    and YOCO has it (Sun et al. 2023 and 2024)."""
+
+    kind: Literal["inclusive"] = "inclusive"
+
+    def frequencies(self, base: float, width: int) -> Tensor:
+        exponents = torch.linspace(0, 1, width // 2, dtype=torch.float64, device="cpu")
+        return torch.as_tensor(base, dtype=torch.float64, device="cpu") ** -exponents

@@ -73,6 +73,8 @@ class Mixer(Part, slot="token mixer"):
 class Channel(Part, slot="channel mixer"):
     """Mixes the features of one token."""
 
+    remembers: ClassVar[bool] = False  # does it look at tokens before its own (RWKV's channel-mixing)?
+
     @property
     def alone(self) -> bool:
         """A token gets the same numbers whoever else is in the batch (not so where experts have a capacity)."""

@@ -133,7 +133,7 @@ class _Blocks(torch.autograd.Function):
         home = gradients[0].new_zeros(len(side.tokens), side.block, *ctx.shape[1:])
         for index, gradient in zip(ctx.blocks, gradients, strict=True):
             home.index_add_(0, index.flatten(), gradient.reshape(-1, *home.shape[1:]))
-        return home.flatten(0, 1).index_select(0, side.slots), None, *(None for _ in ctx.blocks)
+        return side.unblocked(home), None, *(None for _ in ctx.blocks)
 
 
 class _Pick(torch.autograd.Function):
@@ -211,7 +211,7 @@ class Fused(torch.autograd.Function):
         (gradient,) = gradients
         gradient = gradient.contiguous()
         groups = q.shape[1] // k.shape[1]
-        found = [torch.zeros_like(x) for x in (q, k, v)]
+        found: list[Tensor | None] = [None, None, None]
         for part, chunks in zip(ctx.tiled.parts, ctx.tiled.chunks, strict=True):
             homes = [x.new_zeros(len(s.tokens), s.block, *x.shape[1:]) for x, s in _sides(part, q, k, v)]
             for chunk in chunks:
@@ -227,8 +227,10 @@ class Fused(torch.autograd.Function):
                     if home.shape[2] != grad.shape[2]:  # heads that share keys add up
                         grad = grad.unflatten(2, (-1, groups)).sum(3)
                     home.index_add_(0, blocks.flatten(), grad.reshape(-1, *home.shape[1:]))
-            for total, home, (_, side) in zip(found, homes, _sides(part, q, k, v), strict=True):
-                total += home.flatten(0, 1).index_select(0, side.slots)
+            for number, (_, side) in enumerate(_sides(part, q, k, v)):
+                moved, before = side.unblocked(homes[number]), found[number]
+                homes[number] = moved  # the blocks can go
+                found[number] = moved if before is None else before.add_(moved)
         return *found, None, None
 
 

@@ -41,6 +41,8 @@ class Side:
         there = _spread(facts, rows)
         order = _order(pattern, there, facts.segments is not None)
         self.sorted = order is not None
+        # where counting tells everything, nobody has to look it up: the first position of rows that just count on
+        self.start = facts.start if order is None and facts.segments is None else None
         steps = torch.arange(self.blocks * block, device=device)
         filled = steps.clamp(max=time - 1).expand(rows, -1)
         first = torch.arange(rows, device=device)[:, None]
@@ -58,6 +60,11 @@ class Side:
         while self.count(self.levels) > FAN:
             self.levels += 1
         self._bounds: dict[tuple[Pattern, int], tuple[Tensor, Tensor]] = {}
+
+    def unblocked(self, x: Tensor) -> Tensor:
+        """(rows · blocks, block, …) back to (rows · time, …) in the rows' own order."""
+        stays = not self.sorted and self.time == self.blocks * self.block
+        return x.flatten(0, 1) if stays else x.flatten(0, 1).index_select(0, self.slots)
 
     def count(self, level: int) -> int:
         return -(-self.used // FAN**level)

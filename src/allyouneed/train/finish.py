@@ -126,7 +126,7 @@ def finish(trainer: Trainer, run: Run, recipe_text: str) -> dict[str, dict[str, 
 
 def _tokenizer(trainer: Trainer) -> str:
     recipe, vocabularies = trainer.recipe, trainer.prepared.vocabularies
-    made = recipe.tokenizer.kind if recipe.start is None else f"of {recipe.start.name}"
+    made = recipe.tokenizer.kind if recipe.start is None else "that of the model it started from"
     if not vocabularies.joint:
         return f"{made}, one for each side"
     return f"{made}, shared by both sides" if recipe.task.sides == 2 else made

@@ -28,6 +28,7 @@ from allyouneed.train.signals import Interrupted, StopRequest
 from allyouneed.train.step import Measured, Pending, fetch, run_update
 from allyouneed.train.validate import OF_THE_LOSS, better, validation_loss
 
+WHERE = ("kind", "path", "source", "target", "from", "to")  # keys of files that do not say how to read them
 LAG = 10  # updates a GPU may be ahead of what the host knows; a CPU has no reason to lag
 
 
@@ -222,6 +223,7 @@ class Trainer:
             max_tokens=recipe.max_tokens,
             directions=list(dict.fromkeys((files.from_, files.to) for files in pairs if files.to is not None)),
             labels=self.prepared.labels,
+            files={k: v for k, v in tree_of(recipe.data.train[0], full=False).items() if k not in WHERE},
             card=card,
         )
 

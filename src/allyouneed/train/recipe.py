@@ -142,6 +142,8 @@ class Recipe(Config):
             raise ValueError("give 'steps' or 'epochs', not both")
         if self.average > self.save.keep:
             raise ValueError(f"'average' takes the last {self.average} checkpoints, but save.keep is {self.save.keep}")
+        if self.data.filters.ratio is not None and not self.task.reads.two:
+            raise ValueError(f"data.filters.ratio compares two texts; an example of {self.task_kind} has one")
         if self.task.sides == 1 and self.batch.source_row is not None:
             raise ValueError(f"batch.source_row is for tasks with two sides; {self.task_kind} has one")
         if not self.task.two_vocabularies:
@@ -205,6 +207,16 @@ class Recipe(Config):
         if kind not in self.task.kinds:
             wanted = " or ".join(self.task.kinds)
             raise ConfigError([f"kind: {self.task_kind} trains a model of kind {wanted}, this is {kind}"], "model")
+        limits = [getattr(model, name, None) for name in ("limit", "source_limit")]
+        places = min((limit for limit in limits if limit is not None), default=self.max_tokens)
+        if self.max_tokens > places:
+            raise ConfigError(
+                [
+                    f"embed.positions: places for {places} tokens, but examples have up to {self.max_tokens}; "
+                    f"set data.max_tokens: {places}, or give it more places"
+                ],
+                "model",
+            )
         return model
 
     def resolved(self) -> dict[str, Any]:

@@ -5,32 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import torch
 from torch import nn
 
 from allyouneed.data.packing import Batches
+from allyouneed.evaluate.likelihood import mean_loss
 from allyouneed.tasks.task import Task
 from allyouneed.train.machine import Machine
 
 OF_THE_LOSS = ("loss", "perplexity")  # figures that need no answers
 
 
-@torch.no_grad()
 def validation_loss(model: nn.Module, task: Task, data: Batches, machine: Machine) -> dict[str, float]:
-    """Per token (or text), without smoothing; where it is a likelihood, exp of it is the perplexity."""
-    was_training = model.training
-    model.eval()
-    sums, tokens = [], []
-    try:
-        for batch in data.batches(0):
-            with machine.autocast(), machine.uncompiled():
-                loss = task.loss(model, batch.to(machine.device))
-            sums.append(loss.plain)
-            tokens.append(loss.tokens)
-    finally:
-        model.train(was_training)
-    mean = float(torch.stack(sums).double().sum() / torch.stack(tokens).sum())
-    return {"loss": mean} | ({"perplexity": math.exp(min(mean, 700.0))} if task.likelihood else {})
+    """In the precision that is trained in, but not compiled."""
+    with machine.uncompiled():
+        return mean_loss(model, task, data, machine.autocast)
 
 
 def better(metric: str, higher: bool, new: Mapping[str, float], old: Mapping[str, float] | None) -> bool:

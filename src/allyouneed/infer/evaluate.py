@@ -1,0 +1,43 @@
+"""A model folder and a file of examples: how good it is, by what its task is judged by."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from allyouneed.config import parse
+from allyouneed.data.filters import Filters
+from allyouneed.data.packing import PaddedBatches
+from allyouneed.data.readers import Files, Report
+from allyouneed.data.store import Store
+from allyouneed.errors import UserError
+from allyouneed.evaluate.likelihood import mean_loss
+from allyouneed.infer.predictor import BUDGET, Judged, Predictor
+from allyouneed.tasks.task import Task
+
+RESAMPLES = 1000
+
+
+def evaluate(model: Predictor, path: Path | str) -> tuple[Judged, Report]:
+    """The judgement, and what could not be read. The file is read as the training data was: same columns, same keys."""
+    task: Task = parse(Task, model.folder.task, "task")  # type: ignore[type-abstract]
+    entry = parse(task.reads, model.folder.files | {"path": str(path)}, str(path))
+    report = Report()
+    examples = list(entry.read(report))
+    if not examples:
+        raise UserError(f"none of the {entry.examples} in {path} can be used\n{report.text()}")
+    judged = model.judge(examples, resamples=RESAMPLES)
+    return (judged if judged.figures else _by_likelihood(model, task, entry)), report
+
+
+def _by_likelihood(model: Predictor, task: Task, entry: Files) -> Judged:
+    folder = model.folder
+    sides = (folder.max_tokens,) * task.sides
+    encoding = task.encoding(folder.vocabularies, folder.labels, None if task.cuts else folder.max_tokens)
+    with tempfile.TemporaryDirectory() as place:
+        store = Store.build(Path(place) / "store", [entry], Filters(), encoding)
+        items = task.items(store, folder.vocabularies, sides, seed=0)
+        figures = mean_loss(model.model, task, PaddedBatches(items, max(folder.max_tokens, BUDGET)))
+    wide = max(map(len, figures))
+    text = "\n".join(f"{name:<{wide}}  {value:.4f}" for name, value in figures.items())
+    return Judged(figures, f"{text}  per one of the {task.counted} of {len(store)} {entry.examples}")
