@@ -6,8 +6,8 @@
 Batch 1, 8 heads of 64, keys and values as many; float32 on CPU, bfloat16 on CUDA. The plan (which tiles there are) is
 made once and counted in its own column, for all layers of a forward pass share it. On CPU every measurement runs in a
 process of its own; memory is its peak beyond what q, k, v and their gradients took when it began (CPU: resident set,
-CUDA: the allocator's). The baseline is SDPA's causal kernel in the same run: "× causal" is how many times its time. "growth" is
-the factor of the time from the length before to this one; 2 is linear where lengths double, 4 quadratic.
+CUDA: the allocator's). The baseline is SDPA's causal kernel in the same run: "× causal" is how many times its time.
+"growth" is the factor of the time from the length before to this one; 2 is linear where lengths double, 4 quadratic.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from allyouneed.nn.context import Facts
 from allyouneed.nn.dense import Manner, Plan
 from allyouneed.nn.longnet import LongNet
 from allyouneed.nn.patterns import Pattern
+from allyouneed.nn.retain import chunkwise
 
 HEADS, HEAD_WIDTH = 8, 64
 PATTERNS = {
@@ -44,6 +45,7 @@ PATTERNS = {
     "global": "window(256) | global(0)",
     "bigbird": "block-window(64, 2) | global-prefix(64) | random-blocks(64, 3, 0)",
     "longnet": "longnet",
+    "retention": "retention",
 }
 
 
@@ -53,7 +55,10 @@ def planned(name: str, length: int, device: str) -> Plan:
         from allyouneed.nn.common import Common
 
         config = LongNet(heads=HEADS, head_width=HEAD_WIDTH, segments=(256, 1024, 4096), dilations=(1, 4, 16))
-        return config.build(Common(width=HEADS * HEAD_WIDTH)).plan(facts, facts, True)  # type: ignore[operator]
+        return config.build(Common(width=HEADS * HEAD_WIDTH)).plan(facts, facts)  # type: ignore[operator]
+    if name == "retention":
+        log = torch.log1p(-(2.0 ** (-5 - torch.arange(HEADS, device=device))))[None, :, None]
+        return lambda q, k, v, dropout, manner: chunkwise(q, k, v, log)[0]
     text = PATTERNS[name].replace("ROOT", str(round(math.sqrt(length))))
     return causal if name == "causal" else plan(Pattern.from_text(text), facts, facts, manner)
 
@@ -88,8 +93,11 @@ def measure(name: str, length: int, device: str, backward: bool) -> dict[str, An
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    warm = planned(name, 1024, device)  # libraries load, memory pools fill
-    warm(*(tensor.detach()[:, :, :1024] for tensor in inputs), 0.0, manner)
+    warm = planned(name, 1024, device)  # libraries load, memory pools fill, autograd's threads start
+    some = [tensor.detach()[:, :, :1024].requires_grad_(backward) for tensor in inputs]
+    first = warm(*some, 0.0, manner)
+    if backward:
+        first.sum().backward()
     before = start_again(device)
     began = now()
     execute = planned(name, length, device)

@@ -14,6 +14,7 @@ def some_facts(time, seed, packed=False):
     tokens = torch.zeros(2, time, dtype=torch.long)
     marks = [torch.tensor([[draw.random() < 0.2 for _ in range(time)] for _ in range(2)]) for _ in range(2)]
     order = torch.tensor([draw.sample(range(time), time) for _ in range(2)])
+    order = torch.where(marks[0] & marks[1], -1 - order, order)  # some only ask
     said = {"chosen": marks[0], "prompt": marks[1], "order": order}
     if packed:
         ends = [sorted(draw.randrange(time + 1) for _ in range(3)) for _ in range(2)]

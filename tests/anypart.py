@@ -19,6 +19,7 @@ import allyouneed.nn as registers_every_part
 from allyouneed.config import ConfigError, Part, parse, tree_of
 from allyouneed.nn.attention import Attention
 from allyouneed.nn.batch import Rows
+from allyouneed.nn.linear import Linear
 from allyouneed.nn.model import STACKS, Model
 from allyouneed.nn.norms import Norm
 from allyouneed.nn.patterns import Causal, Pattern
@@ -44,8 +45,11 @@ KNOWN = {
     "size": 3,
     "left": {"kind": "convolution", "size": 3},
     "window": 4,
+    "chunk": 3,
+    "segment": 3,
     "segments": (3, 6),
     "dilations": (1, 2),
+    "buckets": 4,
 }
 
 
@@ -94,9 +98,17 @@ def words(slot: type[Part]) -> list[Any]:
         for name, field in cls.model_fields.items():
             if name == "kind" or field.annotation in (int, float):
                 continue
-            values = [KNOWN[name]] if name in KNOWN else options(field.annotation)
+            values = [KNOWN[name]] if name in KNOWN else few(cls, options(field.annotation))
             found += [type(base)(**{**dict(base), name: value}) for value in values if value != getattr(base, name)]
     return found
+
+
+def few(cls: type[Part], values: list[Any]) -> list[Any]:
+    """Every pattern is tried in plain attention; elsewhere the same code runs, so one that is bounded and one that is
+    not will do. Of many words (activations), the first and the last."""
+    if values and isinstance(values[0], Pattern) and cls is not Attention:
+        return [pattern for pattern in values if str(pattern) in ("window(3)", "strided(3)")]
+    return [values[0], values[-1]] if len(values) > 6 and all(isinstance(v, str) for v in values) else values
 
 
 def causally(part: Any) -> Any:
@@ -195,6 +207,8 @@ def _cases() -> Iterator[tuple[str, dict]]:
         yield f"wiring {say(part)}", tree(wiring=part)
     for part in words(Norm):
         yield f"norm {say(part)}", tree(norm=part)
+    for part in words(Linear):
+        yield f"linear {say(part)}", tree(linear=part)
     for part in words(Positions):
         yield f"positions {say(part)}", tree(embed={"positions": tree_of(part)})
     yield from composed()
@@ -214,6 +228,10 @@ def composed() -> Iterator[tuple[str, dict]]:
     }
     for name, keys in branches.items():
         yield f"mixer branches {name}", tree(mixer={"kind": "branches"} | keys)
+    # gains of their own keep what was whole numbers of one step from falling on halves, where any rounding may go
+    normed = {"kind": "attention", "heads": HEADS, "bias": False, "sub_norm": "rms"}
+    bits = {"mixer": normed | {"pattern": "causal"}, "encoder_mixer": normed, "cross": normed, "linear": "bit"}
+    yield "linear bit without biases", tree(channel={"kind": "glu", "hidden": 14, "norm": True}, **bits)
     around = {"kind": "convolution", "size": 4}
     yield "encoder mixer branches around", tree(encoder_mixer={"kind": "branches", "left": around, "right": ffn})
     universal = {"repeat": 4, "share": True, "coordinates": "sinusoidal"}

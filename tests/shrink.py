@@ -14,13 +14,15 @@ from typing import Any
 import torch
 
 from allyouneed.config import parse, tree_of
-from allyouneed.nn.batch import Batch, Rows, Signal
+from allyouneed.nn.batch import Batch, Neighbours, Rows, Signal
 from allyouneed.nn.model import Model
+from allyouneed.nn.two_stream import asking
 
 WIDTH, GRID, PATCH, LONGEST = 32, 3, 4, 24
-PROPORTIONAL = ("width", "hidden", "inner", "kv_rank", "query_rank")
+PROPORTIONAL = ("width", "hidden", "inner", "kv_rank", "query_rank", "row_width")
 INSIDE_HEADS = ("head_width", "nope_width", "rope_width", "value_width")
 MOST = {"repeat": 2, "length": LONGEST, "experts": 4, "mels": 8, "classes": 5, "labels": 5, "rows": 6, "columns": 4}
+MOST |= {"chunk": 4}  # of what is retrieved for: several to a text
 AS_IS = ("distance", "buckets", "seed", "offset", "limit", "channels")  # small already, or bound to another number
 OFF = ("dropout", "jitter")
 
@@ -67,6 +69,8 @@ def _dict(tree: dict[str, Any], ratio: float) -> dict[str, Any]:
         found["top"] = min(tree["top"], 2)
         if found["router"]["groups"] is not None:
             found["router"]["groups"] |= {"count": 2, "top": 1}
+    if tree.get("kind") == "lsh":
+        found["buckets"] = 4  # so that of a few tokens some meet
     if tree.get("kind") == "patches":
         found |= {"patch": PATCH, "image": GRID * PATCH}
         sizes = {"length": GRID**2 + tree["class_token"], "rows": GRID, "columns": GRID}
@@ -87,9 +91,20 @@ def _read(embed: Any, vocab: int | None, dice: torch.Generator) -> Rows | Signal
         rows = _rows(vocab, embed.limit, dice)
         first = torch.zeros_like(rows.tokens, dtype=torch.bool)
         first[:, 0] = True
+        if getattr(embed, "asks", False):  # the second token is told after the others (XLNet), texts are of two types
+            second = torch.zeros_like(rows.tokens)
+            second[:, 1] = 1
+            return asking(replace(rows, order=second, types=first.long()), [[1]] * len(second))
         return replace(rows, chosen=first)
     shape = (embed.channels, GRID * PATCH, GRID * PATCH) if embed.kind == "patches" else (embed.mels, LONGEST)
     return Signal(torch.randn(6, *shape, generator=dice))
+
+
+def _neighbours(config: Any, rows: int, dice: torch.Generator) -> Neighbours:
+    """Of each full chunk, some shorter than others, some missing."""
+    shape = rows, LONGEST // config.chunk, config.neighbours
+    tokens = torch.randint(1, config.vocab, (*shape, config.length), generator=dice)
+    return Neighbours(tokens, torch.randint(0, config.length + 1, shape, generator=dice))
 
 
 def batch_for(config: Any, seed: int = 0) -> Batch:
@@ -103,4 +118,6 @@ def batch_for(config: Any, seed: int = 0) -> Batch:
     written = _rows(target, config.embed.limit, dice)
     if config.kind == "encoder-decoder":
         return Batch(written, _read(config.source_embed or config.embed, vocabs.source, dice))
+    if config.kind == "retro":
+        return Batch(written, _neighbours(config, len(written.tokens), dice))
     return Batch(written)

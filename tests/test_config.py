@@ -69,7 +69,9 @@ def test_configs_are_frozen_and_hashable():
 def test_a_typo_gets_the_message_of_the_design_page():
     (problem,) = problems("decoder[0].mixer.patern=causal")
     assert problem.startswith(DESIGN_EXAMPLE)
-    allowed = "bias, dropout, head_width, heads, kind, kv_heads, pattern, positions, qk_norm, scores, soft_cap"
+    allowed = (
+        "bias, cache, dropout, head_width, heads, kind, kv_heads, pattern, positions, qk_norm, scores, soft_cap, sub_norm"
+    )
     assert f"(allowed: {allowed})" in problem
 
 
@@ -387,7 +389,8 @@ def test_two_parts_may_not_share_a_word():
     assert parse(Box, {"toy": "same"}).toy == First()
 
 
-MLA = "{kind: mla, heads: 4, kv_rank: 16, nope_width: 8, rope_width: 8, value_width: 8, pattern: causal, scores: additive}"
+MLA = "{kind: mla, heads: 4, kv_rank: 16, nope_width: 8, rope_width: 8, value_width: 8, pattern: causal, "
+MLA += "scores: additive}"
 
 
 @pytest.mark.parametrize(

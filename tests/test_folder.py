@@ -148,6 +148,10 @@ def test_all_that_is_wrong_with_the_files_is_told_at_once(saved):
 def test_a_folder_that_is_none_is_named(tmp_path):
     assert said(tmp_path / "nowhere") == f"{tmp_path / 'nowhere'}: no such model folder"
     assert said(tmp_path) == f"{tmp_path}: not a model folder (it has no config.json)"
+    model = tmp_path / "run" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    assert said(model.parent) == f"{model.parent}: a run, not a model; its model is {model}"
     (tmp_path / "config.json").write_text("{")
     assert "config.json: cannot be read" in said(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["MarianMTModel"]}')

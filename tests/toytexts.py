@@ -23,11 +23,21 @@ LAYER = {"wiring": "pre-norm", "mixer": ATTENTION, "channel": {"kind": "ffn", "h
 BODY: dict[str, Any] = {"vocab": 1, "width": 32, "embed": {"positions": "sinusoidal"}}
 ENCODER = BODY | {"kind": "encoder", "encoder": [LAYER]}
 DECODER = BODY | {"kind": "decoder", "decoder": [LAYER | {"mixer": ATTENTION | {"pattern": "causal"}}]}
+TWICE = BODY | {
+    "kind": "decoder-decoder",
+    "first": [LAYER | {"mixer": {"kind": "gated-retention", "heads": 2}}],
+    "second": [{"wiring": "pre-norm", "cross": ATTENTION | {"pattern": "causal"}, "channel": LAYER["channel"]}],
+}
 PREFIX = BODY | {"kind": "decoder", "decoder": [LAYER | {"mixer": ATTENTION | {"pattern": "causal | prompt"}}]}
 BOTH = BODY | {
     "kind": "encoder-decoder",
     "encoder": [LAYER],
     "decoder": [LAYER | {"mixer": ATTENTION | {"pattern": "causal"}, "cross": ATTENTION}],
+}
+PERMUTED = BODY | {
+    "kind": "encoder",
+    "embed": {"asks": True},
+    "encoder": [LAYER | {"mixer": ATTENTION | {"pattern": "permuted", "positions": "xlnet"}}],
 }
 RECIPE: dict[str, Any] = {
     "tokenizer": {"vocab": 360},
@@ -120,10 +130,12 @@ def write_all(folder: Path) -> Path:
 # what a task reads, the keys of its recipe, and those of its data entries
 RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "causal-lm": ("txt", {"task": "causal-lm", "model": DECODER}, {}),
+    "causal-lm decoder-decoder": ("txt", {"task": "causal-lm", "model": TWICE}, {}),
     "prefix-lm": ("pairs.tsv", {"task": "prefix-lm", "model": PREFIX}, {}),
     "prefix-lm text": ("txt", {"task": {"kind": "prefix-lm", "reads": "text"}, "model": PREFIX}, {}),
     "masked-lm": ("txt", {"task": "masked-lm", "model": ENCODER}, {}),
     "masked-lm words": ("txt", {"task": {"kind": "masked-lm", "whole_word": True}, "model": ENCODER}, {}),
+    "permutation-lm": ("txt", {"task": "permutation-lm", "model": PERMUTED}, {}),
     "span-corruption": ("txt", {"task": {"kind": "span-corruption", "sentinels": 8}, "model": BOTH}, {}),
     "translation": ("pairs.tsv", {"task": "translation", "model": BOTH}, {}),
     "classification": ("labelled.tsv", {"task": "classification", "model": ENCODER}, {"columns": [1, 0]}),

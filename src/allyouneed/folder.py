@@ -110,6 +110,8 @@ def read_about(path: Path) -> dict[str, Any]:
     """config.json of a model folder, or a message that says what is wrong with the folder."""
     if not path.exists():
         raise UserError(f"{path}: no such model folder")
+    if not (path / "config.json").is_file() and (path / "model" / "config.json").is_file():
+        raise UserError(f"{path}: a run, not a model; its model is {path / 'model'}")
     if not (path / "config.json").is_file():
         raise UserError(f"{path}: not a model folder (it has no config.json)")
     try:

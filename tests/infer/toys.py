@@ -64,7 +64,7 @@ class Echo(nn.Module):
         said = Rows.of([[self.swap.get(t, t) for t in row if t not in self.unheard] for row in rows], EOS).tokens
         return States([{"heard": Heard(said)}], len(rows), source.tokens.device, None)
 
-    def advance(self, new: Rows, states: States) -> Tensor:
+    def advance(self, new: Rows, states: States, last: bool = False) -> Tensor:
         (layer,) = states.layers
         heard = layer["heard"]
         assert isinstance(heard, Heard)

@@ -7,6 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from allyouneed.config import Part, parse
+from allyouneed.nn.linear import Linear
 from allyouneed.nn.model import Model
 from allyouneed.nn.norms import Norm
 from allyouneed.nn.patterns import Pattern
@@ -19,7 +20,7 @@ from allyouneed.nn.sublayer import Channel, Mixer
 from allyouneed.nn.wiring import Wiring
 from anypart import CASES, COMBINATORS, atoms, composed, words
 
-SLOTS = [Mixer, Channel, Wiring, Norm, Positions, Relative, Scores, Scaling, Halt]
+SLOTS = [Mixer, Channel, Wiring, Norm, Linear, Positions, Relative, Scores, Scaling, Halt]
 
 
 @pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.slot)

@@ -25,6 +25,13 @@ def decoder(**keys):
     return {"kind": "decoder", "vocab": VOCAB, "width": WIDTH, "decoder": [CAUSAL]} | keys
 
 
+def decoder_decoder(cross=None, **keys):
+    window = LAYER | {"mixer": {"kind": "attention", "heads": 3, "pattern": "causal & window(3)"}}
+    crossing = {"kind": "attention", "heads": 3, "pattern": "causal", "positions": "rotary"} | (cross or {})
+    stacks = {"first": [window], "second": [{"repeat": 2, "cross": crossing, "channel": LAYER["channel"]}]}
+    return {"kind": "decoder-decoder", "vocab": VOCAB, "width": WIDTH} | stacks | keys
+
+
 KINDS = {
     "encoder": encoder(),
     "encoder, BERT's head": encoder(head={"bias": True, "transform": {}}),
@@ -35,6 +42,15 @@ KINDS = {
     ),
     "decoder": decoder(),
     "decoder, untied": decoder(embed={"tied": False}, head={"bias": True, "soft_cap": 3.0}),
+    "decoder-decoder": decoder_decoder(),
+    "decoder-decoder, few keys": decoder_decoder({"kv_heads": 1, "qk_norm": "rms", "positions": "transformer-xl"}),
+    "decoder-decoder, window": decoder_decoder(
+        {"pattern": "causal & window(4)", "positions": "alibi", "bias": {"k": False}},
+        first=[
+            {"wiring": {"kind": "pre-norm", "final": False}, "mixer": {"kind": "gated-retention", "heads": 3}},
+            {"wiring": {"kind": "pre-norm", "final": False}, "mixer": {"kind": "retention", "heads": 3}},
+        ],
+    ),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -82,7 +98,7 @@ def test_the_config_counts_what_is_built(kind):
 def test_a_decoder_writes_token_by_token_what_it_reads_as_a_whole(kind, sentences, size):
     model = build(KINDS[kind])
     states, found = model.start(len(sentences)), [[] for _ in sentences]
-    for at in range(0, LONGEST, size):
+    for at in range(0, max(map(len, sentences)), size):
         chunks = [tokens[at : at + size] for tokens in sentences]
         with torch.no_grad():
             logits = model.head(model.advance(Rows.of(chunks, pad=2), states))

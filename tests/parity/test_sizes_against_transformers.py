@@ -35,6 +35,7 @@ SIZES = {
     "longformer-base": ("LongformerForMaskedLM", ROBERTA | dict(max_position_embeddings=4098), 148_711_257),
     "bigbird-base": ("BigBirdForMaskedLM", {}, 127_520_694),
     "roformer-base": ("RoFormerForMaskedLM", {}, 124_099_664),
+    "xlnet-base": ("XLNetLMHeadModel", dict(d_model=768, n_layer=12, n_head=12, d_inner=3072), 116_750_336),
     "t5-small": ("T5ForConditionalGeneration", {}, 60_506_624),
     "t5-base": ("T5ForConditionalGeneration", T5_BASE, 222_903_552),
     "switch-base-8": (

@@ -22,6 +22,7 @@ from toytexts import ENCODER, RUNS, Listener, recipe
 Trained = Callable[[str], tuple[Path, str]]
 # a run's last loss must be under this part of its first
 FALLS = {"similarity": 0.3, "contrastive": 0.6, "span-corruption": 0.6, "masked-lm": 0.6, "masked-lm words": 0.6}
+FALLS["permutation-lm"] = 0.6
 
 
 def test_every_task_is_tried_and_has_a_use() -> None:

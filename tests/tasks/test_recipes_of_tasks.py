@@ -10,7 +10,7 @@ import yaml
 from allyouneed.config import ConfigError, parse
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.train import Recipe, train
+from allyouneed.train import Recipe, load_recipe, train
 from allyouneed.train.log import read_log
 from toytexts import BOTH, DECODER, ENCODER, RUNS, Listener, recipe
 
@@ -18,7 +18,11 @@ from toytexts import BOTH, DECODER, ENCODER, RUNS, Listener, recipe
 @pytest.mark.parametrize(
     ("run", "keys", "words"),
     [
-        ("causal-lm", {"model": ENCODER}, "causal-lm trains a model of kind decoder, this is encoder"),
+        (
+            "causal-lm",
+            {"model": ENCODER},
+            "causal-lm trains a model of kind decoder or decoder-decoder, this is encoder",
+        ),
         ("masked-lm", {"model": BOTH}, "masked-lm trains a model of kind encoder, this is encoder-decoder"),
         ("tagging", {"task": "taging"}, "task.kind: 'taging' is no task; did you mean 'tagging'"),
         ("causal-lm", {"validate": {"metric": "bleu"}}, r"validate\.metric: causal-lm is judged by perplexity, loss"),
@@ -72,7 +76,8 @@ def wrong(run: str, text: str, texts: Path, tmp_path: Path, *changes: str, split
 
 @pytest.mark.parametrize("run", RUNS)
 def test_an_empty_file_is_named(run: str, texts: Path, tmp_path: Path) -> None:
-    assert "the file is empty" in wrong(run, "", texts, tmp_path)
+    said = wrong(run, "", texts, tmp_path)
+    assert "the file is empty" in said and "0 read" not in said
 
 
 def test_labels_that_training_never_saw_are_named_with_their_line(texts: Path, tmp_path: Path) -> None:
@@ -110,6 +115,31 @@ def test_data_of_which_nothing_can_be_used_is_shown(texts: Path, tmp_path: Path)
     said = wrong("contrastive", "only one column\n", texts, tmp_path, split="valid")
     assert "none of the pairs in the data can be used" in said and "1 column(s) where 2 are expected" in said
     assert "no text to learn a vocabulary from" in wrong("contrastive", "only one column\n", texts, tmp_path)
+
+
+def test_a_single_pair_has_nothing_to_be_told_from(texts: Path, tmp_path: Path) -> None:
+    for split in ("train", "valid"):
+        assert "there is a single pair" in wrong("contrastive", "a\tb\n", texts, tmp_path, split=split)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("causal-ml", "task.kind: 'causal-ml' is no task; did you mean 'causal-lm'?"),
+        ({"kind": "similarity", "range": [5, 0]}, "task: range: the lowest score comes first"),
+        (None, "task: a task is a word or keys with 'kind', not None"),
+    ],
+    ids=str,
+)
+def test_a_wrong_task_is_the_only_thing_said_about_it(task: Any, said: str, tmp_path: Path) -> None:
+    """What files there may be depends on the task; other mistakes are told with it."""
+    path = tmp_path / "mine.yaml"
+    tree = {"task": task, "model": "gpt2", "data": {"train": "a.txt", "valid": {"path": "b.txt"}}, "stepz": 3}
+    path.write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path)
+    one, other = sorted(caught.value.problems)
+    assert one.startswith("stepz: unknown") and other.startswith(said)
 
 
 def test_the_head_is_the_tasks_and_its_size_the_datas(texts: Path, tmp_path: Path) -> None:

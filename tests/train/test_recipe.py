@@ -52,6 +52,13 @@ def test_overrides_reach_everything_and_come_after_what_the_file_says(tmp_path: 
     assert load_recipe(path).model_for(None).width == 64
 
 
+def test_a_bare_path_has_keys_to_set(tmp_path: Path):
+    path = write(tmp_path, data={"train": "a.tsv", "valid": ["b.tsv", "c.tsv"]})
+    data = load_recipe(path, ["data.train.columns=[1, 0]", "data.valid[1].columns=[2, 0]"]).data
+    assert (data.train[0].path, data.train[0].columns) == ((tmp_path / "a.tsv",), (1, 0))
+    assert [entry.columns for entry in data.valid] == [None, (2, 0)]
+
+
 def test_everything_wrong_is_named_by_its_path(tmp_path: Path):
     with pytest.raises(ConfigError) as caught:
         load_recipe(write(tmp_path, optimizer="adam", schedule="papper", batch={"row": 0}))

@@ -160,6 +160,18 @@ def test_another_recipe_in_the_same_folder_is_refused_by_what_changed(make: Make
     assert train(make(steps=4, **changes), fresh=True).steps == 4
 
 
+def test_a_run_that_never_began_may_be_mended(make: Make, tmp_path: Path, pairs: Path):
+    """Nothing was learnt, so nothing can be lost: the same command is enough."""
+    mine = tmp_path / "mine.tsv"
+    mine.write_text("no tab\n")
+    with pytest.raises(UserError, match="no text to learn a vocabulary from"):
+        train(make(f"data.train.path={mine}", "steps=2"))
+    mine.write_bytes((pairs / "train.tsv").read_bytes())
+    with pytest.raises(UserError, match="a vocabulary of 9 is too small"):
+        train(make(f"data.train.path={mine}", "tokenizer.vocab=9", "steps=2"))
+    assert train(make(f"data.train.path={mine}", "steps=2")).steps == 2
+
+
 def test_other_data_in_the_same_place_is_noticed(make: Make, tmp_path: Path, pairs: Path):
     mine = tmp_path / "mine.tsv"
     mine.write_bytes((pairs / "train.tsv").read_bytes())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allyouneed import __version__
+from allyouneed.cli.index import index
 from allyouneed.cli.look import WIDE, look_app, models
 from allyouneed.cli.options import JsonOption, SetOption, option
 from allyouneed.cli.streams import count_lines, json_line, lines, plain_lines, progress, sink
@@ -157,6 +158,13 @@ def evaluate(
     if hypotheses is not None and (beam is not None or from_ is not None or output is not None):
         raise UserError("--beam, --from and --output are for --model; with --hypotheses nothing is translated")
     if model is not None and pairs is not None and not _translates(model):
+        given = {
+            "--tokenize": tokenize, "--lowercase": lowercase or None, "--source": source, "--target": target,
+            "--output": output, "--to": to, "--from": from_, "--beam": beam,
+        }  # fmt: skip
+        for name, value in given.items():
+            if value is not None:
+                raise UserError(f"{name} is for translation, and {model} was trained for something else; leave it out")
         _evaluate_answers(pairs, model, device, as_json)
         return
     sources, references = _test_pairs(pairs, source, target, needs_source=model is not None)
@@ -193,7 +201,7 @@ def describe(
     from allyouneed.folder import read_about
     from allyouneed.look.describe import describe as look
 
-    tree: Any = read_about(_model_folder(Path(model)))["model"] if Path(model).is_dir() else model
+    tree: Any = read_about(Path(model))["model"] if Path(model).is_dir() else model
     Console(width=WIDE, highlight=False).print(look(model_config(tree, changes), length))
 
 
@@ -211,6 +219,7 @@ def demo(
 
 
 app.command()(models)
+app.command()(index)
 app.add_typer(look_app, name="look")
 
 
@@ -235,13 +244,13 @@ def _loaded(folder: Path, device: str) -> Any:
 
         if not torch.cuda.is_available():
             raise UserError("--device cuda: torch finds no CUDA GPU here; use --device cpu")
-    return allyouneed.load(_model_folder(folder), device)
+    return allyouneed.load(folder, device)
 
 
 def _translates(folder: Path) -> bool:
     from allyouneed.folder import read_about
 
-    return read_about(_model_folder(folder))["task"].get("kind") == "translation"
+    return read_about(folder)["task"].get("kind") == "translation"
 
 
 def _evaluate_answers(path: Path, model: Path, device: str, as_json: bool) -> None:
@@ -251,14 +260,9 @@ def _evaluate_answers(path: Path, model: Path, device: str, as_json: bool) -> No
     judged, report = judge(_loaded(model, device), path)
     if report.dropped:
         print(f"note: {report.text()}", file=sys.stderr)
+    for note in judged.notes:
+        print(f"note: {note}", file=sys.stderr)
     print(json.dumps(judged.figures) if as_json else judged.text)
-
-
-def _model_folder(path: Path) -> Path:
-    """The folder as given. A run's folder is easily taken for the model in it; then the message says where that is."""
-    if not (path / "config.json").is_file() and (path / "model" / "config.json").is_file():
-        raise UserError(f"{path}: a run, not a model; its model is {path / 'model'}")
-    return path
 
 
 def _test_pairs(

@@ -42,6 +42,10 @@ class Labelled(NamedTuple):
     line: int
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        return (self.label,)
+
+    @property
     def rest(self) -> str:
         return self.label
 
@@ -133,6 +137,10 @@ class Tagged(NamedTuple):
     @property
     def texts(self) -> tuple[str, ...]:
         return (" ".join(self.words),)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.tags
 
     @property
     def rest(self) -> str:

@@ -324,7 +324,7 @@ class Vocabularies:
             reads = train(config, texts(slice(0, 1), report), languages)
             return cls(reads, train(config, texts(slice(1, 2), Report())))
         except UserError as error:
-            raise UserError(str(error) if report.kept else f"{error}\n{report.text()}") from None
+            raise UserError(f"{error}\n{report.text()}" if report.read and not report.kept else str(error)) from None
 
     def save(self, folder: Path | str) -> None:
         folder = Path(folder)

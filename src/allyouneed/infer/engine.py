@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class Engine:
         self.bos, self.eos, self.pad = bos, eos, pad
         self.forbidden = [token for token in dict.fromkeys(forbidden) if token != eos]
         self.limit, self.budget = limit, budget
+        self.search: Any = None  # for a model that retrieves: how neighbours of its chunks are found
 
     def generate(
         self,
@@ -135,13 +137,12 @@ class Engine:
         if self.limit is not None:  # the last token is never read back, so it needs no place
             limits = [max(1, min(n, self.limit + 1 - len(prompt))) for n, prompt in zip(limits, prompts, strict=True)]
         sources = [request.source for request in requests if request.source is not None]
-        states = self.model.start(Rows.of(sources, self.pad).to(device) if sources else len(prompts))
+        begin = self.model.start if self.search is None else partial(self.model.start, search=self.search)
+        states = begin(Rows.of(sources, self.pad).to(device) if sources else len(prompts))
         rows = Rows.of(prompts, self.pad).to(device)
         if self.seen_whole:
             given = torch.tensor([len(prompt) for prompt in prompts], device=device)
             rows = replace(rows, prompt=torch.arange(rows.tokens.shape[1], device=device) < given[:, None])
-        hidden = self.model.advance(rows, states)
-        ends = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
-        last = hidden[torch.arange(len(prompts), device=device), ends]
+        last = self.model.advance(rows, states, last=True)[:, 0]
         names = [request.place for request in requests]
         return Job(self.model, states, last, limits, names, decoding, self.eos, self.forbidden)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from allyouneed.config import parse
 from allyouneed.data.filters import Filters
@@ -13,9 +16,10 @@ from allyouneed.data.store import Store
 from allyouneed.errors import UserError
 from allyouneed.evaluate.likelihood import mean_loss
 from allyouneed.infer.predictor import BUDGET, Judged, Predictor
-from allyouneed.tasks.task import Task
+from allyouneed.tasks.task import HELD_OUT, Task
 
 RESAMPLES = 1000
+SHOWN = 5  # labels that are named
 
 
 def evaluate(model: Predictor, path: Path | str) -> tuple[Judged, Report]:
@@ -27,7 +31,22 @@ def evaluate(model: Predictor, path: Path | str) -> tuple[Judged, Report]:
     if not examples:
         raise UserError(f"none of the {entry.examples} in {path} can be used\n{report.text()}")
     judged = model.judge(examples, resamples=RESAMPLES)
-    return (judged if judged.figures else _by_likelihood(model, task, entry)), report
+    if not judged.figures:
+        return _by_likelihood(model, task, entry), report
+    return replace(judged, notes=_unseen(examples, model.folder.labels)), report
+
+
+def _unseen(examples: Sequence[Any], known: Sequence[str]) -> list[str]:
+    """What the model cannot answer rightly, for it never heard of it: another set of labels, or the wrong column."""
+    if not known:
+        return []
+    given = [label for example in examples for label in example.labels]
+    strange = [label for label in given if label not in known]
+    if not strange:
+        return []
+    names = list(dict.fromkeys(strange))
+    shown = ", ".join(map(repr, names[:SHOWN])) + (", …" if len(names) > SHOWN else "")
+    return [f"{len(strange):,} of {len(given):,} labels do not occur in the training data and count as missed: {shown}"]
 
 
 def _by_likelihood(model: Predictor, task: Task, entry: Files) -> Judged:
@@ -36,7 +55,7 @@ def _by_likelihood(model: Predictor, task: Task, entry: Files) -> Judged:
     encoding = task.encoding(folder.vocabularies, folder.labels, None if task.cuts else folder.max_tokens)
     with tempfile.TemporaryDirectory() as place:
         store = Store.build(Path(place) / "store", [entry], Filters(), encoding)
-        items = task.items(store, folder.vocabularies, sides, seed=0)
+        items = task.items(store, folder.vocabularies, sides, HELD_OUT)
         figures = mean_loss(model.model, task, PaddedBatches(items, max(folder.max_tokens, BUDGET)))
     wide = max(map(len, figures))
     text = "\n".join(f"{name:<{wide}}  {value:.4f}" for name, value in figures.items())

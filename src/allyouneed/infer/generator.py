@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, overload
 
 from allyouneed.config import tree_of
@@ -54,6 +56,22 @@ class Generator(Predictor):
         self.engine = Engine(
             self.model, tokenizer.bos, tokenizer.eos, tokenizer.pad, never, self.limit, seen_whole=self.prefix
         )
+
+    def retrieve(self, index: Path | str, encoder: Path | str | None = None) -> Generator:
+        """The same, looking up each chunk it has read or written in an index (`allyouneed index`). `encoder`: where the
+        index's encoder lies, if not where it lay when the index was made."""
+        from allyouneed.infer.retriever import Retriever
+
+        config = self.model.config
+        if config.kind != "retro":
+            raise UserError(f"{self.folder.path}: a model of kind {config.kind} reads no neighbours; 'retro' does")
+        found = Retriever(index, encoder, str(self.device))
+        if found.index.tokenizer.hash != self.tokenizer.hash:
+            raise UserError(f"{index}: holds tokens of another tokenizer; make it with --tokenizer {self.folder.path}")
+        if found.index.chunk != config.chunk:
+            raise UserError(f"{index}: has chunks of {found.index.chunk} tokens, the model reads {config.chunk}")
+        self.engine.search = partial(found.search, count=config.neighbours)
+        return self
 
     @overload
     def generate(self, prompts: str, **options: Any) -> str: ...
@@ -121,11 +139,7 @@ class Generator(Predictor):
         found = self.generate(prompts, decoding=decoding) if prompts else []
         samples = []
         for example, prompt, text in zip(shown, prompts, found, strict=True):
-            samples.append({"prompt": _line(prompt), "goes on": _line(text)})
+            samples.append({"prompt": prompt, "goes on": text})
             if self.answers:
-                samples[-1]["expected"] = _line(example.texts[1])
+                samples[-1]["expected"] = example.texts[1]
         return Judged({}, "", samples)
-
-
-def _line(text: str) -> str:
-    return text.replace("\n", "⏎")

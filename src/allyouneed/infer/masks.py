@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from allyouneed.data.tokenizers import MASK
 from allyouneed.errors import UserError
@@ -15,6 +17,7 @@ from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.pieces import quoted
 from allyouneed.infer.predictor import Judged, Predictor, checked, in_batches, on_host, spread
 from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.two_stream import asking
 
 EVERY = 7  # in samples, one token of so many is hidden
 SHOWN = 40  # and a text is cut after so many tokens
@@ -66,9 +69,8 @@ class MaskFiller(Predictor):
 
         def answer(batch: list[int]) -> list[list[tuple[list[int], list[float]]]]:
             given = Rows.of([rows[n] for n in batch], self.tokenizer.pad).to(self.device)
-            hidden = self.model(Batch(given))
             masks = (given.tokens == self.mask).nonzero()
-            logits = self.model.head(hidden[masks[:, 0], masks[:, 1]]).float()
+            logits = self.model.head(self._hidden(given, masks)).float()
             logits[:, never] = float("-inf")
             chances, tokens = logits.softmax(-1).topk(min(top, logits.shape[1] - len(never)))
             found: list[list[tuple[list[int], list[float]]]] = [[] for _ in batch]
@@ -77,6 +79,11 @@ class MaskFiller(Predictor):
             return found
 
         return in_batches(self.model, [len(row) for row in rows], answer)
+
+    def _hidden(self, given: Rows, masks: Tensor) -> Tensor:
+        """What the model makes of these masks, (row, place) each."""
+        found: Tensor = self.model(Batch(given))[masks[:, 0], masks[:, 1]]
+        return found
 
     def _fillings(self, row: list[int], found: list[tuple[list[int], list[float]]]) -> list[list[Filling]]:
         places = [n for n, number in enumerate(row) if number == self.mask]
@@ -115,9 +122,26 @@ class MaskFiller(Predictor):
             told = dict(zip(np.flatnonzero(hidden) + 1, [tokens[0] for tokens, _ in found], strict=True))
             samples.append(
                 {
-                    "text": self._text(row, {}).replace("\n", "⏎"),
+                    "text": self._text(row, {}),
                     "hidden": " ".join(self.tokenizer.tokens([ids[place - 1] for place in told])),
                     "told": " ".join(self.tokenizer.tokens(list(told.values()))),
                 }
             )
         return Judged({}, "", samples)
+
+
+class Asker(MaskFiller):
+    """Fills `<mask>` with a model that was trained to be asked: each is told from all that is not masked, and nobody
+    sees the mask."""
+
+    def _hidden(self, given: Rows, masks: Tensor) -> Tensor:
+        hidden_ones = given.tokens == self.mask
+        places = [row.nonzero().flatten().tolist() for row in hidden_ones]
+        rows = asking(replace(given, order=hidden_ones.long()), places, self.tokenizer.pad)
+        assert rows.order is not None and rows.lengths is not None
+        found: Tensor = self.model(Batch(rows))
+        return found[(rows.order < 0) & self._inside(rows)]  # row after row, in reading order
+
+    def _inside(self, rows: Rows) -> Tensor:
+        assert rows.lengths is not None
+        return torch.arange(rows.tokens.shape[1], device=rows.tokens.device) < rows.lengths[:, None]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from allyouneed.folder import Folder
 from allyouneed.infer.decoding import Decoding
 
 BUDGET = 8192  # tokens that go through the model together, padding counted
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 T = TypeVar("T")
 
 Sample = dict[str, str]  # what to show of one example, by name
@@ -27,10 +29,17 @@ class Judged:
     figures: dict[str, float]
     text: str
     samples: list[Sample] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what a reader of the figures should know
 
     def shown(self) -> str:
-        wide = max((len(name) for sample in self.samples for name in sample), default=0)
-        return "\n".join(f"  {name:<{wide}}  {value}" for sample in self.samples for name, value in sample.items())
+        named = [item for sample in self.samples for item in sample.items()]
+        wide = max((len(name) for name, _ in named), default=0)
+        return "\n".join(f"  {name:<{wide}}  {_line(value)}" for name, value in named)
+
+
+def _line(text: str) -> str:
+    """On one line, and with nothing in it that a terminal would obey: a young model says any bytes."""
+    return CONTROL.sub(lambda found: "⏎" if found[0] == "\n" else f"\\x{ord(found[0]):02x}", text)
 
 
 class Predictor(ABC):
@@ -72,7 +81,7 @@ def spread(items: Sequence[T], count: int) -> list[T]:
 
 def checked(texts: Any, what: str) -> list[str]:
     """A list of texts, or a message."""
-    if isinstance(texts, str):
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise UserError(f"{what} takes a list of texts; write [text] for a single one")
     for text in texts:
         if not isinstance(text, str):

@@ -26,7 +26,7 @@ class Decoder(Protocol):
     def start(self, source: Any) -> States:
         """`source`: what to read first; or how many texts to write, for a model that reads nothing."""
 
-    def advance(self, new: Rows, states: States) -> Tensor: ...
+    def advance(self, new: Rows, states: States, last: bool = False) -> Tensor: ...
 
 
 @dataclass(frozen=True)

@@ -91,11 +91,9 @@ class SpanFiller(Predictor):
             _, gaps = self._gaps([[ids[:middle], ids[middle + GAP :]]], settled)
             samples.append(
                 {
-                    "text": MASK.join(self.tokenizer.decode_batch([ids[:middle], ids[middle + GAP :]])).replace(
-                        "\n", "⏎"
-                    ),
-                    "cut out": self.tokenizer.decode(target[1:]).replace("\n", "⏎"),
-                    "told": self.tokenizer.decode(gaps[0][0]).replace("\n", "⏎"),
+                    "text": MASK.join(self.tokenizer.decode_batch([ids[:middle], ids[middle + GAP :]])),
+                    "cut out": self.tokenizer.decode(target[1:]),
+                    "told": self.tokenizer.decode(gaps[0][0]),
                 }
             )
         return Judged({}, "", samples)

@@ -14,6 +14,7 @@ USES = {
     "causal-lm": ("generator", "Generator"),
     "prefix-lm": ("generator", "Generator"),
     "masked-lm": ("masks", "MaskFiller"),
+    "permutation-lm": ("masks", "Asker"),
     "span-corruption": ("spans", "SpanFiller"),
     "classification": ("classifier", "Classifier"),
     "tagging": ("tagger", "Tagger"),

@@ -123,7 +123,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, regrouping: Regrouping) -> Tensor:
         ctx.regrouping, ctx.shape = regrouping, x.shape
-        flat = x.reshape(-1, *x.shape[2:])  # (batch * time, heads, head_width)
+        flat = x.flatten(0, 1)  # (batch * time, heads, head_width, which may be 0)
         return flat.index_select(0, regrouping.there.flatten()).unflatten(0, regrouping.there.shape)
 
     @staticmethod
@@ -195,6 +195,7 @@ def _alike(ordered: list[Any], size: Callable[[Any], int], least: int = 16) -> l
 
 
 def _regrouping(spans: list[Span], home: Facts) -> tuple[Regrouping, Facts]:
+    assert home.segments is not None
     starts, lengths = (torch.tensor(column) for column in zip(*spans, strict=True))
     longest = int(lengths.max())
     steps = torch.arange(longest)[None]
@@ -204,10 +205,12 @@ def _regrouping(spans: list[Span], home: Facts) -> tuple[Regrouping, Facts]:
     def moved(said: Tensor | None) -> Tensor | None:
         return None if said is None else said.flatten()[there]
 
+    positions = home.positions.expand_as(home.segments).flatten()[there]
+    in_order = bool(((positions == steps) | ~inside).all())  # else the batch places tokens as it likes
     facts = Facts(
-        steps,
+        steps if in_order else positions,
         None if bool(inside.all()) else inside.long(),
-        start=0,
+        start=0 if in_order else None,
         prompt=moved(home.prompt),
         chosen=moved(home.chosen),
         order=moved(home.order),

@@ -7,6 +7,7 @@ a query scores a key (scores), what a score knows of distances (positions).
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -48,7 +49,11 @@ class Attention(Mixer):
 
     `kv_heads: 1` is multi-query attention (Shazeer 2019, 3), a number between 1 and heads grouped-query attention
     (Ainslie et al. 2023, 2.2). `qk_norm` normalises queries and keys head by head (Henry et al. 2020; Dehghani et al.
-    2023, 2). `soft_cap` c turns a score s into c·tanh(s/c) (Gemma 2, 2).
+    2023, 2). `soft_cap` c turns a score s into c·tanh(s/c) (Gemma 2, 2). `sub_norm` normalises what all heads have seen
+    before W^O (Wang et al. 2022, "Foundation Transformers", 2.1: Sub-LN).
+
+    `cache`: decoding remembers keys and values, or the hidden states they are made of, which Transformer-XL projects
+    anew in each segment, so that its gradients reach the projections of what it remembers (Dai et al. 2019, 3.2).
     """
 
     crosses: ClassVar[bool] = True
@@ -62,8 +67,10 @@ class Attention(Mixer):
     scores: Scores = ScaledDot()
     soft_cap: Annotated[float, Field(gt=0)] | None = None
     qk_norm: Norm | None = None
+    sub_norm: Norm | None = None
     bias: Annotated[bool | Biases, WrapValidator(_all_or_each)] = True
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the weights; the paper has none
+    cache: Literal["keys", "hidden"] = "keys"
 
     @property
     def causal(self) -> bool:
@@ -85,6 +92,10 @@ class Attention(Mixer):
         return SelfAttention(self, common)
 
     def build_cross(self, common: Common) -> SubLayer:
+        if common.shares_keys:
+            from allyouneed.nn.shared_keys import SharedAttention  # which is made of what is in this file
+
+            return SharedAttention(self, common)
         return CrossAttention(self, common)
 
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
@@ -95,11 +106,21 @@ class Attention(Mixer):
         total += self.scores.cost(sizes, common, seen) + self.positions.cost(sizes, common, seen)
         if self.qk_norm is not None:
             total += self.qk_norm.cost(sizes.head_width) * 2
+        if self.sub_norm is not None:
+            total += self.sub_norm.cost(inner)
         total += Cost(flops=2 * inner * seen)  # the weighted sum
         keys = linear.cost(common.width, narrow, bias.k) + linear.cost(common.width, narrow, bias.v)
+        if cross and common.shares_keys:  # they are the model's, and so is the norm of the keys
+            return total if self.qk_norm is None else total + Cost(-self.qk_norm.cost(sizes.head_width).parameters)
         if cross:  # keys and values are made once per source token, not once per target token
             return total + Cost(keys.parameters, state_constant=2 * narrow * length)
-        return total + keys + cache_cost(self.pattern, 2 * narrow, length)
+        return total + keys + cache_cost(self.pattern, self._remembered(common, sizes), length)
+
+    def _remembered(self, common: Common, sizes: Heads) -> int:
+        """Elements of each token that decoding keeps."""
+        if self.cache == "hidden":
+            return common.width
+        return sizes.kv_heads * (2 * sizes.head_width + self.positions.features)
 
     def shared(self, common: Common) -> dict[Hashable, Cost]:
         return self.positions.shared(self.sizes(common), common)
@@ -123,18 +144,20 @@ class Attention(Mixer):
             found.append(("positions", text))
         if self.qk_norm is not None and not self.qk_norm.tokenwise:
             found.append(("qk_norm", "queries and keys are normalised head by head, token by token; this norm is not"))
+        if self.sub_norm is not None and not self.sub_norm.tokenwise:
+            found.append(("sub_norm", "what is seen is normalised token by token; this norm is not"))
         found += [(f"positions.{key}", text) for key, text in self.positions.problems(sizes, common)]
         found += [(f"scores.{key}", text) for key, text in self.scores.problems(sizes, common)]
         return found
 
     def cross_problems(self, common: Common) -> list[tuple[str, str]]:
-        if not self.positions.crosses:
+        if not self.positions.crosses and not common.shares_keys:
             return [("positions", "between two sentences there are no distances; leave positions out of a cross")]
         return []
 
 
 def cache_cost(pattern: Pattern, each: int, length: int) -> Cost:
-    """Of remembering so many elements of each token that this pattern may still look at; a ring grows until it turns."""
+    """Of remembering so many elements of each token this pattern may still look at; a ring grows until it turns."""
     kept = pattern.memory
     if kept is None or length < ring_size(kept):
         return Cost(state_per_token=each)
@@ -166,6 +189,10 @@ class Looking(SubLayer):
     def look(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: Facts) -> Tensor:
         """(batch, heads, queries, width of v)"""
         queries, manner = context.queries, self.manner()
+        if (
+            context.replay is not None
+        ):  # what is computed once more cannot share a bias, with its gradients, with others
+            manner = replace(manner, static=None)
         wanted = None if context.record is None else context.record.get(self)
         if wanted is not None:
             mask = dense_mask(self.pattern, queries, keys)
@@ -175,9 +202,12 @@ class Looking(SubLayer):
         execute = context.plan(key, lambda: plan(self.pattern, queries, keys, manner))
         return execute(q, k, v, self.dropout if self.training else 0.0, manner)
 
-    def new_state(self) -> State:
+    def new_state(self) -> State | None:
         if (why := self.pattern.leak()) is not None:
             raise ValueError(f"attention with pattern '{self.pattern}' cannot decode: {why}")
+        return self.new_memory()
+
+    def new_memory(self) -> State | None:
         kept = self.pattern.memory
         return KeyValues() if kept is None else Ring(kept)
 
@@ -195,13 +225,15 @@ class _Heads(Looking):
         norm = config.qk_norm
         self.q_norm = None if norm is None else norm.build(sizes.head_width)
         self.k_norm = None if norm is None else norm.build(sizes.head_width)
+        self.sub_norm = None if config.sub_norm is None else config.sub_norm.build(self.inner)
         self.out = common.linear.build(self.inner, common.width, config.biases.out)
 
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (batch, heads, time, head_width)
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: Facts) -> Tensor:
-        found: Tensor = self.out(self.look(q, k, v, context, keys).transpose(1, 2).flatten(2))
+        seen = self.look(q, k, v, context, keys).transpose(1, 2).flatten(2)  # (batch, time, inner)
+        found: Tensor = self.out(seen if self.sub_norm is None else self.sub_norm(seen, context))
         return found
 
 
@@ -211,9 +243,10 @@ class SelfAttention(_Heads):
     def __init__(self, config: Attention, common: Common) -> None:
         super().__init__(config, common)
         bias, build = config.biases, common.linear.build
+        self.keeps_hidden = config.cache == "hidden"
         self.qkv: nn.Module | None = None
         if bias.q == bias.k == bias.v:
-            self.qkv = build(common.width, self.inner + 2 * self.narrow, bias.q)
+            self.qkv = build(common.width, (self.inner, self.narrow, self.narrow), bias.q)
         else:
             self.q = build(common.width, self.inner, bias.q)
             self.k = build(common.width, self.narrow, bias.k)
@@ -235,8 +268,21 @@ class SelfAttention(_Heads):
         self.scores.check(keys)
         if state is not None:
             assert isinstance(state, Cache)
-            k, v, keys = state.append(k, v, context)
+            kept = context.kept
+            count = kept.queries.time
+            if self.keeps_hidden:
+                k, v, keys = self.recalled(x[:, :count], kept, state)
+            else:
+                k, v, keys = state.append(k[:, :, :count], v[:, :, :count], kept)
         return self.mixed(q, k, v, context, keys)
+
+    def recalled(self, x: Tensor, context: Context, state: Cache) -> tuple[Tensor, Tensor, Facts]:
+        """Keys and values of everything that may be seen, made of the hidden states that are remembered. To the cache
+        these are keys of one head, whose values have no features."""
+        hidden, _, keys = state.append(x[:, None], x[:, None, :, :0], context)
+        there = context.plan(("recalled", id(keys)), lambda: Context(keys))
+        _, k, v = self.project(hidden[:, 0], there)
+        return k, v, keys
 
 
 class CrossAttention(_Heads):
@@ -246,7 +292,7 @@ class CrossAttention(_Heads):
         self.q = build(common.width, self.inner, bias.q)
         self.kv: nn.Module | None = None
         if bias.k == bias.v:
-            self.kv = build(common.width, 2 * self.narrow, bias.k)
+            self.kv = build(common.width, (self.narrow, self.narrow), bias.k)
         else:
             self.k = build(common.width, self.narrow, bias.k)
             self.v = build(common.width, self.narrow, bias.v)
@@ -283,4 +329,7 @@ class CrossAttention(_Heads):
         return seen.view(rows, time, -1)
 
     def new_state(self) -> State:
+        return SourceKeyValues()
+
+    def new_memory(self) -> State:
         return SourceKeyValues()

@@ -25,9 +25,10 @@ class Rows:
     Neither: every row is one sentence that fills it.
     `positions` (batch, time): a token's place in its own sentence, from 0; derived when not given.
     `types` (batch, time): which of several kinds of text a token belongs to (BERT's segments A and B).
-    `prompt` (batch, time) bool: tokens that are given, not predicted; a prefix language model sees them from everywhere.
+    `prompt` (batch, time) bool: tokens that are given, not predicted; a prefix language model sees all of them.
     `chosen` (batch, time) bool: tokens picked to be global (Longformer).
-    `order` (batch, time): the order in which a permutation language model says the tokens.
+    `order` (batch, time): the order in which a permutation language model says the tokens, from 0 on; −1 − n for one
+    that only asks for the token said as number n (two_stream.py).
     """
 
     tokens: Tensor
@@ -81,14 +82,46 @@ class Signal:
         return _each(self, change)
 
 
-Input = Rows | Signal
+@dataclass(frozen=True)
+class Neighbours:
+    """What was retrieved for the chunks of a text (RETRO): `tokens` (batch, chunks, neighbours, length), and how
+    many of them are real, `lengths` (batch, chunks, neighbours); 0 where fewer neighbours were found."""
+
+    tokens: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(
+        cls, texts: Sequence[Sequence[Sequence[Sequence[int]]]], count: int, length: int, pad: int = 0
+    ) -> Neighbours:
+        """Of each text's chunks' neighbours, `count` each at most, each cut at `length` tokens."""
+        chunks = max((len(text) for text in texts), default=0)
+        tokens = torch.full((len(texts), chunks, count, length), pad, dtype=torch.long)
+        lengths = torch.zeros(len(texts), chunks, count, dtype=torch.long)
+        for row, text in enumerate(texts):
+            for chunk, found in enumerate(text):
+                for place, ids in enumerate(found[:count]):
+                    kept = torch.tensor(list(ids[:length]), dtype=torch.long)
+                    tokens[row, chunk, place, : len(kept)] = kept
+                    lengths[row, chunk, place] = len(kept)
+        return cls(tokens, lengths)
+
+    def to(self, device: torch.device | str) -> Neighbours:
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Neighbours:
+        return _each(self, change)
+
+
+Input = Rows | Signal | Neighbours
 
 
 @dataclass(frozen=True)
 class Batch:
     """What goes in on each side, and the labels of the target side (`IGNORE` where there is none).
 
-    A model of one stack has only a target. Two towers (CLIP) take one input each.
+    A model of one stack has only a target. Two towers (CLIP) take one input each. The source of a model that retrieves
+    is what was found.
     """
 
     target: Input
@@ -112,7 +145,7 @@ class Batch:
         return self.target
 
 
-D = TypeVar("D", Rows, Signal)
+D = TypeVar("D", Rows, Signal, Neighbours)
 
 
 def _each(value: D, change: Callable[[Tensor], Tensor]) -> D:

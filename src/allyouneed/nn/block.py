@@ -96,8 +96,8 @@ class Block(nn.Module):
         calls = [partial(part, context=context, state=states.get(name)) for name, part in self.sublayers.items()]
         return self.wiring(stream, calls, context)
 
-    def new_states(self) -> dict[str, State]:
-        """A fresh state for each sub-layer that keeps one."""
+    def new_states(self, segments: bool = False) -> dict[str, State]:
+        """A fresh state for each sub-layer that keeps one; `segments`: to remember whole segments, not to decode."""
         parts = {name: part for name, part in self.sublayers.items() if isinstance(part, SubLayer)}
-        states = {name: part.new_state() for name, part in parts.items()}
+        states = {name: part.new_memory() if segments else part.new_state() for name, part in parts.items()}
         return {name: state for name, state in states.items() if state is not None}

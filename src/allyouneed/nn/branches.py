@@ -84,6 +84,11 @@ class Branches(Mixer):
     def problems(self, common: Common) -> list[tuple[str, str]]:
         parts = self.around(common)
         found = [(f"{name}.{key}", text) for name, part, its in parts for key, text in part.problems(its)]
+        found += [
+            (f"{name}.kind", "looks at an encoder, and at nothing else: let it be the cross of a layer")
+            for name, part, _ in parts
+            if isinstance(part, Mixer) and not part.mixes
+        ]
         outputs = self.joined(common).width if self.then is None else self.then.outputs(self.joined(common))
         if outputs > common.width:
             key = "join" if self.then is None else "then"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -13,6 +13,9 @@ from allyouneed.nn.norms import LayerNorm, Norm
 
 
 class Common(Config):
+    # whatever looks across looks at keys and values that the model has made once, for all layers (shared_keys.py)
+    shares_keys: ClassVar[bool] = False
+
     width: Annotated[int, Field(gt=0)]
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of sub-layer outputs and embeddings (the paper, 5.4)
     norm: Norm = LayerNorm()

@@ -23,7 +23,8 @@ class Facts:
     `segments` (batch, time) or None: number of the own sentence in the row, 0 for padding; None: one sentence a row.
     `start`: when every row's positions are start, start+1, …, this start; otherwise None.
     `packed`: rows hold several sentences.
-    `prompt`, `chosen`, `order` (batch, time): what the batch says besides (see `Rows`); None where it says nothing.
+    `prompt`, `chosen`, `order`, `types` (batch, time): what the batch says besides (see `Rows`); None where it says
+    nothing.
     """
 
     positions: Tensor
@@ -33,6 +34,7 @@ class Facts:
     prompt: Tensor | None = None
     chosen: Tensor | None = None
     order: Tensor | None = None
+    types: Tensor | None = None
 
     @property
     def time(self) -> int:
@@ -49,7 +51,7 @@ class Facts:
 
     @classmethod
     def of(cls, rows: Rows) -> Facts:
-        return replace(cls._of(rows), prompt=rows.prompt, chosen=rows.chosen, order=rows.order)
+        return replace(cls._of(rows), prompt=rows.prompt, chosen=rows.chosen, order=rows.order, types=rows.types)
 
     @classmethod
     def _of(cls, rows: Rows) -> Facts:
@@ -79,9 +81,9 @@ class Facts:
         inside = None if new.lengths is None else (steps < new.lengths.to(device)[:, None]).long()
         if len(set(seen)) <= 1:
             start = seen[0] if seen else 0
-            return cls(steps + start, inside, start, prompt=new.prompt, chosen=new.chosen)
+            return cls(steps + start, inside, start, prompt=new.prompt, chosen=new.chosen, types=new.types)
         starts = torch.tensor(list(seen), device=device)[:, None]
-        return cls(steps + starts, inside, prompt=new.prompt, chosen=new.chosen)
+        return cls(steps + starts, inside, prompt=new.prompt, chosen=new.chosen, types=new.types)
 
     def select(self, rows: Tensor) -> Facts:
         def kept(value: Tensor | None) -> Tensor | None:
@@ -94,7 +96,18 @@ class Facts:
             prompt=kept(self.prompt),
             chosen=kept(self.chosen),
             order=kept(self.order),
+            types=kept(self.types),
         )
+
+    def at(self, places: Tensor) -> Facts:
+        """Of the tokens at these places (batch or 1, few), none of which is padding."""
+
+        def kept(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value.take_along_dim(places, 1)
+
+        positions = self.positions.take_along_dim(places, 1)
+        said = (kept(self.prompt), kept(self.chosen), kept(self.order), kept(self.types))
+        return Facts(positions, None, None, False, *said)
 
     def place(self, axis: int) -> Place:
         """The places as (batch, …) tensors that broadcast along another axis: 1 for queries, 2 for keys."""
@@ -118,13 +131,21 @@ def _restart(segments: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What an encoder hands to a decoder: hidden states (batch, time, width) and where they stand."""
+    """What an encoder hands to a decoder: hidden states (batch, time, width) and where they stand.
+
+    `shared`: keys and values (batch, heads, time, head_width) already made of them, for all layers (shared_keys.py).
+    `inputs`: the embeddings they were made of.
+    """
 
     hidden: Tensor
     facts: Facts
+    shared: tuple[Tensor, Tensor] | None = None
+    inputs: Tensor | None = None
 
     def select(self, rows: Tensor) -> Memory:
-        return Memory(self.hidden.index_select(0, rows), self.facts.select(rows))
+        shared = None if self.shared is None else (self.shared[0][rows], self.shared[1][rows])
+        inputs = None if self.inputs is None else self.inputs.index_select(0, rows)
+        return Memory(self.hidden.index_select(0, rows), self.facts.select(rows), shared, inputs)
 
 
 @dataclass
@@ -139,6 +160,24 @@ class Wanted:
 Record = dict[nn.Module, Wanted]  # attention module -> what is wanted of it
 
 
+class Replay:
+    """What a part decided, in order, to be decided alike when the part is computed once more: an input taken back from
+    the output differs in its last bits, and a choice made of it (a bucket, an expert) might turn out otherwise."""
+
+    def __init__(self) -> None:
+        self.decisions: list[Any] = []
+        self.again: int | None = None  # the next decision to repeat; None: the first time
+
+    def decide(self, make: Callable[[], T]) -> T:
+        if self.again is None:
+            self.decisions.append(make())
+            found: T = self.decisions[-1]
+            return found
+        self.again += 1
+        found = self.decisions[self.again - 1]
+        return found
+
+
 @dataclass(eq=False)
 class Context:
     """Handed to every layer. Layers read it; they never keep it."""
@@ -146,9 +185,12 @@ class Context:
     queries: Facts
     slots: Facts | None = None  # decoding: the places of everything seen so far, the new tokens included
     memory: Memory | None = None
+    inputs: Tensor | None = None  # the embeddings that went into the stack
     record: Record | None = None  # the attention weights somebody wants to see
+    said: Facts | None = None  # with states: the first of the queries, where the others only ask and are not remembered
     losses: list[Tensor] | None = None  # what parts add to the loss (a mixture's balance), each a mean over real tokens
     plans: dict[Hashable, Any] = field(default_factory=dict)
+    replay: Replay | None = None  # there where a layer will be computed once more, for its gradients
 
     def plan(self, key: Hashable, make: Callable[[], T]) -> T:
         """Compute something once for all layers."""
@@ -156,3 +198,20 @@ class Context:
             self.plans[key] = make()
         found: T = self.plans[key]
         return found
+
+    @property
+    def kept(self) -> Context:
+        """As it is for a state, which only takes in what is said."""
+        if self.said is None:
+            return self
+        said = self.said
+        return self.plan("kept", lambda: Context(said, self.slots))
+
+    def decide(self, make: Callable[[], T]) -> T:
+        """Compute something without gradients that must come out alike if this layer is computed once more."""
+        return make() if self.replay is None else self.replay.decide(make)
+
+    @property
+    def again(self) -> bool:
+        """This layer is being computed once more: what it counts and gathers, it has counted and gathered."""
+        return self.replay is not None and self.replay.again is not None

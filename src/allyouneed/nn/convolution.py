@@ -108,21 +108,28 @@ class ConvolutionModule(SubLayer):
 
     def over_sentences(self, x: Tensor, context: Context) -> Tensor:
         """Whole sentences; each one ends in zeros, whatever the row holds beyond it."""
-        facts = context.queries
-        if facts.real is not None:
-            x = x * facts.real[..., None]
-        if not facts.packed:
-            return self.gather(nn.functional.pad(x, (0, 0, *self.reach)))
-        # sentences of a packed row are moved apart, so that no filter reaches from one to the next
-        places, length = context.plan(("apart", self.size), lambda: apart(facts, self.size - 1))
-        lined = x.new_zeros(len(x), length, x.shape[2]).scatter(1, places.expand_as(x), x)
-        seen = self.gather(nn.functional.pad(lined, (0, 0, *self.reach)))
-        return seen.gather(1, places.expand(-1, -1, seen.shape[2]))
+        lined, places = lined_up(x, context, self.reach)
+        seen = self.gather(lined)
+        return seen if places is None else seen.gather(1, places.expand(-1, -1, seen.shape[2]))
 
     def new_state(self) -> State | None:
         if self.reach[1]:
             raise ValueError("a convolution that sees later tokens cannot decode; say sees: past")
         return Recent(self.size - 1) if self.size > 1 else None
+
+
+def lined_up(x: Tensor, context: Context, reach: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
+    """Sentences with `reach` zeros before and behind each, (batch, length + sum of reach, width); and the places
+    (batch, time, 1) where what each token sees begins in it. None: token t's begins at t."""
+    facts, gap = context.queries, sum(reach)
+    if facts.real is not None:
+        x = x * facts.real[..., None]
+    if not facts.packed:
+        return nn.functional.pad(x, (0, 0, *reach)), None
+    # sentences of a packed row are moved apart, so that no filter reaches from one to the next
+    places, length = context.plan(("apart", gap), lambda: apart(facts, gap))
+    lined = x.new_zeros(len(x), length, x.shape[2]).scatter(1, places.expand_as(x), x)
+    return nn.functional.pad(lined, (0, 0, *reach)), places
 
 
 def apart(facts: Facts, gap: int) -> tuple[Tensor, int]:

@@ -27,7 +27,7 @@ from allyouneed.nn.model import (
     watched,
     weights_of,
 )
-from allyouneed.nn.stack import Stack, stack_cost
+from allyouneed.nn.stack import Stack, behind, stack_cost
 from allyouneed.nn.state import States
 from allyouneed.nn.wiring import Depth
 
@@ -58,11 +58,11 @@ class Decoder(Model):
 
     def cost(self, length: int = 1024) -> Cost:
         total = self.embed.cost(self, self.vocab) + stack_cost(self.decoder, self, length)
-        return total + self.head.cost(self, self.vocab, self.embed.vector(self), self.embed.ties)
+        return total + self.head.cost(behind(self.decoder, self), self.vocab, self.embed.vector(self), self.embed.ties)
 
     def problems(self) -> Iterator[Problem]:
-        yield from stack_problems("decoder", self.decoder, self, crosses=False, decodes=True)
-        yield from outer_problems(self.embed, self.head, self, self.vocab)
+        yield from stack_problems("decoder", self.decoder, self, crosses=False, decodes=True, widens=True)
+        yield from outer_problems(self.embed, self.head, self, self.vocab, self.decoder)
         if self.embed.reads is not Rows:
             yield ("embed", "kind"), "what is written is text; its embedding must be 'tokens'"
 
@@ -76,7 +76,7 @@ class DecoderModel(ModelModule):
         self.embed = config.embed.build(config, config.vocab)
         self.decoder = Stack(config.decoder, config, Depth(0, count_layers(config.decoder), "decoder"))
         tied = self.embed.tokens.weight if config.embed.ties else None
-        self.head = config.head.build(config, config.vocab, tied)
+        self.head = config.head.build(behind(config.decoder, config), config.vocab, tied)
         config.init.apply(self, config.width)
 
     def decode(self, target: Rows, record: Record | None = None, losses: list[Tensor] | None = None) -> Tensor:
@@ -100,6 +100,7 @@ class DecoderModel(ModelModule):
         where = next(self.parameters()).device if device is None else torch.device(device)
         return States(self.decoder.new_states(), rows, where, None)
 
-    def advance(self, new: Rows, states: States) -> Tensor:
-        """Take in the next tokens of every row (one or many, unequal lengths padded right); hidden states of them."""
-        return advance(self.embed, self.decoder, new, states)
+    def advance(self, new: Rows, states: States, last: bool = False) -> Tensor:
+        """Take in the next tokens of every row (one or many, unequal lengths padded right); hidden states of them, or
+        of each row's `last` one only (batch, 1, width)."""
+        return advance(self.embed, self.decoder, new, states, last)

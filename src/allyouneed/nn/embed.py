@@ -66,9 +66,10 @@ class EmbedModule(nn.Module):
 class TokenEmbed(Embed):
     """A vector per token, times √width (the paper, 3.4), plus positions, then dropout (5.4).
 
-    `types`: a vector for each of so many kinds of text is added (BERT: Devlin et al. 2019, figure 2), the first where the
-    batch says nothing. `norm`: the sum is normalised (BERT, BLOOM). `inner`: tokens have vectors of this width, which a
-    linear map widens (ALBERT's factorisation: Lan et al. 2020, 3.1).
+    `types`: a vector for each of so many kinds of text is added (BERT: Devlin et al. 2019, figure 2), the first where
+    the batch says nothing. `norm`: the sum is normalised (BERT, BLOOM). `inner`: tokens have vectors of this width,
+    which a linear map widens (ALBERT's factorisation: Lan et al. 2020, 3.1). `asks`: tokens that only ask (see
+    two_stream.py) begin with a learned vector of their own (XLNet: Yang et al. 2019, 2.3, w).
     """
 
     kind: Literal["tokens"] = "tokens"
@@ -78,6 +79,7 @@ class TokenEmbed(Embed):
     types: Size | None = None
     norm: Norm | None = None
     inner: Size | None = None
+    asks: bool = False
 
     @property
     def ties(self) -> bool:
@@ -98,7 +100,7 @@ class TokenEmbed(Embed):
     def cost(self, common: Common, vocab: int | None, shared: bool = False) -> Cost:
         assert vocab is not None
         width = self.vector(common)
-        total = Cost(parameters=(0 if shared else vocab * width) + (self.types or 0) * width)
+        total = Cost(parameters=(0 if shared else vocab * width) + ((self.types or 0) + self.asks) * width)
         total += self.positions.cost(width)
         if self.norm is not None:
             total += self.norm.cost(width)
@@ -107,7 +109,9 @@ class TokenEmbed(Embed):
         return total
 
     def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
-        return [] if vocab is not None else [("kind", "tokens need 'vocab', the number of different ones")]
+        found = [] if vocab is not None else [("kind", "tokens need 'vocab', the number of different ones")]
+        at = self.positions.problems(self.vector(common))
+        return found + [(f"positions.{key}", text) for key, text in at]
 
 
 class TokenEmbedModule(EmbedModule):
@@ -117,6 +121,7 @@ class TokenEmbedModule(EmbedModule):
         self.tokens = nn.Embedding(vocab, width) if tokens is None else tokens
         self.positions = config.positions.build(width)
         self.types = None if config.types is None else nn.Embedding(config.types, width)
+        self.asking = nn.Embedding(1, width) if config.asks else None
         self.norm = None if config.norm is None else config.norm.build(width)
         self.widen = None if config.inner is None else common.linear.build(width, common.width, True)
         self.scale = common.width**0.5 if config.scale == "sqrt-width" else 1.0
@@ -132,6 +137,8 @@ class TokenEmbedModule(EmbedModule):
         if self.limit is not None and places.numel() and (longest := int(places.max()) + 1) > self.limit:
             raise UserError(f"a sentence of {longest} tokens is longer than the model's {self.limit} learned positions")
         x: Tensor = self.tokens(given.tokens) * self.scale
+        if self.asking is not None and facts.order is not None:
+            x = torch.where((facts.order < 0)[..., None], self.asking.weight.to(x.dtype), x)
         added = self.positions(places)
         if added is not None:
             x = x + added.to(x.dtype)

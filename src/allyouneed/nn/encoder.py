@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from allyouneed.nn.batch import Batch, Input
+from allyouneed.nn.batch import Batch, Input, Rows
 from allyouneed.nn.context import Context, Facts, Memory, Record
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.embed import Embed, TokenEmbed
@@ -26,7 +26,9 @@ from allyouneed.nn.model import (
     watched,
     weights_of,
 )
-from allyouneed.nn.stack import Stack, stack_cost
+from allyouneed.nn.stack import Stack, behind, stack_cost
+from allyouneed.nn.state import States
+from allyouneed.nn.two_stream import read_on
 from allyouneed.nn.wiring import Depth
 
 
@@ -52,12 +54,12 @@ class Encoder(Model):
 
     def cost(self, length: int = 1024) -> Cost:
         total = self.embed.cost(self, self.vocab) + stack_cost(self.encoder, self, length)
-        total += self.head.cost(self, self.vocab, self.embed.vector(self), self.embed.ties)
+        total += self.head.cost(behind(self.encoder, self), self.vocab, self.embed.vector(self), self.embed.ties)
         return replace(total, state_per_token=0, state_constant=0)  # it keeps nothing
 
     def problems(self) -> Iterator[Problem]:
-        yield from stack_problems("encoder", self.encoder, self, crosses=False, decodes=False)
-        yield from outer_problems(self.embed, self.head, self, self.vocab)
+        yield from stack_problems("encoder", self.encoder, self, crosses=False, decodes=False, widens=True)
+        yield from outer_problems(self.embed, self.head, self, self.vocab, self.encoder)
 
 
 class EncoderModel(ModelModule):
@@ -67,7 +69,7 @@ class EncoderModel(ModelModule):
         self.embed = config.embed.build(config, config.vocab)
         self.encoder = Stack(config.encoder, config, Depth(count_layers(config.encoder), 0, "encoder"))
         tied = self.embed.tokens.weight if config.embed.ties else None
-        self.head = config.head.build(config, config.vocab, tied)
+        self.head = config.head.build(behind(config.encoder, config), config.vocab, tied)
         config.init.apply(self, config.width)
 
     def encode(self, given: Input, record: Record | None = None, losses: list[Tensor] | None = None) -> Memory:
@@ -78,6 +80,15 @@ class EncoderModel(ModelModule):
     def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
         memory = self.encode(batch.target, losses=losses)
         return memory.hidden, memory.facts
+
+    def start(self, rows: int) -> States:
+        """Ready to read so many texts in segments: nothing seen yet."""
+        device = next(self.parameters()).device
+        return States(self.encoder.new_states(segments=True), rows, device, None)
+
+    def advance(self, new: Rows, states: States, asking: Rows | None = None) -> Tensor:
+        """The next segment of every row, see `read_on`."""
+        return read_on(self.embed, self.encoder, new, states, asking)
 
     def attention(
         self, batch: Batch, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None

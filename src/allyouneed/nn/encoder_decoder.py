@@ -42,8 +42,8 @@ def _one_or_two(value: Any, _: Any) -> int | Vocab:
 class EncoderDecoder(Model):
     """ "Attention Is All You Need", figure 1.
 
-    `source_embed`: an embedding of the source with its own keys (BART's own positions, Whisper's frames); as the target's
-    when not given. With one vocabulary its token matrix is the target's all the same.
+    `source_embed`: an embedding of the source with its own keys (BART's own positions, Whisper's frames); as the
+    target's when not given. With one vocabulary its token matrix is the target's all the same.
     """
 
     kind: Literal["encoder-decoder"] = "encoder-decoder"
@@ -126,14 +126,15 @@ class EncoderDecoderModel(ModelModule):
         embed = self.embed if self.source_embed is None else self.source_embed
         facts: Facts = embed.facts(source)
         x = embed(source, facts)
-        return Memory(self.encoder(x, Context(facts, record=record, losses=losses)), facts)
+        return Memory(self.encoder(x, Context(facts, inputs=x, record=record, losses=losses)), facts, inputs=x)
 
     def decode(
         self, target: Rows, memory: Memory, record: Record | None = None, losses: list[Tensor] | None = None
     ) -> Tensor:
         facts: Facts = self.embed.facts(target)
-        context = Context(facts, memory=memory, record=record, losses=losses)
-        hidden: Tensor = self.decoder(self.embed(target, facts), context)
+        x = self.embed(target, facts)
+        context = Context(facts, memory=memory, inputs=x, record=record, losses=losses)
+        hidden: Tensor = self.decoder(x, context)
         return hidden
 
     def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
@@ -160,6 +161,7 @@ class EncoderDecoderModel(ModelModule):
         memory = self.encode(source)
         return States(self.decoder.new_states(), len(memory.hidden), memory.hidden.device, memory)
 
-    def advance(self, new: Rows, states: States) -> Tensor:
-        """Take in the next tokens of every row (one or many, unequal lengths padded right); hidden states of them."""
-        return advance(self.embed, self.decoder, new, states)
+    def advance(self, new: Rows, states: States, last: bool = False) -> Tensor:
+        """Take in the next tokens of every row (one or many, unequal lengths padded right); hidden states of them, or
+        of each row's `last` one only (batch, 1, width)."""
+        return advance(self.embed, self.decoder, new, states, last)

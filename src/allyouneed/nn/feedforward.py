@@ -101,13 +101,15 @@ class FFNModule(SubLayer):
 class GLU(Channel):
     """Shazeer 2020, "GLU Variants Improve Transformer", eq. 5–6: (activation(x W) ⊗ x V) W2.
 
-    The activation names the variant: sigmoid GLU, identity bilinear, relu ReGLU, gelu GEGLU, silu SwiGLU.
+    The activation names the variant: sigmoid GLU, identity bilinear, relu ReGLU, gelu GEGLU, silu SwiGLU. `norm`: the
+    hidden layer is normalised, with the model's norm (BitNet's ffn_sub_norm).
     """
 
     kind: Literal["glu"] = "glu"
     hidden: Annotated[int, Field(gt=0)]
     activation: Activation = "silu"
     bias: bool = False
+    norm: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the hidden layer
 
     def build(self, common: Common) -> SubLayer:
@@ -115,7 +117,8 @@ class GLU(Channel):
 
     def cost(self, common: Common) -> Cost:
         gate_up = common.linear.cost(common.width, 2 * self.hidden, self.bias)
-        return gate_up + common.linear.cost(self.hidden, common.width, self.bias)
+        total = gate_up + common.linear.cost(self.hidden, common.width, self.bias)
+        return total + common.norm.cost(self.hidden) if self.norm else total
 
 
 class GLUModule(SubLayer):
@@ -123,12 +126,14 @@ class GLUModule(SubLayer):
 
     def __init__(self, config: GLU, common: Common) -> None:
         super().__init__()
-        self.gate_up = common.linear.build(common.width, 2 * config.hidden, config.bias)
+        self.gate_up = common.linear.build(common.width, (config.hidden, config.hidden), config.bias)
+        self.norm = common.norm.build(config.hidden) if config.norm else None
         self.down = common.linear.build(config.hidden, common.width, config.bias)
         self.activation = ACTIVATIONS[config.activation]
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)  # (batch, time, hidden) each
-        mixed: Tensor = self.down(self.dropout(self.activation(gate) * up))
+        hidden = self.dropout(self.activation(gate) * up)
+        mixed: Tensor = self.down(hidden if self.norm is None else self.norm(hidden, context))
         return mixed

@@ -48,12 +48,15 @@ class VocabularyHead(Head):
     """A linear map to the vocabulary, sharing the embedding's matrix when tied (the paper, 3.4).
 
     `scale: inverse-sqrt-width` multiplies the vectors by width^-1/2 first (T5, where the embedding is tied).
+    `maxout` l: a linear map to 2 l features, and of each pair the larger one (Goodfellow et al. 2013; Bahdanau et al.
+    2015, A.2.2).
     """
 
     kind: Literal["vocabulary"] = "vocabulary"
     bias: bool = False
     scale: Literal["none", "inverse-sqrt-width"] = "none"
     transform: Transform | None = None
+    maxout: Annotated[int, Field(gt=0)] | None = None
     soft_cap: Annotated[float, Field(gt=0)] | None = None  # c·tanh(logit / c) (Gemma 2, 2)
 
     def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
@@ -62,29 +65,36 @@ class VocabularyHead(Head):
 
     def cost(self, common: Common, vocab: int | None, inner: int, tied: bool) -> Cost:
         assert vocab is not None
-        width = inner if tied else common.width
+        width = inner if tied else self.maxout or common.width
         total = Cost(parameters=(0 if tied else vocab * width) + self.bias * vocab, flops=2 * vocab * width)
         if self.transform is not None:
             total += common.linear.cost(common.width, width, True) + self.transform.norm.cost(width)
-        return total
+        return total if self.maxout is None else total + common.linear.cost(common.width, 2 * self.maxout, True)
 
     def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
-        return [] if vocab is not None else [("kind", "scores over a vocabulary need 'vocab', its size")]
+        found = [] if vocab is not None else [("kind", "scores over a vocabulary need 'vocab', its size")]
+        if self.maxout is not None and self.transform is not None:
+            found.append(("maxout", "there is a transform already; say one of them"))
+        return found
 
 
 class VocabularyHeadModule(HeadModule):
     def __init__(self, config: VocabularyHead, common: Common, vocab: int, tied: Tensor | None) -> None:
         super().__init__()
-        width = common.width if tied is None else tied.shape[1]
+        width = (config.maxout or common.width) if tied is None else tied.shape[1]
         self.weight = nn.Parameter(torch.empty(vocab, width).normal_(std=width**-0.5)) if tied is None else tied
         self.bias = nn.Parameter(torch.zeros(vocab)) if config.bias else None
         self.scale = common.width**-0.5 if config.scale == "inverse-sqrt-width" else 1.0
         self.soft_cap = config.soft_cap
         transform = config.transform
         self.transform = None if transform is None else TransformModule(transform, common, width)
+        maxout = config.maxout
+        self.maxout = None if maxout is None else common.linear.build(common.width, 2 * maxout, True)
 
     def prepared(self, x: Tensor) -> Tensor:
         x = x if self.transform is None else self.transform(x)
+        if self.maxout is not None:
+            x = self.maxout(x).unflatten(-1, (-1, 2)).amax(-1)  # (…, maxout)
         return x if self.scale == 1.0 else x * self.scale
 
     def forward(self, x: Tensor, facts: Facts | None = None) -> Tensor:

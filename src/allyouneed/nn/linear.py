@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import nn
@@ -12,11 +13,18 @@ from allyouneed.nn.cost import Cost
 
 
 class Linear(Part, slot="linear map"):
+    """`outputs` may be the sizes of several maps of one input, made by one product, whose outputs stand side by side
+    (queries, keys and values): a map that measures its own weights measures each by itself."""
+
     @abstractmethod
-    def build(self, inputs: int, outputs: int, bias: bool) -> nn.Module: ...
+    def build(self, inputs: int, outputs: int | Sequence[int], bias: bool) -> nn.Module: ...
 
     @abstractmethod
     def cost(self, inputs: int, outputs: int, bias: bool) -> Cost: ...
+
+
+def sizes(outputs: int | Sequence[int]) -> tuple[int, ...]:
+    return (outputs,) if isinstance(outputs, int) else tuple(outputs)
 
 
 class Dense(Linear):
@@ -24,8 +32,8 @@ class Dense(Linear):
 
     kind: Literal["dense"] = "dense"
 
-    def build(self, inputs: int, outputs: int, bias: bool) -> nn.Module:
-        return nn.Linear(inputs, outputs, bias=bias)
+    def build(self, inputs: int, outputs: int | Sequence[int], bias: bool) -> nn.Module:
+        return nn.Linear(inputs, sum(sizes(outputs)), bias=bias)
 
     def cost(self, inputs: int, outputs: int, bias: bool) -> Cost:
         return Cost(parameters=outputs * (inputs + bias), flops=2 * inputs * outputs)

@@ -76,7 +76,7 @@ class LongformerAttention(SelfAttention):
     def __init__(self, config: Longformer, common: Common) -> None:
         super().__init__(config.attention, common)
         self.global_q = common.linear.build(common.width, self.inner, config.bias)
-        self.global_kv = common.linear.build(common.width, 2 * self.inner, config.bias)
+        self.global_kv = common.linear.build(common.width, (self.inner, self.inner), config.bias)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         q, k, v = self.project(x, context)

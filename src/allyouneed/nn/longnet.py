@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -26,7 +25,6 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dense import Dense, Manner, Plan, attention_weights, dense_mask
-from allyouneed.nn.flex import FLEX_BLOCK, Flex
 from allyouneed.nn.patterns import Causal, Pattern
 from allyouneed.nn.relative import NoRelative, Relative
 from allyouneed.nn.sparse_patterns import Block, SegmentDilated
@@ -112,13 +110,13 @@ class LongNetAttention(SelfAttention):
             counting = _counting(manner, counts)
             weights = attention_weights(q, k, counts > 0, queries.positions, keys.positions, counting)
             wanted.found.append(weights if wanted.heads is None else weights[:, list(wanted.heads)])
-        key = (tuple(branches for branches, _ in self.groups), id(keys), q.shape[0], manner.plain)
-        execute = context.plan(key, lambda: self.plan(queries, keys, manner.plain))
+        key = (tuple(branches for branches, _ in self.groups), id(keys), q.shape[0])
+        execute = context.plan(key, lambda: self.plan(queries, keys))
         return execute(q, k, v, self.dropout if self.training else 0.0, manner)
 
-    def plan(self, queries: Facts, keys: Facts, plain: bool) -> Plan:
+    def plan(self, queries: Facts, keys: Facts) -> Plan:
         if queries.packed and queries.device.type == "cpu":
-            return grouped(lambda q, k: self.plan(q, k, plain), queries, keys)
+            return grouped(self.plan, queries, keys)
         if queries.time * keys.time < WORTH_TILES:
             return self.dense(queries, keys)
         found: list[tuple[list[int], Plan]] = []
@@ -127,11 +125,6 @@ class LongNetAttention(SelfAttention):
             if sum(part.area for part in parts) > 0.6 * queries.time * keys.time:
                 return self.dense(queries, keys)
             found.append((heads, Tiled(parts)))
-        if queries.device.type == "cuda" and plain:
-            for number, (branches, _) in enumerate(self.groups):
-                heads, tiled = found[number]
-                parts = [Tiling(one, queries, keys, FLEX_BLOCK, rounded=True) for one in branches]
-                found[number] = heads, Flex(parts, partial(_same, tiled))
         return ByHeads(found)
 
     def counts(self, queries: Facts, keys: Facts) -> Tensor:
@@ -161,10 +154,6 @@ def _counting(manner: Manner, counts: Tensor) -> Manner:
         return often.to(q.dtype) if manner.bias is None else manner.bias(q, queries, keys, scale) + often.to(q.dtype)
 
     return replace(manner, bias=bias, static=None)
-
-
-def _same(plan: Plan) -> Plan:
-    return plan
 
 
 class ByHeads:

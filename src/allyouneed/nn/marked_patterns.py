@@ -1,7 +1,7 @@
 """Patterns that ask the batch which tokens are special (`Rows.prompt`, `Rows.chosen`, `Rows.order`).
 
 A prefix language model with a prefix of its own in each row (Raffel et al. 2020, 3.2.1) is `causal | prompt`; XLNet's
-content and query streams (Yang et al. 2019, 2.3) are `permuted` and `permuted & ~self`.
+content and query streams (Yang et al. 2019, 2.3) are `permuted`, both of them: see two_stream.py.
 """
 
 from __future__ import annotations
@@ -68,21 +68,28 @@ class Prompt(Anywhere):
 
 
 class Permuted(Anywhere):
-    """Nobody sees what is said later in the batch's own order (XLNet, 2.2); in reading order where it gives none."""
+    """Nobody sees what is said later in the batch's own order (XLNet, 2.2); everyone sees all where it gives none.
+
+    Tokens of one number see each other. A negative number n is that of a token which only asks for the one said as
+    number −1 − n (XLNet's query stream, 2.3): it sees what is said before that, and nobody sees it.
+    """
 
     kind: Literal["permuted"] = "permuted"
 
     def allowed(self, query: Place, key: Place) -> Tensor:
-        return self.feature(key) <= self.feature(query)
+        now, said = self.feature(query), self.feature(key)
+        return (said >= 0) & (said <= torch.where(now >= 0, now, -2 - now))
 
     def feature(self, place: Place) -> Tensor:
-        return place.position if place.order is None else place.order
+        return torch.zeros_like(place.position) if place.order is None else place.order
 
     def some(self, query: Stretch, key: Stretch) -> Tensor:
-        return key.bounds(self)[0] <= query.bounds(self)[1]
+        (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
+        return (k_high >= 0) & (k_low.clamp(min=0) <= q_high.maximum(-2 - q_low))
 
     def every(self, query: Stretch, key: Stretch) -> Tensor:
-        return key.bounds(self)[1] <= query.bounds(self)[0]
+        (q_low, _), (k_low, k_high) = query.bounds(self), key.bounds(self)
+        return (q_low >= 0) & (k_low >= 0) & (k_high <= q_low)
 
     def leak(self) -> str:
         return "permuted lets tokens see those said before them, wherever they stand"

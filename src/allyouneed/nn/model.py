@@ -1,13 +1,13 @@
 """Whole models: a stack or two between embeddings and a head. There is no class per architecture.
 
-The kinds are files of their own: encoder.py, decoder.py, encoder_decoder.py, two_towers.py.
+The kinds are files of their own: encoder.py, decoder.py, encoder_decoder.py, decoder_decoder.py, two_towers.py.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import Field, ValidationError
@@ -23,7 +23,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.embed import Embed
 from allyouneed.nn.head import Head, VocabularyHead
 from allyouneed.nn.layout import written_out
-from allyouneed.nn.stack import Stack
+from allyouneed.nn.stack import Stack, behind, changes
 from allyouneed.nn.state import States
 
 Layers = tuple[Layer, ...]
@@ -45,6 +45,8 @@ class Model(Part, Common, slot="model"):
     `layers` names layers, so that a stack can be written as a text: `decoder: "3×local, 1×full"`. The config itself
     holds the stacks written out.
     """
+
+    stacks: ClassVar[tuple[str, ...]] = STACKS  # the keys under which stacks can stand
 
     @abstractmethod
     def build(self) -> nn.Module: ...
@@ -75,11 +77,11 @@ class Model(Part, Common, slot="model"):
     @model_validator(mode="before")
     @classmethod
     def _write_out_stacks(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping) or not any(isinstance(data.get(name), str) for name in STACKS):
+        if not isinstance(data, Mapping) or not any(isinstance(data.get(name), str) for name in cls.stacks):
             return data
         tree = dict(data)
         named = tree.pop("layers", {})
-        for name in STACKS:
+        for name in cls.stacks:
             if isinstance(tree.get(name), str):
                 try:
                     tree[name] = written_out(tree[name], named)
@@ -102,16 +104,25 @@ def _refusal(cls: type, problems: list[Problem]) -> ValidationError:
     return ValidationError.from_exception_data(cls.__name__, details)
 
 
-def stack_problems(name: str, layers: Layers, common: Common, crosses: bool, decodes: bool) -> Iterator[Problem]:
-    """What cannot work in a stack. `crosses`: there is a source to look at. `decodes`: nothing may see the future."""
+def stack_problems(
+    name: str, layers: Layers, common: Common, crosses: bool, decodes: bool, widens: bool = False
+) -> Iterator[Problem]:
+    """What cannot work in a stack. `crosses`: there is a source to look at. `decodes`: nothing may see the future.
+    `widens`: what reads it may be wider than the model."""
     for number, layer in enumerate(layers):
         for slot, part in layer.sublayers.items():
             for key, text in part.problems(common):
                 yield (name, number, slot, key), text
         for key, text in layer.problems(common):
             yield (name, number, key), text
+        closes = number + 1 == len(layers) or changes(layer.wiring, layers[number + 1].wiring)
+        if closes and layer.wiring.outputs(common) != common.width and not (widens and number + 1 == len(layers)):
+            text = f"ends {layer.wiring.outputs(common)} wide, where {common.width} features are expected"
+            yield (name, number, "wiring"), text
         if not layer.sublayers:
             yield (name, number), "a layer needs a mixer, a cross or a channel"
+        if layer.mixer is not None and not layer.mixer.mixes:
+            yield (name, number, "mixer", "kind"), "looks at an encoder, and at nothing else: let it be the cross"
         if layer.cross is not None and not crosses:
             yield (name, number, "cross"), "an encoder has nothing to look across at"
         elif layer.cross is not None and not layer.cross.crosses:
@@ -119,7 +130,7 @@ def stack_problems(name: str, layers: Layers, common: Common, crosses: bool, dec
         elif layer.cross is not None:
             for key, text in layer.cross.cross_problems(common):
                 yield (name, number, "cross", key), text
-        if decodes and layer.mixer is not None and not layer.mixer.causal:
+        if decodes and layer.mixer is not None and layer.mixer.mixes and not layer.mixer.causal:
             why = layer.mixer.leak()
             text = "a decoder must not see later tokens" + (f", and {why}" if why else "")
             yield (name, number, "mixer"), f"{text}; give it a causal pattern"
@@ -127,14 +138,21 @@ def stack_problems(name: str, layers: Layers, common: Common, crosses: bool, dec
         yield (name,), "needs at least 1 layer"
 
 
-def outer_problems(embed: Embed, head: Head, common: Common, vocab: int | None) -> Iterator[Problem]:
-    """What cannot work before and after the stacks."""
+def outer_problems(
+    embed: Embed, head: Head, common: Common, vocab: int | None, layers: Layers = ()
+) -> Iterator[Problem]:
+    """What cannot work before and after the stacks. `layers`: those that the head reads, if they may widen."""
     yield from ((("embed", key), text) for key, text in embed.problems(common, vocab))
+    common = behind(layers, common) if layers else common
     yield from ((("head", key), text) for key, text in head.problems(common, vocab))
     if not isinstance(head, VocabularyHead):
         return
-    if embed.ties and embed.vector(common) != common.width and head.transform is None:
-        text = f"tied to token vectors of width {embed.vector(common)}, it must come back to it: set head.transform"
+    vector = embed.vector(common)
+    if embed.ties and head.maxout is not None:
+        if head.maxout != vector:
+            yield ("head", "maxout"), f"tied to token vectors of width {vector}, it must be {vector}"
+    elif embed.ties and vector != common.width and head.transform is None:
+        text = f"tied to token vectors of width {vector}, it must come back to it: set head.transform"
         yield ("head", "transform"), text
 
 
@@ -152,7 +170,8 @@ def watched(stack: Stack, part: str, layers: Sequence[int] | None, heads: Sequen
 
 def weights_of(stack: Stack, part: str, modules: dict[int, nn.Module], record: Record) -> dict[int, Tensor]:
     """What was recorded, by layer: a module that layers share was called once by each of them, in order."""
-    all_modules = [block.sublayers[part] if part in block.sublayers else None for block in stack.blocks]  # type: ignore[operator, index]
+    sublayers: list[Any] = [block.sublayers for block in stack.blocks]
+    all_modules = [parts[part] if part in parts else None for parts in sublayers]  # noqa: SIM401  # ModuleDict has no get
     return {
         number: record[module].found[sum(other is module for other in all_modules[:number])]
         for number, module in modules.items()
@@ -160,26 +179,33 @@ def weights_of(stack: Stack, part: str, modules: dict[int, nn.Module], record: R
     }
 
 
-def advance(embed: Any, stack: Stack, new: Rows, states: States) -> Tensor:
-    """Take in the next tokens of every row (one or many, unequal lengths padded right); hidden states of them."""
+def advance(embed: Any, stack: Callable[..., Tensor], new: Rows, states: States, last: bool = False) -> Tensor:
+    """Take in the next tokens of every row (one or many, unequal lengths padded right); hidden states of them, or of
+    each row's `last` one only (batch, 1, width)."""
     assert new.side == "right" and new.segments is None, "decoding takes one sentence a row, padded on the right"
-    time, device = new.tokens.shape[1], new.tokens.device
+    time = new.tokens.shape[1]
     facts = Facts.following(states.lengths, new)
     end = max(states.lengths, default=0) + time
     states.mark(facts, end)
-    marks = states.marks
-    slots = Facts(
-        torch.arange(end, device=device)[None], start=0, prompt=marks.get("prompt"), chosen=marks.get("chosen")
-    )
-    context = Context(facts, slots=slots, memory=states.memory)
-    hidden: Tensor = stack(embed(new, facts), context, states.layers)
+    x = embed(new, facts)
+    context = Context(facts, slots=states.slots(end), memory=states.memory, inputs=x)
+    hidden = stack(x, context, states.layers)
+    if last:
+        hidden = hidden.take_along_dim(last_places(facts)[..., None], 1)
     added = [time] * len(states.lengths) if new.lengths is None else new.lengths.tolist()
     states.lengths = [seen + count for seen, count in zip(states.lengths, added, strict=True)]
     return hidden
 
 
+def last_places(new: Facts) -> Tensor:
+    """(batch or 1, 1): where each row's last new token stands; rows without one say the first place."""
+    if new.segments is None:
+        return torch.full((1, 1), new.time - 1, device=new.device)
+    return (new.segments.sum(1, keepdim=True) - 1).clamp(min=0)
+
+
 class ModelModule(nn.Module):
-    """What every model answers: `model(batch)` gives hidden states of the target, `logits` what the head makes of them."""
+    """What every model answers: `model(batch)` gives hidden states, `logits` what the head makes of them."""
 
     config: Model
     head: Any

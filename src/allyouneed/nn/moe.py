@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -140,7 +141,7 @@ class RouterModule(nn.Module):
         self.linear = nn.Linear(width, config.experts, config.router.bias)
         self.register_buffer("correction", None if self.config.correction is None else torch.zeros(config.experts))
 
-    def forward(self, x: Tensor) -> Choice:
+    def forward(self, x: Tensor, context: Context | None = None) -> Choice:
         config, exact = self.config, torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             x, weight = x.to(exact), self.linear.weight.to(exact)
@@ -149,12 +150,14 @@ class RouterModule(nn.Module):
             bias = None if self.linear.bias is None else self.linear.bias.to(exact)
             logits = nn.functional.linear(x, weight, bias)
         scores = logits.softmax(-1) if config.scores == "softmax" else logits.sigmoid()
-        experts = self.choose(scores.detach())
+        chosen = partial(self.choose, scores.detach())
+        experts = chosen() if context is None else context.decide(chosen)
         weights = scores.gather(-1, experts)
         if config.normalise:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # sigmoids can all be 0
         load = experts.flatten().bincount(minlength=scores.shape[-1])
-        if self.correction is not None and config.correction is not None and self.training and len(x):
+        counts = self.training and len(x) and (context is None or not context.again)
+        if self.correction is not None and config.correction is not None and counts:
             self.correction += config.correction * (load.float().mean() - load).sign()
         shares = scores if config.scores == "softmax" else scores / (scores.sum(-1, keepdim=True) + 1e-20)
         return Choice(weights * config.scale, experts, shares, logits, load)
@@ -192,7 +195,7 @@ class MoEModule(SubLayer):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         real = context.queries.real
         tokens = x.flatten(0, 1) if real is None else x[real]  # (tokens, width): padding chooses nothing
-        choice = self.router(tokens)
+        choice = self.router(tokens, context)
         if self.training and context.losses is not None and len(tokens):
             context.losses.append(self.router.loss(choice, self.balance))
         rows = torch.arange(len(x), device=x.device)[:, None].expand(x.shape[:2])  # the row of each token

@@ -181,6 +181,8 @@ class BatchNormModule(_Affine):
         axes, count = tuple(range(x.dim() - 1)), kept.sum().clamp(min=1)
         mean = (x * kept).sum(axes) / count
         variance = ((x - mean).square() * kept).sum(axes) / count
+        if context.again:
+            return mean, variance
         with torch.no_grad():
             unbiased = variance * count / (count - 1).clamp(min=1)
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)

@@ -37,7 +37,8 @@ def _sides(value: int | tuple[int, int]) -> tuple[int, int]:
 class PatchEmbed(Embed):
     """Eq. 1: z = [x_class; x¹E; …; xᴺE] + E_pos, a patch of pixels being one token; patches are read line by line.
 
-    `norm` normalises the sum (CLIP: Radford et al. 2021, 2.4).
+    `norm` normalises the sum (CLIP: Radford et al. 2021, 2.4), `patch_norm` a patch's pixels and the vector they give
+    (the authors' code of CRATE: Yu et al. 2023).
     """
 
     reads: ClassVar[type] = Signal
@@ -50,6 +51,7 @@ class PatchEmbed(Embed):
     positions: Positions = NoPositions()
     bias: bool = True
     norm: Norm | None = None
+    patch_norm: Norm | None = None
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -79,6 +81,8 @@ class PatchEmbed(Embed):
     def cost(self, common: Common, vocab: int | None, shared: bool = False) -> Cost:
         total = common.linear.cost(self.pixels, common.width, self.bias)
         total += Cost(parameters=self.class_token * common.width) + self.positions.cost(common.width)
+        if self.patch_norm is not None:
+            total += self.patch_norm.cost(self.pixels) + self.patch_norm.cost(common.width)
         return total if self.norm is None else total + self.norm.cost(common.width)
 
     def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
@@ -90,7 +94,7 @@ class PatchEmbed(Embed):
             plus = " and the class token" if self.class_token else ""
             text = f"{known} places, but the {self.places - self.class_token} patches{plus} need {self.places}"
             return [("positions", text)]
-        return []
+        return [(f"positions.{key}", text) for key, text in self.positions.problems(common.width)]
 
 
 class PatchEmbedModule(EmbedModule):
@@ -103,13 +107,20 @@ class PatchEmbedModule(EmbedModule):
         self.class_token = nn.Embedding(1, common.width) if config.class_token else None
         self.positions = config.positions.build(common.width)
         self.norm = None if config.norm is None else config.norm.build(common.width)
+        around = (config.pixels, common.width) if config.patch_norm is not None else ()
+        self.patch_norms = nn.ModuleList(config.patch_norm.build(width) for width in around if config.patch_norm)
         self.dropout = Dropout(common.dropout)
 
     def facts(self, given: Signal) -> Facts:
         return Facts(torch.arange(self.config.places, device=given.values.device)[None], start=0)
 
     def forward(self, given: Signal, facts: Facts) -> Tensor:
-        x: Tensor = self.project(self.cut(given.values))
+        x = self.cut(given.values)
+        if len(self.patch_norms):
+            before, behind = self.patch_norms
+            x = behind(self.project(before(x, Context(facts))), Context(facts))
+        else:
+            x = self.project(x)
         if self.class_token is not None:
             x = torch.cat([self.class_token.weight.to(x.dtype).expand(len(x), 1, -1), x], 1)
         added = self.positions(facts.positions)

@@ -27,6 +27,10 @@ class Positions(Part, slot="positions"):
         """The longest sentence it can place; None when there is no limit."""
         return None
 
+    def problems(self, width: int) -> list[tuple[str, str]]:
+        """(key, what is wrong with it at this width)."""
+        return []
+
 
 class NoPositions(Positions):
     kind: Literal["none"] = "none"
@@ -109,7 +113,9 @@ class LearnedModule(nn.Embedding):
 
 class Learned2D(Positions):
     """Places in a grid, row by row: a vector of its row beside one of its column (Dosovitskiy et al. 2021, D.4), each
-    half as wide as the model; `join: add` takes their sum.
+    half as wide as the model; `join: add` takes their sum. With a `row_width`, the vector of the row has so many
+    features and that of the column the rest: Reformer's axial positions of a text cut into `rows` lines of `columns`
+    places (Kitaev et al. 2020, the authors' code).
 
     `first`: so many places before the grid (a class token) have vectors of their own.
     """
@@ -119,9 +125,20 @@ class Learned2D(Positions):
     columns: Annotated[int, Field(gt=0)]
     first: Annotated[int, Field(ge=0)] = 0
     join: Literal["beside", "add"] = "beside"
+    row_width: Annotated[int, Field(gt=0)] | None = None
 
     def widths(self, width: int) -> tuple[int, int]:
-        return (width, width) if self.join == "add" else (width - width // 2, width // 2)
+        if self.join == "add":
+            return width, width
+        row = width - width // 2 if self.row_width is None else self.row_width
+        return row, width - row
+
+    def problems(self, width: int) -> list[tuple[str, str]]:
+        if self.row_width is None:
+            return []
+        if self.join == "add":
+            return [("row_width", "vectors that are added are as wide as the model; leave it out")]
+        return [("row_width", f"leaves nothing of {width} for the column")] if self.row_width >= width else []
 
     def build(self, width: int) -> nn.Module:
         return Learned2DModule(self, width)

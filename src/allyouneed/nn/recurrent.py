@@ -45,7 +45,7 @@ class Recurrent(State):
         self.most = 0  # no row has more inputs in its tail; known without asking the device
 
     def carry(self, batch: int, like: Tensor) -> Carry:
-        """What has been seen so far, not to be changed in place; `like` tells dtype and device of rows without a past."""
+        """What has been seen so far, not to be changed in place; `like` tells dtype and device of new rows."""
         if self.now is None:
             self.now = self.snapshot = self.begin(batch, like)
         return self.now

@@ -33,6 +33,11 @@ class Relative(Part, slot="attention positions"):
     crosses: ClassVar[bool] = False  # does it make sense between two sentences?
     bilinear: ClassVar[bool] = False  # does it mean what it says only where a score is q·k?
 
+    @property
+    def features(self) -> int:
+        """By how much `turn` widens every query and key."""
+        return 0
+
     @abstractmethod
     def build(self, heads: Heads, common: Common) -> RelativeModule: ...
 

@@ -44,6 +44,8 @@ def chunkwise(q: Tensor, k: Tensor, v: Tensor, log: Tensor, sums: Sums | None = 
     log (batch or 1, heads, time), or (1, heads, 1) if it is always the same. r carries no gradient.
     """
     batch, heads, time, width = q.shape
+    if not time:
+        return v, v[..., 0].to(wide(v.dtype))
     size = min(CHUNK, time)
     steady = log.shape[-1] == 1
     q, k, v = (nn.functional.pad(x, (0, 0, 0, -time % size)).unflatten(2, (-1, size)) for x in (q, k, v))
@@ -73,9 +75,10 @@ def _before(sums: Sums, k: Tensor, v: Tensor, since: Tensor) -> Sums:
     new_s = (faded.transpose(-1, -2) @ v).to(sums[0].dtype)
     new_z = faded.detach().sum(3, dtype=sums[1].dtype)
     (s, z), found_s, found_z = sums, [], []
-    for chunk in range(k.shape[2]):
+    # taken apart at once: a slice each would have a gradient as large as the whole, each
+    for rest, more_s, more_z in zip(left.unbind(2), new_s.unbind(2), new_z.unbind(2), strict=True):
         found_s.append(s)
         found_z.append(z)
-        s = s * left[:, :, chunk, :, None] + new_s[:, :, chunk]
-        z = z * left[:, :, chunk].detach() + new_z[:, :, chunk]
+        s = s * rest[..., None] + more_s
+        z = z * rest.detach() + more_z
     return torch.stack(found_s, 2), torch.stack(found_z, 2)

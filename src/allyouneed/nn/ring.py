@@ -13,7 +13,7 @@ from torch import Tensor
 
 from allyouneed.nn.context import Context, Facts
 from allyouneed.nn.patterns import Kept
-from allyouneed.nn.state import Cache
+from allyouneed.nn.state import Cache, writable
 
 SLACK = 64  # tokens that can be taken back; a pass of as many new tokens needs no copy of the ring
 
@@ -66,7 +66,7 @@ class Ring(Cache):
         batch, heads, _, head_width = new.shape
         slots = 0 if cache is None else cache.shape[2] - 1
         if cache is not None and self.end <= slots:
-            return cache
+            return writable(cache, new)
         grown = new.new_zeros(batch, heads, min(self.first + self.ring, max(self.end, 2 * slots, 16)) + 1, head_width)
         if cache is not None:
             grown[:, :, :slots] = cache[:, :, :slots]
@@ -90,7 +90,7 @@ class Ring(Cache):
             real = torch.ones_like(positions) if new.segments is None else new.segments
             assert places.segments is not None
             places = Facts(torch.cat((places.positions, positions), 1), torch.cat((places.segments, real), 1))
-        said = {name: getattr(slots, name) for name in ("prompt", "chosen")}
+        said = {name: getattr(slots, name) for name in ("prompt", "chosen", "order", "types")}
         marks = {name: marks.gather(1, places.positions) for name, marks in said.items() if marks is not None}
         return _Turn(torch.where(lost, room, slot), *after, replace(places, **marks), copies)
 

@@ -62,15 +62,21 @@ class Stack(nn.Module):
         result: Tensor = stream if self.end is None else self.end(stream, context)
         return result
 
-    def new_states(self) -> list[dict[str, State]]:
+    def new_states(self, segments: bool = False) -> list[dict[str, State]]:
         """One entry for each block, also where blocks share their weights: each keeps what it alone has seen."""
-        return [block.new_states() for block in self.blocks if isinstance(block, Block)]
+        return [block.new_states(segments) for block in self.blocks if isinstance(block, Block)]
 
 
 def changes(before: Wiring, after: Wiring) -> bool:
     """Whether the stream of one wiring must be closed before another can go on. What leaves the stream open and
     normalises only copies of it (pre-norm, parallel, …) can take turns on one stream."""
     return before != after and not (isinstance(before, Open) and isinstance(after, Open))
+
+
+def behind(layers: Sequence[Layer], common: Common) -> Common:
+    """What a head has in common with the model: its width too, unless the last wiring ends wider."""
+    width = layers[-1].wiring.outputs(common)
+    return common if width == common.width else common.model_copy(update={"width": width})
 
 
 def share_modules(blocks: Iterable[Block]) -> None:

@@ -3,6 +3,7 @@
     append   new tokens come in (each kind of state has its own way)
     select   rows are kept, dropped, repeated or reordered (beams)
     trim     the last tokens are taken back (speculative decoding)
+    detach   what was seen stays, but no gradient flows back into it (segment recurrence)
 
 A token's slot is its position, row by row, so rows of unequal lengths live in one tensor without holes, and no
 padding is ever remembered.
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,10 +35,36 @@ class State(ABC):
     def trim(self, length: int) -> None:
         """Forget everything from position `length` on."""
 
+    def detach(self) -> None:
+        """Keep what it holds and let no gradient through it."""
+        for name, value in vars(self).items():
+            setattr(self, name, _detached(value))
+
     @property
     @abstractmethod
     def bytes(self) -> int:
         """Memory in use."""
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, State):
+        value.detach()
+    elif isinstance(value, list | tuple):
+        inside = [_detached(entry) for entry in value]
+        return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
+    elif isinstance(value, dict):
+        return {key: _detached(entry) for key, entry in value.items()}
+    elif is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{entry.name: _detached(getattr(value, entry.name)) for entry in fields(value)})
+    return value
+
+
+def writable(cache: Tensor, new: Tensor) -> Tensor:
+    """A cache that may be written into: a copy where gradients still need what it was."""
+    needed = torch.is_grad_enabled() and (cache.requires_grad or new.requires_grad)
+    return cache.clone() if needed else cache
 
 
 class Cache(State):
@@ -73,6 +102,7 @@ class KeyValues(Cache):
                 grown[:, :, :capacity] = cache
             cache = grown
         assert cache is not None
+        cache = writable(cache, new)
         if facts.start is not None:
             cache[:, :, facts.start : facts.start + time] = new
         else:
@@ -140,19 +170,33 @@ class States:
         self.lengths = [min(seen, length) for seen in self.lengths]
         self.marks = {name: marks[:, :length] for name, marks in self.marks.items()}
 
+    def detach(self) -> None:
+        """Remember everything and let no gradient flow back into it (Dai et al. 2019, 3.2: SG)."""
+        for layer in self.layers:
+            for state in layer.values():
+                state.detach()
+        self.memory = _detached(self.memory)
+
     def mark(self, new: Facts, end: int) -> None:
-        """Add what is said of new tokens: marks become (rows, end) bool."""
-        said = {"prompt": new.prompt, "chosen": new.chosen}
+        """Add what is said of new tokens: marks become (rows, end); nothing said is False or 0."""
+        said = {"prompt": new.prompt, "chosen": new.chosen, "types": new.types}
         positions = new.positions.expand(len(self.lengths), -1)
         for name, given in said.items():
             if given is None and name not in self.marks:
                 continue
-            known, marks = self.marks.get(name), positions.new_zeros(len(positions), end, dtype=torch.bool)
+            known = self.marks.get(name)
+            dtype = torch.long if name == "types" else torch.bool
+            marks = positions.new_zeros(len(positions), end, dtype=dtype)
             if known is not None:
                 marks[:, : known.shape[1]] = known[:, :end]
-            marked = torch.zeros_like(positions, dtype=torch.bool) if given is None else given
-            marks.scatter_(1, positions, marked if new.real is None else marked & new.real)
+            marked = torch.zeros_like(positions, dtype=dtype) if given is None else given.to(dtype)
+            marks.scatter_(1, positions, marked if new.real is None else marked * new.real)
             self.marks[name] = marks
+
+    def slots(self, end: int) -> Facts:
+        """The first `end` places of every row, with what rows have said about them."""
+        places, said = torch.arange(end, device=self.device)[None], self.marks.get
+        return Facts(places, start=0, prompt=said("prompt"), chosen=said("chosen"), types=said("types"))
 
     @property
     def bytes(self) -> int:

@@ -24,11 +24,16 @@ class SubLayer(nn.Module):
     def new_state(self) -> State | None:
         return None
 
+    def new_memory(self) -> State | None:
+        """A state in which segments are remembered as a whole: also one that sees ahead in its own segment has it."""
+        return self.new_state()
+
 
 class Mixer(Part, slot="token mixer"):
     """Mixes tokens. It has one meaning and three tempos: whole, chunk after chunk, token by token give the same."""
 
     crosses: ClassVar[bool] = False  # can it look at an encoder's memory instead of at its own tokens?
+    mixes: ClassVar[bool] = True  # can it do without an encoder?
 
     @property
     @abstractmethod

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from allyouneed.nn.common import Common
@@ -20,12 +21,14 @@ class TransformerXL(Relative):
     (q + u)·k + (q + v)·W_R R_{i−j}, with R sinusoids as wide as the model.
 
     u and v are learned; all layers of a stack have the same, as in the authors' models; `untied` gives each its own.
+    What lies farther away than `clamp` counts as that far (`clamp_len` in the authors' code).
     """
 
     bilinear: ClassVar[bool] = True
 
     kind: Literal["transformer-xl"] = "transformer-xl"
     untied: bool = False
+    clamp: Annotated[int, Field(gt=0)] | None = None
 
     def build(self, heads: Heads, common: Common) -> RelativeModule:
         return TransformerXLModule(self, heads, common)
@@ -70,7 +73,7 @@ class TransformerXLModule(RelativeModule):
 
     def __init__(self, config: TransformerXL, heads: Heads, common: Common) -> None:
         super().__init__()
-        self.causal = heads.causal
+        self.causal, self.clamp = heads.causal, config.clamp
         self.sinusoids = Sinusoidal(order="halves").build(common.width)
         self.far = common.linear.build(common.width, heads.inner, False)  # W_R
         self.biases = TransformerXLBiases(heads, config.untied)
@@ -82,6 +85,8 @@ class TransformerXLModule(RelativeModule):
         away = distances(queries, keys)[:, None]  # (batch or 1, 1, queries, keys)
         if self.causal:
             away = away.clamp(min=0)  # keys ahead are hidden anyway
+        if self.clamp is not None:
+            away = away.clamp(-self.clamp, self.clamp)
         first, last = int(away.min()), int(away.max())
         every = self.sinusoids(torch.arange(first, last + 1, device=q.device)).to(self.biases.place.dtype)
         looking = q + (self.biases.place - self.biases.content).to(q.dtype)

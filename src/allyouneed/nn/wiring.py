@@ -47,6 +47,10 @@ class Wiring(Part, slot="wiring"):
     def begin(self, x: Tensor) -> Any:
         return x
 
+    def outputs(self, common: Common) -> int:
+        """How many features `end` gives to what comes behind the stack."""
+        return common.width
+
     def end(self, common: Common) -> nn.Module | None:
         """What closes the stack, called as `end(stream, context)`; None: the stream is the result."""
         return None

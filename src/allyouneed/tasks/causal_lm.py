@@ -25,7 +25,7 @@ class CausalLM(Task):
     """Each token of a document given those before it (Radford et al. 2018, eq. 1)."""
 
     files: ClassVar[type[Files]] = TextFiles
-    kinds: ClassVar[tuple[str, ...]] = ("decoder",)
+    kinds: ClassVar[tuple[str, ...]] = ("decoder", "decoder-decoder")
     metrics: ClassVar[dict[str, bool]] = {"perplexity": False, "loss": False}
     decoding: ClassVar[dict[str, Any]] = {"method": "sample", "top_p": 0.9}
     kind: Literal["causal-lm"] = "causal-lm"

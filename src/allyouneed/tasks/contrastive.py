@@ -15,6 +15,7 @@ from allyouneed.data.pairs import PairFiles
 from allyouneed.data.readers import Files
 from allyouneed.data.store import Store
 from allyouneed.data.tokenizers import Vocabularies
+from allyouneed.errors import UserError
 from allyouneed.tasks.similarity import TwoTextItems, TwoTexts, two_texts
 from allyouneed.tasks.task import Loss
 
@@ -34,6 +35,8 @@ class Contrastive(TwoTexts):
         return two_texts(vocabularies.target, max_tokens)
 
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
+        if len(store) < 2:
+            raise UserError("data: there is a single pair, and nothing to tell it from; contrastive needs two or more")
         return TwoTextItems(store, vocabularies.target)
 
     def compare(self, first: Tensor, second: Tensor, answers: Tensor) -> Loss:

@@ -23,6 +23,7 @@ from allyouneed.nn.batch import IGNORE, Batch
 from allyouneed.nn.context import Facts
 
 MAX_TOKENS = 128  # of an example that is kept whole
+HELD_OUT = 0  # the seed of what is drawn in data to judge by: every run, and `evaluate`, gets the same questions
 POOLED = ("classes", "pooled")  # heads that gather a text into one vector
 
 

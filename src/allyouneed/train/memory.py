@@ -57,7 +57,7 @@ def _activations(model: Model, target: int, source: int) -> float:
     """Numbers kept for the backward pass. A linear map from `width` costs 2 · width FLOPs per output, so FLOPs of a
     part that looks at one token only count its outputs."""
     total = 0.0
-    for name, tokens in (("encoder", source), ("decoder", target)):
+    for name, tokens in (("encoder", source), ("decoder", target), ("first", target), ("second", target)):
         for layer in getattr(model, name, ()):
             parts = layer.sublayers
             flops = layer.channel.cost(model).flops if layer.channel is not None else 0.0

@@ -30,6 +30,7 @@ from allyouneed.data.tokenizers import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import write_folder, write_text
 from allyouneed.folder import WEIGHTS, read_about
+from allyouneed.tasks.task import HELD_OUT
 from allyouneed.train.progress import Reporter
 from allyouneed.train.recipe import SPLITS, Recipe
 
@@ -96,12 +97,20 @@ class Run:
         for path in (self.result, self.log, self.labels, self.folder / "bad-batches.jsonl", self.recipe):
             path.unlink(missing_ok=True)
 
+    @property
+    def trained(self) -> bool:
+        """There is something to lose."""
+        return self.model.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
+
     def open(self, tree: dict[str, Any]) -> None:
-        """Begin a run of this recipe, or go on with it; refuse when another was begun here."""
+        """Begin a run of this recipe, or go on with it; refuse when another was begun here. One that never came to
+        its first step, for something was wrong with it, may be mended."""
         if self.begun:
             before = yaml.safe_load(self.recipe.read_text(encoding="utf-8"))
             changed = differences(_fixed(before), _fixed(tree))
-            if changed:
+            if changed and not self.trained:
+                self.clear()
+            elif changed:
                 raise UserError(
                     f"{self.folder}: holds a run of another recipe; to go on with it undo the changes, to begin anew "
                     "use --restart, or set another output. Changed:\n  " + "\n  ".join(changed)
@@ -190,7 +199,7 @@ def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
         held = Store.ensure(run.data, files, Filters(), encoding)
         if held.report.dropped:
             say(f"{name} {what}, for the loss: {held.report.text()}")
-        return PaddedBatches(task.items(held, vocabularies, room, recipe.seed), max(recipe.max_tokens, BUDGET))
+        return PaddedBatches(task.items(held, vocabularies, room, HELD_OUT), max(recipe.max_tokens, BUDGET))
 
     return Prepared(
         vocabularies,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic_core import PydanticCustomError
 
 import allyouneed.nn as parts  # every part is registered before a config is read
 import allyouneed.tasks as tasks
@@ -120,8 +121,10 @@ class Recipe(Config):
             return tree
         try:
             task = Task.choose(tree.get("task", {}))
-        except ValidationError:
-            return tree  # it will be said when the task itself is looked at
+        except (ValidationError, PydanticCustomError):
+            # said when the task itself is looked at; what data and decoding may hold cannot be known without it
+            unknown = {"data": Data.model_construct(train=()), "decoding": Decoding()}
+            return dict(tree) | {key: value for key, value in unknown.items() if key in tree}
         found = dict(tree)
         if isinstance(found.get("data"), Mapping):
             found["data"] = {
@@ -266,7 +269,7 @@ def load_recipe(path: Path | str, overrides: Iterable[str] = ()) -> Recipe:
 
 
 def _anchored(tree: dict[str, Any], base: Path) -> dict[str, Any]:
-    """The same tree with its relative paths made absolute."""
+    """The same tree with its relative paths made absolute; files given as a bare path get the key that means it."""
 
     def anchor(value: Any) -> Any:
         if isinstance(value, str | Path):
@@ -285,5 +288,12 @@ def _anchored(tree: dict[str, Any], base: Path) -> dict[str, Any]:
             tree[key] = anchor(tree[key])
     if isinstance(tree.get("data"), dict):
         data = dict(tree["data"])
-        tree["data"] = data | {key: anchor(data[key]) for key in ("train", "valid", "test") if key in data}
+        tree["data"] = data | {key: _keyed(anchor(data[key])) for key in SPLITS if key in data}
     return tree
+
+
+def _keyed(files: Any) -> Any:
+    """So that `--set data.train.columns=…` finds keys to set."""
+    if isinstance(files, list):
+        return [_keyed(item) for item in files]
+    return {"path": files} if isinstance(files, str) else files

@@ -1,0 +1,211 @@
+"""What CRATE says of itself, measured: do its layers compress tokens against their subspaces, and make them sparse?
+
+    python bench/crate.py PATH              # a folder with MNIST's four idx files, gzipped or not
+    python bench/crate.py                   # strokes drawn here, if there are no digits at hand
+    python bench/crate.py PATH --write docs # docs/pictures/crate.png and docs/results/crate.md
+
+A small CRATE learns ten classes of images; then on held-out ones, layer by layer (Yu et al. 2023, figure 3): the coding
+rate R^c(Z; U) = ½ Σ_k log det(I + p/(nε²) (U_kᵀZ)ᵀ(U_kᵀZ)) of what goes into the attention of a layer and of what
+comes out of it (against that layer's own U, tokens at length 1 in each subspace, ε² = 0.01 as in the authors' code),
+and the share of features that are not zero behind ISTA. The same of the model before it has learned anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allyouneed.config import parse
+from allyouneed.nn.batch import Batch, Signal
+from allyouneed.nn.context import Context
+from allyouneed.nn.model import Model
+
+SIDE, PATCH, WIDTH, HEADS, CLASSES, EPSILON = 28, 4, 96, 6, 10, 0.01
+KEYS = ("behind", "there")
+
+
+def model_of(layers: int) -> Any:
+    compress = {"wiring": "pre-norm", "mixer": {"kind": "mssa", "heads": HEADS}}
+    sparsify = {"wiring": "no-skip", "channel": "ista"}
+    tree = {
+        "kind": "encoder",
+        "width": WIDTH,
+        "init": {"kind": "normal", "std": 0.05},
+        "embed": {
+            "kind": "patches",
+            "image": SIDE,
+            "patch": PATCH,
+            "channels": 1,
+            "positions": {"kind": "learned", "length": (SIDE // PATCH) ** 2 + 1},
+            "patch_norm": "layer",
+        },
+        "layers": {"compress": compress, "sparsify": sparsify},
+        "encoder": f"{layers}×(compress, sparsify)",
+        "head": {"kind": "classes", "labels": CLASSES},
+    }
+    config: Any = parse(Model, tree)  # type: ignore[type-abstract]
+    return config.build()
+
+
+def idx(folder: Path, name: str) -> Tensor:
+    """An idx file: two zero bytes, the type, the number of axes, their sizes, then bytes."""
+    plain, packed = folder / name, folder / f"{name}.gz"
+    data = plain.read_bytes() if plain.exists() else gzip.decompress(packed.read_bytes())
+    axes = data[3]
+    sizes = [int.from_bytes(data[4 + 4 * n : 8 + 4 * n], "big") for n in range(axes)]
+    return torch.frombuffer(bytearray(data[4 + 4 * axes :]), dtype=torch.uint8).view(sizes)
+
+
+def digits(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+    images = idx(folder, f"{part}-images-idx3-ubyte").float()[:, None] / 255
+    return (images - 0.13) / 0.31, idx(folder, f"{part}-labels-idx1-ubyte").long()
+
+
+def strokes(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """A line at one of ten angles, somewhere near the middle, of some thickness, in noise."""
+    dice = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (count,), generator=dice)
+    grid = torch.arange(SIDE) - (SIDE - 1) / 2
+    shift = torch.randn(2, count, 1, 1, generator=dice) * 2
+    thick = 1 + torch.rand(count, 1, 1, generator=dice) * 2
+    angle = (labels * math.pi / CLASSES)[:, None, None] + torch.randn(count, 1, 1, generator=dice) * 0.05
+    y, x = grid[None, :, None] - shift[0], grid[None, None, :] - shift[1]
+    across, along = x * angle.sin() - y * angle.cos(), x * angle.cos() + y * angle.sin()
+    drawn = ((across.abs() < thick) & (along.abs() < 10)).float()
+    return (drawn + 0.2 * torch.randn(drawn.shape, generator=dice) - 0.13)[:, None] / 0.31, labels
+
+
+def train(model: Any, images: Tensor, labels: Tensor, steps: int, batch: int = 64) -> None:
+    """At a rate that rises, then falls to nothing."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.01)
+    dice = torch.Generator().manual_seed(0)
+    for step in range(steps):
+        picked = torch.randint(len(images), (batch,), generator=dice)
+        optimiser.param_groups[0]["lr"] = 3e-3 * min(1.0, 20 * (step + 1) / steps) * (1 - step / steps)
+        loss = torch.nn.functional.cross_entropy(model.logits(Batch(Signal(images[picked]))), labels[picked])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+
+def coding_rate(z: Tensor) -> Tensor:
+    """z (images, heads, tokens, p), tokens in each subspace: (images,)"""
+    z = torch.nn.functional.normalize(z.double(), dim=-1)
+    tokens, size = z.shape[-2:]
+    inner = torch.eye(size, dtype=z.dtype) + size / (tokens * EPSILON) * z.transpose(-1, -2) @ z  # the same determinant
+    return torch.logdet(inner).sum(1) / 2
+
+
+@torch.no_grad()
+def measured(model: Any, images: Tensor) -> list[dict[str, float]]:
+    """For each layer: coding rate before and behind its attention, share of features that are not zero behind ISTA."""
+    streams: list[Tensor] = []
+    hooks = [
+        block.register_forward_hook(lambda _, given, out: streams.extend((given[0], out)))
+        for block in model.encoder.blocks
+    ]
+    model.eval()(Batch(Signal(images)))
+    for hook in hooks:
+        hook.remove()
+    context, found = Context(model.embed.facts(Signal(images))), []
+    blocks = list(model.encoder.blocks)
+    for number in range(0, len(blocks), 2):
+        before, behind, _, sparse = streams[2 * number : 2 * number + 4]
+        block = blocks[number]
+
+        def rate(z: Tensor, block: Any = block) -> float:
+            inside = block.sublayers["mixer"].subspaces(block.wiring.norms[0](z, context))
+            return coding_rate(inside.unflatten(-1, (HEADS, -1)).transpose(1, 2)).mean().item()
+
+        there = (sparse != 0).double().mean().item()
+        found.append({"before": rate(before), "behind": rate(behind), "there": there})
+    return found
+
+
+def draw(learned: list[dict[str, float]], random: list[dict[str, float]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    layers = range(1, len(learned) + 1)
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4))
+    for curve, name, colour in ((learned, "trained", "tab:blue"), (random, "before training", "tab:gray")):
+        left.plot(layers, [one["before"] for one in curve], "o--", color=colour, alpha=0.5, label=f"{name}, into MSSA")
+        left.plot(layers, [one["behind"] for one in curve], "o-", color=colour, label=f"{name}, out of MSSA")
+        right.plot(layers, [one["there"] for one in curve], "o-", color=colour, label=name)
+    left.set(xlabel="layer", ylabel="coding rate $R^c(Z; U)$", title="Compression")
+    right.set(xlabel="layer", ylabel="features that are not zero", title="Sparsity", ylim=(0, None))
+    for axis in (left, right):
+        axis.set_xticks(list(layers))
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def verdict(curve: list[float]) -> str:
+    steps = [later - earlier for earlier, later in pairwise(curve)]
+    falls = sum(step < 0 for step in steps)
+    return f"{curve[0]:.3g} → {curve[-1]:.3g}, falls at {falls} of {len(steps)} steps"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="MNIST's idx files")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=800, help="of training, 64 images each")
+    parser.add_argument("--images", type=int, default=500, help="held out, to measure on")
+    parser.add_argument("--write", type=Path, help="put the picture and the table under this folder")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    if options.folder:
+        (images, labels), (unseen, answers) = digits(options.folder, "train"), digits(options.folder, "t10k")
+    else:
+        (images, labels), (unseen, answers) = strokes(20000, 0), strokes(2000, 1)
+    model, held = model_of(options.layers), unseen[: options.images]
+    random = measured(model, held)
+    train(model.train(), images, labels, options.steps)
+    with torch.no_grad():
+        right = (model.eval().logits(Batch(Signal(unseen[:2000]))).argmax(-1) == answers[:2000]).double().mean()
+    learned = measured(model, held)
+    what = "MNIST" if options.folder else "strokes drawn by the program"
+    lines = [
+        f"{what}; {options.layers} layers of width {WIDTH}, {HEADS} heads; {options.steps} steps of 64 images; "
+        f"{right:.1%} of 2,000 held-out images right; measured on {len(held)} of them.",
+        "",
+        "| layer | rate into MSSA | rate out of MSSA | not zero behind ISTA | untrained: into | out | not zero |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for number, both in enumerate(zip(learned, random, strict=True), 1):
+        cells = [
+            f"{one[key]:.{places}f}" for one in both for key, places in (("before", 1), ("behind", 1), ("there", 3))
+        ]
+        lines.append(f"| {number} | {' | '.join(cells)} |")
+    inside = sum(one["behind"] < one["before"] for one in learned)
+    lines += ["", f"Coding rate behind attention, layer by layer: {verdict([one['behind'] for one in learned])}."]
+    lines += [f"Within a layer, attention lowers it in {inside} of {len(learned)}."]
+    lines += [f"Features that are not zero: {verdict([one['there'] for one in learned])}."]
+    lower, fewer = (sum(one[key] < other[key] for one, other in zip(learned, random, strict=True)) for key in KEYS)
+    text = f"Against the untrained model: a lower rate in {lower} of {len(learned)} layers, fewer features in {fewer}."
+    lines += [text]
+    print("\n".join(lines))
+    if options.write:
+        draw(learned, random, options.write / "pictures" / "crate.png")
+        command = f"python bench/crate.py{' MNIST' if options.folder else ''} --steps {options.steps} --write docs"
+        page = ["# CRATE, layer by layer", "", f"`{command}`", "", *lines, "", "![](../pictures/crate.png)", ""]
+        result = options.write / "results" / "crate.md"
+        result.parent.mkdir(parents=True, exist_ok=True)
+        result.write_text("\n".join(page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""GPU kernels. Nothing here is imported before it is needed: it needs Triton."""

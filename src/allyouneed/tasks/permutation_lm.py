@@ -1,0 +1,131 @@
+"""The last tokens of an order drawn by chance, each given all that are said before it: XLNet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from allyouneed.config import ConfigError, parse
+from allyouneed.data.documents import Pieces
+from allyouneed.data.encoding import Encoding, Texts
+from allyouneed.data.packing import Filled, Ints, Items, Side, generator
+from allyouneed.data.readers import Files
+from allyouneed.data.store import Store
+from allyouneed.data.texts import TextFiles
+from allyouneed.data.tokenizers import MASK, Tokenizer, Vocabularies
+from allyouneed.nn.batch import IGNORE
+from allyouneed.nn.context import Facts
+from allyouneed.nn.encoder import Encoder
+from allyouneed.nn.model import Model
+from allyouneed.tasks.task import Loss, Task, token_loss
+
+
+class PermutationLM(Task):
+    """One token in `one_in` is told, in an order drawn anew in each epoch, given all the others and those told before
+    it (Yang et al. 2019, 2.2 and 2.3, partial prediction with K = `one_in`). They come in runs of up to `run`
+    neighbours, one in every stretch of `one_in` times its length (3.1, span-based prediction).
+
+    A token to be told is asked for by another that stands behind the text (nn/two_stream.py), so the model needs
+    `embed.asks` and the pattern `permuted`. Those that are not told see each other, as in the authors' code.
+    """
+
+    files: ClassVar[type[Files]] = TextFiles
+    kinds: ClassVar[tuple[str, ...]] = ("encoder",)
+    counted: ClassVar[str] = "told tokens"
+    metrics: ClassVar[dict[str, bool]] = {"perplexity": False, "loss": False}
+    kind: Literal["permutation-lm"] = "permutation-lm"
+    one_in: Annotated[int, Field(ge=2)] = 6
+    run: Annotated[int, Field(ge=1)] = 5
+
+    def specials(self) -> tuple[str, ...]:
+        return (MASK,)  # no text of training has it; whoever uses the model writes it where a token is to be told
+
+    def head(self, model: dict[str, Any], labels: Sequence[str] | None) -> Any:
+        config = parse(Model, model, "model")  # type: ignore[type-abstract]
+        problems = []
+        if isinstance(config, Encoder):
+            if not getattr(config.embed, "asks", False):
+                problems.append("embed.asks: permutation-lm asks for tokens: set embed.asks: true")
+            for number, layer in enumerate(config.encoder):
+                if layer.mixer is not None and "permuted" not in str(getattr(layer.mixer, "pattern", "")):
+                    problems.append(f"encoder[{number}].mixer.pattern: must hide what is said later: write permuted")
+        if problems:
+            raise ConfigError(problems, "model")
+        return super().head(model, labels)
+
+    def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
+        return Texts({"text": vocabularies.target}, None)
+
+    def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
+        return PermutedItems(store, vocabularies.target, room[-1], self.one_in, self.run, seed)
+
+    def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
+        return token_loss(model.head, hidden, labels)
+
+
+class PermutedItems(Items):
+    """Pieces of documents, each between a begin and an end mark and followed by those that ask; all of it takes at most
+    `room` places."""
+
+    def __init__(self, store: Store, tokenizer: Tokenizer, room: int, one_in: int, run: int, seed: int) -> None:
+        self.store, self.tokenizer, self.one_in, self.run, self.seed = store, tokenizer, one_in, run, seed
+        store.check(text=tokenizer)
+        self.pads = (tokenizer.pad,)
+        sizes = np.arange(1, room)
+        fitting = sizes[sizes + 2 + self.told(sizes) <= room]
+        self.pieces = Pieces.of(store["text"].lengths.astype(np.int64), int(fitting.max()))
+
+    def told(self, lengths: Ints) -> Ints:
+        """How many of so many tokens."""
+        return np.maximum(lengths // self.one_in, 1)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
+        return (self.pieces.lengths + 2 + self.told(self.pieces.lengths),)
+
+    def fill(self, epoch: int, members: Ints) -> Filled:
+        columns: list[tuple[Ints, ...]] = []
+        for number in members.tolist():
+            ids = self.pieces.tokens(self.store["text"], number)
+            chance = generator(self.seed, epoch, number)
+            runs = draw_runs(len(ids), int(self.told(np.array(len(ids)))), self.one_in, self.run, chance)
+            places = 1 + chance.permutation(runs)  # after the begin mark, in the order in which they are told
+            tokens = np.concatenate([[self.tokenizer.bos], ids, [self.tokenizer.eos]])
+            order = np.zeros(len(tokens), dtype=np.int64)
+            order[places] = np.arange(1, len(places) + 1)
+            columns.append(
+                (
+                    np.concatenate([tokens, np.full(len(places), self.tokenizer.pad)]),
+                    np.concatenate([order, -1 - order[places]]),
+                    np.concatenate([np.arange(len(tokens)), places]),
+                    np.concatenate([np.full(len(tokens), IGNORE), tokens[places]]),
+                )
+            )
+        tokens, order, positions, labels = (
+            np.concatenate(column).astype(np.int64) for column in zip(*columns, strict=True)
+        )
+        return Filled((Side(tokens, {"order": order, "positions": positions}),), labels)
+
+    def show(self, number: int) -> dict[str, str]:
+        return {"text": self.tokenizer.decode(self.pieces.tokens(self.store["text"], number).tolist())}
+
+
+def draw_runs(count: int, told: int, one_in: int, longest: int, chance: np.random.Generator) -> Ints:
+    """Places of `told` of `count` tokens, in reading order: runs of 1 to `longest` neighbours, each somewhere in a
+    stretch of its own that is `one_in` times as long (shorter, where the text is)."""
+    places: list[int] = []
+    begin = 0
+    while len(places) < told:
+        size = int(chance.integers(1, min(longest, told - len(places)) + 1))
+        stretch = min(size * one_in, count - begin)
+        first = begin + int(chance.integers(0, stretch - size + 1))
+        places += range(first, first + size)
+        begin += stretch
+    return np.array(places)

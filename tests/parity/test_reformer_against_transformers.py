@@ -1,0 +1,160 @@
+"""Reformer of transformers: the whole model where it does not hash, its hashing, and its chunks.
+
+With one chunk theirs is shared-QK attention without hashing (`buckets: 1` here). In chunks theirs has no equal-bucket
+test, and its first chunk looks back at the last one: those queries are left out. With several rounds it counts a key
+once for every round in which it is met, the paper once; so one round is compared.
+"""
+
+import judge
+import pytest
+import torch
+from transformers import ReformerConfig, ReformerModelWithLMHead
+from transformers.models.reformer.modeling_reformer import LSHSelfAttention
+
+from allyouneed.config import parse, preset_tree
+from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.common import Common
+from allyouneed.nn.hashed import by_chunks
+from allyouneed.nn.lsh import LSH
+from allyouneed.nn.model import Model
+
+JUDGE = "transformers ReformerModelWithLMHead"
+ROWS, COLUMNS, CHUNK = 4, 6, 8
+OFF = ("hidden_dropout_prob", "local_attention_probs_dropout_prob", "lsh_attention_probs_dropout_prob")
+SIZES = {
+    "attention_head_size": 5,
+    "attn_layers": ["local", "local", "lsh", "local"],
+    "axial_pos_shape": (ROWS, COLUMNS),
+    "axial_pos_embds_dim": (7, 9),
+    "feed_forward_size": 21,
+    "hidden_size": 16,
+    "is_decoder": True,
+    "local_attn_chunk_length": CHUNK,
+    "lsh_attn_chunk_length": ROWS * COLUMNS,
+    "max_position_embeddings": ROWS * COLUMNS,
+    "num_attention_heads": 3,
+    "num_hashes": 1,
+    "vocab_size": 13,
+}
+
+
+def small(node):
+    """The shipped preset with the judge's sizes, and without hashing."""
+    found = dict(node) | {"vocab": 13, "width": 16, "dropout": 0.0}
+    found["embed"] = node["embed"] | {"positions": {"kind": "learned-2d", "rows": ROWS, "columns": COLUMNS}}
+    found["embed"]["positions"]["row_width"] = 7
+    layers = []
+    for layer in (node["decoder"][0], node["decoder"][0], node["decoder"][1], node["decoder"][2]):
+        mixer = layer["mixer"] | {"heads": 3, "head_width": 5, "dropout": 0.0}
+        mixer |= (
+            {"pattern": f"causal & block-window({CHUNK}, 2)"} if "pattern" in mixer else {"buckets": 1, "chunk": None}
+        )
+        channel = layer["channel"] | {"hidden": 21, "dropout": 0.0}
+        layers.append(layer | {"repeat": 1, "mixer": mixer, "channel": channel})
+    return found | {"decoder": layers}
+
+
+def moved(named, model):
+    """Their weights (or their gradients) by our names."""
+    embeddings = "reformer.embeddings."
+    found = {
+        "embed.tokens.weight": named[f"{embeddings}word_embeddings.weight"],
+        "embed.positions.rows.weight": named[f"{embeddings}position_embeddings.weights.0"][:, 0],
+        "embed.positions.columns.weight": named[f"{embeddings}position_embeddings.weights.1"][0],
+        "decoder.end.norm.weight": named["reformer.encoder.layer_norm.weight"],
+        "decoder.end.norm.bias": named["reformer.encoder.layer_norm.bias"],
+        "head.weight": named["lm_head.decoder.weight"],
+        "head.bias": torch.zeros_like(named["lm_head.bias"]),  # theirs has one and never adds it
+    }
+    for number in range(len(model.decoder.blocks)):
+        theirs, block = f"reformer.encoder.layers.{number}.", f"decoder.blocks.{number}."
+        mixer, its = f"{block}sublayers.mixer.", f"{theirs}attention.self_attention."
+        if f"{its}query_key.weight" in named:
+            found[f"{mixer}qk.weight"], found[f"{mixer}v.weight"] = (
+                named[f"{its}{name}.weight"] for name in ("query_key", "value")
+            )
+        else:
+            three = [named[f"{its}{name}.weight"] for name in ("query", "key", "value")]
+            found[f"{mixer}qkv.weight"] = torch.cat(three)
+        found[f"{mixer}out.weight"] = named[f"{theirs}attention.output.dense.weight"]
+        for kind in ("weight", "bias"):
+            found[f"{block}wiring.norms.0.{kind}"] = named[f"{theirs}attention.layer_norm.{kind}"]
+            found[f"{block}wiring.norms.1.{kind}"] = named[f"{theirs}feed_forward.layer_norm.{kind}"]
+            found[f"{block}sublayers.channel.up.{kind}"] = named[f"{theirs}feed_forward.dense.dense.{kind}"]
+            found[f"{block}sublayers.channel.down.{kind}"] = named[f"{theirs}feed_forward.output.dense.{kind}"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def both():
+    theirs = ReformerModelWithLMHead(ReformerConfig(**SIZES, **dict.fromkeys(OFF, 0.0))).train()
+    judge.randomise(theirs)
+    tree = parse(Model, preset_tree("reformer"))
+    model = parse(Model, small(tree.model_dump(mode="json"))).build().train()
+    model.load_state_dict(moved(dict(theirs.named_parameters()), model))
+    return model, theirs
+
+
+def test_outputs_and_gradients(both, record_difference):
+    """In training mode, where theirs too goes back instead of keeping."""
+    model, theirs = both
+    tokens = torch.randint(0, 13, (2, ROWS * COLUMNS), generator=torch.Generator().manual_seed(1))
+    found, expected = model.logits(Batch(Rows(tokens))), theirs(input_ids=tokens).logits
+    outputs = judge.difference(found, expected)
+    weight = torch.linspace(-1, 1, expected.numel()).view_as(expected)
+    (found * weight).sum().backward()
+    (expected * weight).sum().backward()
+    named = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in theirs.named_parameters()}
+    wanted, parameters = moved(named, model), dict(model.named_parameters())
+    assert set(wanted) == set(parameters)
+    gradients = max(judge.difference(p.grad, wanted[name]) for name, p in parameters.items() if name != "head.bias")
+    record_difference("Reformer", JUDGE, outputs, gradients)
+    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+
+
+@pytest.fixture
+def hashing():
+    """A layer of theirs that hashes, one of ours with the same weights, and what both are given."""
+    config = ReformerConfig(
+        **SIZES | {"lsh_attn_chunk_length": CHUNK, "num_buckets": 6, "hash_seed": 3, "num_attention_heads": 2},
+        **dict.fromkeys(OFF, 0.0),
+    )
+    theirs = LSHSelfAttention(config, layer_idx=0).eval()
+    judge.randomise(theirs)
+    layer = LSH(heads=2, head_width=5, buckets=6, rounds=1, seed=3).build(Common(width=16)).eval()
+    layer.qk.load_state_dict(theirs.query_key.state_dict())
+    layer.v.load_state_dict(theirs.value.state_dict())
+    x = torch.randn(3, 5 * CHUNK, 16, generator=torch.Generator().manual_seed(2))
+    return theirs, layer, x
+
+
+def heads(y):
+    return y.unflatten(-1, (2, 5)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_tokens_fall_into_the_same_buckets(hashing, rounds):
+    theirs, _, x = hashing
+    layer = LSH(heads=2, head_width=5, buckets=6, rounds=rounds, seed=3).build(Common(width=16))
+    q = heads(theirs.query_key(x))
+    expected = theirs._hash_vectors(q, rounds, None).unflatten(-1, (rounds, -1)) % 6  # (batch, heads, rounds, time)
+    assert torch.equal(layer.hashed(q.detach()).transpose(2, 3).long(), expected)
+    assert len(expected.unique()) == 6
+
+
+def test_chunks_of_sorted_tokens(hashing, record_difference):
+    theirs, layer, x = hashing
+    q, v = heads(layer.qk(x)), heads(layer.v(x))
+    k = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6) * 5**-0.5
+    ids = layer.hashed(q)
+    found = by_chunks(q, k, v, ids, CHUNK, 1, causal=True, limited=True, alike=False)
+    expected = heads(theirs(x).hidden_states)
+    rank = ids[..., 0].argsort(dim=-1, stable=True).argsort(-1)
+    later = (rank >= CHUNK)[..., None]  # queries of all chunks but the first
+    outputs = judge.difference(found * later, expected * later)
+    weight = torch.linspace(-1, 1, expected.numel()).view_as(expected) * later
+    own = torch.autograd.grad((found * weight).sum(), [layer.qk.weight, layer.v.weight])
+    their = torch.autograd.grad((expected * weight).sum(), [theirs.query_key.weight, theirs.value.weight])
+    gradients = max(judge.difference(a, b) for a, b in zip(own, their, strict=True))
+    record_difference("Reformer", "transformers LSHSelfAttention, chunks", outputs, gradients)
+    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE

@@ -1,0 +1,135 @@
+"""The shipped RETRO preset, narrowed, against Borgeaud et al. 2022, 2.4 and algorithm 1, written out with loops.
+
+One text, no batch, no state. Positions inside attention have a test of their own; here they are sinusoids in the
+embedding. Chunks, attending chunks and neighbours are counted from 1, as in the paper.
+"""
+
+import pytest
+import torch
+from judge import difference
+
+from allyouneed.config import override, parse, preset_tree, tree_of
+from allyouneed.nn.batch import Batch, Neighbours, Rows
+from allyouneed.nn.model import Model
+from anypart import build
+
+WIDTH, HEADS, HEAD, HIDDEN, VOCAB, M, K = 12, 3, 4, 14, 11, 4, 2
+R = 2 * M
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+
+
+def narrowed():
+    tree = tree_of(parse(Model, preset_tree("retro")))
+    tree |= {"vocab": VOCAB, "width": WIDTH, "embed": tree["embed"] | {"positions": {"kind": "sinusoidal"}}}
+    for side in ("encoder", "decoder"):
+        for layer in tree[side]:
+            layer["repeat"] = 1
+            layer["channel"]["hidden"] = HIDDEN
+            for slot in ("mixer", "cross"):
+                if layer[slot] is not None:
+                    layer[slot] |= {"heads": HEADS, "head_width": HEAD}
+            layer["mixer"]["positions"] = {"kind": "none"}
+            if layer["cross"] is not None:
+                layer["cross"]["chunk"] = M
+    return parse(Model, override(tree, []))
+
+
+def rms(x, weight):
+    return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight
+
+
+def attend(q, keys, values, out):
+    """One query (width of all heads) over some keys and values: softmax head by head."""
+    heads = []
+    for h in range(HEADS):
+        part = slice(h * HEAD, (h + 1) * HEAD)
+        scores = torch.stack([q[part] @ key[part] / HEAD**0.5 for key in keys])
+        heads.append(sum(weight * value[part] for weight, value in zip(scores.softmax(0), values, strict=True)))
+    return out.weight @ torch.cat(heads)
+
+
+def self_attention(module, x, causal):
+    q, k, v = (x @ module.qkv.weight.T).split(HEADS * HEAD, -1)
+    ends = [i + 1 if causal else len(x) for i in range(len(x))]
+    return torch.stack([attend(q[i], k[:end], v[:end], module.out) for i, end in enumerate(ends)])
+
+
+def ffw(module, x):
+    return torch.nn.functional.gelu(x @ module.up.weight.T) @ module.down.weight.T
+
+
+def emb(model, tokens):
+    return model.embed.tokens.weight[tokens] + model.embed.positions(torch.arange(len(tokens))[None])[0].to(
+        model.embed.tokens.weight.dtype
+    )
+
+
+def encoder(model, tokens):
+    """ENCODER(Ret(C_u)^j): bidirectional, each neighbour by itself."""
+    e = emb(model, tokens)
+    for block in model.encoder.blocks:
+        norms, parts = block.wiring.norms, block.sublayers
+        e = e + self_attention(parts["mixer"], rms(e, norms[0].weight), causal=False)
+        e = e + ffw(parts["channel"], rms(e, norms[1].weight))
+    return rms(e, model.encoder.end.weight)
+
+
+def cca(module, h, encoded):
+    """CCA(H, E): H+_u = (h_{um+i−1}) for i in 1 … m looks at E_u; all other tokens get nothing."""
+    found = torch.zeros_like(h)
+    for u, block in encoded.items():
+        keys, values = (block @ module.kv.weight.T).chunk(2, -1)
+        for i in range(1, M + 1):
+            place = u * M + i - 1  # counted from 1
+            if place <= len(h):
+                row = torch.zeros_like(h)
+                row[place - 1] = 1.0
+                found = found + row * attend(module.q.weight @ h[place - 1], keys, values, module.out)
+    return found
+
+
+def oracle(model, tokens, neighbours):
+    """Algorithm 1. `neighbours`: chunk, from 1 -> its neighbours' tokens."""
+    encoded = {u: torch.cat([encoder(model, one) for one in found]) for u, found in neighbours.items() if found}
+    h = emb(model, tokens)
+    for block in model.decoder.blocks:
+        norms, parts = list(block.wiring.norms), block.sublayers
+        h = h + self_attention(parts["mixer"], rms(h, norms.pop(0).weight), causal=True)
+        if "cross" in parts:
+            h = h + cca(parts["cross"], rms(h, norms.pop(0).weight), encoded)
+        h = h + ffw(parts["channel"], rms(h, norms.pop(0).weight))
+    return rms(h, model.decoder.end.weight) @ model.embed.tokens.weight.T
+
+
+def drawn(time, seed):
+    """A text; for each full chunk up to K neighbours of up to R tokens, for some none."""
+    dice = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, VOCAB, (time,), generator=dice)
+    found = []
+    for u in range(time // M):
+        sizes = torch.randint(1, R + 1, (K - u % 2,), generator=dice).tolist() if u % 5 != 3 else []
+        found.append([torch.randint(0, VOCAB, (size,), generator=dice) for size in sizes])
+    return tokens, found
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("time", [3, 4, 11, 33])
+def test_logits_and_gradients_are_those_of_the_paper(time, dtype, record_difference):
+    model = build(narrowed()).to(dtype)
+    tokens, found = drawn(time, time)
+    given = Neighbours.of([[[one.tolist() for one in chunk] for chunk in found]], K, R, pad=5)
+    ours = model.logits(Batch(Rows(tokens[None]), given))[0]
+    expected = oracle(model, tokens, dict(enumerate(found, start=1)))
+    parameters = dict(model.named_parameters())
+    own, theirs = (
+        torch.autograd.grad(logits.log_softmax(-1)[:, 3].sum(), list(parameters.values()), allow_unused=True)
+        for logits in (ours, expected)
+    )
+    outputs, gradients = difference(ours, expected), 0.0
+    for name, one, other in zip(parameters, own, theirs, strict=True):
+        if other is None:  # a text that is no chunk long retrieves nothing
+            assert one is None or not one.any(), name
+            continue
+        gradients = max(gradients, difference(one, other))
+    record_difference("RETRO", "oracle from the paper", outputs, gradients)
+    assert outputs < TOLERANCE[dtype] and gradients < TOLERANCE[dtype]

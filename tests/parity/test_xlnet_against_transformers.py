@@ -1,0 +1,174 @@
+"""XLNet: scores and gradients of Hugging Face's models, read as a whole, with two streams, and with memory."""
+
+import judge
+import pytest
+import torch
+import trials
+from transformers import (
+    XLNetConfig,
+    XLNetForSequenceClassification,
+    XLNetForTokenClassification,
+    XLNetLMHeadModel,
+)
+
+from allyouneed.config import override, parse, tree_of
+from allyouneed.errors import UserError
+from allyouneed.interop.families import FAMILIES
+from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.model import Model
+from allyouneed.nn.two_stream import askers, asking
+
+SMALL = dict(d_model=24, n_head=3, n_layer=2, d_inner=40, vocab_size=31, dropout=0.0, summary_last_dropout=0.0)
+CASES = {
+    "small": SMALL,
+    "odd, relu, clamped, untied": SMALL
+    | dict(d_model=20, n_head=5, n_layer=3, d_inner=33, vocab_size=29, ff_activation="relu", clamp_len=3)
+    | dict(layer_norm_eps=1e-3, tie_word_embeddings=False),
+}
+JUDGE = "transformers XLNetLMHeadModel"
+LENGTHS = [9, 6, 2, 7]
+TARGETS = [[4, 0], [5], [1], [2, 3, 6]]  # in the order in which they are said
+
+
+def permuted(lengths, targets):
+    """Everything that is no target is said first, at once."""
+    order = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    for row, asked in enumerate(targets):
+        for number, place in enumerate(asked):
+            order[row, place] = number + 1
+    return order
+
+
+def permutation_mask(order, targets):
+    """Their mask: 1 where i must not see j. A target's own stream of questions must not see the target."""
+    mask = (order[:, None, :] > order[:, :, None]).float()
+    for row, asked in enumerate(targets):
+        mask[row, asked, asked] = 1
+    return mask
+
+
+def target_mapping(targets, time):
+    """Their one-hot rows of places to be told; where there are fewer, rows of zeros, whose result nobody reads."""
+    mapping = torch.zeros(len(targets), max(map(len, targets)), time)
+    for row, asked in enumerate(targets):
+        for number, place in enumerate(asked):
+            mapping[row, number, place] = 1
+    return mapping
+
+
+def some_tokens(rows, time, vocab, seed=1):
+    return torch.randint(1, vocab, (rows, time), generator=torch.Generator().manual_seed(seed))
+
+
+def built(name, folder, kind=XLNetLMHeadModel, **keys):
+    theirs = kind(XLNetConfig(**(CASES[name] | keys))).eval()
+    judge.randomise(theirs)
+    return theirs, judge.ours(theirs, folder)
+
+
+@pytest.mark.parametrize("types", [1, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_read_from_both_sides(name, types, tmp_path, record_difference):
+    """Without an order everybody sees everybody, as in their fine-tuning."""
+    theirs = XLNetLMHeadModel(XLNetConfig(**CASES[name], use_mems_eval=False)).eval()
+    found = trials.encoder(theirs, tmp_path, types)
+    record_difference("XLNet", JUDGE, *found)
+    assert max(found) < judge.TOLERANCE
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_two_streams(name, typed, tmp_path, record_difference):
+    theirs, model = built(name, tmp_path, use_mems_eval=False)
+    tokens = some_tokens(len(LENGTHS), max(LENGTHS), theirs.config.vocab_size)
+    order, types = permuted(LENGTHS, TARGETS), torch.arange(tokens.numel()).view_as(tokens) // 4 % 3
+    real = torch.arange(max(LENGTHS))[None] < torch.tensor(LENGTHS)[:, None]
+    expected = theirs(
+        input_ids=tokens,
+        attention_mask=real.float(),
+        perm_mask=permutation_mask(order, TARGETS),
+        target_mapping=target_mapping(TARGETS, max(LENGTHS)),
+        token_type_ids=types if typed else None,
+    ).logits
+    rows = Rows(tokens, lengths=torch.tensor(LENGTHS), order=order, types=types if typed else None)
+    logits = model.logits(Batch(asking(rows, TARGETS)))
+    asked = [(row, number) for row, places in enumerate(TARGETS) for number in range(len(places))]
+    found = torch.stack([logits[row, LENGTHS[row] + number] for row, number in asked])
+    expected = torch.stack([expected[row, number] for row, number in asked])
+    outputs = judge.difference(found, expected)
+    weights = trials.weighed
+    gradients = judge.gradient_difference(model, theirs, tmp_path, weights(found), weights(expected))
+    record_difference("XLNet", JUDGE, outputs, gradients)
+    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+
+
+def test_packed_rows_ask_as_padded_ones_do(tmp_path):
+    """Two texts in one row, each followed by those that ask about it."""
+    _, model = built("small", tmp_path)
+    tokens, order = some_tokens(2, 9, 31), permuted([9, 6], TARGETS[:2])
+    rows = asking(Rows(tokens, lengths=torch.tensor([9, 6]), order=order), TARGETS[:2])
+    expected, sizes = model.logits(Batch(rows)), rows.lengths.tolist()
+
+    def packed(values):
+        return torch.cat([values[row, :size] for row, size in enumerate(sizes)])[None]
+
+    numbers = torch.tensor([1] * sizes[0] + [2] * sizes[1])[None]
+    together = Rows(packed(rows.tokens), segments=numbers, positions=packed(rows.positions), order=packed(rows.order))
+    assert judge.difference(model.logits(Batch(together)), packed(expected)) < judge.TOLERANCE
+
+
+@pytest.mark.parametrize("memory", [None, 5])
+@pytest.mark.parametrize("name", CASES)
+def test_segments_with_memory(name, memory, tmp_path, record_difference):
+    """Two segments read from both sides, then one with two streams, over all there was or over the last segment."""
+    theirs, whole = built(name, tmp_path, mem_len=memory)
+    tree = tree_of(whole.config)
+    if memory is not None:
+        tree = override(tree, [f"encoder[0].mixer.pattern=permuted & block-window({memory}, 2)"])
+    model = parse(Model, tree).build().eval()
+    model.load_state_dict(whole.state_dict())
+    tokens, targets = some_tokens(2, 15, theirs.config.vocab_size), [[3, 0], [4, 1]]
+    order, types = permuted([5, 5], targets), torch.tensor([[0, 0, 1, 1, 2], [1, 1, 1, 0, 0]])
+    mems, states = None, model.start(2)
+    for segment in tokens[:, :10].split(5, 1):
+        result = theirs(input_ids=segment, mems=mems, use_mems=True)
+        mems = result.mems
+        found = model.head(model.advance(Rows(segment), states))
+        states.detach()
+        assert judge.difference(found, result.logits) < judge.TOLERANCE
+    expected = theirs(
+        input_ids=tokens[:, 10:],
+        mems=mems,
+        perm_mask=permutation_mask(order, targets),
+        target_mapping=target_mapping(targets, 5),
+        token_type_ids=types,
+    ).logits
+    rows = Rows(tokens[:, 10:], order=order, types=types)
+    hidden = model.advance(rows, states, askers(rows, torch.tensor(targets)))
+    found = model.head(hidden[:, 5:])
+    outputs = judge.difference(found, expected)
+    weights = trials.weighed
+    gradients = judge.gradient_difference(model, theirs, tmp_path, weights(found), weights(expected))
+    record_difference("XLNet", JUDGE, outputs, gradients)
+    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+
+
+def test_tags(tmp_path, record_difference):
+    theirs = XLNetForTokenClassification(XLNetConfig(**SMALL, num_labels=4, use_mems_eval=False)).eval()
+    found = trials.encoder(theirs, tmp_path, types=3)
+    record_difference("XLNet", "transformers XLNetForTokenClassification", *found)
+    assert max(found) < judge.TOLERANCE
+
+
+def test_classes(tmp_path, record_difference):
+    """They take what stands in the last column for the class mark, so texts that all fill their rows."""
+    theirs = XLNetForSequenceClassification(XLNetConfig(**SMALL, num_labels=4, use_mems_eval=False)).eval()
+    found = trials.encoder(theirs, tmp_path, types=3, texts=[text[:3] for text in trials.TEXTS if len(text) >= 3])
+    record_difference("XLNet", "transformers XLNetForSequenceClassification", *found)
+    assert max(found) < judge.TOLERANCE
+
+
+def test_what_is_not_here_is_refused_by_name():
+    config = XLNetConfig(attn_type="uni", bi_data=True, summary_type="mean").to_dict()
+    with pytest.raises(UserError, match=r"(?s)attn_type: 'uni'.*bi_data: True.*summary_type: 'mean'"):
+        FAMILIES["xlnet"].tree(config)
