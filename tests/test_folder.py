@@ -114,6 +114,8 @@ def test_the_config_is_written_out_in_full_for_people(saved):
         "scores": {"kind": "scaled-dot", "scale": None},
         "soft_cap": None,
         "qk_norm": None,
+        "sub_norm": None,
+        "cache": "keys",
         "bias": True,
         "dropout": 0.0,
     }

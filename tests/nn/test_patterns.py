@@ -186,9 +186,12 @@ def test_precedence_is_not_before_and_before_or():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("casual", "'casual' is no pattern (allowed: block, block-window, causal, chosen, dilated, fixed, full"),
-        ("", "'the end' is no pattern"),
-        ("causal &", "'the end' is no pattern"),
+        (
+            "casual",
+            "'casual' is no pattern; did you mean 'causal'? (allowed: block, block-window, causal, chosen, dilated, fixed, full",
+        ),
+        ("", "a pattern is missing at the end"),
+        ("causal &", "a pattern is missing at the end"),
         ("causal window(3)", "'window' does not belong here, in 'causal window(3)'"),
         ("(causal", "a ')' is missing, in '(causal'"),
         ("causal)", "')' does not belong here"),

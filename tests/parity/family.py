@@ -32,6 +32,20 @@ where that is above one. This page is written by `make family` from what the par
 | system | presets | made of | paper | judge | outputs | gradients |
 |---|---|---|---|---|---|---|
 """
+TAIL = """
+A difference of 0 means bit for bit the same: the same operations in the same order.
+
+## In the literature, not here
+
+* Chips that burn the architecture in (Etched's Sohu and the like): hardware for the parts that are here, not a part.
+* State-space models (S4, Mamba) and long convolutions (Hyena): no attention and no descendant of it; the mixer slot
+  would hold them.
+* kNN-LM: a way to decode with a data store, not a layer; RETRO is the retrieval that is a layer.
+* Nyströmformer, Routing Transformer, Compressive Transformer, FNet: cheaper attention whose ideas other parts here
+  stand for (Linformer and Performer, LSH, Infini-attention's memory, Synthesizer's random weights).
+* Adaptive softmax and adaptive embeddings (in Transformer-XL's large models): a head for vocabularies of words; with
+  subwords nobody needs it.
+"""
 
 
 def system_and_paper(preset: str) -> tuple[str, str]:
@@ -43,10 +57,12 @@ def system_and_paper(preset: str) -> tuple[str, str]:
 
 
 def parts(node: Any) -> Iterator[Part]:
+    """What a preset says: what it leaves as it is everywhere is not listed."""
     if isinstance(node, BaseModel):
         if isinstance(node, Part):
             yield node
-        node = [getattr(node, name) for name in type(node).model_fields]
+        said = type(node).model_fields.items()
+        node = [value for name, field in said if (value := getattr(node, name)) != field.default]
     if isinstance(node, list | tuple):
         for child in node:
             yield from parts(child)
@@ -72,16 +88,17 @@ def page(results: list[dict[str, Any]]) -> str:
         made = list(dict.fromkeys(file for name in names for file in files(name)))
         links = ", ".join(f"[{Path(file).stem}](../src/allyouneed/{file})" for file in made)
         paper = system_and_paper(names[0])[1] if names else ""
-        for judge in sorted({result["judge"] for result in measured[system]}) or [""]:
-            mine = [result for result in measured[system] if result["judge"] == judge]
-            cells = [system, ", ".join(f"`{name}`" for name in names), links, paper, judge]
-            lines.append("| " + " | ".join([*cells, worst(mine, "outputs"), worst(mine, "gradients")]) + " |")
-    return HEAD + "\n".join(lines) + "\n"
+        judges = sorted({result["judge"] for result in measured[system]})
+        mine = [[result for result in measured[system] if result["judge"] == judge] for judge in judges]
+        figures = ["<br>".join(worst(some, what) for some in mine) for what in ("outputs", "gradients")]
+        cells = [system, ", ".join(f"`{name}`" for name in names), links, paper, "<br>".join(judges), *figures]
+        lines.append("| " + " | ".join(cells) + " |")
+    return HEAD + "\n".join(lines) + "\n" + TAIL
 
 
 def worst(results: list[dict[str, Any]], what: str) -> str:
     found = [result[what] for result in results if result[what] is not None]
-    return f"{max(found):.0e}" if found else ""
+    return f"{max(found):.0e}" if found else "–"
 
 
 def gather(folder: Path) -> list[dict[str, Any]]:

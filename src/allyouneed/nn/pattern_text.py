@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Any
 
@@ -54,10 +55,14 @@ class Reader:
         return self._word()
 
     def _word(self) -> Pattern:
-        word = self.words[self.at] if self.at < len(self.words) else "the end"
+        if self.at == len(self.words):
+            raise self._error("a pattern is missing at the end")
+        word = self.words[self.at]
         names = {kind: part for kind, part in Pattern.registry.items() if kind not in COMBINATORS}
         if word not in names:
-            raise self._error(f"{word!r} is no pattern (allowed: {', '.join(sorted(names))})")
+            close = difflib.get_close_matches(word, names, n=1)
+            near = f"; did you mean {close[0]!r}?" if close else ""
+            raise self._error(f"{word!r} is no pattern{near} (allowed: {', '.join(sorted(names))})")
         self.at += 1
         values: list[int] = []
         if self._take("("):
