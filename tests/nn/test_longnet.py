@@ -1,4 +1,4 @@
-"""LongNet against its equations written out, branch by branch, and its tiles against its dense form."""
+"""LongNet's tiles against its dense form; its equations are in tests/parity/test_longnet_against_oracle.py."""
 
 import pytest
 import torch
@@ -14,25 +14,6 @@ from anypart import build, pack
 HEADS, HEAD_WIDTH = 4, 3
 
 
-def equations(q, k, v, branches, past):
-    """One head: O = Σ_i α_i O_i, α_i = s_i / Σ_j s_j, s_i the sum of exponentials of branch i; loops over tokens."""
-    time, out = len(q), torch.zeros_like(v)
-    for t in range(time):
-        numerator, denominator = 0.0, 0.0
-        for w, r, shift in branches:
-            segment = range(t // w * w, min(time, t // w * w + w))
-            taken = [place for place in segment if (place - segment.start) % r == shift]
-            if t not in taken:
-                continue
-            keys = [place for place in taken if place <= t or not past]
-            scores = (k[keys] @ q[t] / HEAD_WIDTH**0.5).exp()
-            branch, s = scores @ v[keys] / scores.sum(), scores.sum()
-            numerator, denominator = numerator + s * branch, denominator + s
-        if denominator:
-            out[t] = numerator / denominator
-    return out
-
-
 def module_of(sees="past", segments=(4, 12), dilations=(1, 3), **keys):
     config = LongNet(heads=HEADS, head_width=HEAD_WIDTH, segments=segments, dilations=dilations, sees=sees, **keys)
     common = parse(
@@ -44,22 +25,6 @@ def module_of(sees="past", segments=(4, 12), dilations=(1, 3), **keys):
 
 def row(time):
     return Facts.of(Rows(torch.zeros(1, time, dtype=torch.long)))
-
-
-@pytest.mark.parametrize("sees", ["past", "around"])
-@pytest.mark.parametrize(("segments", "dilations"), [((4, 12), (1, 3)), ((5,), (2,)), ((3, 6, 10), (1, 2, 4))])
-@pytest.mark.parametrize("time", [1, 12, 31])  # 31 is no multiple of any segment
-def test_it_is_the_papers_equations(sees, segments, dilations, time):
-    module = module_of(sees, segments, dilations)
-    x = torch.randn(2, time, 12, dtype=torch.double)
-    context = Context(row(time))
-    q, k, v = module.project(x, context)
-    found = module.look(q, k, v, context, context.queries)
-    for b in range(2):
-        for head in range(HEADS):
-            branches = [(w, r, head % r) for w, r in zip(segments, dilations, strict=True)]
-            expected = equations(q[b, head], k[b, head], v[b, head], branches, sees == "past")
-            torch.testing.assert_close(found[b, head], expected, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("sees", ["past", "around"])

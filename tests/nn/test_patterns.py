@@ -188,7 +188,7 @@ def test_precedence_is_not_before_and_before_or():
     [
         (
             "casual",
-            "'casual' is no pattern; did you mean 'causal'? (allowed: block, block-window, causal, chosen, dilated, fixed, full",
+            "'casual' is no pattern; did you mean 'causal'? (allowed: block, block-window, causal, chosen, dilated",
         ),
         ("", "a pattern is missing at the end"),
         ("causal &", "a pattern is missing at the end"),
