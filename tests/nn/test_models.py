@@ -41,6 +41,14 @@ KINDS = {
         head={"transform": {}},
     ),
     "decoder": decoder(),
+    "decoder, three of one kind and one of another": decoder(
+        layers={
+            "retention": {"mixer": {"kind": "retention", "heads": 3}, "wiring": "pre-norm"},
+            "attention": CAUSAL | {"repeat": 1, "wiring": "pre-norm"},
+            "rwkv": {"mixer": "rwkv", "channel": {"kind": "rwkv-channel", "hidden": 14}, "wiring": "pre-norm"},
+        },
+        decoder="2×(2×retention, attention), rwkv",
+    ),
     "decoder, untied": decoder(embed={"tied": False}, head={"bias": True, "soft_cap": 3.0}),
     "decoder-decoder": decoder_decoder(),
     "decoder-decoder, few keys": decoder_decoder({"kv_heads": 1, "qk_norm": "rms", "positions": "transformer-xl"}),

@@ -11,15 +11,11 @@ from torch import Tensor
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import Context, Facts, Record
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.embed import Embed, TokenEmbed
-from allyouneed.nn.head import Head, VocabularyHead
 from allyouneed.nn.model import (
     Layers,
-    Model,
     ModelModule,
     Problem,
-    Size,
-    Vocab,
+    Writer,
     advance,
     count_layers,
     outer_problems,
@@ -32,26 +28,11 @@ from allyouneed.nn.state import States
 from allyouneed.nn.wiring import Depth
 
 
-class Decoder(Model):
+class Decoder(Writer):
     """Embeddings, a stack that never sees the future, a head (Radford et al. 2018, eq. 2)."""
 
     kind: Literal["decoder"] = "decoder"
-    vocab: Size
-    embed: Embed = TokenEmbed()
     decoder: Layers
-    head: Head = VocabularyHead()
-
-    @property
-    def vocabs(self) -> Vocab:
-        return Vocab(source=self.vocab, target=self.vocab)
-
-    @property
-    def limit(self) -> int | None:
-        return self.embed.limit
-
-    @property
-    def generates(self) -> bool:
-        return isinstance(self.head, VocabularyHead)
 
     def build(self) -> DecoderModel:
         return DecoderModel(self)

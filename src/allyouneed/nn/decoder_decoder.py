@@ -14,15 +14,11 @@ from allyouneed.nn.attention import Attention
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import Context, Facts, Memory, Record
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.embed import Embed, TokenEmbed
-from allyouneed.nn.head import Head, VocabularyHead
 from allyouneed.nn.model import (
     Layers,
-    Model,
     ModelModule,
     Problem,
-    Size,
-    Vocab,
+    Writer,
     advance,
     count_layers,
     last_places,
@@ -37,7 +33,7 @@ from allyouneed.nn.state import Cache, KeyValues, State, States
 from allyouneed.nn.wiring import Depth
 
 
-class DecoderDecoder(Model):
+class DecoderDecoder(Writer):
     """Sun et al. 2024, "You Only Cache Once", figure 2: the output of the `first` stack (window attention, gated
     retention, …) makes keys and values once, and every layer of the `second` crosses over to them.
 
@@ -49,23 +45,8 @@ class DecoderDecoder(Model):
     stacks: ClassVar[tuple[str, ...]] = ("first", "second")
 
     kind: Literal["decoder-decoder"] = "decoder-decoder"
-    vocab: Size
-    embed: Embed = TokenEmbed()
     first: Layers
     second: Layers
-    head: Head = VocabularyHead()
-
-    @property
-    def vocabs(self) -> Vocab:
-        return Vocab(source=self.vocab, target=self.vocab)
-
-    @property
-    def limit(self) -> int | None:
-        return self.embed.limit
-
-    @property
-    def generates(self) -> bool:
-        return isinstance(self.head, VocabularyHead)
 
     @property
     def reader(self) -> Attention:

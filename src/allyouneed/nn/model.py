@@ -20,7 +20,7 @@ from allyouneed.nn.block import Layer
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts, Record, Wanted
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.embed import Embed
+from allyouneed.nn.embed import Embed, TokenEmbed
 from allyouneed.nn.head import Head, VocabularyHead
 from allyouneed.nn.layout import written_out
 from allyouneed.nn.stack import Stack, behind, changes
@@ -102,6 +102,26 @@ def _refusal(cls: type, problems: list[Problem]) -> ValidationError:
         for loc, text in problems
     ]
     return ValidationError.from_exception_data(cls.__name__, details)
+
+
+class Writer(Model):
+    """A model that goes on writing a text: one vocabulary, one embedding, one head."""
+
+    vocab: Size
+    embed: Embed = TokenEmbed()
+    head: Head = VocabularyHead()
+
+    @property
+    def vocabs(self) -> Vocab:
+        return Vocab(source=self.vocab, target=self.vocab)
+
+    @property
+    def limit(self) -> int | None:
+        return self.embed.limit
+
+    @property
+    def generates(self) -> bool:
+        return isinstance(self.head, VocabularyHead)
 
 
 def stack_problems(

@@ -12,15 +12,12 @@ from allyouneed.nn.batch import Batch, Neighbours, Rows
 from allyouneed.nn.chunked_cross import ChunkedCross, MemoryKeyValues, Retrieved, retrieved
 from allyouneed.nn.context import Context, Facts, Record
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.embed import Embed, TokenEmbed
-from allyouneed.nn.head import Head, VocabularyHead
 from allyouneed.nn.model import (
     Layers,
-    Model,
     ModelModule,
     Problem,
     Size,
-    Vocab,
+    Writer,
     advance,
     count_layers,
     outer_problems,
@@ -36,31 +33,16 @@ from allyouneed.nn.wiring import Depth
 Search = Callable[[list[list[int]]], Sequence[Sequence[Sequence[int]]]]
 
 
-class Retro(Model):
+class Retro(Writer):
     """Borgeaud et al. 2022, 2.4 and algorithm 1: the encoder reads each neighbour (a chunk and what followed it) by
     itself; layers of the decoder that have a `cross` of kind `chunked-cross` look at them. Without neighbours it is a
     decoder. The paper's encoder also looks at the chunk that asked; this one does not.
     """
 
     kind: Literal["retro"] = "retro"
-    vocab: Size
-    embed: Embed = TokenEmbed()  # of the text and of the neighbours
     neighbours: Size = 2  # of each chunk
     encoder: Layers
     decoder: Layers
-    head: Head = VocabularyHead()
-
-    @property
-    def vocabs(self) -> Vocab:
-        return Vocab(source=self.vocab, target=self.vocab)
-
-    @property
-    def limit(self) -> int | None:
-        return self.embed.limit
-
-    @property
-    def generates(self) -> bool:
-        return isinstance(self.head, VocabularyHead)
 
     @property
     def chunk(self) -> int:
