@@ -1,13 +1,15 @@
 """Every preset is read, written, built and run; a new one is picked up by lying in the folder."""
 
 import functools
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
 from allyouneed.config import PRESETS, ConfigError, override, parse, preset_names, preset_tree, to_yaml, tree_of
-from allyouneed.nn.batch import IGNORE, Rows
+from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.head import VocabularyHead
 from allyouneed.nn.model import Model
 from shrink import batch_for, shrunk
@@ -111,6 +113,46 @@ def test_a_small_one_trains(name):
         moved |= {key for key, p in model.named_parameters() if p.grad is not None and p.grad.any()}
     assert losses[-1] < losses[0] - 0.01
     assert {key for key, _ in model.named_parameters()} - moved == set()
+
+
+TEXT = (Path(__file__).parent.parent / "docs" / "parts.md").read_text(encoding="utf-8")
+LETTERS = {letter: rank for rank, (letter, _) in enumerate(Counter(TEXT).most_common(), 1)}
+
+
+def reads_text(name):
+    config = preset(name)
+    told = [getattr(config, "embed", None), getattr(config, "source_embed", None)]
+    text = all(embed is None or (embed.reads is Rows and not getattr(embed, "asks", False)) for embed in told)
+    return text and isinstance(getattr(config, "head", None), VocabularyHead)
+
+
+def lesson(config, step, size=16):
+    """Real text, letter by letter: what comes next, or which letters are hidden, or the same text again."""
+    dice = torch.Generator().manual_seed(step)
+    rows = [TEXT[start : start + size + 1] for start in torch.randint(0, len(TEXT) - size - 1, (8,), generator=dice)]
+    letters = torch.tensor([[min(LETTERS[letter], 49) for letter in row] for row in rows])
+    if config.kind == "encoder":
+        hidden = torch.rand(letters[:, 1:].shape, generator=dice) < 0.15
+        hidden[:, 3] = True
+        return Batch(Rows(letters[:, 1:].masked_fill(hidden, 0)), labels=letters[:, 1:].masked_fill(~hidden, IGNORE))
+    source = Rows(letters[:, 1:]) if config.kind == "encoder-decoder" else None
+    return Batch(Rows(letters[:, :-1]), source, letters[:, 1:])
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if reads_text(name)])
+def test_a_small_one_learns_real_text(name):
+    config = small(name)
+    model, losses = built(config).train(), []
+    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for step in range(60):
+        batch, extra = lesson(config, step), []
+        total, plain = model.head.loss(model(batch, extra), batch.labels, 0.0)
+        count = (batch.labels != IGNORE).sum()
+        optimiser.zero_grad()
+        (total / count + sum(extra)).backward()
+        optimiser.step()
+        losses.append((plain / count).item())
+    assert sum(losses[-10:]) / 10 < sum(losses[:5]) / 5 - 0.2
 
 
 def served(tree):
