@@ -24,21 +24,11 @@ from allyouneed.nn.sublayer import Mixer, SubLayer
 Size = Annotated[int, Field(gt=0)]
 
 
-class Convolution(Mixer):
-    """y_t = activation(Σ_j W_j x_{t+j} + b) over the `size` places around t, or the last ones up to t (`sees: past`).
+class Sliding(Mixer):
+    """Something that looks at `size` places around a token, or at the last ones up to it (`sees: past`)."""
 
-    Beyond the sentence's ends there are zeros. `size: 1` is a linear map and an activation. `separable`: W_j is
-    W diag(w_j). `gated`: values times activation(gates), both made alike (with sigmoid Dauphin et al., eq. 1).
-    """
-
-    kind: Literal["convolution"] = "convolution"
     size: Size
-    width: Size | None = None  # features that come out, as many as the model has when not given
     sees: Literal["around", "past"] = "around"
-    separable: bool = False
-    gated: bool = False
-    activation: Activation = "identity"
-    bias: bool = True
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -52,6 +42,21 @@ class Convolution(Mixer):
 
     def leak(self) -> str | None:
         return None if self.causal else "a convolution around a token sees those on its right: say sees: past"
+
+
+class Convolution(Sliding):
+    """y_t = activation(Σ_j W_j x_{t+j} + b) over the `size` places around t, or the last ones up to t (`sees: past`).
+
+    Beyond the sentence's ends there are zeros. `size: 1` is a linear map and an activation. `separable`: W_j is
+    W diag(w_j). `gated`: values times activation(gates), both made alike (with sigmoid Dauphin et al., eq. 1).
+    """
+
+    kind: Literal["convolution"] = "convolution"
+    width: Size | None = None  # features that come out, as many as the model has when not given
+    separable: bool = False
+    gated: bool = False
+    activation: Activation = "identity"
+    bias: bool = True
 
     def outputs(self, common: Common) -> int:
         return self.width or common.width

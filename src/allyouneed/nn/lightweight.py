@@ -14,42 +14,27 @@ from torch import Tensor, nn
 
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
-from allyouneed.nn.convolution import Recent, lined_up
+from allyouneed.nn.convolution import Recent, Sliding, lined_up
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.ring import SLACK
 from allyouneed.nn.state import State
-from allyouneed.nn.sublayer import Mixer, SubLayer
+from allyouneed.nn.sublayer import SubLayer
 
 Size = Annotated[int, Field(gt=0)]
 
 
-class SoftmaxConvolution(Mixer):
+class SoftmaxConvolution(Sliding):
     """out(convolution(in(x))), figure 2: `gated` doubles the first map and gates one half by the sigmoid of the other.
 
     `size` places around a token, or the last ones up to it (`sees: past`); beyond the sentence there are zeros, which
     keep their share of the softmax. `dropout` is of the weights (DropConnect, 3).
     """
 
-    size: Size
     heads: Size
-    sees: Literal["around", "past"] = "around"
     gated: bool = True
     bias: bool = True  # of the two maps
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-
-    @property
-    def reach(self) -> tuple[int, int]:
-        """Places seen on the left and on the right; an even size sees one more on the right."""
-        right = self.size // 2 if self.sees == "around" else 0
-        return self.size - 1 - right, right
-
-    @property
-    def causal(self) -> bool:
-        return self.reach[1] == 0
-
-    def leak(self) -> str | None:
-        return None if self.causal else "a convolution around a token sees those on its right: say sees: past"
 
     @abstractmethod
     def filter_cost(self, common: Common) -> Cost: ...
