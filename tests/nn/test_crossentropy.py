@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from allyouneed.nn import crossentropy
 from allyouneed.nn.batch import IGNORE
-from allyouneed.nn.crossentropy import linear_cross_entropy
+from allyouneed.nn.crossentropy import judged, linear_cross_entropy
 
 
 def drawn(tokens, vocab, width, ignored=0.0, seed=0, dtype=torch.float32):
@@ -119,3 +119,21 @@ def test_evaluation_does_not_pay_for_gradients():
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         linear_cross_entropy(x, weight, labels, 0.1)
     assert counter.get_total_flops() == 2 * 30 * 50 * 16
+
+
+@pytest.mark.parametrize("cap", [None, 3.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("biased", [False, True])
+def test_what_a_gpu_compiles_is_the_plain_definition(cap, smoothing, biased):
+    logits, bias = torch.randn(13, 31, requires_grad=True), torch.randn(31, requires_grad=True)
+    labels = torch.randint(0, 31, (13,)).index_fill(0, torch.tensor([3]), IGNORE)
+    scores = logits + bias if biased else logits
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    expected = cross_entropy(scores, labels, label_smoothing=smoothing, reduction="sum")
+    expected.backward()
+    total, nll, slope, slant = judged(logits.detach(), labels, bias.detach() if biased else None, smoothing, cap)
+    torch.testing.assert_close(total, expected.detach())
+    torch.testing.assert_close(nll, cross_entropy(scores, labels, reduction="sum").detach())
+    torch.testing.assert_close(slope, logits.grad)
+    if biased:
+        torch.testing.assert_close(slant, bias.grad)

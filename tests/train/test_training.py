@@ -119,9 +119,10 @@ def test_precision_is_chosen_by_the_machine_and_said(make: Make):
 def test_a_compiled_run_trains_and_validates(make: Make, monkeypatch: pytest.MonkeyPatch):
     real = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: real(self, backend="eager", **options))
-    train(make(valid=True, steps=4))
+    still = "model.dropout=0.0"  # a compiled block throws other dice
+    train(make(still, valid=True, steps=4))
     plain = [e["loss"] for e in read_log(make().output / "log.jsonl") if "loss" in e]
-    train(make(valid=True, steps=4, compile="on"), fresh=True)
+    train(make(still, valid=True, steps=4, compile="on"), fresh=True)
     compiled = [e["loss"] for e in read_log(make().output / "log.jsonl") if "loss" in e]
     assert compiled == pytest.approx(plain, rel=1e-5)
 

@@ -19,7 +19,7 @@ from allyouneed.nn.attend import plan
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.dense import Manner, attention_weights, dense_mask
+from allyouneed.nn.dense import Manner, Plan, attention_weights, dense_mask
 from allyouneed.nn.norms import Norm
 from allyouneed.nn.patterns import Full, Pattern
 from allyouneed.nn.relative import Heads, NoRelative, Relative, RelativeModule
@@ -174,6 +174,7 @@ class Looking(SubLayer):
         self.pattern, self.scores, self.relative, self.dropout = pattern, scores, relative, dropout
         self.own_score = own_score  # scores that are no q·k
         self.soft_cap: float | None = None
+        self.words = str(pattern)  # a pattern itself cannot be looked up inside a compiled block
 
     def manner(self) -> Manner:
         relative = self.relative
@@ -198,9 +199,14 @@ class Looking(SubLayer):
             mask = dense_mask(self.pattern, queries, keys)
             weights = attention_weights(q, k, mask, queries.positions, keys.positions, manner)
             wanted.found.append(weights if wanted.heads is None else weights[:, list(wanted.heads)])
-        key = (self.pattern, id(keys), q.shape[0], manner.plain)
-        execute = context.plan(key, lambda: plan(self.pattern, queries, keys, manner))
+        execute = self.planned(context, keys, q.shape[0], manner)
         return execute(q, k, v, self.dropout if self.training else 0.0, manner)
+
+    def planned(self, context: Context, keys: Facts, rows: int, manner: Manner) -> Plan:
+        source = None if context.memory is None else context.memory.facts
+        whose = "own" if keys is context.queries else "source" if keys is source else id(keys)
+        key = (self.words, whose, rows, manner.plain)
+        return context.plan(key, lambda: plan(self.pattern, context.queries, keys, manner))
 
     def new_state(self) -> State | None:
         if (why := self.pattern.leak()) is not None:
@@ -228,6 +234,10 @@ class _Heads(Looking):
         self.sub_norm = None if config.sub_norm is None else config.sub_norm.build(self.inner)
         self.out = common.linear.build(self.inner, common.width, config.biases.out)
 
+    @property
+    def traces(self) -> bool:  # type: ignore[override]  # said by each, not by the class
+        return self.manner().plain
+
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (batch, heads, time, head_width)
 
@@ -251,6 +261,10 @@ class SelfAttention(_Heads):
             self.q = build(common.width, self.inner, bias.q)
             self.k = build(common.width, self.narrow, bias.k)
             self.v = build(common.width, self.narrow, bias.v)
+
+    def prepare(self, context: Context, rows: int) -> None:
+        self.relative.prepare(context)
+        self.planned(context, context.queries, rows, self.manner())
 
     def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of these tokens, head by head, ready to meet."""
@@ -296,6 +310,10 @@ class CrossAttention(_Heads):
         else:
             self.k = build(common.width, self.narrow, bias.k)
             self.v = build(common.width, self.narrow, bias.v)
+
+    def prepare(self, context: Context, rows: int) -> None:
+        assert context.memory is not None, "cross-attention needs an encoder's memory"
+        self.planned(context, context.memory.facts, rows, self.manner())
 
     def source(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         both = self.kv(hidden).chunk(2, -1) if self.kv is not None else (self.k(hidden), self.v(hidden))

@@ -18,7 +18,7 @@ from allyouneed.nn.positions import NoPositions, Positions
 from allyouneed.nn.recurrence import Halt, Recurrence
 from allyouneed.nn.state import State
 from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
-from allyouneed.nn.wiring import Depth, PostNorm, Wiring
+from allyouneed.nn.wiring import Depth, PostNorm, ResidualModule, Wiring
 
 
 class Layer(Config):
@@ -90,6 +90,15 @@ class Block(nn.Module):
             }
         )
         self.wiring = config.wiring.build(common, len(self.sublayers), depth)
+
+    @property
+    def traces(self) -> bool:
+        """Every part of it does: it can be compiled as a whole."""
+        return isinstance(self.wiring, ResidualModule) and all(part.traces for part in self.sublayers.values())
+
+    def prepare(self, context: Context, rows: int) -> None:
+        for part in self.sublayers.values():
+            part.prepare(context, rows)  # type: ignore[operator]
 
     def forward(self, stream: Any, context: Context, states: dict[str, State] | None = None) -> Any:
         states = states or {}

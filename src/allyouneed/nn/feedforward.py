@@ -84,6 +84,8 @@ class FFN(Channel):
 
 
 class FFNModule(SubLayer):
+    traces = True
+
     def __init__(self, config: FFN, common: Common) -> None:
         super().__init__()
         self.up = common.linear.build(common.width, config.hidden, config.bias)
@@ -122,6 +124,8 @@ class GLU(Channel):
 
 
 class GLUModule(SubLayer):
+    traces = True
+
     """`gate_up` makes both factors in one product: its first half of rows is the gate W, its second half is V."""
 
     def __init__(self, config: GLU, common: Common) -> None:

@@ -18,6 +18,7 @@ from allyouneed.nn.tiled import join
 from allyouneed.nn.tiles import Side, Tiling
 
 FLEX_BLOCK = 128
+FEW = 1 << 18  # pairs of blocks: so many are asked about one by one, without waiting for the device
 
 
 @cache
@@ -50,24 +51,32 @@ def _looking(side: Side) -> Look:
             return Place(index + start, torch.ones_like(index), *more), index < time
 
         return counted
-    position, segment = (fact.reshape(side.rows, -1).to(torch.int32) for fact in side.place[:2])
-    real = ((side.place.segment > 0) & side.inside).reshape(side.rows, -1)
+    # 32 bits and two look-ups: with more the kernel runs out of registers and takes thirty times as long
+    position = side.place.position.reshape(side.rows, -1).to(torch.int32)
+    segment = side.place.segment.where(side.inside, 0).reshape(side.rows, -1).to(torch.int32)
 
     def looked_up(row: Tensor, index: Tensor) -> tuple[Place, Tensor]:
         more = [None if fact is None else fact[row, index] for fact in said]
-        return Place(position[row, index].long(), segment[row, index].long(), *more), real[row, index]
+        number = segment[row, index]
+        return Place(position[row, index], number, *more), number > 0
 
     return looked_up
+
+
+def _longest(side: Side) -> int:
+    """Above every position; asks the device where rows do not just count on."""
+    return int(side.place.position.max()) + 1 if side.start is None else side.start + side.blocks * side.block
 
 
 def mask_mod(part: Tiling) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """The pattern as FlexAttention asks for it: one place at a time, of the tokens in their new order."""
     alike, query, key = part.rows == 1, _looking(part.query), _looking(part.key)
+    rule = part.rule.quick(lambda: max(_longest(part.query), _longest(part.key)), part.query.tokens.device)
 
     def allowed(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         row = batch * 0 if alike else batch
         there, real = key(row, k)
-        return part.rule.allowed(query(row, q)[0], there) & real
+        return rule(query(row, q)[0], there) & real
 
     return allowed
 
@@ -75,15 +84,22 @@ def mask_mod(part: Tiling) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def block_mask(part: Tiling) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
-    def table(pairs: Tensor) -> tuple[Tensor, Tensor]:
+    def table(there: Tensor) -> tuple[Tensor, Tensor]:
         """How many blocks of keys each block of queries has, and which, those first."""
-        there = torch.zeros(part.rows, part.query.blocks, part.key.blocks, dtype=torch.int8, device=pairs.device)
-        there[part.row[pairs], part.q[pairs], part.k[pairs]] = 1
-        which = there.argsort(dim=-1, descending=True, stable=True)
+        which = there.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
         return there.sum(-1, dtype=torch.int32)[:, None], which.to(torch.int32)[:, None]
 
+    def chosen(pairs: Tensor) -> Tensor:
+        there = torch.zeros(part.rows, part.query.blocks, part.key.blocks, dtype=torch.bool, device=pairs.device)
+        there[part.row[pairs], part.q[pairs], part.k[pairs]] = True
+        return there
+
     lengths = (part.query.blocks * part.block, part.key.blocks * part.block)
-    partly, whole = table(~part.full), table(part.full)
+    if part.rows * part.query.blocks * part.key.blocks <= FEW:
+        some, every = part.grid()
+        partly, whole = table(some & ~every), table(every)
+    else:
+        partly, whole = table(chosen(~part.full)), table(chosen(part.full))
     return BlockMask.from_kv_blocks(
         *partly, *whole, BLOCK_SIZE=part.block, mask_mod=mask_mod(part), seq_lengths=lengths
     )
@@ -110,11 +126,11 @@ class Flex:
         return join([out for out, _ in found], [lse for _, lse in found])
 
     def _part(self, number: int, q: Tensor, k: Tensor, v: Tensor, scale: float, lse: bool) -> tuple[Tensor, Tensor]:
-        from torch.nn.attention.flex_attention import AuxRequest
+        from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
         part, gqa = self.parts[number], q.shape[1] != k.shape[1]
         moved = [_moved(x, side) for x, side in ((q, part.query), (k, part.key), (v, part.key))]
-        out, aux = _compiled_flex()(
+        out, aux = (flex_attention if torch.compiler.is_compiling() else _compiled_flex())(
             *moved, block_mask=self.masks[number], scale=scale, enable_gqa=gqa, return_aux=AuxRequest(lse=lse)
         )
         return _back(out, part.query), _back(aux.lse[..., None], part.query)[..., 0] if lse else out

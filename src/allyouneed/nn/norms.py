@@ -68,7 +68,7 @@ class LayerNormModule(_Affine):
         self.eps = config.eps
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        return nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+        return nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps).to(x.dtype)
 
 
 class RMSNorm(Norm):
@@ -102,7 +102,7 @@ class RMSNormModule(_Affine):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         weight = self.weight if self.weight is None or not self.offset else self.weight + self.offset
-        return nn.functional.rms_norm(x, x.shape[-1:], weight, self.eps)
+        return nn.functional.rms_norm(x, x.shape[-1:], weight, self.eps).to(x.dtype)
 
 
 class ScaleNorm(Norm):

@@ -67,6 +67,9 @@ class RelativeModule(nn.Module):
         """A key: the bias does not depend on q, and modules with the same key have the same bias."""
         return None
 
+    def prepare(self, context: Context) -> None:
+        """Make what `turn` would ask `context.plan` for."""
+
     def turn(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and new keys and values, which stand at the same places, before the latter are stored."""
         return q, k, v

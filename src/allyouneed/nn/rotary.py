@@ -61,12 +61,17 @@ class RotaryModule(RelativeModule):
         self.config, self.width = config, width
         self.frequencies = config.scaling.frequencies(config.base, width)
         self.sharpness = config.scaling.sharpness
+        self.key = ("rotary", repr(config), width)  # in words: a config cannot be looked up inside a compiled block
+
+    def prepare(self, context: Context) -> None:
+        self.turns(context, torch.float32)
+
+    def turns(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return context.plan((*self.key, dtype), lambda: self.tables(context.queries.positions, dtype))
 
     def turn(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         dtype = torch.promote_types(q.dtype, torch.float32)
-        turn_q, turn_k = context.plan(
-            ("rotary", self.config, self.width, dtype), lambda: self.tables(context.queries.positions, dtype)
-        )
+        turn_q, turn_k = self.turns(context, dtype)
         v = self.turned(v, turn_k) if self.config.values else v
         return self.turned(q, turn_q), self.turned(k, turn_k), v
 

@@ -10,12 +10,13 @@ branch: `segment-dilated(w, r, head)`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from allyouneed.nn.patterns import Kept, Natural, Pattern, Place, Positive, Stretch, Window
+from allyouneed.nn.patterns import Allowed, Kept, Natural, Pattern, Place, Positive, Stretch, Window
 
 
 class Anywhere(Pattern):
@@ -277,6 +278,19 @@ class RandomBlocks(Anywhere):
         one, other = self.feature(query), self.feature(key)
         return self._draws(one, other, other) | self._draws(other, one, one)
 
+    def quick(self, longest: Callable[[], int], device: torch.device) -> Allowed:
+        block = torch.arange(-(-longest() // self.block), device=device)
+        tables = [self._drawn(block, turn).where(block > 0, -1).to(torch.int32) for turn in range(self.count)]
+
+        def looked_up(query: Place, key: Place) -> Tensor:
+            one, other = self.feature(query), self.feature(key)
+            found = one != one
+            for table in tables:
+                found = found | (table[one] == other) | (table[other] == one)
+            return found
+
+        return looked_up
+
     def feature(self, place: Place) -> Tensor:
         return place.position // self.block
 
@@ -301,16 +315,19 @@ class RandomBlocks(Anywhere):
         """Whether this block has drawn one from `least` to `most`."""
         found = (block != block) | (least != least)
         for turn in range(self.count):
-            drawn = _scattered(block, self.seed * 1_000_003 + turn) % block.clamp(min=1)
+            drawn = self._drawn(block, turn)
             found = found | ((least <= drawn) & (drawn <= most) & (block > 0))
         return found
+
+    def _drawn(self, block: Tensor, turn: int) -> Tensor:
+        return _scattered(block, self.seed * 1_000_003 + turn) % block.clamp(min=1)
 
 
 def _scattered(x: Tensor, salt: int) -> Tensor:
     """A whole number that looks random, the same on every device: a few rounds modulo the prime 2³¹ − 1, where no
     product leaves 63 bits."""
     prime = 2**31 - 1
-    x = (x * 48_271 + salt * 69_621 % prime) % prime
+    x = (x.long() * 48_271 + salt * 69_621 % prime) % prime
     for odd in (16_807, 630_360_016, 742_938_285):
         x = (x * ((x + odd) % prime)) % prime
         x = (x * 39_373 + odd) % prime

@@ -20,7 +20,10 @@ from allyouneed.nn.wiring import Depth, Open, Wiring
 
 class Stack(nn.Module):
     """Blocks in order; `spans` are those of each entry of the list. Where one entry's stream is no stream for the next
-    (`changes`), the old wiring closes its own (with a joint, if it has an end) and the new one opens another."""
+    (`changes`), the old wiring closes its own (with a joint, if it has an end) and the new one opens another.
+    `plans_ahead`: what layers share is made before the first of them runs, and not by it; compiled blocks need it."""
+
+    plans_ahead = False
 
     def __init__(self, layers: Sequence[Layer], common: Common, depth: Depth) -> None:
         super().__init__()
@@ -45,6 +48,9 @@ class Stack(nn.Module):
 
     def forward(self, x: Tensor, context: Context, states: list[dict[str, State]] | None = None) -> Tensor:
         whole = states is not None or context.record is not None  # every block is called: it remembers, or is watched
+        if self.plans_ahead and states is None:
+            for block in self.blocks:
+                block.prepare(context, len(x))  # type: ignore[operator]  # a Block
         stream: Any = self.wirings[0].begin(x)
         for number, span in enumerate(self.spans):
             if number and changes(self.wirings[number - 1], self.wirings[number]):

@@ -16,7 +16,16 @@ from allyouneed.nn.state import State
 
 
 class SubLayer(nn.Module):
-    """A module between two residual additions. One that remembers while decoding says so with `new_state`."""
+    """A module between two residual additions. One that remembers while decoding says so with `new_state`.
+
+    One that traces: `forward` has no choice in it that only the data can tell, once `prepare` has made what all layers
+    share. A block of such sub-layers can be compiled as a whole (train/machine.py).
+    """
+
+    traces: bool = False
+
+    def prepare(self, context: Context, rows: int) -> None:
+        """Make what `forward` would ask `context.plan` for, before any layer runs; `rows` of them will come."""
 
     @abstractmethod
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor: ...

@@ -18,10 +18,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from allyouneed.nn.context import Facts
 from allyouneed.nn.patterns import And, Not, Or, Pattern, Place, SameSegment
 
+FAR = 1 << 40  # further than any feature
 FAN = 8  # how many blocks make one of the next coarser level
 LADDER = sorted({2**n for n in range(24)} | {3 * 2**n for n in range(24)})  # numbers of key blocks that share a call
 
@@ -56,6 +58,7 @@ class Side:
             self.slots = torch.empty_like(home).index_copy_(0, (order + first * time).flatten(), home)
         flat = [None if fact is None else fact.reshape(-1)[self.tokens] for fact in there]
         self.place = Place(*flat)  # type: ignore[arg-type]
+        self.real = (self.place.segment > 0) & self.inside
         self.levels = 0
         while self.count(self.levels) > FAN:
             self.levels += 1
@@ -70,12 +73,14 @@ class Side:
         return -(-self.used // FAN**level)
 
     def table(self, pattern: Pattern, level: int) -> tuple[Tensor, Tensor]:
-        """The least and the greatest feature of each stretch of FAN ** level blocks: (rows, stretches) each."""
+        """The least and the greatest feature of each stretch of FAN ** level blocks, padding aside: (rows, stretches)
+        each; where all is padding the least is above the greatest."""
         key = (pattern, level)
         if key not in self._bounds:
             if level == 0:
                 feature = pattern.feature(self.place)
-                low, high = (bound.view(self.rows, -1)[:, : self.used] for bound in feature.aminmax(dim=-1))
+                bounds = feature.where(self.real, FAR).amin(-1), feature.where(self.real, -FAR).amax(-1)
+                low, high = (bound.view(self.rows, -1)[:, : self.used] for bound in bounds)
                 found = low, high
             else:
                 low, high = self.table(pattern, level - 1)
@@ -153,9 +158,37 @@ class Tiling:
         self.query = Side(pattern, queries, rows, block, rounded)
         same = keys is queries
         self.key = self.query if same else Side(pattern, keys, rows, block, rounded)
-        self.row, self.q, self.k, self.full = self._find()
 
-    def _find(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    @property
+    def row(self) -> Tensor:
+        return self._found[0]
+
+    @property
+    def q(self) -> Tensor:
+        return self._found[1]
+
+    @property
+    def k(self) -> Tensor:
+        return self._found[2]
+
+    @property
+    def full(self) -> Tensor:
+        return self._found[3]
+
+    def grid(self) -> tuple[Tensor, Tensor]:
+        """(rows, query blocks, key blocks) bool: the tiles that hold something, and those that hold everything. Asked
+        of every pair, so that the host never has to wait for the device to know how many there are."""
+        sizes = [self.rows, self.query.count(0), self.key.count(0)]
+        device, real = self.query.tokens.device, SameSegment()
+        row, q, k = torch.cartesian_prod(*(torch.arange(size, device=device) for size in sizes)).unbind(1)
+        query, key = Stretches(self.query, 0, row, q), Stretches(self.key, 0, row, k)
+        some = self.rule.some(query, key) & (key.bounds(real)[1] > 0) & (query.bounds(real)[1] > 0)
+        every = some & self.rule.every(query, key) & self.key.real.all(-1)[row * self.key.blocks + k]
+        beyond = (0, self.key.blocks - sizes[2], 0, self.query.blocks - sizes[1])
+        return pad(some.view(sizes), beyond), pad(every.view(sizes), beyond)
+
+    @cached_property
+    def _found(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         device, level, real = self.query.tokens.device, max(self.query.levels, self.key.levels), SameSegment()
         sizes = [self.rows, self.query.count(level), self.key.count(level)]
         row, q, k = torch.cartesian_prod(*(torch.arange(size, device=device) for size in sizes)).unbind(1)
@@ -175,8 +208,7 @@ class Tiling:
         by_query = ((row * self.query.blocks + q) * self.key.blocks + k).argsort()
         row, q, k = row[by_query], q[by_query], k[by_query]
         query, key = Stretches(self.query, 0, row, q), Stretches(self.key, 0, row, k)
-        whole = self.key.inside.all(-1)[row * self.key.blocks + k]
-        return row, q, k, self.rule.every(query, key) & (key.bounds(real)[0] > 0) & whole
+        return row, q, k, self.rule.every(query, key) & self.key.real.all(-1)[row * self.key.blocks + k]
 
     @property
     def area(self) -> int:
@@ -217,7 +249,7 @@ class Tiling:
         beside = [None if fact is None else fact[queries][:, :, None] for fact in self.query.place]
         below = [None if fact is None else fact[keys][:, None, :] for fact in self.key.place]
         seen = self.rule.allowed(Place(*beside), Place(*below))  # type: ignore[arg-type]
-        return seen & ((self.key.place.segment > 0) & self.key.inside)[keys][:, None, :]
+        return seen & self.key.real[keys][:, None, :]
 
 
 # --- patterns that are cheaper as several ---------------------------------------------------------------------------

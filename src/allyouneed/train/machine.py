@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from allyouneed.errors import UserError
-from allyouneed.nn.sublayer import SubLayer
+from allyouneed.nn.block import Block
+from allyouneed.nn.embed import EmbedModule
+from allyouneed.nn.stack import Stack
 from allyouneed.train.recipe import Recipe
+
+KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 @dataclass(frozen=True)
@@ -25,19 +36,30 @@ class Machine:
     def cuda(self) -> bool:
         return self.device.type == "cuda"
 
-    def autocast(self) -> AbstractContextManager[None]:
-        """Matrix products in bf16 where chosen; weights, norms, sums and the optimiser stay in fp32."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Matrix products in bf16 where chosen; weights, norms, sums and the optimiser stay in fp32. On a GPU cuDNN's
+        attention is asked first: it is the fastest for what it can do."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16))
+            if self.cuda:
+                stack.enter_context(sdpa_kernel(KERNELS, set_priority=True))
+            yield
 
     def speed_up(self, model: nn.Module) -> None:
-        """Compile the sub-layers that look at nothing but their input. One compiled graph serves all layers."""
+        """Compile the blocks that trace, and what traces in the others. One compiled graph serves all like layers."""
         if self.cuda and self.bf16:
             torch.set_float32_matmul_precision("high")
         if not self.compiled:
             return
         for module in model.modules():
-            if isinstance(module, SubLayer) and type(module).__module__.endswith(".feedforward"):
-                module.compile(dynamic=False)
+            if isinstance(module, EmbedModule) and self.cuda and self.bf16:
+                module.register_forward_hook(_in_bf16)
+            if isinstance(module, Stack):
+                module.plans_ahead = True
+            if isinstance(module, Block):
+                for part in [module] if module.traces else [p for p in module.sublayers.values() if p.traces]:
+                    part.compile(dynamic=False)
 
     @contextmanager
     def uncompiled(self) -> Iterator[None]:
@@ -47,6 +69,12 @@ class Machine:
             return
         with torch.compiler.set_stance("force_eager"):
             yield
+
+
+def _in_bf16(module: nn.Module, given: Any, found: Tensor) -> Tensor:
+    """The stream that runs through all layers is half as wide in memory, which is what sub-layers wait for; inside
+    norms and sums numbers still have 32 bits."""
+    return found.to(torch.bfloat16) if torch.is_autocast_enabled("cuda") else found
 
 
 def choose(recipe: Recipe) -> Machine:
