@@ -1,13 +1,19 @@
 """What only a GPU can show: FlexAttention over tiles equals the dense mask, gradients included; packed rows, long rows
-of sparse patterns in whatever order their tokens are put, and LongNet's joined branches.
+of sparse patterns in whatever order their tokens are put, and LongNet's joined branches. Then small models of many
+presets: forward and backward on the GPU as on the CPU. `check_kernels.py` is about our own kernels.
 
-python bench/check_gpu.py
+    python bench/check_gpu.py [packed] [padded] [alike] [models]
 """
 
 from __future__ import annotations
 
+import copy
+import sys
+from pathlib import Path
+
 import torch
 
+from allyouneed.config import parse, preset_tree
 from allyouneed.nn.attend import parts_of
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
@@ -15,6 +21,7 @@ from allyouneed.nn.context import Facts
 from allyouneed.nn.dense import Dense, Manner, Plan, dense_mask
 from allyouneed.nn.flex import FLEX_BLOCK, Flex
 from allyouneed.nn.longnet import LongNet, LongNetAttention
+from allyouneed.nn.model import Model
 from allyouneed.nn.patterns import Pattern
 from allyouneed.nn.tiled import Tiled
 
@@ -27,6 +34,11 @@ SPARSE = [
     "block-window(64, 2) | global-prefix(64) | random-blocks(64, 2, 0)",
     "window(50) | chosen",
     "causal | prompt",
+]
+MODELS = [
+    *("reformer", "rwkv-4-169m", "retnet-1.3b", "yoco-3b", "performer", "infini", "crate-tiny", "retro"),
+    *("linformer-base", "synthesizer", "lite-transformer", "transformer-xl-base", "xlnet-base", "rnnsearch", "convs2s"),
+    *("bigbird-base", "longformer-base", "bitnet-b1.58-2b", "switch-base-8", "deepseek-v2-lite"),
 ]
 
 
@@ -68,13 +80,42 @@ def report(name: str, found: Plan, expected: Plan, queries: Facts, keys: Facts, 
         out = execute(*inputs, 0.0, Manner(0.125)).where(real, 0)
         results.append([out, *torch.autograd.grad((out.float() * out.float().cos()).sum(), inputs)])
     names = ("output", "grad q", "grad k", "grad v")
-    values = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(*results, strict=True)]
+    values = [float(((a - b).abs().max() / b.abs().max()).detach()) for a, b in zip(*results, strict=True)]
     limit = 5e-3 if dtype == torch.float32 else 2e-2  # fp32 products run in tf32 inside the kernel
     told = "  ".join(f"{name} {value:.1e}" for name, value in zip(names, values, strict=True))
     print(f"{name:66s} {dtype!s:15s} {told}  {'ok' if max(values) < limit else 'DIFFERS'}", flush=True)
 
 
-def main() -> None:
+def model(name: str) -> None:
+    """One step of a shrunk preset on the GPU, in single precision, against the same on the CPU."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    from shrink import batch_for, shrunk
+
+    config = shrunk(parse(Model, preset_tree(name)))  # type: ignore[type-abstract]
+    torch.manual_seed(0)
+    own, batch, found = config.build(), batch_for(config), []
+    for module, place in ((own, "cpu"), (copy.deepcopy(own).cuda(), "cuda")):
+        losses: list[torch.Tensor] = []
+        hidden = module(batch.to(place), losses)
+        (hidden.sin().sum() + sum(losses)).backward()
+        slopes = [p.grad.flatten().cpu() for p in module.parameters() if p.grad is not None]
+        found.append((hidden.detach().cpu(), torch.cat(slopes)))
+    values = [float((b - a).norm() / a.norm()) for a, b in zip(*found, strict=True)]
+    good = max(values) < 1e-4  # so nan is not
+    print(
+        f"model {name:30s} output {values[0]:.1e}  gradients {values[1]:.1e}  {'ok' if good else 'DIFFERS'}", flush=True
+    )
+
+
+def models() -> None:
+    for name in MODELS:
+        try:
+            model(name)
+        except Exception as failure:  # the others shall still be seen
+            print(f"model {name:30s} FAILED: {type(failure).__name__}: {str(failure)[:300]}", flush=True)
+
+
+def packed_rows() -> None:
     target = packed([[100, 27, 90], [33, 64, 100, 40]], 256)
     source = packed([[80, 50, 126], [20, 60, 100, 70]], 256)
     for dtype in (torch.float32, torch.bfloat16):
@@ -87,20 +128,29 @@ def main() -> None:
             pattern = Pattern.from_text(text)
             found, expected = flex(pattern, queries, keys), dense(pattern, queries, keys)
             report(f"packed: {text}", found, expected, queries, keys, dtype)
-    for facts in (padded([1100, 700]), Facts.of(Rows(torch.zeros(1, 1024, dtype=torch.long, device="cuda")))):
-        kind = "alike" if facts.segments is None else "padded"
-        for text in SPARSE:
-            pattern = Pattern.from_text(text)
-            found, expected = flex(pattern, facts, facts), dense(pattern, facts, facts)
-            report(f"{kind}: {text}", found, expected, facts, facts, torch.float32)
-            tiled = Tiled(parts_of(pattern, facts, facts, 64))
-            report(f"{kind}, gathered: {text}", tiled, expected, facts, facts, torch.float32)
-        config = LongNet(heads=4, head_width=64, segments=(128, 512), dilations=(1, 4))
-        module = config.build(Common(width=256))
-        assert isinstance(module, LongNetAttention)
-        found, expected = module.plan(facts, facts), module.dense(facts, facts)
-        report(f"{kind}: LongNet", found, expected, facts, facts, torch.float32)
 
+
+def sparse(kind: str, facts: Facts) -> None:
+    for text in SPARSE:
+        pattern = Pattern.from_text(text)
+        found, expected = flex(pattern, facts, facts), dense(pattern, facts, facts)
+        report(f"{kind}: {text}", found, expected, facts, facts, torch.float32)
+        tiled = Tiled(parts_of(pattern, facts, facts, 64))
+        report(f"{kind}, gathered: {text}", tiled, expected, facts, facts, torch.float32)
+    config = LongNet(heads=4, head_width=64, segments=(128, 512), dilations=(1, 4))
+    module = config.build(Common(width=256))
+    assert isinstance(module, LongNetAttention)
+    found, expected = module.plan(facts, facts), module.dense(facts, facts)
+    report(f"{kind}: LongNet", found, expected, facts, facts, torch.float32)
+
+
+CHECKS = {
+    "packed": packed_rows,
+    "padded": lambda: sparse("padded", padded([1100, 700])),
+    "alike": lambda: sparse("alike", Facts.of(Rows(torch.zeros(1, 1024, dtype=torch.long, device="cuda")))),
+    "models": models,
+}
 
 if __name__ == "__main__":
-    main()
+    for check in sys.argv[1:] or CHECKS:
+        CHECKS[check]()

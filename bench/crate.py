@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import json
 import math
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,17 +29,17 @@ from allyouneed.nn.batch import Batch, Signal
 from allyouneed.nn.context import Context
 from allyouneed.nn.model import Model
 
-SIDE, PATCH, WIDTH, HEADS, CLASSES, EPSILON = 28, 4, 96, 6, 10, 0.01
+SIDE, PATCH, CLASSES, EPSILON = 28, 4, 10, 0.01
 KEYS = ("behind", "there")
 
 
-def model_of(layers: int) -> Any:
-    compress = {"wiring": "pre-norm", "mixer": {"kind": "mssa", "heads": HEADS}}
-    sparsify = {"wiring": "no-skip", "channel": "ista"}
+def model_of(layers: int, width: int, heads: int, out: str, sparsity: float) -> Any:
+    compress = {"wiring": "pre-norm", "mixer": {"kind": "mssa", "heads": heads, "out": out}}
+    sparsify = {"wiring": "no-skip", "channel": {"kind": "ista", "sparsity": sparsity}}
     tree = {
         "kind": "encoder",
-        "width": WIDTH,
-        "init": {"kind": "normal", "std": 0.05},
+        "width": width,
+        "init": {"kind": "normal", "std": 0.5 * width**-0.5},
         "embed": {
             "kind": "patches",
             "image": SIDE,
@@ -82,13 +84,13 @@ def strokes(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return (drawn + 0.2 * torch.randn(drawn.shape, generator=dice) - 0.13)[:, None] / 0.31, labels
 
 
-def train(model: Any, images: Tensor, labels: Tensor, steps: int, batch: int = 64) -> None:
+def train(model: Any, images: Tensor, labels: Tensor, steps: int, batch: int, rate: float, decay: float) -> None:
     """At a rate that rises, then falls to nothing."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.01)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=decay)
     dice = torch.Generator().manual_seed(0)
     for step in range(steps):
-        picked = torch.randint(len(images), (batch,), generator=dice)
-        optimiser.param_groups[0]["lr"] = 3e-3 * min(1.0, 20 * (step + 1) / steps) * (1 - step / steps)
+        picked = torch.randint(len(images), (batch,), generator=dice).to(images.device)
+        optimiser.param_groups[0]["lr"] = rate * min(1.0, 20 * (step + 1) / steps) * (1 - step / steps)
         loss = torch.nn.functional.cross_entropy(model.logits(Batch(Signal(images[picked]))), labels[picked])
         optimiser.zero_grad()
         loss.backward()
@@ -99,7 +101,9 @@ def coding_rate(z: Tensor) -> Tensor:
     """z (images, heads, tokens, p), tokens in each subspace: (images,)"""
     z = torch.nn.functional.normalize(z.double(), dim=-1)
     tokens, size = z.shape[-2:]
-    inner = torch.eye(size, dtype=z.dtype) + size / (tokens * EPSILON) * z.transpose(-1, -2) @ z  # the same determinant
+    inner = (
+        torch.eye(size, dtype=z.dtype, device=z.device) + size / (tokens * EPSILON) * z.transpose(-1, -2) @ z
+    )  # the same determinant
     return torch.logdet(inner).sum(1) / 2
 
 
@@ -122,7 +126,7 @@ def measured(model: Any, images: Tensor) -> list[dict[str, float]]:
 
         def rate(z: Tensor, block: Any = block) -> float:
             inside = block.sublayers["mixer"].subspaces(block.wiring.norms[0](z, context))
-            return coding_rate(inside.unflatten(-1, (HEADS, -1)).transpose(1, 2)).mean().item()
+            return coding_rate(inside.unflatten(-1, (block.sublayers["mixer"].heads, -1)).transpose(1, 2)).mean().item()
 
         there = (sparse != 0).double().mean().item()
         found.append({"before": rate(before), "behind": rate(behind), "there": there})
@@ -162,25 +166,56 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", help="MNIST's idx files")
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=800, help="of training, 64 images each")
+    parser.add_argument("--width", type=int, default=96)
+    parser.add_argument("--heads", type=int, default=6)
+    parser.add_argument("--out", choices=["linear", "tied"], default="linear", help="the map behind the heads")
+    parser.add_argument("--sparsity", type=float, default=0.1, help="λ of ISTA")
+    parser.add_argument("--steps", type=int, default=800, help="of training")
+    parser.add_argument("--batch", type=int, default=64, help="images a step")
+    parser.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate")
+    parser.add_argument("--decay", type=float, default=0.01, help="of weights")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--keep", type=Path, help="put what was measured into this file (JSON)")
+    parser.add_argument("--kept", type=Path, help="nothing is trained: show what --keep kept, on any machine")
     parser.add_argument("--images", type=int, default=500, help="held out, to measure on")
     parser.add_argument("--write", type=Path, help="put the picture and the table under this folder")
     options = parser.parse_args()
+    kept = json.loads(options.kept.read_text(encoding="utf-8")) if options.kept else trained(options)
+    if options.keep:
+        options.keep.write_text(json.dumps(kept), encoding="utf-8")
+    show(kept, options.write)
+
+
+def trained(options: argparse.Namespace) -> dict[str, Any]:
+    """The command, what it did, and the curves of the trained and of the untrained model."""
     torch.manual_seed(0)
     if options.folder:
         (images, labels), (unseen, answers) = digits(options.folder, "train"), digits(options.folder, "t10k")
     else:
         (images, labels), (unseen, answers) = strokes(20000, 0), strokes(2000, 1)
-    model, held = model_of(options.layers), unseen[: options.images]
+    images, labels, unseen, answers = (each.to(options.device) for each in (images, labels, unseen, answers))
+    model = model_of(options.layers, options.width, options.heads, options.out, options.sparsity).to(options.device)
+    held = unseen[: options.images]
     random = measured(model, held)
-    train(model.train(), images, labels, options.steps)
+    train(model.train(), images, labels, options.steps, options.batch, options.rate, options.decay)
     with torch.no_grad():
         right = (model.eval().logits(Batch(Signal(unseen[:2000]))).argmax(-1) == answers[:2000]).double().mean()
-    learned = measured(model, held)
     what = "MNIST" if options.folder else "strokes drawn by the program"
+    about = (
+        f"{what}; {options.layers} layers of width {options.width}, {options.heads} heads, map behind them "
+        f"{options.out}, λ {options.sparsity:g}; {options.steps} steps of {options.batch} images "
+        f"at {options.rate:g}, decay {options.decay:g}; "
+        f"{right:.1%} of 2,000 held-out images right; measured on {len(held)} of them."
+    )
+    given = " ".join(word for word in sys.argv[1:] if str(options.folder) != word)
+    command = f"python bench/crate.py{' MNIST' if options.folder else ''} {given}"
+    return {"command": command, "about": about, "learned": measured(model, held), "random": random}
+
+
+def show(kept: dict[str, Any], write: Path | None) -> None:
+    learned, random = kept["learned"], kept["random"]
     lines = [
-        f"{what}; {options.layers} layers of width {WIDTH}, {HEADS} heads; {options.steps} steps of 64 images; "
-        f"{right:.1%} of 2,000 held-out images right; measured on {len(held)} of them.",
+        kept["about"],
         "",
         "| layer | rate into MSSA | rate out of MSSA | not zero behind ISTA | untrained: into | out | not zero |",
         "|---|---|---|---|---|---|---|",
@@ -198,11 +233,10 @@ def main() -> None:
     text = f"Against the untrained model: a lower rate in {lower} of {len(learned)} layers, fewer features in {fewer}."
     lines += [text]
     print("\n".join(lines))
-    if options.write:
-        draw(learned, random, options.write / "pictures" / "crate.png")
-        command = f"python bench/crate.py{' MNIST' if options.folder else ''} --steps {options.steps} --write docs"
-        page = ["# CRATE, layer by layer", "", f"`{command}`", "", *lines, "", "![](../pictures/crate.png)", ""]
-        result = options.write / "results" / "crate.md"
+    if write:
+        draw(learned, random, write / "pictures" / "crate.png")
+        page = ["# CRATE, layer by layer", "", f"`{kept['command']}`", "", *lines, "", "![](../pictures/crate.png)", ""]
+        result = write / "results" / "crate.md"
         result.parent.mkdir(parents=True, exist_ok=True)
         result.write_text("\n".join(page), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""What a sparse pattern costs as texts get longer: time and memory of one attention, forward and with backward.
+"""What a sparse pattern or a recurrence costs as texts get longer: time and memory of one, forward and with backward.
 
     python bench/long.py --device cpu --lengths 1024 2048 4096 8192
     python bench/long.py --device cuda --lengths 1024 4096 16384 65536 --write docs/results/long.md
@@ -8,11 +8,14 @@ made once and counted in its own column, for all layers of a forward pass share 
 process of its own; memory is its peak beyond what q, k, v and their gradients took when it began (CPU: resident set,
 CUDA: the allocator's). The baseline is SDPA's causal kernel in the same run: "× causal" is how many times its time.
 "growth" is the factor of the time from the length before to this one; 2 is linear where lengths double, 4 quadratic.
+Recurrences have as many features as all heads together. Where flash-linear-attention (`fla`) can be imported, its
+kernels for retention and RWKV-4 are measured beside ours, and a second table gives ours as a multiple of theirs.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import statistics
@@ -23,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from allyouneed.nn.attend import causal, plan
 from allyouneed.nn.batch import Rows
@@ -31,6 +35,7 @@ from allyouneed.nn.dense import Manner, Plan
 from allyouneed.nn.longnet import LongNet
 from allyouneed.nn.patterns import Pattern
 from allyouneed.nn.retain import chunkwise
+from allyouneed.nn.wkv import along, nothing
 
 HEADS, HEAD_WIDTH = 8, 64
 PATTERNS = {
@@ -46,6 +51,13 @@ PATTERNS = {
     "bigbird": "block-window(64, 2) | global-prefix(64) | random-blocks(64, 3, 0)",
     "longnet": "longnet",
     "retention": "retention",
+    "gated retention": "gated retention",
+    "rwkv": "RWKV-4",
+}
+PEERS = {
+    "fla retention": "fla: chunk_retention",
+    "fla gated retention": "fla: chunk_simple_gla",
+    "fla rwkv": "fla: fused_recurrent_rwkv4",
 }
 
 
@@ -56,11 +68,58 @@ def planned(name: str, length: int, device: str) -> Plan:
 
         config = LongNet(heads=HEADS, head_width=HEAD_WIDTH, segments=(256, 1024, 4096), dilations=(1, 4, 16))
         return config.build(Common(width=HEADS * HEAD_WIDTH)).plan(facts, facts)  # type: ignore[operator]
-    if name == "retention":
-        log = torch.log1p(-(2.0 ** (-5 - torch.arange(HEADS, device=device))))[None, :, None]
-        return lambda q, k, v, dropout, manner: chunkwise(q, k, v, log)[0]
+    if "retention" in name or "rwkv" in name:
+        return recurrence(name, length, device)
     text = PATTERNS[name].replace("ROOT", str(round(math.sqrt(length))))
     return causal if name == "causal" else plan(Pattern.from_text(text), facts, facts, manner)
+
+
+def recurrence(name: str, length: int, device: str) -> Plan:
+    """As a plan: q, k, v and what comes out (1, heads, time, head width), lying in memory as a layer's do."""
+    rates = torch.log1p(-(2.0 ** (-5 - torch.arange(HEADS, device=device))))  # of retention
+    gates = torch.nn.functional.logsigmoid(4 + torch.randn(1, HEADS, length, device=device)) / 16
+    w = -5 + 8 * torch.linspace(0, 1, HEADS * HEAD_WIDTH, device=device) ** 1.35  # of RWKV-4, as it begins
+    u = torch.zeros_like(w)
+
+    def turned(x: Tensor) -> Tensor:
+        return x.transpose(1, 2)  # (1, time, heads, head width), contiguous
+
+    def merged(x: Tensor) -> Tensor:
+        return turned(x).flatten(2)
+
+    def rwkv(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y = along(nothing(1, len(w), k), merged(k), merged(v), w.exp(), u)[0]
+        return turned(y.unflatten(2, (HEADS, HEAD_WIDTH)))
+
+    def fla_rwkv(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from fla.ops.rwkv4 import fused_recurrent_rwkv4
+
+        state = torch.zeros(1, 3, 1, len(w), device=device)
+        state[:, 2] = -1e38
+        y = fused_recurrent_rwkv4(w, u, merged(k), merged(v), state)[0]
+        return turned(y.unflatten(2, (HEADS, HEAD_WIDTH)))
+
+    def fla_retention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from fla.ops.retention import chunk_retention
+
+        return turned(chunk_retention(turned(q), turned(k), turned(v), scale=1.0)[0])
+
+    def fla_gated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from fla.ops.simple_gla import chunk_simple_gla
+
+        return turned(chunk_simple_gla(turned(q), turned(k), turned(v), g=turned(gates), scale=1.0)[0])
+
+    run = {
+        "retention": lambda q, k, v: chunkwise(q, k, v, rates[None, :, None])[0],
+        "gated retention": lambda q, k, v: chunkwise(q, k, v, gates)[0],
+        "rwkv": rwkv,
+        "fla retention": fla_retention,
+        "fla gated retention": fla_gated,
+        "fla rwkv": fla_rwkv,
+    }[name]
+    if name.endswith("gated retention"):
+        gates.requires_grad_()
+    return lambda q, k, v, dropout, manner: run(q, k, v)
 
 
 def peak(device: str) -> int:
@@ -83,6 +142,8 @@ def measure(name: str, length: int, device: str, backward: bool) -> dict[str, An
     """In this process: seconds of the plan, median seconds of a pass, peak bytes of the first."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     inputs = [torch.randn(1, HEADS, length, HEAD_WIDTH, device=device, dtype=dtype) for _ in range(3)]
+    if "retention" in name or "rwkv" in name:  # as the layer has them
+        inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
     noise = torch.randn_like(inputs[0])
     for tensor in inputs if backward else []:
         tensor.requires_grad_().grad = torch.zeros_like(tensor)
@@ -93,7 +154,7 @@ def measure(name: str, length: int, device: str, backward: bool) -> dict[str, An
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    warm = planned(name, 1024, device)  # libraries load, memory pools fill, autograd's threads start
+    warm = planned(name, min(length, 1024), device)  # libraries load, memory pools fill, autograd's threads start
     some = [tensor.detach()[:, :, :1024].requires_grad_(backward) for tensor in inputs]
     first = warm(*some, 0.0, manner)
     if backward:
@@ -122,7 +183,11 @@ def child(name: str, length: int, device: str, backward: bool, limit: float) -> 
     if device == "cuda":
         try:
             return measure(name, length, device, backward)
-        except torch.OutOfMemoryError:
+        except RuntimeError as failure:
+            # a peer may refuse a GPU or a version of Triton
+            if name not in PEERS and not isinstance(failure, torch.OutOfMemoryError):
+                raise
+            print(f"{name} at {length}: {failure}", file=sys.stderr)
             torch.cuda.empty_cache()
             return None
     command = [sys.executable, __file__, "--one", name, str(length), device, str(int(backward))]
@@ -147,6 +212,7 @@ def table(names: list[str], lengths: list[int], device: str, limit: float, causa
     ]
     rows += ["|---|---|---|---|---|---|---|---|---|---|"]
     base: dict[tuple[int, bool], float] = {}
+    times: dict[tuple[str, int, bool], float] = {}
     for name in names:
         last: dict[bool, float] = {}
         for length in lengths:
@@ -162,14 +228,27 @@ def table(names: list[str], lengths: list[int], device: str, limit: float, causa
                 if name == "causal":
                     base[length, backward] = seconds
                 grown = f"{seconds / last[backward]:.2f}" if backward in last else ""
-                times = f"{seconds / base[length, backward]:.2f}" if (length, backward) in base else ""
-                cells += [f"{seconds:.4f}", grown, times]
-                last[backward] = seconds
-            text = "LongNet 256/1, 1024/4, 4096/16" if name == "longnet" else PATTERNS[name]
+                ratio = f"{seconds / base[length, backward]:.2f}" if (length, backward) in base else ""
+                cells += [f"{seconds:.5f}", grown, ratio]
+                last[backward] = times[name, length, backward] = seconds
+            text = "LongNet 256/1, 1024/4, 4096/16" if name == "longnet" else (PATTERNS | PEERS)[name]
             text = text.replace("ROOT", "√n").replace("|", "\\|")
             rows.append(f"| {text} | {length} | {ready:.3f} | {' | '.join(cells)} | {used:.0f} |")
             print(rows[-1], flush=True)
-    return rows
+    return rows + beside_peers(times, lengths)
+
+
+def beside_peers(times: dict[tuple[str, int, bool], float], lengths: list[int]) -> list[str]:
+    """Our time over theirs, of the same run."""
+    rows = ["", "| ours over theirs | tokens | forward | and backward |", "|---|---|---|---|"]
+    for peer, text in PEERS.items():
+        for length in lengths:
+            pairs = [(times.get((peer[4:], length, back)), times.get((peer, length, back))) for back in (False, True)]
+            cells = [f"{own / other:.2f}" if own and other else "—" for own, other in pairs]
+            if any(other for _, other in pairs):
+                rows.append(f"| {peer[4:]} / {text} | {length} | {' | '.join(cells)} |")
+                print(rows[-1], flush=True)
+    return rows if len(rows) > 3 else []
 
 
 def main() -> None:
@@ -186,9 +265,12 @@ def main() -> None:
         name, length, device, backward = options.one
         print(json.dumps(measure(name, int(length), device, bool(int(backward)))))
         return
-    rows = table(options.patterns, options.lengths, options.device, options.limit, options.causal_until)
+    names = list(options.patterns)
+    if options.device == "cuda" and importlib.util.find_spec("fla") is not None:
+        names += [f"fla {name}" for name in names if f"fla {name}" in PEERS]
+    rows = table(names, options.lengths, options.device, options.limit, options.causal_until)
     if options.write:
-        command = f"`python bench/long.py --device {options.device} --lengths {' '.join(map(str, options.lengths))}`"
+        command = f"`python bench/long.py {' '.join(sys.argv[1:])}`"
         kept = options.write.read_text(encoding="utf-8") if options.write.exists() else "# Long texts\n"
         heading, mark = f"## {options.device}", f"\n## {options.device}\n"
         before, _, after = kept.partition(mark)

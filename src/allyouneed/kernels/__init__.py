@@ -1,1 +1,21 @@
 """GPU kernels. Nothing here is imported before it is needed: it needs Triton."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+import torch
+from torch import Tensor
+
+
+def usable(x: Tensor) -> bool:
+    """Whether a kernel can compute with this: up to single precision, on a GPU that Triton compiles for."""
+    return x.is_cuda and x.dtype != torch.float64 and _compiles(x.device)
+
+
+@functools.cache
+def _compiles(device: torch.device) -> bool:
+    """NVIDIA's, from Ampere on; ours ran on no others."""
+    there = torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
+    return there and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple, Protocol
 
@@ -36,6 +37,9 @@ class Place(NamedTuple):
     order: Tensor | None = None
 
 
+Allowed = Callable[[Place, Place], Tensor]
+
+
 class Stretch(Protocol):
     """Many stretches of tokens, of which only the least and the greatest `feature` of a pattern are known."""
 
@@ -55,6 +59,11 @@ class Pattern(Part, slot="pattern"):
     @abstractmethod
     def allowed(self, query: Place, key: Place) -> Tensor:
         """True where the query may look at the key; the places broadcast against each other."""
+
+    def quick(self, longest: Callable[[], int], device: torch.device) -> Allowed:
+        """`allowed` for a kernel that asks about one pair after the other: what takes long to find out is looked up in
+        a table, of all positions below `longest`."""
+        return self.allowed
 
     @property
     @abstractmethod
@@ -283,6 +292,10 @@ class And(Pattern):
     def allowed(self, query: Place, key: Place) -> Tensor:
         return self.left.allowed(query, key) & self.right.allowed(query, key)
 
+    def quick(self, longest: Callable[[], int], device: torch.device) -> Allowed:
+        left, right = self.left.quick(longest, device), self.right.quick(longest, device)
+        return lambda query, key: left(query, key) & right(query, key)
+
     @property
     def reach(self) -> tuple[float, float]:
         return max(self.left.reach[0], self.right.reach[0]), min(self.left.reach[1], self.right.reach[1])
@@ -323,6 +336,10 @@ class Or(Pattern):
 
     def allowed(self, query: Place, key: Place) -> Tensor:
         return self.left.allowed(query, key) | self.right.allowed(query, key)
+
+    def quick(self, longest: Callable[[], int], device: torch.device) -> Allowed:
+        left, right = self.left.quick(longest, device), self.right.quick(longest, device)
+        return lambda query, key: left(query, key) | right(query, key)
 
     @property
     def reach(self) -> tuple[float, float]:
@@ -365,6 +382,10 @@ class Not(Pattern):
 
     def allowed(self, query: Place, key: Place) -> Tensor:
         return ~self.inner.allowed(query, key)
+
+    def quick(self, longest: Callable[[], int], device: torch.device) -> Allowed:
+        inner = self.inner.quick(longest, device)
+        return lambda query, key: ~inner(query, key)
 
     @property
     def reach(self) -> tuple[float, float]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from allyouneed.kernels import usable
+
 CHUNK = 128  # near a head's width, where both halves of the work are alike
 
 Sums = tuple[Tensor, Tensor]  # S (batch, heads, key width, value width), z (batch, heads, key width)
@@ -46,6 +48,10 @@ def chunkwise(q: Tensor, k: Tensor, v: Tensor, log: Tensor, sums: Sums | None = 
     batch, heads, time, width = q.shape
     if not time:
         return v, v[..., 0].to(wide(v.dtype))
+    if usable(v):
+        from allyouneed.kernels.retention import retention
+
+        return retention(q, k, v, log, sums)[:2]
     size = min(CHUNK, time)
     steady = log.shape[-1] == 1
     q, k, v = (nn.functional.pad(x, (0, 0, 0, -time % size)).unflatten(2, (-1, size)) for x in (q, k, v))

@@ -21,7 +21,7 @@ from allyouneed.nn.ring import SLACK
 from allyouneed.nn.sentences import sentences
 from allyouneed.nn.state import State
 from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
-from allyouneed.nn.wkv import Sums, nothing, prefixes, weighted
+from allyouneed.nn.wkv import after, along, nothing
 
 Size = Annotated[int, Field(gt=0)]
 
@@ -80,35 +80,26 @@ class RWKVModule(SubLayer):
         return lined.scatter(self.run(rows, self.begin(len(rows), rows), None)[0], x)
 
     def run(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
-        shifted, k, v, sums = self.sums(x, carry)
-        wkv = weighted(sums, k, v, self.bonus)  # (batch, time, hidden)
+        shifted, wkv, then = self.summed(x, carry, real)
         r = self.r(mixed(x, shifted, self.mix_r))
         y: Tensor = self.out(r.sigmoid() * wkv.to(r.dtype))
-        return y, self.ended(x, carry, sums, real)
+        return y, then
 
-    def sums(self, x: Tensor, carry: Carry) -> tuple[Tensor, Tensor, Tensor, Sums]:
-        """The tokens before these, keys, values, and the sums before each token and after the last."""
-        before, *past = carry
-        shifted = torch.cat((before[:, None].to(x.dtype), x), 1)[:, :-1]
+    def summed(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Tensor, Carry]:
+        """The tokens before these, wkv (batch, time, hidden), and the carry behind each row's last real token."""
+        before, scale, above, below = carry
+        tokens = torch.cat((before[:, None].to(x.dtype), x), 1)
+        shifted = tokens[:, :-1]
         k, v = self.k(mixed(x, shifted, self.mix_k)), self.v(mixed(x, shifted, self.mix_v))
-        exact = past[0].dtype
-        k, v = k.to(exact), v.to(exact)
-        scale, above, below = past
-        return shifted, k, v, prefixes((scale, above, below), k, v, self.decay.to(exact).exp())
-
-    def ended(self, x: Tensor, carry: Carry, sums: Sums, real: Tensor | None) -> Carry:
-        """The carry behind each row's last real token."""
-        tokens = torch.cat((carry[0][:, None].to(x.dtype), x), 1)
-        if real is None:
-            return tuple(value[:, -1] for value in (tokens, *sums))
-        last = real.sum(1)[:, None, None]
-        return tuple(value.gather(1, last.expand(-1, 1, value.shape[2]))[:, 0] for value in (tokens, *sums))
+        decay = self.decay.to(scale.dtype).exp()
+        wkv, sums = along((scale, above, below), k, v, decay, self.bonus, real)
+        return shifted, wkv, (tokens[:, -1] if real is None else after(tokens, real), *sums)
 
     def begin(self, batch: int, like: Tensor) -> Carry:
         return like.new_zeros(batch, like.shape[2]), *nothing(batch, self.hidden, like)
 
     def fold(self, carry: Carry, x: Tensor, real: Tensor | None) -> Carry:
-        return self.ended(x, carry, self.sums(x, carry)[3], real)
+        return self.summed(x, carry, real)[2]
 
     def new_state(self) -> State:
         return Recurrent(self.begin, self.fold)

@@ -7,13 +7,12 @@ int8 activations times such weights are summed as integers, and scaled as `BitLi
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from allyouneed.kernels import usable
 from allyouneed.nn.bitlinear import ALONE, MOST, SMALLEST, BitLinear, in_steps, rounded_tokens, ternary_weights
 
 UNPACKED = 2**22  # bytes of weights that are unpacked at a time
@@ -51,9 +50,11 @@ class PackedBitLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x if self.norm is None else self.norm(x, ALONE)
-        if x.is_cuda and x.dtype != torch.float64 and (kernel := _kernel()) is not None:
+        if usable(x):
+            from allyouneed.kernels.ternary import linear
+
             dtype = x.dtype if self.bias is None else torch.float32
-            found = kernel(x, self.packed, self.step, SMALLEST, MOST, dtype)
+            found = linear(x, self.packed, self.step, SMALLEST, MOST, dtype)
             return found if self.bias is None else (found + self.bias).to(x.dtype)
         tokens, token_step = rounded_tokens(x)
         product = on_cpu if x.device.type == "cpu" else plainly
@@ -91,16 +92,6 @@ def on_cpu(tokens: Tensor, bytes: Tensor) -> Tensor:
         sums[:, start : start + rows] = torch._int_mm(x, codes[: len(block)].view(torch.int8).t())
     sums -= x.sum(-1, keepdim=True, dtype=torch.int32)
     return sums.view(*tokens.shape[:-1], outputs)
-
-
-@functools.cache
-def _kernel() -> Callable[[Tensor, Tensor, Tensor, float, int, torch.dtype], Tensor] | None:
-    """For GPUs, where there is a compiler for it."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from allyouneed.kernels.ternary import linear
-
-    return linear
 
 
 def pack(model: nn.Module) -> nn.Module:

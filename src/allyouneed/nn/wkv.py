@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from allyouneed.kernels import usable
+
 Sums = tuple[Tensor, Tensor, Tensor]  # m, a, b, each (batch, time, features) or, of one place, (batch, features)
 LEAST = -1e38  # m of a sum without terms: finite, so that no difference of two is undefined
 
@@ -21,6 +23,27 @@ def nothing(batch: int, features: int, like: Tensor) -> Sums:
     """The sums of rows that have seen nothing, in at least single precision."""
     zeros = like.new_zeros(batch, features, dtype=torch.promote_types(like.dtype, torch.float32))
     return zeros + LEAST, zeros, zeros
+
+
+def along(
+    past: Sums, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, real: Tensor | None = None
+) -> tuple[Tensor, Sums]:
+    """wkv of every token, and the sums after each row's last real one. `real` (batch, time) bool is True from the left
+    on; what comes after it gets any numbers."""
+    if usable(k):
+        from allyouneed.kernels.wkv import wkv
+
+        return wkv(past, k, v, decay, bonus, None if real is None else real.sum(1), LEAST)
+    k, v = k.to(past[0].dtype), v.to(past[0].dtype)
+    sums = prefixes(past, k, v, decay)
+    m, a, b = (value[:, -1] if real is None else after(value, real) for value in sums)
+    return weighted(sums, k, v, bonus), (m, a, b)
+
+
+def after(values: Tensor, real: Tensor) -> Tensor:
+    """Of values (batch, time + 1, features) before the first token and after each: those after the last real one."""
+    last = real.sum(1)[:, None, None]
+    return values.gather(1, last.expand(-1, 1, values.shape[2]))[:, 0]
 
 
 def prefixes(past: Sums, k: Tensor, v: Tensor, decay: Tensor) -> Sums:
