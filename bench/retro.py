@@ -35,6 +35,7 @@ PAGE = Path(__file__).parents[1] / "docs/results/retro.md"
 WIDTH, HEADS, CHUNK, COUNT, ROW, ROWS, VOCAB = 96, 4, 16, 2, 128, 8, 1000
 ATTENTION, CHANNEL = {"kind": "attention", "heads": HEADS, "positions": "rotary"}, {"kind": "ffn", "hidden": 4 * WIDTH}
 PLAIN = {"wiring": "pre-norm", "mixer": ATTENTION | {"pattern": "causal"}, "channel": CHANNEL}
+READS = {"wiring": "pre-norm", "mixer": ATTENTION, "channel": CHANNEL}
 CROSS = {"kind": "chunked-cross", "heads": HEADS, "chunk": CHUNK}
 
 
@@ -136,7 +137,7 @@ def measure(train_path: Path, valid_path: Path, steps: int, leak: bool, place: P
     held_near = retriever.neighbours(held_rows, COUNT, None if leak else held)
     retro = {
         "kind": "retro", "vocab": tokenizer.size, "width": WIDTH, "neighbours": COUNT,
-        "encoder": [{"repeat": 2, "wiring": "pre-norm", "mixer": ATTENTION, "channel": CHANNEL}],
+        "encoder": [READS | {"cross": {"kind": "attention", "heads": HEADS}}, READS],
         "decoder": [PLAIN, PLAIN | {"cross": CROSS}, PLAIN, PLAIN | {"cross": CROSS}],
     }  # fmt: skip
     size = ayn.model_config(retro).cost().parameters

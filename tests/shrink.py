@@ -73,7 +73,7 @@ def _dict(tree: dict[str, Any], ratio: float) -> dict[str, Any]:
         found["buckets"] = 4  # so that of a few tokens some meet
     if tree.get("kind") == "patches":
         found |= {"patch": PATCH, "image": GRID * PATCH}
-        sizes = {"length": GRID**2 + tree["class_token"], "rows": GRID, "columns": GRID}
+        sizes = {"length": GRID**2 + tree["class_token"] + tree["distillation_token"], "rows": GRID, "columns": GRID}
         found["positions"] |= {key: value for key, value in sizes.items() if key in found["positions"]}
     return found
 

@@ -20,6 +20,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -38,6 +39,7 @@ from allyouneed.nn.sublayer import Channel, Mixer
 from allyouneed.tasks.task import Task
 from allyouneed.train import Recipe, load_recipe
 from allyouneed.train.schedule import Schedule
+from strangers import write_strangers
 from toytexts import documents, labelled, scored, tagged
 
 ROOT = Path(__file__).parent.parent
@@ -60,6 +62,7 @@ SMALL_MODELS = {
     "gpt2": "set=[width=16, 'decoder[0].repeat=1', 'decoder[0].mixer.heads=2', 'decoder[0].channel.hidden=32']",
     "t5": "set=[width=16, 'encoder[0].repeat=1', 'decoder[0].repeat=1']",
 }
+SMALL_MODELS["transformer-xl"] = SMALL_MODELS["gpt2"]
 WORDS = {"机器": "machine", "学习": "learning", "很": "very", "有趣": "interesting", "句子": "sentence", "好": "good"}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -114,7 +117,7 @@ def is_recipe(tree: dict[str, Any]) -> bool:
 
 def small(tree: dict[str, Any]) -> list[str]:
     """The changes that make the run of a recipe a matter of seconds."""
-    if "start" in tree:  # the model is as small as that one, and the tokenizer is that one's
+    if "start" in tree or "retrieval" in tree:  # which bring a tokenizer; what is started from is small already
         return SMALL
     found = [*SMALL, "tokenizer.vocab=300"]
     found += [change for name, change in SMALL_MODELS.items() if str(tree["model"]).startswith(name)]
@@ -142,6 +145,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 for entries in tree["data"].values():
                     for entry in entries if isinstance(entries, list) else [entries]:
                         _write_data(folder / (entry if isinstance(entry, str) else entry["path"]), tree.get("task"))
+    write_strangers(folder)
+    (folder / "models").mkdir()
     first = next(words for words in commands(README) if words[0] == "allyouneed")
     assert first == ["allyouneed", "train", "recipe.yaml"]
     run(first, folder)
@@ -224,6 +229,8 @@ def test_every_command_works(page: Path, house: Path, capsys: pytest.CaptureFixt
                 assert ", 0 left out" in report, "the data is not what the page says"
             if made is not None and words[1] == "look":
                 assert made.stat().st_size > 5000
+            elif made is not None and made.suffix == ".npy":
+                assert len(np.load(made)) == 2, "a text is a row"
             elif made is not None:
                 assert len(made.read_text(encoding="utf-8").splitlines()) == 3, "a line in is a line out"
         else:
@@ -252,7 +259,8 @@ def test_every_python_block_runs(page: Path, house: Path, parts: None, monkeypat
     monkeypatch.chdir(house)
     for words in commands(page):
         made = re.search(rf"ayn\.load\(.runs/{re.escape(Path(words[-1]).stem)}/", page.read_text(encoding="utf-8"))
-        if words[:2] == ["allyouneed", "train"] and made:  # what a block loads; a finished run is left alone
+        # what a block loads, and what that is made of; a finished run is left alone
+        if (words[:2] == ["allyouneed", "train"] and made) or words[:2] == ["allyouneed", "index"]:
             run(words, house)
     names: dict[str, Any] = {"__name__": page.stem}
     for block in blocks(page, "python"):

@@ -26,13 +26,16 @@ __version__ = "0.1.0"
 __all__ = ["UserError", "__version__", "build", "load", "model_config"]
 
 
-def load(folder: str | Path, device: str = "cpu") -> Any:
-    """A trained model from its folder, ready for what it was trained for: a `Translator`, a `Generator`, … (see
-    docs/tasks.md)."""
-    from allyouneed.folder import Folder
-    from allyouneed.infer.uses import predictor
+def load(folder: str | Path, device: str = "cpu", task: str | None = None, dtype: str | None = None) -> Any:
+    """A trained model from its folder, ours or one of Hugging Face's, ready for what it was trained for: a
+    `Translator`, a `Generator`, … (see docs/tasks.md).
 
-    return predictor(Folder.load(folder, device))
+    `task`: another use, where its weights allow it (`similarity`: texts as vectors). `dtype`: the precision of its
+    weights (`float32`, `bfloat16`, `float16`); that of the file if not given."""
+    from allyouneed.infer.uses import predictor
+    from allyouneed.interop.folders import load as load_folder
+
+    return predictor(load_folder(folder, device, dtype, task))
 
 
 def model_config(model: str | dict[str, Any], changes: list[str] | None = None, **values: Any) -> Model:

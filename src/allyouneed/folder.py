@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,17 @@ from allyouneed.config import parse, tree_of
 from allyouneed.data.tokenizers import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import sha256, write_folder
+from allyouneed.mapped import MappedFile
+from allyouneed.nn.filling import hollow, named, one_dtype, put
 from allyouneed.nn.model import Model
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"
+UNUSED = "unused.safetensors"  # of a model that came from elsewhere: what ours has no use for, kept for the way back
+ORIGINALS = "original"
 CARD = "README.md"
+LONGEST = 64 << 20  # bytes of a config
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 __all__ = ["Folder", "parts", "read_weights"]
 
 
@@ -30,15 +35,27 @@ class Folder:
     """What is in a model folder."""
 
     model: nn.Module
-    vocabularies: Vocabularies
+    vocabularies: Vocabularies | None  # None: it reads no text, or is fed with ids
     task: dict[str, Any] = field(default_factory=lambda: {"kind": "translation"})
     decoding: dict[str, Any] = field(default_factory=dict)  # how it is meant to be decoded: beam, length penalty
     max_tokens: int = 256  # the longest sentence it was trained on
     directions: list[tuple[str | None, str]] = field(default_factory=list)  # (from, to), where its data named them
     labels: list[str] = field(default_factory=list)  # what it tells apart, in the order of its scores
     files: dict[str, Any] = field(default_factory=dict)  # how its training data was read: columns, keys
+    retrieval: dict[str, str] = field(default_factory=dict)  # where the index lies that it retrieves from
     card: str = ""
     path: Path | None = None
+    origin: dict[str, Any] = field(default_factory=dict)  # where it came from: family, their config; ours: nothing
+    notes: list[str] = field(default_factory=list)  # what a user should know: what of the original is not done here
+    unused: Mapping[str, Tensor] = field(default_factory=dict)  # the original's weights that ours has no use for
+    originals: dict[str, bytes] = field(default_factory=dict)  # its small files as they were, by name: tokenizers, …
+
+    @property
+    def tokenizers(self) -> Vocabularies:
+        """Its vocabularies, for whoever cannot do without."""
+        if self.vocabularies is None:
+            raise UserError(f"{self.path or 'the model'}: has no tokenizer, so it cannot read texts; give it token ids")
+        return self.vocabularies
 
     def save(self, path: Path | str) -> None:
         """Write the whole folder beside its place and move it there in one step: it is all there or not at all."""
@@ -48,9 +65,16 @@ class Folder:
             from safetensors.torch import save_file
 
             save_file(own_tensors(self.model), folder / WEIGHTS)
-            self.vocabularies.save(folder)
+            if self.unused:
+                save_file({name: tensor.contiguous() for name, tensor in self.unused.items()}, folder / UNUSED)
+            if self.vocabularies is not None:
+                self.vocabularies.save(folder)
+            for name, content in self.originals.items():
+                (folder / ORIGINALS).mkdir(exist_ok=True)
+                (folder / ORIGINALS / name).write_bytes(content)
             (folder / CARD).write_text(self.card or f"# A model of kind {tree_of(config)['kind']}\n", encoding="utf-8")
-            written = sorted(p.name for p in folder.iterdir() if p.name != CARD)
+            written = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+            written.remove(CARD)
             about = {
                 "format": FORMAT,
                 "task": self.task,
@@ -59,18 +83,30 @@ class Folder:
                 "directions": self.directions,
                 "labels": self.labels,
                 "files": self.files,
-                "tokenizer_hash": self.vocabularies.hash,
+                **({"retrieval": self.retrieval} if self.retrieval else {}),
+                "tokenizer_hash": None if self.vocabularies is None else self.vocabularies.hash,
                 "sha256": {name: sha256(folder / name) for name in written},
                 "model": tree_of(config),
             }
+            about |= {"origin": self.origin, "notes": self.notes} if self.origin else {}
             (folder / "config.json").write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
         write_folder(Path(path), write)
         self.path = Path(path)
 
     @classmethod
-    def load(cls, path: Path | str, device: str | torch.device = "cpu") -> Folder:
-        """Read a folder; every file is checked against its checksum and every weight against the config."""
+    def load(
+        cls,
+        path: Path | str,
+        device: str | torch.device = "cpu",
+        dtype: str | torch.dtype | None = None,
+        as_stored: bool = False,
+    ) -> Folder:
+        """Read a folder; every file is checked against its checksum and every weight against the config.
+
+        Weights are mapped into memory and keep their precision unless a `dtype` is given; where they differ in it, they
+        get that of most of them, or stay as they are (`as_stored`: to be written again, not to be computed with).
+        """
         path = Path(path)
         about = read_about(path)
         problems = []
@@ -82,18 +118,17 @@ class Folder:
         if problems:
             raise UserError("\n".join(problems))
         config = parse(Model, about["model"], f"{path / 'config.json'}: model")  # type: ignore[type-abstract]
-        vocabularies = Vocabularies.load(path)
-        if vocabularies.hash != about["tokenizer_hash"]:
-            raise UserError(f"{path}: tokenizer.json is not the one this model was trained with")
-        for side, tokenizer in (("source", vocabularies.source), ("target", vocabularies.target)):
-            room = getattr(config, "vocabs", None)
-            if room is not None and tokenizer.size > getattr(room, side):
-                raise UserError(f"{path}: the {side} tokenizer has {tokenizer.size} tokens, the model {room}")
-        model = config.build()
-        read_weights(model, path / WEIGHTS)
+        vocabularies = None if about["tokenizer_hash"] is None else Vocabularies.load(path)
+        if vocabularies is not None:
+            if vocabularies.hash != about["tokenizer_hash"]:
+                raise UserError(f"{path}: tokenizer.json is not the one this model was trained with")
+            check_vocabularies(path, vocabularies, config)
+        model = _filled(config, path / WEIGHTS, device, as_dtype(dtype))
+        if not as_stored:
+            one_dtype(model)
         card = (path / CARD).read_text(encoding="utf-8") if (path / CARD).is_file() else ""
         return cls(
-            model.to(device).eval(),
+            model,
             vocabularies,
             about["task"],
             about["decoding"],
@@ -101,9 +136,46 @@ class Folder:
             [(pair[0], pair[1]) for pair in about["directions"]],
             about.get("labels", []),
             about.get("files", {}),
+            about.get("retrieval", {}),
             card,
             path,
+            about.get("origin", {}),
+            about.get("notes", []),
+            MappedFile(path / UNUSED) if UNUSED in about["sha256"] else {},
+            {
+                Path(name).name: (path / name).read_bytes()
+                for name in about["sha256"]
+                if Path(name).parent == Path(ORIGINALS)
+            },
         )
+
+
+def as_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
+    """A precision by its name; None stays None: as it is stored."""
+    if isinstance(name, str) and name not in DTYPES:
+        raise UserError(f"dtype {name!r}: it may be {', '.join(DTYPES)}")
+    return DTYPES[name] if isinstance(name, str) else name
+
+
+def check_vocabularies(path: Path, vocabularies: Vocabularies, config: Model) -> None:
+    """A model may have room for more tokens than there are, but not for fewer."""
+    room = config.vocabs
+    for side, tokenizer in (("source", vocabularies.source), ("target", vocabularies.target)):
+        if room is not None and tokenizer.size > getattr(room, side):
+            raise UserError(
+                f"{path}: the {side} tokenizer has {tokenizer.size} tokens, the model {getattr(room, side)}"
+            )
+
+
+def _filled(config: Model, file: Path, device: str | torch.device, dtype: torch.dtype | None) -> nn.Module:
+    """The model with the weights of a file, without a second copy of them."""
+    model, stored = hollow(config), MappedFile(file)
+    wanted = named(model)
+    check_fit(file, stored, wanted, left_over=sorted(set(stored) - set(wanted)))
+    for name in wanted:
+        tensor = stored[name]
+        put(model, {name: tensor.to(device, dtype if tensor.is_floating_point() else None)})
+    return model.eval()
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -114,14 +186,17 @@ def read_about(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: a run, not a model; its model is {path / 'model'}")
     if not (path / "config.json").is_file():
         raise UserError(f"{path}: not a model folder (it has no config.json)")
+    if (size := (path / "config.json").stat().st_size) > LONGEST:
+        raise UserError(f"{path / 'config.json'}: {size:,} bytes are too many for a config")
     try:
         about = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path / 'config.json'}: cannot be read: {error}") from None
     needed = {"format", "model", "sha256", "tokenizer_hash", "task", "decoding", "max_tokens", "directions"}
     if not isinstance(about, dict) or not needed <= set(about):
         raise UserError(
-            f"{path / 'config.json'}: not written by allyouneed (a model folder of ours has {sorted(needed)})"
+            f"{path / 'config.json'}: not written by allyouneed (a model folder of ours has {sorted(needed)}), nor for "
+            f"Hugging Face's transformers (such a config has 'model_type')"
         )
     if about["format"] != FORMAT:
         raise UserError(
@@ -132,69 +207,52 @@ def read_about(path: Path) -> dict[str, Any]:
 
 def own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers, each once: a tied matrix has one name."""
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in _named(model).items()}
-
-
-def _named(model: nn.Module) -> dict[str, Tensor]:
-    persistent = model.state_dict(keep_vars=True)
-    once: dict[int, str] = {}
-    for name, tensor in persistent.items():
-        once.setdefault(id(tensor), name)
-    return {name: persistent[name] for name in once.values()}
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in named(model).items()}
 
 
 def read_weights(model: nn.Module, file: Path) -> None:
     """Fill the model from a safetensors file; what is missing, left over or misshapen is reported all at once."""
-    wanted = _named(model)
-    with _opened(file) as stored:
-        names = set(stored.keys())
-        problems = [f"{name}: missing" for name in sorted(set(wanted) - names)]
-        problems += [f"{name}: not a weight of this model" for name in sorted(names - set(wanted))]
-        problems += _misshapen(stored, wanted)
-        if problems:
-            raise UserError(f"{file}: the weights do not fit the config\n  " + "\n  ".join(problems))
-        _copy(stored, wanted)
+    stored = MappedFile(file)
+    wanted = named(model)
+    check_fit(file, stored, wanted, left_over=sorted(set(stored) - set(wanted)))
+    _copy(stored, wanted)
 
 
-def read_body(model: nn.Module, file: Path, same_head: bool = True, head: str = "head.") -> list[str]:
+def read_body(
+    model: nn.Module, stored: Mapping[str, Tensor], where: Path, same_head: bool = True, head: str = "head."
+) -> list[str]:
     """Fill all but the head, and the head too if it is to be the same and has the same weights; the names of what stays
     fresh."""
-    wanted = _named(model)
-    with _opened(file) as stored:
-        names = set(stored.keys())
-        body = {name: tensor for name, tensor in wanted.items() if not name.startswith(head)}
-        problems = [f"{name}: missing" for name in sorted(set(body) - names)]
-        strange = [name for name in sorted(names - set(wanted)) if not name.startswith(head)]
-        problems += [f"{name}: not a weight of this model" for name in strange]
-        problems += _misshapen(stored, body)
-        if problems:
-            raise UserError(f"{file}: the weights do not fit the config\n  " + "\n  ".join(problems))
-        same = same_head and set(wanted) == names and not _misshapen(stored, wanted)
-        _copy(stored, wanted if same else body)
-        return [] if same else sorted(set(wanted) - set(body))
+    wanted = named(model)
+    body = {name: tensor for name, tensor in wanted.items() if not name.startswith(head)}
+    strange = [name for name in sorted(set(stored) - set(wanted)) if not name.startswith(head)]
+    check_fit(where, stored, body, left_over=strange)
+    same = same_head and set(wanted) == set(stored) and not _misshapen(stored, wanted)
+    _copy(stored, wanted if same else body)
+    return [] if same else sorted(set(wanted) - set(body))
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
+def check_fit(
+    where: Path, stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], left_over: Sequence[str] = ()
+) -> None:
+    """All that does not fit, in one message."""
+    problems = [f"{name}: missing" for name in sorted(set(wanted) - set(stored))]
+    problems += [f"{name}: not a weight of this model" for name in left_over]
+    problems += _misshapen(stored, wanted)
+    if problems:
+        raise UserError(f"{where}: the weights do not fit the config\n  " + "\n  ".join(problems))
 
-    try:
-        with safe_open(file, framework="pt") as stored:
-            yield stored
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file}: cannot be read as safetensors: {error}") from None
 
-
-def _misshapen(stored: Any, wanted: dict[str, Tensor]) -> list[str]:
+def _misshapen(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
     problems = []
-    for name in sorted(set(stored.keys()) & set(wanted)):
-        shape, expected = tuple(stored.get_slice(name).get_shape()), tuple(wanted[name].shape)
-        if shape != expected:
+    for name in sorted(set(stored) & set(wanted)):
+        shape = stored.shape(name) if isinstance(stored, MappedFile) else tuple(stored[name].shape)
+        if shape != (expected := tuple(wanted[name].shape)):
             problems.append(f"{name}: {shape} in the file, {expected} in the model")
     return problems
 
 
-def _copy(stored: Any, wanted: dict[str, Tensor]) -> None:
+def _copy(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in wanted.items():
-            tensor.copy_(stored.get_tensor(name))
+            tensor.copy_(stored[name])

@@ -18,6 +18,7 @@ CASES = {
     "CLIP": {"image": 6, "patch": 3, "bias": False, "norm": "layer", "positions": {"kind": "learned", "length": 5}},
     "2d": {"image": [4, 6], "patch": 2, "positions": {"kind": "learned-2d", "rows": 2, "columns": 3, "first": 1}},
     "sinusoidal": {"image": 4, "patch": 2, "positions": "sinusoidal"},
+    "DeiT": {"image": 8, "patch": 4, "distillation_token": True, "positions": {"kind": "learned", "length": 6}},
 }
 every_case = pytest.mark.parametrize("name", CASES)
 
@@ -43,8 +44,9 @@ def test_it_is_the_papers_equation(name):
     down, across = config.patch if isinstance(config.patch, tuple) else (config.patch, config.patch)
     kernel = embed.project.weight.view(WIDTH, config.channels, down, across)
     expected = conv2d(images, kernel, embed.project.bias, stride=(down, across)).flatten(2).transpose(1, 2)
-    if config.class_token:
-        expected = torch.cat([embed.class_token.weight[None].expand(len(images), -1, -1), expected], 1)
+    for token in (embed.distillation_token, embed.class_token):
+        if token is not None:
+            expected = torch.cat([token.weight[None].expand(len(images), -1, -1), expected], 1)
     places = embed.positions(torch.arange(expected.shape[1])[None])
     expected = expected if places is None else expected + places
     if config.norm is not None:

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Neighbours, Rows
 from allyouneed.nn.chunked_cross import Blocks, mask
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import Context, Facts
 from allyouneed.nn.dense import Dense, Manner
 from allyouneed.nn.model import Model
 from anypart import HEADS, VOCAB, WIDTH, build
@@ -19,18 +19,21 @@ M, K = 3, 2
 ATTENTION = {"kind": "attention", "heads": HEADS}
 CHANNEL = {"kind": "ffn", "hidden": 14}
 CROSS = {"kind": "chunked-cross", "heads": HEADS, "chunk": M}
+READS = {"mixer": ATTENTION, "channel": CHANNEL}
+CONDITIONED = [READS | {"cross": ATTENTION}, READS]  # the encoder's first layer looks at the chunk that asked
 
 
 def tree(cross=CROSS, **keys):
     plain = {"wiring": "pre-norm", "mixer": ATTENTION | {"pattern": "causal"}, "channel": CHANNEL}
     given = {"kind": "retro", "vocab": VOCAB, "width": WIDTH, "embed": {"positions": "sinusoidal"}, "neighbours": K}
-    given["encoder"] = [{"mixer": ATTENTION, "channel": CHANNEL, "repeat": 2}]
+    given["encoder"] = [READS | {"repeat": 2}]
     return given | {"decoder": [plain, plain | {"cross": cross}, plain | {"cross": cross}]} | keys
 
 
 MODELS = {
     "plain": build(tree()),
     "one key head": build(tree(CROSS | {"kv_heads": 1, "bias": False, "qk_norm": "rms"})),
+    "conditioned": build(tree(encoder=CONDITIONED)),
 }
 every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 text = st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=14)
@@ -67,6 +70,23 @@ def close(found, expected):
 def test_neither_a_future_token_nor_its_neighbours_change_anything_before(model, tokens, at, other):
     changed = [*tokens[:at], *other]
     close(alone(model, changed)[: min(at, len(tokens))], alone(model, tokens)[:at])
+
+
+def test_a_chunk_is_read_by_its_own_neighbours_only():
+    """What neighbours are read as depends on the chunk that asked, where the encoder looks at it, and on no other."""
+    found = Neighbours.of([[[[4, 5]], [[6, 7, 8]], [[9]]]], K, 2 * M)
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9, 1]])
+    for name, sees in (("conditioned", True), ("plain", False)):
+        model, memories = MODELS[name], []
+        for changed in (tokens, tokens.clone().index_fill_(1, torch.tensor([4]), 9)):  # of the second chunk
+            with torch.no_grad():
+                given = model.remember(found)
+                if sees:
+                    facts = model.embed.facts(Rows(changed))
+                    given = given(model.embed(Rows(changed), facts), Context(facts), None)
+            memories.append(given.hidden.unflatten(1, (3, -1)))
+        differs = [not torch.equal(*(memory[:, u] for memory in memories)) for u in range(3)]
+        assert differs == [False, sees, False]
 
 
 @every_model
@@ -211,6 +231,11 @@ def test_packed_rows_with_neighbours_are_refused():
             "decoder[0].cross.kind: would see what is retrieved later",
         ),
         ({"encoder": [{"mixer": CROSS}]}, "encoder[0].mixer.kind: looks at an encoder, and at nothing else"),
+        ({"encoder": [{"cross": CROSS}]}, "encoder[0].cross.kind: looks at the chunk that asked; use attention"),
+        (
+            {"encoder": CONDITIONED, "decoder": [{"wiring": "reversible", "cross": CROSS}]},
+            "decoder[0].wiring: computes layers once more",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(keys, said):
@@ -219,9 +244,10 @@ def test_what_cannot_work_is_refused(keys, said):
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize("encoder", [[READS], CONDITIONED], ids=["plain", "conditioned"])
 @pytest.mark.parametrize("chunks", [1, 5])
-def test_cost_is_what_is_built_and_kept(chunks):
-    config = parse(Model, tree())
+def test_cost_is_what_is_built_and_kept(chunks, encoder):
+    config = parse(Model, tree(encoder=encoder))
     model = config.build().eval()
     cost = config.cost(chunks * M)
     assert cost.parameters == sum(p.numel() for p in model.parameters())
@@ -232,9 +258,10 @@ def test_cost_is_what_is_built_and_kept(chunks):
     assert states.bytes == 4 * (cost.state_per_token * chunks * M + cost.state_constant)
 
 
-def test_flops_are_those_torch_counts():
+@pytest.mark.parametrize("encoder", [[READS], CONDITIONED], ids=["plain", "conditioned"])
+def test_flops_are_those_torch_counts(encoder):
     """But for the scores that the causal mask throws away, which a kernel computes all the same."""
-    config, chunks, batch = parse(Model, tree()), 5, 2
+    config, chunks, batch = parse(Model, tree(encoder=encoder)), 5, 2
     model, time = config.build(), chunks * M
     given = Neighbours(torch.ones(batch, chunks, K, 2 * M).long(), torch.full((batch, chunks, K), 2 * M))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():

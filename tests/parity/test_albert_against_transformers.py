@@ -25,12 +25,15 @@ CASES = {
 }
 
 
+def theirs(name):
+    options = dict(num_hidden_layers=3, vocab_size=31, max_position_embeddings=12) | CASES[name]
+    return AlbertForMaskedLM(AlbertConfig(**options, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)).eval()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_scores_and_gradients(name, tmp_path, record_difference):
-    options = dict(num_hidden_layers=3, vocab_size=31, max_position_embeddings=12) | CASES[name]
-    config = AlbertConfig(**options, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    theirs = AlbertForMaskedLM(config).eval()
-    outputs, gradients = trials.encoder(theirs, tmp_path, config.type_vocab_size)
+    model = theirs(name)
+    outputs, gradients = trials.encoder(model, tmp_path, model.config.type_vocab_size)
     record_difference("ALBERT", "transformers AlbertForMaskedLM", outputs, gradients)
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
 

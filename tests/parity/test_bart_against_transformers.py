@@ -31,36 +31,38 @@ def sizes(d_model, heads, hidden, layers, **others):
     )
 
 
+def theirs(name, **others):
+    return BartForConditionalGeneration(BartConfig(**sizes(**CASES[name], **others))).eval()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_scores_and_gradients(name, tmp_path, record_difference):
-    theirs = BartForConditionalGeneration(BartConfig(**sizes(**CASES[name]))).eval()
-    outputs, gradients = trials.encoder_decoder(theirs, tmp_path)
+    outputs, gradients = trials.encoder_decoder(theirs(name), tmp_path)
     record_difference("BART", "transformers BartForConditionalGeneration", outputs, gradients)
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_greedy_answers(seed, tmp_path):
-    config = BartConfig(**sizes(**CASES["small"]), scale_embedding=True)
-    theirs = BartForConditionalGeneration(config).eval()
-    norm = theirs.model.decoder.layers[-1].final_layer_norm
-    found, expected = trials.greedy(theirs, norm, tmp_path, start=2, end=2, seed=seed)
+    model = theirs("small", scale_embedding=True)
+    norm = model.model.decoder.layers[-1].final_layer_norm
+    found, expected = trials.greedy(model, norm, tmp_path, start=2, end=2, seed=seed)
     assert found == expected
 
 
 def test_a_bias_of_the_logits_is_kept(tmp_path):
-    theirs = BartForConditionalGeneration(BartConfig(**sizes(**CASES["small"]))).eval()
-    judge.randomise(theirs)
-    theirs.final_logits_bias.normal_(generator=torch.Generator().manual_seed(1))
-    model = judge.ours(theirs, tmp_path)
-    assert torch.equal(model.head.bias, theirs.final_logits_bias[0])
-    assert trials.step_by_step(model, theirs, trials.Rows.of(trials.SOURCES, pad=1)) < judge.TOLERANCE
+    biased = theirs("small")
+    judge.randomise(biased)
+    biased.final_logits_bias.normal_(generator=torch.Generator().manual_seed(1))
+    model = judge.ours(biased, tmp_path)
+    assert torch.equal(model.head.bias, biased.final_logits_bias[0])
+    assert trials.step_by_step(model, biased, trials.Rows.of(trials.SOURCES, pad=1)) < judge.TOLERANCE
 
 
 def test_the_files_of_a_bare_model(tmp_path):
-    theirs = BartModel(BartConfig(**sizes(**CASES["small"]))).eval()
-    judge.randomise(theirs)
-    model = judge.ours(theirs, tmp_path)
+    bare = BartModel(BartConfig(**sizes(**CASES["small"]))).eval()
+    judge.randomise(bare)
+    model = judge.ours(bare, tmp_path)
     source, target = trials.Rows(torch.tensor([[5, 6, 7]])), trials.Rows(torch.tensor([[2, 8, 9, 4]]))
-    expected = theirs(input_ids=source.tokens, decoder_input_ids=target.tokens).last_hidden_state
+    expected = bare(input_ids=source.tokens, decoder_input_ids=target.tokens).last_hidden_state
     assert judge.difference(model(trials.Batch(target, source)), expected) < judge.TOLERANCE

@@ -44,19 +44,22 @@ CASES = {
 }
 
 
+def theirs(name):
+    return BertForMaskedLM(BertConfig(**CASES[name], **NO_DROPOUT)).eval()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_scores_and_gradients(name, tmp_path, record_difference):
-    config = BertConfig(**CASES[name], **NO_DROPOUT)
-    theirs = BertForMaskedLM(config).eval()
-    outputs, gradients = trials.encoder(theirs, tmp_path, config.type_vocab_size)
+    model = theirs(name)
+    outputs, gradients = trials.encoder(model, tmp_path, model.config.type_vocab_size)
     record_difference("BERT", "transformers BertForMaskedLM", outputs, gradients)
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
 
 
 def test_old_names_of_norms_are_understood(tmp_path):
-    theirs = BertForMaskedLM(BertConfig(**CASES["small"])).eval()
-    judge.randomise(theirs)
-    config, weights = judge.saved(theirs, tmp_path)
+    model = theirs("small")
+    judge.randomise(model)
+    config, weights = judge.saved(model, tmp_path)
     old = {n.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): w for n, w in weights.items()}
     assert set(old) != set(weights)
     found = FAMILIES["bert"].convert(config, old)

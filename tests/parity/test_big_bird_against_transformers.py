@@ -45,6 +45,9 @@ def build(name, **others):
     return BigBirdForMaskedLM(config).eval()
 
 
+theirs = build
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_whole_attention(name, tmp_path, record_difference):
     outputs, gradients = trials.encoder(build(name, attention_type="original_full"), tmp_path, 2)

@@ -32,6 +32,7 @@ SMALL = dict(
     bos_token_id=1,
     eos_token_id=2,
 )
+ONLINE = dict(quant_method="bitnet", linear_class="autobitlinear", quantization_mode="online")
 CASES = {
     "groups of queries": {},
     "one key for all, tied, odd sizes": dict(
@@ -125,7 +126,7 @@ def rounding(theirs):
 
 
 def theirs(name):
-    return rounding(BitNetForCausalLM(BitNetConfig(**SMALL | CASES[name])))
+    return rounding(BitNetForCausalLM(BitNetConfig(**SMALL | CASES[name], quantization_config=ONLINE)))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,6 +12,7 @@ CASES = {
     "4 heads": {},
     "6 heads, whose slopes are no power of 2": dict(n_head=6, n_layer=3),
     "3 heads, untied": dict(n_head=3, tie_word_embeddings=False, layer_norm_epsilon=1e-3),
+    "7 heads, odd sizes": dict(hidden_size=21, n_head=7, vocab_size=29),
 }
 
 

@@ -60,15 +60,19 @@ CASES = {
 TEXTS = [[26, 5, 7, 9, 3, 2, END], [26, 4, END], [26, 8, 8, 1, END]]
 
 
-def both(name, folder):
+def theirs(name):
     tree = {key: dict(value) if isinstance(value, dict) else value for key, value in CASES[name].items()}
     tree["text_config"] |= {"eos_token_id": END, "bos_token_id": 26, "pad_token_id": 0}
-    theirs = CLIPModel(CLIPConfig(**tree)).eval()
-    judge.randomise(theirs)
-    vision = theirs.config.vision_config
+    return CLIPModel(CLIPConfig(**tree)).eval()
+
+
+def both(name, folder):
+    model = theirs(name)
+    judge.randomise(model)
+    vision = model.config.vision_config
     size = (3, vision.num_channels, vision.image_size, vision.image_size)
     pixels = torch.randn(size, generator=torch.Generator().manual_seed(1))
-    return theirs, judge.ours(theirs, folder), pixels
+    return model, judge.ours(model, folder), pixels
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -27,6 +27,7 @@ CASES = {
         tie_word_embeddings=False,
         layer_types=["full_attention", "full_attention", "sliding_attention"],
     ),
+    "another activation, one key for all": dict(hidden_activation="relu", num_key_value_heads=1, num_attention_heads=3),
 }
 
 

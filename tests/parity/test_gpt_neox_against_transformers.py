@@ -16,6 +16,9 @@ CASES = {
         hidden_act="relu",
     ),
     "tied, no biases": dict(num_attention_heads=1, tie_word_embeddings=True, attention_bias=False, layer_norm_eps=1e-3),
+    "another activation, odd sizes": dict(
+        hidden_size=40, num_attention_heads=5, intermediate_size=33, hidden_act="gelu_new", vocab_size=29
+    ),
 }
 
 

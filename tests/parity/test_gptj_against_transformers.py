@@ -14,6 +14,7 @@ CASES = {
     "half turned": {},
     "all turned, tied": dict(rotary_dim=8, tie_word_embeddings=True, n_inner=33),
     "a plane turned, relu": dict(n_head=4, rotary_dim=2, activation_function="relu", layer_norm_epsilon=1e-3),
+    "odd sizes": dict(n_embd=18, rotary_dim=2, n_inner=7, vocab_size=29, activation_function="silu"),
 }
 
 

@@ -37,21 +37,25 @@ def config(name):
     return LongformerConfig(**options, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
+def theirs(name):
+    return LongformerForMaskedLM(config(name)).eval()
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("chosen", CHOSEN)
 def test_scores_and_gradients(name, chosen, tmp_path, record_difference):
-    theirs = LongformerForMaskedLM(config(name)).eval()
+    model = theirs(name)
     marks = CHOSEN[chosen]
     if marks is not None:  # a token of padding is never global
         marks = marks & (torch.arange(LENGTHS[0])[None] < torch.tensor(LENGTHS)[:, None])
-    outputs, gradients = trials.encoder(theirs, tmp_path, theirs.config.type_vocab_size, TEXTS, marks)
+    outputs, gradients = trials.encoder(model, tmp_path, model.config.type_vocab_size, TEXTS, marks)
     record_difference("Longformer", "transformers LongformerForMaskedLM", outputs, gradients)
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
 
 
 def test_classes(tmp_path, record_difference):
-    theirs = LongformerForSequenceClassification(config("small")).eval()
-    outputs, gradients = trials.encoder(theirs, tmp_path, 1, TEXTS, CHOSEN["the first"])
+    model = LongformerForSequenceClassification(config("small")).eval()
+    outputs, gradients = trials.encoder(model, tmp_path, 1, TEXTS, CHOSEN["the first"])
     record_difference("Longformer", "transformers LongformerForSequenceClassification", outputs, gradients)
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
 

@@ -50,8 +50,8 @@ def oracle(layer, x, meets=None):
             for n in range(config.rounds):
                 for j in range(time):
                     allowed = j < i if config.causal else j != i
-                    alike = bucket(layer, head, n, q[i]) == bucket(layer, head, n, q[j])
-                    if allowed and alike and (meets is None or meets(head, n, i, j)):
+                    alike = i < config.whole or bucket(layer, head, n, q[i]) == bucket(layer, head, n, q[j])
+                    if allowed and alike and (meets is None or i < config.whole or meets(head, n, i, j)):
                         seen.add(j)
             keys = sorted(seen) or [i]
             weights = torch.stack([q[i] @ k[j] for j in keys]).softmax(0)
@@ -98,6 +98,8 @@ PLACES = [
     {"buckets": 8, "rounds": 3},
     {"buckets": 1, "rounds": 1},
     {"buckets": 6, "rounds": 2, "sees": "around"},
+    {"buckets": 8, "rounds": 2, "whole": 9},
+    {"buckets": 8, "rounds": 1, "whole": 40},
 ]
 
 
@@ -114,11 +116,11 @@ def test_outputs_and_gradients(keys, sorted_, monkeypatch, record_difference):
 
 
 @pytest.mark.parametrize("time", [63, 100, 129])
-@pytest.mark.parametrize("sees", ["past", "around"])
+@pytest.mark.parametrize("keys", [{"sees": "past"}, {"sees": "around"}, {"whole": 7}], ids=str)
 @pytest.mark.parametrize("rounds", [1, 4])
-def test_sorting_changes_nothing(time, sees, rounds, monkeypatch):
+def test_sorting_changes_nothing(time, keys, rounds, monkeypatch):
     """Rows of several sentences with padding between them; all gradients."""
-    layer = module(buckets=6, rounds=rounds, sees=sees)
+    layer = module(buckets=6, rounds=rounds, **keys)
     x = noise(2, time, WIDTH).requires_grad_()
     segments = torch.tensor([[1] * 20 + [0] * 3 + [2] * (time - 30) + [0] * 7, [0] * 5 + [1] * (time - 5)])
     steps = torch.arange(time)
@@ -130,12 +132,12 @@ def test_sorting_changes_nothing(time, sees, rounds, monkeypatch):
     agree(layer(x, Context(facts))[real], expected, weights)
 
 
-@pytest.mark.parametrize("sees", ["past", "around"])
+@pytest.mark.parametrize("keys", [{"sees": "past"}, {"sees": "around"}, {"whole": 7}], ids=str)
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_the_papers_chunks_in_training(sees, rounds):
+def test_the_papers_chunks_in_training(keys, rounds):
     """Eq. 6: of a bucket only what lies in the own chunk of the sorted tokens and the one before it."""
     chunk = 4
-    layer = module(buckets=4, rounds=rounds, chunk=chunk, sees=sees).train()
+    layer = module(buckets=4, rounds=rounds, chunk=chunk, **keys).train()
     x = noise(1, 26, WIDTH)
     queries = (x[0] @ layer.qk.weight.T).unflatten(-1, (HEADS, -1))
     ranks = {}
@@ -182,6 +184,12 @@ def test_an_odd_number_of_buckets_is_refused():
         parse(Model, tree(mixer={"kind": "lsh", "heads": 3, "buckets": 5}))
 
 
+def test_first_tokens_are_those_of_the_past():
+    mixer = {"kind": "lsh", "heads": 3, "buckets": 4, "sees": "around", "whole": 3}
+    with pytest.raises(ConfigError, match=r"encoder\[0\].mixer.whole: goes with sees: past"):
+        parse(Model, {"kind": "encoder", "vocab": 9, "width": 12, "encoder": [{"mixer": mixer}]})
+
+
 def test_its_hash_is_drawn_from_its_seed():
     one, other, again = (module(seed=seed, buckets=16) for seed in (0, 1, 0))
     x = noise(1, 30, WIDTH)
@@ -189,9 +197,10 @@ def test_its_hash_is_drawn_from_its_seed():
     assert (run(one, x) - run(other, x)).abs().max() > 1e-3
 
 
-def test_it_decodes_long_texts_as_it_reads_them(monkeypatch):
+@pytest.mark.parametrize("whole", [0, 20])
+def test_it_decodes_long_texts_as_it_reads_them(whole, monkeypatch):
     always_sort(monkeypatch, 4)
-    model = build(tree(mixer={"kind": "lsh", "heads": 3, "buckets": 6, "rounds": 2, "chunk": 4}))
+    model = build(tree(mixer={"kind": "lsh", "heads": 3, "buckets": 6, "rounds": 2, "chunk": 4, "whole": whole}))
     dice = torch.Generator().manual_seed(0)
     tokens = torch.randint(1, 11, (2, 50), generator=dice)
     source, _ = pack([[1, 2, 3], [4, 5]], [0, 1], [0, 0])

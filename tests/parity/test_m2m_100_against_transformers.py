@@ -6,17 +6,21 @@ Their table of sinusoids is computed in single precision and off by 3e-7, which 
 import judge
 import pytest
 import trials
-from test_bart_against_transformers import CASES, sizes
+from test_bart_against_transformers import CASES as BARTS
+from test_bart_against_transformers import sizes
 from transformers import M2M100Config, M2M100ForConditionalGeneration
 
-SMALL = {"small": dict(d_model=32, heads=(4, 2), hidden=(40, 40), layers=(2, 2))}
+CASES = BARTS | {"small": dict(d_model=32, heads=(4, 2), hidden=(40, 40), layers=(2, 2))}
+
+
+def theirs(name, pad=2):
+    config = M2M100Config(**sizes(**CASES[name]), pad_token_id=pad, attention_dropout=0.0)
+    return M2M100ForConditionalGeneration(config).eval()
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("pad", [1, 2])
 def test_scores_and_gradients(name, pad, tmp_path, record_difference):
-    config = M2M100Config(**sizes(**(CASES | SMALL)[name]), pad_token_id=pad, attention_dropout=0.0)
-    theirs = M2M100ForConditionalGeneration(config).eval()
-    outputs, gradients = trials.encoder_decoder(theirs, tmp_path)
+    outputs, gradients = trials.encoder_decoder(theirs(name, pad), tmp_path)
     record_difference("M2M-100", "transformers M2M100ForConditionalGeneration", outputs, gradients)
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE

@@ -10,10 +10,13 @@ from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 
 
+def theirs(name, **others):
+    return MBartForConditionalGeneration(MBartConfig(**sizes(**CASES[name]), **others)).eval()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_scores_and_gradients(name, tmp_path, record_difference):
-    theirs = MBartForConditionalGeneration(MBartConfig(**sizes(**CASES[name]))).eval()
-    outputs, gradients = trials.encoder_decoder(theirs, tmp_path)
+    outputs, gradients = trials.encoder_decoder(theirs(name), tmp_path)
     record_difference("mBART", "transformers MBartForConditionalGeneration", outputs, gradients)
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
 

@@ -20,6 +20,9 @@ CASES = {
     "no window, odd sizes": dict(
         sliding_window=None, num_attention_heads=3, num_key_value_heads=1, intermediate_size=7
     ),
+    "another activation, another base": dict(
+        hidden_act="gelu_pytorch_tanh", rms_norm_eps=1e-3, rope_parameters=dict(rope_type="default", rope_theta=77.0)
+    ),
 }
 
 

@@ -23,6 +23,7 @@ CASES = {
         num_local_experts=5, num_experts_per_tok=3, sliding_window=3, tie_word_embeddings=True, head_dim=10
     ),
     "2 of 3, odd sizes": dict(num_local_experts=3, intermediate_size=11, num_attention_heads=3, num_key_value_heads=1),
+    "another activation": dict(hidden_act="relu", rms_norm_eps=1e-3),
 }
 TEXTS = [*decoders.TEXTS, [2, 9, 14, 21, 17, 30, 22, 25], [20, 28, 19, 27, 16]]  # enough for every expert to be chosen
 

@@ -12,6 +12,7 @@ CASES = {
     "4 heads": {},
     "6 heads, whose slopes are no power of 2": dict(n_heads=6, n_layers=3),
     "another scale, untied": dict(n_heads=3, tie_word_embeddings=False, attn_config=dict(softmax_scale=0.3)),
+    "7 heads, odd sizes, narrower": dict(d_model=21, n_heads=7, expansion_ratio=3, vocab_size=29),
 }
 
 

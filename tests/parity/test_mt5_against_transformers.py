@@ -7,9 +7,12 @@ from test_t5_against_transformers import CASES
 from transformers import MT5Config, MT5ForConditionalGeneration
 
 
+def theirs(name):
+    return MT5ForConditionalGeneration(MT5Config(**CASES[name], vocab_size=31, dropout_rate=0.0)).eval()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_scores_and_gradients(name, tmp_path, record_difference):
-    theirs = MT5ForConditionalGeneration(MT5Config(**CASES[name], vocab_size=31, dropout_rate=0.0)).eval()
-    outputs, gradients = trials.encoder_decoder(theirs, tmp_path)
+    outputs, gradients = trials.encoder_decoder(theirs(name), tmp_path)
     record_difference("mT5", "transformers MT5ForConditionalGeneration", outputs, gradients)
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE

@@ -7,6 +7,7 @@ from transformers.activations import ACT2FN
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from allyouneed.interop.reader import ACTIVATIONS as READ
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
@@ -36,6 +37,12 @@ def test_activations(name):
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     slopes = (torch.autograd.grad(y.sum(), x)[0] for y in (found, expected))
     torch.testing.assert_close(*slopes, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("theirs", READ)
+def test_each_word_of_theirs_for_an_activation(theirs):
+    x = torch.linspace(-6, 6, 1001, dtype=torch.float64)
+    torch.testing.assert_close(ACTIVATIONS[READ[theirs]](x), ACT2FN[theirs](x), rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("bias", [True, False])

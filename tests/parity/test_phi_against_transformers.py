@@ -17,6 +17,7 @@ CASES = {
         hidden_act="relu",
         layer_norm_eps=1e-3,
     ),
+    "wide heads": dict(head_dim=12, num_key_value_heads=1, hidden_act="gelu"),
 }
 
 

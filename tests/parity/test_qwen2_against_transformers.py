@@ -27,6 +27,7 @@ CASES = {
         sliding_window=2,
         layer_types=["full_attention", "sliding_attention", "full_attention"],
     ),
+    "wide heads, another activation": dict(head_dim=10, hidden_act="gelu", rms_norm_eps=1e-3),
 }
 
 

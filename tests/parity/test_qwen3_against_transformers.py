@@ -20,6 +20,7 @@ CASES = {
     "groups of queries": {},
     "biases, tied": dict(attention_bias=True, tie_word_embeddings=True, num_attention_heads=3, num_key_value_heads=1),
     "a window from layer 1 on": dict(use_sliding_window=True, sliding_window=3, max_window_layers=1, rms_norm_eps=1e-3),
+    "another activation, odd sizes": dict(hidden_act="relu", intermediate_size=7, head_dim=6, vocab_size=29),
 }
 
 

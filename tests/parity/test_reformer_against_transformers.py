@@ -5,6 +5,7 @@ test, and its first chunk looks back at the last one: those queries are left out
 once for every round in which it is met, the paper once; so one round is compared.
 """
 
+import decoders
 import judge
 import pytest
 import torch
@@ -12,6 +13,8 @@ from transformers import ReformerConfig, ReformerModelWithLMHead
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
 from allyouneed.config import parse, preset_tree
+from allyouneed.errors import UserError
+from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.hashed import by_chunks
@@ -36,6 +39,72 @@ SIZES = {
     "num_hashes": 1,
     "vocab_size": 13,
 }
+
+
+CASES = {
+    "windows and a search": {},
+    "searches only, plain positions, biased by nothing": dict(
+        attn_layers=["lsh", "lsh"], axial_pos_embds=False, attention_head_size=8, num_attention_heads=2
+    ),
+    "windows only, no chunk back, another activation": dict(
+        attn_layers=["local"], local_attn_chunk_length=3, local_num_chunks_before=0, hidden_act="gelu"
+    ),
+    "hashes what is longer than a chunk": dict(
+        lsh_attn_chunk_length=16, num_buckets=4, num_hashes=2, hash_seed=5, local_attn_chunk_length=4
+    ),
+    "as many buckets as suit a text": dict(lsh_attn_chunk_length=16, local_attn_chunk_length=4),
+}
+
+
+def theirs(name):
+    said = {"use_cache": False, "pad_token_id": 0, "eos_token_id": 2} | dict.fromkeys(OFF, 0.0)
+    return ReformerModelWithLMHead(ReformerConfig(**SIZES | CASES[name] | said))
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_logits_and_steps(name, tmp_path, record_difference):
+    """Of texts that theirs does not hash; it has no gradients where it does not train."""
+    model = theirs(name).eval()
+    judge.randomise(model)
+    ours, rows = judge.ours(model, tmp_path), Rows.of([[1, 5, 7, 9, 3, 2, 11, 6, 12, 4, 8], [4, 4, 8], [12]])
+    inside = decoders.real(rows)
+    expected = model(input_ids=rows.tokens, attention_mask=inside.long()).logits[inside]
+    found = [ours.logits(Batch(rows))[inside], decoders.stepwise(ours, rows)[inside]]
+    outputs = max(judge.difference(each, expected) for each in found)
+    record_difference("Reformer", JUDGE, outputs)
+    assert outputs < judge.TOLERANCE
+
+
+@pytest.mark.parametrize("name", list(CASES)[:3])
+@pytest.mark.parametrize("prompt", [[1, 5, 7, 9, 3], [9, 6, 2]])
+def test_greedy_continuations(name, prompt, tmp_path):
+    """One by one: theirs takes padding for text."""
+    decoders.continues_alike(theirs(name), tmp_path, [prompt])
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"is_decoder": False}, "is_decoder: False"),
+        ({"lsh_attn_chunk_length": 8, "num_buckets": 4, "lsh_num_chunks_before": 2}, "lsh_num_chunks_before: 2"),
+        ({"local_num_chunks_after": 1}, "local_num_chunks_after: 1"),
+        ({"local_num_chunks_before": 2}, "local_num_chunks_before: 2"),
+        ({"attn_layers": ["global"]}, "attn_layers: 'global'"),
+        ({"max_position_embeddings": 20}, "max_position_embeddings: 20"),
+        ({"new_trick": 1}, "new_trick"),
+    ],
+)
+def test_what_is_not_here_is_refused_by_name(said, told):
+    with pytest.raises(UserError, match=told):
+        FAMILIES["reformer"].tree(ReformerConfig(**SIZES).to_dict() | said)
+
+
+def test_numbers_of_buckets():
+    config = ReformerConfig(**SIZES | CASES["as many buckets as suit a text"]).to_dict()
+    said = [{}, {"num_buckets": 6}, {"num_buckets": [2, 4]}]
+    trees = [FAMILIES["reformer"].tree(config | keys)["decoder"][1]["mixer"] for keys in said]
+    assert [mixer["buckets"] for mixer in trees] == [2, 6, 8] and {mixer["whole"] for mixer in trees} == {16}
 
 
 def small(node):
@@ -87,24 +156,24 @@ def moved(named, model):
 
 @pytest.fixture(scope="module")
 def both():
-    theirs = ReformerModelWithLMHead(ReformerConfig(**SIZES, **dict.fromkeys(OFF, 0.0))).train()
-    judge.randomise(theirs)
+    their = ReformerModelWithLMHead(ReformerConfig(**SIZES, **dict.fromkeys(OFF, 0.0))).train()
+    judge.randomise(their)
     tree = parse(Model, preset_tree("reformer"))
     model = parse(Model, small(tree.model_dump(mode="json"))).build().train()
-    model.load_state_dict(moved(dict(theirs.named_parameters()), model))
-    return model, theirs
+    model.load_state_dict(moved(dict(their.named_parameters()), model))
+    return model, their
 
 
 def test_outputs_and_gradients(both, record_difference):
     """In training mode, where theirs too goes back instead of keeping."""
-    model, theirs = both
+    model, their = both
     tokens = torch.randint(0, 13, (2, ROWS * COLUMNS), generator=torch.Generator().manual_seed(1))
-    found, expected = model.logits(Batch(Rows(tokens))), theirs(input_ids=tokens).logits
+    found, expected = model.logits(Batch(Rows(tokens))), their(input_ids=tokens).logits
     outputs = judge.difference(found, expected)
     weight = torch.linspace(-1, 1, expected.numel()).view_as(expected)
     (found * weight).sum().backward()
     (expected * weight).sum().backward()
-    named = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in theirs.named_parameters()}
+    named = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in their.named_parameters()}
     wanted, parameters = moved(named, model), dict(model.named_parameters())
     assert set(wanted) == set(parameters)
     gradients = max(judge.difference(p.grad, wanted[name]) for name, p in parameters.items() if name != "head.bias")

@@ -29,7 +29,7 @@ def narrowed():
                 if layer[slot] is not None:
                     layer[slot] |= {"heads": HEADS, "head_width": HEAD}
             layer["mixer"]["positions"] = {"kind": "none"}
-            if layer["cross"] is not None:
+            if side == "decoder" and layer["cross"] is not None:
                 layer["cross"]["chunk"] = M
     return parse(Model, override(tree, []))
 
@@ -64,13 +64,21 @@ def emb(model, tokens):
     )
 
 
-def encoder(model, tokens):
-    """ENCODER(Ret(C_u)^j): bidirectional, each neighbour by itself."""
+def cross_attention(module, x, seen):
+    keys, values = (seen @ module.kv.weight.T).chunk(2, -1)
+    return torch.stack([attend(module.q.weight @ token, keys, values, module.out) for token in x])
+
+
+def encoder(model, tokens, h):
+    """ENCODER(Ret(C_u)^j, H_u): bidirectional, each neighbour by itself, over the chunk that asked (P_enc = {1})."""
     e = emb(model, tokens)
-    for block in model.encoder.blocks:
-        norms, parts = block.wiring.norms, block.sublayers
-        e = e + self_attention(parts["mixer"], rms(e, norms[0].weight), causal=False)
-        e = e + ffw(parts["channel"], rms(e, norms[1].weight))
+    for p, block in enumerate(model.encoder.blocks, start=1):
+        norms, parts = list(block.wiring.norms), block.sublayers
+        e = e + self_attention(parts["mixer"], rms(e, norms.pop(0).weight), causal=False)
+        assert ("cross" in parts) == (p == 1)
+        if p == 1:
+            e = e + cross_attention(parts["cross"], rms(e, norms.pop(0).weight), h)
+        e = e + ffw(parts["channel"], rms(e, norms.pop(0).weight))
     return rms(e, model.encoder.end.weight)
 
 
@@ -90,13 +98,21 @@ def cca(module, h, encoded):
 
 def oracle(model, tokens, neighbours):
     """Algorithm 1. `neighbours`: chunk, from 1 -> its neighbours' tokens."""
-    encoded = {u: torch.cat([encoder(model, one) for one in found]) for u, found in neighbours.items() if found}
+    encoded = None
     h = emb(model, tokens)
     for block in model.decoder.blocks:
         norms, parts = list(block.wiring.norms), block.sublayers
         h = h + self_attention(parts["mixer"], rms(h, norms.pop(0).weight), causal=True)
         if "cross" in parts:
-            h = h + cca(parts["cross"], rms(h, norms.pop(0).weight), encoded)
+            read = rms(h, norms.pop(0).weight)  # as every attention reads it: normalised
+            if encoded is None:  # p = min(P)
+                chunks = {u: read[(u - 1) * M : u * M] for u in neighbours}
+                encoded = {
+                    u: torch.cat([encoder(model, one, chunks[u]) for one in found])
+                    for u, found in neighbours.items()
+                    if found
+                }
+            h = h + cca(parts["cross"], read, encoded)
         h = h + ffw(parts["channel"], rms(h, norms.pop(0).weight))
     return rms(h, model.decoder.end.weight) @ model.embed.tokens.weight.T
 

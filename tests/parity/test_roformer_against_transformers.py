@@ -2,8 +2,11 @@
 
 import judge
 import pytest
+import torch
 import trials
 from transformers import RoFormerConfig, RoFormerForMaskedLM
+
+from allyouneed.errors import UserError
 
 CASES = {
     "small": dict(hidden_size=24, num_attention_heads=3, intermediate_size=40),
@@ -16,8 +19,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_scores_and_gradients(name, tmp_path, record_difference):
+def theirs(name):
     config = RoFormerConfig(
         **CASES[name],
         num_hidden_layers=2,
@@ -26,6 +28,20 @@ def test_scores_and_gradients(name, tmp_path, record_difference):
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    outputs, gradients = trials.encoder(RoFormerForMaskedLM(config).eval(), tmp_path, config.type_vocab_size)
+    return RoFormerForMaskedLM(config).eval()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scores_and_gradients(name, tmp_path, record_difference):
+    model = theirs(name)
+    outputs, gradients = trials.encoder(model, tmp_path, model.config.type_vocab_size)
     record_difference("RoFormer", "transformers RoFormerForMaskedLM", outputs, gradients)
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+
+
+def test_other_angles_are_refused(tmp_path):
+    model = theirs("small")
+    with torch.no_grad():
+        model.roformer.encoder.embed_positions.weight.add_(0.1)
+    with pytest.raises(UserError, match="roformer: the angles are no sinusoids"):
+        judge.ours(model, tmp_path)

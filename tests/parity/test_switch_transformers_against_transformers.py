@@ -32,11 +32,14 @@ CASES = {
 }
 
 
+def theirs(name):
+    options = dict(num_decoder_layers=CASES[name]["num_layers"], vocab_size=31, dropout_rate=0.0) | CASES[name]
+    return SwitchTransformersForConditionalGeneration(SwitchTransformersConfig(**options)).eval()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_scores_and_gradients(name, tmp_path, record_difference):
-    options = dict(num_decoder_layers=CASES[name]["num_layers"], vocab_size=31, dropout_rate=0.0) | CASES[name]
-    theirs = SwitchTransformersForConditionalGeneration(SwitchTransformersConfig(**options)).eval()
-    outputs, gradients = trials.encoder_decoder(theirs, tmp_path)
+    outputs, gradients = trials.encoder_decoder(theirs(name), tmp_path)
     record_difference(
         "Switch Transformer", "transformers SwitchTransformersForConditionalGeneration", outputs, gradients
     )

@@ -4,7 +4,7 @@ import judge
 import pytest
 import torch
 import trials
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
 
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
@@ -27,37 +27,44 @@ CASES = {
 }
 
 
-def build(name, tied=True):
-    theirs = T5ForConditionalGeneration(
+def theirs(name, tied=True):
+    return T5ForConditionalGeneration(
         T5Config(**CASES[name], vocab_size=31, dropout_rate=0.0, tie_word_embeddings=tied, decoder_start_token_id=0)
     ).eval()
-    return theirs
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("scaled", [True, False])
 def test_scores_and_gradients(name, scaled, tmp_path, record_difference):
     """Without its scale, as T5 1.1 has it; transformers ties the head of both."""
-    outputs, gradients = trials.encoder_decoder(build(name, scaled), tmp_path)
+    outputs, gradients = trials.encoder_decoder(theirs(name, scaled), tmp_path)
     record_difference("T5", "transformers T5ForConditionalGeneration", outputs, gradients)
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
 
 
 def test_an_untied_head(tmp_path, record_difference):
     """The files of T5 1.1 have a matrix of their own for the head."""
-    theirs = build("gated", tied=False)
-    theirs.lm_head.weight = torch.nn.Parameter(theirs.lm_head.weight.detach().clone())
-    outputs, gradients = trials.encoder_decoder(theirs, tmp_path)
+    model = theirs("gated", tied=False)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    outputs, gradients = trials.encoder_decoder(model, tmp_path)
     record_difference("T5", "transformers T5ForConditionalGeneration", outputs, gradients)
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
-    assert not judge.ours(theirs, tmp_path).config.embed.tied
+    assert not judge.ours(model, tmp_path).config.embed.tied
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_encoder_alone(name, tmp_path, record_difference):
+    encoder = T5EncoderModel(T5Config(**CASES[name], vocab_size=31, dropout_rate=0.0)).eval()
+    outputs, gradients = trials.encoder(encoder, tmp_path)
+    record_difference("T5", "transformers T5EncoderModel", outputs, gradients)
+    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
 
 
 @pytest.mark.parametrize("seed", [0, 1, 4, 5])
 def test_greedy_answers(seed, tmp_path):
-    theirs = build("small")
-    norm = theirs.decoder.final_layer_norm
-    found, expected = trials.greedy(theirs, norm, tmp_path, start=0, end=1, seed=seed)
+    model = theirs("small")
+    norm = model.decoder.final_layer_norm
+    found, expected = trials.greedy(model, norm, tmp_path, start=0, end=1, seed=seed)
     assert found == expected
 
 

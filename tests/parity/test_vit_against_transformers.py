@@ -42,6 +42,10 @@ def images(name):
     return torch.randn(3, CASES[name].get("num_channels", 3), height, width, generator=torch.Generator().manual_seed(1))
 
 
+def theirs(name):
+    return ViTForImageClassification(ViTConfig(**CASES[name])).eval()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_class_scores_and_gradients(name, tmp_path, record_difference):
     theirs = ViTForImageClassification(ViTConfig(**CASES[name])).eval()

@@ -49,11 +49,15 @@ CASES = {
 TEXTS = [[1, 5, 7, 9, 3, 2], [1, 4, 8, 2, 6, 6]]
 
 
+def theirs(name):
+    return WhisperForConditionalGeneration(WhisperConfig(**CASES[name], **MARKS)).eval()
+
+
 def both(name, folder):
-    theirs = WhisperForConditionalGeneration(WhisperConfig(**CASES[name], **MARKS)).eval()
-    judge.randomise(theirs)
+    model = theirs(name)
+    judge.randomise(model)
     frames = torch.randn(2, CASES[name]["num_mel_bins"], 2 * CASES[name]["max_source_positions"])
-    return theirs, judge.ours(theirs, folder), frames
+    return model, judge.ours(model, folder), frames
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -60,6 +60,10 @@ def some_tokens(rows, time, vocab, seed=1):
     return torch.randint(1, vocab, (rows, time), generator=torch.Generator().manual_seed(seed))
 
 
+def theirs(name):
+    return XLNetLMHeadModel(XLNetConfig(**CASES[name])).eval()
+
+
 def built(name, folder, kind=XLNetLMHeadModel, **keys):
     theirs = kind(XLNetConfig(**(CASES[name] | keys))).eval()
     judge.randomise(theirs)

@@ -86,10 +86,10 @@ def step_by_step(model: Any, theirs: Any, source: Rows) -> float:
     return worst
 
 
-def greedy(theirs: Any, norm: Any, folder: Path, start: int, end: int, seed: int) -> tuple[Answers, Answers]:
-    """What our engine and their `generate` say, up to the end mark. A tied random model says the token it has just read
-    for ever: mixing the signs of the decoder's last `norm` breaks the loop, and
-    small biases, that of the norm towards the end mark, let it look around and stop."""
+def loosened(theirs: Any, norm: Any, end: int, seed: int) -> None:
+    """Random weights that say something. A tied random model says the token it has just read for ever: mixing the signs
+    of the decoder's last `norm` breaks the loop, and small biases, that of the norm towards the end mark, let it look
+    around and stop."""
     judge.randomise(theirs, seed)
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
@@ -98,6 +98,11 @@ def greedy(theirs: Any, norm: Any, folder: Path, start: int, end: int, seed: int
         if hasattr(norm, "bias"):
             towards = theirs.get_output_embeddings().weight[end]
             norm.bias.copy_(towards / towards.square().sum())
+
+
+def greedy(theirs: Any, norm: Any, folder: Path, start: int, end: int, seed: int) -> tuple[Answers, Answers]:
+    """What our engine and their `generate` say, up to the end mark."""
+    loosened(theirs, norm, end, seed)
     dice, vocab, steps = torch.Generator().manual_seed(seed), theirs.config.vocab_size, 14
     lengths = torch.randint(1, 9, (24,), generator=dice).tolist()
     sources = [torch.randint(3, vocab, (length,), generator=dice).tolist() for length in lengths]

@@ -23,11 +23,13 @@ Trained = Callable[[str], tuple[Path, str]]
 # a run's last loss must be under this part of its first
 FALLS = {"similarity": 0.3, "contrastive": 0.6, "span-corruption": 0.6, "masked-lm": 0.6, "masked-lm words": 0.6}
 FALLS["permutation-lm"] = 0.6
+# uses of models that come from elsewhere; nothing is trained for them here
+BROUGHT = {"seq2seq", "transcription", "image-classification", "image-text"}
 
 
 def test_every_task_is_tried_and_has_a_use() -> None:
     tried = {run.split()[0] for run in RUNS}
-    assert tried == set(Task.registry) == set(USES)
+    assert tried == set(Task.registry) == set(USES) - BROUGHT
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -85,11 +85,13 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run(
 ):
     real = module.write_training
 
-    def full(work: Path, model: object, optimiser: object, standing: module.Standing, regular: bool) -> None:
+    def full(
+        work: Path, model: object, optimiser: object, standing: module.Standing, regular: bool, reader: object
+    ) -> None:
         if standing.step == 8:
             (work / "half").write_text("x")
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(work, model, optimiser, standing, regular)  # type: ignore[arg-type]
+        real(work, model, optimiser, standing, regular, reader)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "write_training", full)
     recipe = make()

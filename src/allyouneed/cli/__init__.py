@@ -7,22 +7,37 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from allyouneed import __version__
+from allyouneed.cli.exchange import export, import_
 from allyouneed.cli.index import index
+from allyouneed.cli.loading import loaded, ready
 from allyouneed.cli.look import WIDE, look_app, models
-from allyouneed.cli.options import JsonOption, SetOption, option
-from allyouneed.cli.streams import count_lines, json_line, lines, plain_lines, progress, sink
+from allyouneed.cli.media import classify_image, match_image, transcribe
+from allyouneed.cli.options import (
+    EXCHANGE,
+    FILES,
+    LOOK,
+    TRAIN,
+    USE,
+    BeamOption,
+    DeviceOption,
+    FromOption,
+    JsonOption,
+    SetOption,
+    ToOption,
+    option,
+)
+from allyouneed.cli.read import classify, embed, fill_mask, similarity, tag
+from allyouneed.cli.streams import lines, progress, sink
+from allyouneed.cli.write import generate, seq2seq, translate
 from allyouneed.errors import UserError
-
-if TYPE_CHECKING:
-    from allyouneed.infer.translator import Translator
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,15 +48,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-FILES, LANGUAGES, SEARCH, SAMPLING = "Files", "Multilingual models", "Search", "Sampling, with --method sample"
 THEIRS = {errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EROFS, errno.EDQUOT}  # what a user can mend on his machine
-
-
-ModelOption = Annotated[Path, option("--model", "-m", metavar="FOLDER", help="the model to use")]
-ToOption = Annotated[str | None, option("--to", panel=LANGUAGES, metavar="LANGUAGE", help="translate into it")]
-FromOption = Annotated[str | None, option("--from", panel=LANGUAGES, metavar="LANGUAGE", help="translate from it")]
-BeamOption = Annotated[int | None, option(min=1, panel=SEARCH, help="width of the beam search; 1 is greedy")]
-DeviceOption = Annotated[str, option(metavar="cpu|cuda", show_default=True, help="where to compute")]
 
 
 def _version(wanted: bool) -> None:
@@ -57,7 +64,24 @@ def _whole(
     pass
 
 
-@app.command()
+USES: dict[str, Callable[..., None]] = {
+    "translate": translate,
+    "generate": generate,
+    "seq2seq": seq2seq,
+    "fill-mask": fill_mask,
+    "classify": classify,
+    "tag": tag,
+    "embed": embed,
+    "similarity": similarity,
+    "transcribe": transcribe,
+    "classify-image": classify_image,
+    "match-image": match_image,
+}
+for _name, _command in USES.items():
+    app.command(_name, rich_help_panel=USE)(_command)
+
+
+@app.command(rich_help_panel=TRAIN)
 def train(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="a YAML file that says all about the run")],
     changes: SetOption = None,
@@ -70,58 +94,7 @@ def train(
     run(load_recipe(recipe, changes or []), fresh=restart)
 
 
-@app.command()
-def translate(
-    texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="what to translate; standard input if nothing is given"),
-    ] = None,
-    *,
-    model: ModelOption,
-    as_json: JsonOption = False,
-    align: Annotated[bool, option("--align", help="show which source piece each target piece looked at most")] = False,
-    device: DeviceOption = "cpu",
-    input_: Annotated[
-        Path | None, option("--input", "-i", panel=FILES, metavar="FILE", help="a text a line (.gz, .zst too)")
-    ] = None,
-    output: Annotated[
-        Path | None, option("--output", "-o", panel=FILES, metavar="FILE", help="written when it is complete")
-    ] = None,
-    to: ToOption = None,
-    from_: FromOption = None,
-    method: Annotated[str | None, option(panel=SEARCH, metavar="beam|greedy|sample", help="how to search")] = None,
-    beam: BeamOption = None,
-    best: Annotated[int | None, option(min=1, panel=SEARCH, help="so many translations of each, with scores")] = None,
-    length_penalty: Annotated[float | None, option(panel=SEARCH, help="higher prefers longer translations")] = None,
-    temperature: Annotated[float | None, option(panel=SAMPLING, help="higher is bolder")] = None,
-    top_k: Annotated[int | None, option(panel=SAMPLING, help="only among the k likeliest tokens")] = None,
-    top_p: Annotated[float | None, option(panel=SAMPLING, help="only among the likeliest of probability p")] = None,
-    seed: Annotated[int | None, option(panel=SAMPLING, help="the same seed draws the same")] = None,
-) -> None:
-    """Translate texts, standard input, or a file; a line in is a line out."""
-    given = {
-        "method": method, "beam": beam, "best": best, "length_penalty": length_penalty,
-        "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
-    }  # fmt: skip
-    options = {name: value for name, value in given.items() if value is not None}
-    if texts and input_:
-        raise UserError("give texts or --input, not both")
-    source: Iterable[str] = texts or lines(input_)
-    asking = not texts and input_ is None and sys.stdin.isatty()
-    translator = _load(model, device)
-    found = translator.translate_stream(source, to, from_=from_, align=align, chunk=1 if asking else 512, **options)
-    show = json_line if as_json else plain_lines(best is not None, align)
-    if asking:
-        print("Type a text and Enter; Ctrl-D ends.", file=sys.stderr)
-    with sink(output) as write:
-        for one in progress(found, len(texts) if texts else count_lines(input_), quiet=output is None):
-            write(show(one))
-            if not as_json:
-                for note in one.notes:
-                    print(f"note: {note}", file=sys.stderr)
-
-
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def evaluate(
     pairs: Annotated[
         Path | None, typer.Argument(metavar="PAIRS", help="test pairs: TSV or JSONL (.gz, .zst too)")
@@ -172,7 +145,7 @@ def evaluate(
         found = list(lines(hypotheses))
     else:
         assert model is not None
-        translator = _load(model, device)
+        translator = ready(model, device, None, "translate_stream", "translate")
         options: dict[str, Any] = {} if beam is None else {"beam": beam}
         stream = translator.translate_stream(sources, to, from_=from_, chunk=256, **options)
         if to is None and len(translator.languages) == 1:
@@ -180,7 +153,7 @@ def evaluate(
         found = []
         with ExitStack() as stack:
             write = None if output is None else stack.enter_context(sink(output))
-            for one in progress(stream, len(sources)):
+            for one in progress(stream, len(sources), "translating"):
                 found.append(one.text)
                 if write is not None:
                     write(one.text + "\n")
@@ -188,7 +161,7 @@ def evaluate(
     print(json.dumps(scores.tree(), ensure_ascii=False) if as_json else scores.text())
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def describe(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="a preset, a YAML file or a model folder")],
     changes: SetOption = None,
@@ -198,14 +171,14 @@ def describe(
     from rich.console import Console
 
     from allyouneed import model_config
-    from allyouneed.folder import read_about
+    from allyouneed.interop.folders import about
     from allyouneed.look.describe import describe as look
 
-    tree: Any = read_about(Path(model))["model"] if Path(model).is_dir() else model
+    tree: Any = about(Path(model))["model"] if Path(model).is_dir() else model
     Console(width=WIDE, highlight=False).print(look(model_config(tree, changes), length))
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def demo(
     folder: Annotated[Path, option(show_default=True, help="where its data and its model go")] = Path("runs/demo"),
     ask: Annotated[bool, option(help="afterwards translate what you type")] = True,
@@ -218,46 +191,27 @@ def demo(
     run(folder, ask)
 
 
-app.command()(models)
-app.command()(index)
-app.add_typer(look_app, name="look")
+app.command(rich_help_panel=TRAIN)(index)
+app.command(rich_help_panel=LOOK)(models)
+app.add_typer(look_app, name="look", rich_help_panel=LOOK)
+app.command("import", rich_help_panel=EXCHANGE)(import_)
+app.command(rich_help_panel=EXCHANGE)(export)
 
 
 # --- what the commands share ----------------------------------------------------------------------------------------
 
 
-def _load(folder: Path, device: str) -> Translator:
-    model = _loaded(folder, device)
-    if not hasattr(model, "translate_stream"):
-        raise UserError(f"{folder}: it was trained for {model.folder.task['kind']} and does not translate")
-    translator: Translator = model
-    return translator
-
-
-def _loaded(folder: Path, device: str) -> Any:
-    import allyouneed
-
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"--device {device}: it may be cpu or cuda")
-    if device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise UserError("--device cuda: torch finds no CUDA GPU here; use --device cpu")
-    return allyouneed.load(folder, device)
-
-
 def _translates(folder: Path) -> bool:
-    from allyouneed.folder import read_about
+    from allyouneed.interop.folders import about
 
-    return read_about(folder)["task"].get("kind") == "translation"
+    return about(folder)["task"].get("kind") == "translation"
 
 
 def _evaluate_answers(path: Path, model: Path, device: str, as_json: bool) -> None:
     """For every task but translation: the file is read as the training data was."""
     from allyouneed.infer.evaluate import evaluate as judge
 
-    judged, report = judge(_loaded(model, device), path)
+    judged, report = judge(loaded(model, device), path)
     if report.dropped:
         print(f"note: {report.text()}", file=sys.stderr)
     for note in judged.notes:

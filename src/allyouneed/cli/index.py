@@ -29,8 +29,8 @@ def index(
     """Cut texts into chunks and index them by meaning: what a model such as RETRO retrieves from."""
     from allyouneed.data.chunks import faiss
     from allyouneed.data.tokenizers import Vocabularies
-    from allyouneed.folder import Folder
     from allyouneed.infer.retriever import index_corpus
+    from allyouneed.interop.folders import load
 
     if document not in ("paragraph", "line", "file"):
         raise UserError(f"--document {document}: it may be paragraph, line or file")
@@ -41,7 +41,7 @@ def index(
     faiss()  # before any work, if it is missing
     tokens = None if tokenizer is None else Vocabularies.load(tokenizer).target
     with _Bar() as bar:
-        made, report = index_corpus(corpus, Folder.load(encoder, device), chunk, tokens, document, bar.show)
+        made, report = index_corpus(corpus, load(encoder, device), chunk, tokens, document, bar.show)
     made.save(output)
     if report.dropped:
         print(f"note: {report.text()}", file=sys.stderr)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import Any, BinaryIO, TextIO, TypeVar
 
 from allyouneed.errors import UserError
 
-if TYPE_CHECKING:
-    from allyouneed.infer.translator import Translation
-
+T = TypeVar("T")
 SHOWN = 3  # notes of one kind before they are only counted
 
 
@@ -66,30 +64,27 @@ def count_lines(path: Path | None) -> int | None:
         return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
 
 
-def plain_lines(scored: bool, align: bool) -> Callable[[Translation], str]:
-    """A line for a text; where it has several, an empty line ends them."""
-
-    def show(one: Translation) -> str:
-        lines = [f"{c.score:.4f}\t{c.text}" if scored else c.text for c in one.candidates]
-        links = [(link.target.strip() or "␣", link.source.strip() or "␣") for link in one.alignment or []]
-        wide = max((len(target) for target, _ in links), default=0)
-        lines += [f"  {target:<{wide}} ← {source}" for target, source in links]
-        return "\n".join(lines) + ("\n\n" if scored or align else "\n")
-
-    return show
-
-
-def json_line(one: Translation) -> str:
-    tree = {"source": one.source, "translation": one.text, **asdict(one)}
+def json_text(tree: Any) -> str:
     return json.dumps(tree, ensure_ascii=False) + "\n"
 
 
 @contextmanager
 def sink(path: Path | None) -> Iterator[Callable[[str], None]]:
-    """How to write results. A file appears under its name when it is complete; until then the old one stays."""
+    """How to write results: to standard output, or to a file that is there when it is complete."""
     if path is None:
         yield _writer(sys.stdout)
         return
+    with whole_file(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
+        try:
+            yield _writer(text)
+        finally:
+            text.detach()  # the file is closed where it was opened
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file appears under its name when it is complete; until then the old one stays."""
     if path.is_dir():
         raise UserError(f"{path}: is a folder; name a file in it")
     place = path.resolve()  # a link stays a link
@@ -100,12 +95,12 @@ def sink(path: Path | None) -> Iterator[Callable[[str], None]]:
     try:
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        file = work.open("w", encoding="utf-8", newline="\n")
+        file = work.open("wb")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}; name another file") from None
     try:
         with file:
-            yield _writer(file)
+            yield file
         if plain:
             work.replace(place)
     except BaseException:
@@ -124,7 +119,7 @@ def _writer(file: TextIO) -> Callable[[str], None]:
     return write
 
 
-def progress(items: Iterator[Translation], total: int | None, quiet: bool = False) -> Iterator[Translation]:
+def progress(items: Iterator[T], total: int | None, doing: str, quiet: bool = False) -> Iterator[T]:
     """A progress bar on standard error while they come, when a person is there to see it."""
     if quiet or not sys.stderr.isatty():
         yield from items
@@ -132,6 +127,6 @@ def progress(items: Iterator[Translation], total: int | None, quiet: bool = Fals
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("translating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         yield from bar.track(items, total=total)

@@ -47,14 +47,14 @@ def id_format(tokenizer: Tokenizer) -> str:
 
 class Texts(Encoding):
     """A column for each text. An example is left out when a text has more than `max_tokens`, `marks` counted; with
-    `together`, when all its texts have, and one mark more between them."""
+    `together`, when all its texts have, and so many marks more between them."""
 
     def __init__(
         self,
         tokenizers: Mapping[str, Tokenizer],
         max_tokens: int | None,
         marks: int = 1,
-        together: bool = False,
+        together: int | None = None,
         word_starts: bool = False,
     ) -> None:
         self.tokenizers = dict(tokenizers)
@@ -66,7 +66,7 @@ class Texts(Encoding):
             "texts": {name: tokenizer.hash for name, tokenizer in self.tokenizers.items()},
             "max_tokens": max_tokens,
             "marks": marks,
-            "together": together,
+            "together": together is not None,
             "columns": self.columns,
         }
 
@@ -81,8 +81,9 @@ class Texts(Encoding):
             if to is not None:  # the language to translate into is the first thing a model hears
                 row[0] = [next(iter(self.tokenizers.values())).language(to), *row[0]]
             lengths = [len(ids) for ids in row]
-            marks = self.marks if len(example.texts) < len(sides) or not self.together else self.marks + 1
-            left_out = self.too_long((sum(lengths) if self.together else max(lengths)) + marks)
+            together = self.together is not None
+            between = self.together or 0 if len(example.texts) == len(sides) else 0
+            left_out = self.too_long((sum(lengths) if together else max(lengths)) + self.marks + between)
             more = self.besides(example)
             yield left_out or (more if isinstance(more, LeftOut) else row + more)
 

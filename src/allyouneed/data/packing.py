@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from allyouneed.errors import UserError
-from allyouneed.nn.batch import IGNORE, Batch, Rows
+from allyouneed.nn.batch import IGNORE, Batch, Neighbours, Rows
 
 POOL = 16
 
@@ -44,12 +44,14 @@ class Filled:
     sides: tuple[Side, ...]  # the target, or source and target
     labels: Ints | None = None
     answers: NDArray[Any] | None = None
+    found: Neighbours | None = None  # what was retrieved for them
 
 
 class Items(ABC):
     """What a task learns from, one by one: sentences, or pieces of documents."""
 
     pads: tuple[int, ...]  # the padding of each side
+    alone: bool = False  # each needs a row of its own
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -216,7 +218,7 @@ def _batch_of(sides: list[tuple[Rows, Cells]], filled: Filled) -> Batch:
     labels = None if filled.labels is None else cells.spread(filled.labels, IGNORE)
     if filled.answers is not None:
         labels = torch.from_numpy(filled.answers)
-    return Batch(target=target, source=sides[0][0] if len(sides) > 1 else None, labels=labels)
+    return Batch(target=target, source=sides[0][0] if len(sides) > 1 else filled.found, labels=labels)
 
 
 class PaddedBatches:
@@ -285,17 +287,17 @@ class PaddedBatches:
             yield _batch_of(found, filled)
 
 
-def marked(tokens: Ints, lengths: Ints, first: int | None = None, last: int | None = None) -> Ints:
-    """Sentences end to end, of these lengths without marks, each with a mark before it, after it, or both."""
-    more = (first is not None) + (last is not None)
+def marked(tokens: Ints, lengths: Ints, first: Sequence[int] = (), last: Sequence[int] = ()) -> Ints:
+    """Sentences end to end, of these lengths without marks, each with these marks before and after it."""
+    more = len(first) + len(last)
     ends = np.cumsum(lengths + more)
     out = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
     real = np.ones(len(out), dtype=bool)
-    begins = ends - lengths - more
-    for mark, places in ((first, begins), (last, ends - 1)):
-        if mark is not None:
-            out[places] = mark
-            real[places] = False
+    before = [(mark, ends - lengths - more + place) for place, mark in enumerate(first)]
+    after = [(mark, ends - len(last) + place) for place, mark in enumerate(last)]
+    for mark, places in before + after:
+        out[places] = mark
+        real[places] = False
     out[real] = tokens
     return out
 

@@ -17,6 +17,7 @@ RATE = 16_000
 WINDOW = 400
 HOP = 160
 QUIETEST = 1e-10
+BLOCK = 6_000  # frames made at a time: a minute
 RANGE = 8.0  # powers of ten below the loudest moment that are told apart
 
 
@@ -33,12 +34,22 @@ def log_mel(samples: Tensor, mels: int = 80, seconds: float | None = None, rate:
     if samples.shape[-1] <= WINDOW // 2:
         raise UserError(f"sound of {samples.shape[-1]} samples is too short: {WINDOW // 2 + 1} make the first frame")
     flat = samples.reshape(-1, samples.shape[-1])
-    window = torch.hann_window(WINDOW, device=samples.device)
-    waves = torch.stft(flat, WINDOW, HOP, window=window, return_complex=True)[..., :-1]  # (sounds, 201, time)
-    power = (waves.real.square() + waves.imag.square()).contiguous()
-    heard = (mel_filters(mels).to(samples.device) @ power).clamp(min=QUIETEST).log10()
+    edges = torch.nn.functional.pad(flat[:, None], (WINDOW // 2, WINDOW // 2), mode="reflect")[:, 0]
+    count = samples.shape[-1] // HOP
+    heard = torch.empty(len(flat), mels, count, device=samples.device)
+    for begin in range(0, count, BLOCK):  # an hour's waves at once would be half a gigabyte
+        end = min(begin + BLOCK, count)
+        heard[:, :, begin:end] = _loudness(edges[:, begin * HOP : (end - 1) * HOP + WINDOW], mels)
     loudest = heard.amax((-2, -1), keepdim=True)
     return ((heard.maximum(loudest - RANGE) + 4) / 4).view(*samples.shape[:-1], mels, -1)
+
+
+def _loudness(samples: Tensor, mels: int) -> Tensor:
+    """(sounds, mels, time): powers of ten, of the windows that lie in the samples."""
+    window = torch.hann_window(WINDOW, device=samples.device)
+    waves = torch.stft(samples, WINDOW, HOP, window=window, center=False, return_complex=True)  # (sounds, 201, time)
+    power = (waves.real.square() + waves.imag.square()).contiguous()
+    return (mel_filters(mels).to(samples.device) @ power).clamp(min=QUIETEST).log10()
 
 
 @functools.cache

@@ -20,28 +20,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import PositiveInt, StringConstraints, model_validator
 
 from allyouneed.config import Config
+from allyouneed.data.byte_level import BYTE_OF, BYTES, show_bytes
 from allyouneed.data.filters import Filters
+from allyouneed.data.marks import Marks
 from allyouneed.data.pairs import PairFiles
+from allyouneed.data.plain import plain, unknown
 from allyouneed.data.readers import Files, Report
+from allyouneed.data.reported import reported
+from allyouneed.data.subwords import learn
 from allyouneed.errors import UserError
 
 PAD, BOS, EOS, MASK = "<pad>", "<s>", "</s>", "<mask>"
-BYTES = 256
-MIN_FREQUENCY = 2
-# A digit stands alone, and so does the space before it: the same digit is the same token wherever it stands, which is
-# what copying a number needs.
-EAST_ASIAN = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
-PIECES = "|".join(
-    [
-        rf"[{EAST_ASIAN}]+",
-        rf" ?[\p{{L}}\p{{M}}&&[^{EAST_ASIAN}]]+",
-        r"\p{N}",
-        r" ?[^\s\p{L}\p{M}\p{N}]+",
-        r"\s+",
-    ]
-)
 LANGUAGE = re.compile(r"<2(.+)>")
-EAST_ASIAN_CHARACTER = re.compile(  # the scripts of EAST_ASIAN, for Python's own `re`
+EAST_ASIAN_CHARACTER = re.compile(  # EAST_ASIAN of subwords.py, for Python's own `re`
     "[\u2e80-\u2fdf\u3005\u3007\u3021-\u3029\u3038-\u303b\u3041-\u309f\u30a1-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uf900-\ufaff\uff66-\uff9f\U00016fe0-\U00018cff\U0001aff0-\U0001b16f\U0001f200\U00020000-\U0003ffff]"
 )
@@ -76,7 +67,11 @@ class TokenizerConfig(Config):
 
 
 class Tokenizer:
-    """A trained tokenizer. Wraps any `tokenizers.Tokenizer`; a foreign one brings the ids of its own specials."""
+    """A trained tokenizer. Wraps any `tokenizers.Tokenizer`; a foreign one brings its own specials and `marks`.
+
+    Text is only text: "</s>" in a sentence is four characters, not a command. Where a user means the special tokens of
+    a foreign tokenizer (a chat prompt, T5's `<extra_id_0>`), `specials=True` reads them as the original does.
+    """
 
     def __init__(
         self,
@@ -86,14 +81,25 @@ class Tokenizer:
         eos: int = 2,
         languages: Mapping[str, int] | None = None,
         notes: Iterable[str] = (),
+        marks: Marks | None = None,
+        mask: int | None = None,
+        known: int | None = None,
     ) -> None:
-        inner.encode_special_tokens = True  # "<pad>" in a sentence is five characters, not a command
+        inner.encode_special_tokens = True
         inner.no_truncation()
         inner.no_padding()
         self._inner = inner
         self.pad, self.bos, self.eos = pad, bos, eos
+        self.foreign = marks is not None
+        self.marks = Marks.own(bos, eos) if marks is None else marks
+        self._mask, self._known = mask, known
+        self._size = int(inner.get_vocab_size(with_added_tokens=True))
+        if self.foreign:  # which may leave numbers out
+            self._size = int(max(inner.get_vocab(with_added_tokens=True).values(), default=-1)) + 1
+            self._size = self._size if known is None else min(known, self._size)
         self.notes = list(notes)
-        self._added = {number: str(token.content) for number, token in inner.get_added_tokens_decoder().items()}
+        added = inner.get_added_tokens_decoder()
+        self._added = {number: str(token.content) for number, token in added.items() if token.special or marks is None}
         if languages is None:
             found = {number: LANGUAGE.fullmatch(content) for number, content in self._added.items()}
             languages = {match[1]: number for number, match in found.items() if match}
@@ -101,18 +107,25 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        return int(self._inner.get_vocab_size(with_added_tokens=True))
+        """How many rows of an embedding it needs."""
+        return self._size
 
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the content, whatever the file's layout."""
         tree = json.loads(self._inner.to_str())
+        if self.foreign:
+            tree["ours"] = self.about
         canonical = json.dumps(tree, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def language(self, tag: str) -> int:
+        """By its name, or by a beginning that only one has: "de" is "de_DE"."""
+        alike = [name for name in self.languages if name.startswith(f"{tag}_")]
+        if tag not in self.languages and len(alike) == 1:
+            return self.languages[alike[0]]
         if tag not in self.languages:
-            known = ", ".join(sorted(self.languages)) or "none"
+            known = ", ".join(sorted(alike or self.languages)) or "none"
             raise UserError(f"the tokenizer knows no language {tag!r}; it knows: {known}")
         return self.languages[tag]
 
@@ -128,22 +141,121 @@ class Tokenizer:
         """Every id that stands for no text."""
         return sorted({self.pad, self.bos, self.eos, *self._added})
 
-    def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text])[0]
+    @property
+    def added(self) -> dict[int, str]:
+        """The special tokens and what they are called."""
+        return dict(self._added)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        try:
-            encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
-        except TypeError:
-            raise UserError(_not_unicode(texts)) from None
-        return [encoding.ids for encoding in encodings]
+    @property
+    def has_mask(self) -> bool:
+        return self._mask is not None or MASK in self._added.values()
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text, without specials. Bytes that are no whole character become U+FFFD."""
-        return str(self._inner.decode(list(ids), skip_special_tokens=True))
+    @property
+    def text(self) -> str:
+        """As a `tokenizer.json`."""
+        return str(self._inner.to_str())
+
+    @property
+    def opening(self) -> tuple[int, ...]:
+        """What a text that goes on begins with."""
+        return self.marks.opening
+
+    @property
+    def mask(self) -> int:
+        """The token that hides another."""
+        return self.special(MASK) if self._mask is None else self._mask
+
+    @property
+    def beyond(self) -> bool:
+        """Whether it can cut a text into pieces that the model has no number for."""
+        return self._known is not None and self._known < self._inner.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What stands before and after a text that is read to write another; ours have no begin mark there."""
+        return (self.marks.before, self.marks.after) if self.foreign else ((), (self.eos,))
+
+    def framed(self, ids: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
+        """One text, or two that are read together, with their marks; and the type of each token."""
+        return self.marks.framed(ids, second)
+
+    def encode_masked(self, text: str) -> list[int]:
+        """Text in which `<mask>`, or the tokenizer's own spelling of it, is the mask. A foreign tokenizer reads it as
+        the original does, other specials too: whether a mask eats the space before it is its own affair."""
+        spelling = self._added.get(self.mask, MASK)
+        parts = text.replace(spelling, MASK).split(MASK)
+        if self.foreign:
+            return self.encode_batch([spelling.join(parts)], specials=True)[0]
+        first, *rest = self.encode_batch(parts)
+        return [*first, *(number for part in rest for number in [self.mask, *part])]
+
+    def encode(self, text: str, specials: bool = False) -> list[int]:
+        return self.encode_batch([text], specials)[0]
+
+    def encode_batch(self, texts: Sequence[str], specials: bool = False) -> list[list[int]]:
+        """`specials`: what is spelled like a special token is one."""
+        inner = self._obeying if specials else self._inner
+        with reported(texts):
+            found = [e.ids for e in inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+        if self.foreign and not specials:
+            for number, ids in enumerate(found):
+                if self._talked_into(ids, texts[number]):
+                    found[number] = self._plain.encode(texts[number], add_special_tokens=False).ids
+        if self._known is not None:  # what the tokenizer can cut and the model has no number for
+            found = [[self._unknown if i >= self._known and i not in self._added else i for i in ids] for ids in found]
+        return found
+
+    def _encoded(self, text: str) -> Any:
+        """With offsets."""
+        with reported([text]):
+            encoding = self._inner.encode(text, add_special_tokens=False)
+        if self.foreign and self._talked_into(encoding.ids, text):
+            return self._plain.encode(text, add_special_tokens=False)
+        return encoding
+
+    def _talked_into(self, ids: Sequence[int], text: str) -> bool:
+        """Whether special tokens came of a text: others than the unknown one, or that one by its name."""
+        special = {number for number in ids if number in self._added}
+        if not special or special - {self._unknown}:
+            return bool(special)
+        normalizer = self._inner.normalizer
+        return self._added[self._unknown] in (text if normalizer is None else normalizer.normalize_str(text))
+
+    @cached_property
+    def _obeying(self) -> Any:
+        """A copy that takes names of special tokens for what they name."""
+        made = type(self._inner).from_str(self._inner.to_str())
+        made.encode_special_tokens = False
+        return made
+
+    @cached_property
+    def _plain(self) -> Any:
+        return plain(self._inner)
+
+    @cached_property
+    def _unknown(self) -> Any:
+        return unknown(self._inner)
+
+    def decode(self, ids: Sequence[int], specials: bool = False) -> str:
+        """The text, without specials unless they are asked for. Bytes that are no whole character become U+FFFD."""
+        with reported():
+            return str(self._inner.decode(list(ids), skip_special_tokens=not specials))
+
+    def decode_masked(self, ids: Sequence[int]) -> str:
+        """The text of what `encode_masked` read, with `<mask>` where a mask is."""
+        if self.foreign:
+            return self.decode(ids, specials=True).replace(self._added.get(self.mask, MASK), MASK)
+        parts: list[list[int]] = [[]]
+        for number in ids:
+            if number == self.mask:
+                parts.append([])
+            else:
+                parts[-1].append(number)
+        return MASK.join(self.decode_batch(parts))
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        return list(self._inner.decode_batch([list(ids) for ids in batch], skip_special_tokens=True))
+        with reported():
+            return list(self._inner.decode_batch([list(ids) for ids in batch], skip_special_tokens=True))
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The pieces for human eyes; a byte that is only part of a character shows as `<E6>`."""
@@ -151,16 +263,12 @@ class Tokenizer:
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """For each token of `text`, the characters it stands for (several tokens may share one character)."""
-        try:
-            encoding = self._inner.encode(text, add_special_tokens=False)
-        except TypeError:
-            raise UserError(_not_unicode([text])) from None
-        return [(int(start), int(end)) for start, end in encoding.offsets]
+        return [(int(start), int(end)) for start, end in self._encoded(text).offsets]
 
     def word_starts(self, text: str) -> list[bool]:
         """For each token of `text`, whether a word begins with it. A word is one of the pieces that no token crosses;
         in a run of Chinese or Japanese, the fewest characters that are whole tokens."""
-        encoding = self._inner.encode(text, add_special_tokens=False)
+        encoding = self._encoded(text)
         starts, before, end = [], None, 0
         for word, (left, right) in zip(encoding.word_ids, encoding.offsets, strict=True):
             starts.append(word != before or (left >= end and EAST_ASIAN_CHARACTER.match(text, left) is not None))
@@ -173,20 +281,33 @@ class Tokenizer:
         token = self._inner.id_to_token(number)
         if token is None:
             return f"<no token {number}>"
-        if not self._over_bytes or any(char not in _BYTE_OF for char in token):
+        if not self._over_bytes or any(char not in BYTE_OF for char in token):
             return str(token)
-        return _show_bytes(bytes(_BYTE_OF[char] for char in token))
+        return show_bytes(bytes(BYTE_OF[char] for char in token))
 
     @cached_property
     def _over_bytes(self) -> bool:
         return '"ByteLevel"' in json.dumps(json.loads(self._inner.to_str())["decoder"])
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a foreign tokenizer.json does not say."""
+        numbers = {"pad": self.pad, "bos": self.bos, "eos": self.eos, "mask": self._mask, "known": self._known}
+        return numbers | {"languages": self.languages, "marks": self.marks.tree()}
+
     def save(self, path: Path | str) -> None:
-        Path(path).write_text(self._inner.to_str(pretty=True), encoding="utf-8")
+        """`tokenizer.json`, and for a foreign one `tokenizer.marks.json` beside it."""
+        path = Path(path)
+        path.write_text(self._inner.to_str(pretty=True), encoding="utf-8")
+        beside = path.with_suffix(".marks.json")
+        if self.foreign:
+            beside.write_text(json.dumps(self.about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        else:
+            beside.unlink(missing_ok=True)  # one left by an earlier run would be taken for ours
 
     @classmethod
     def load(cls, path: Path | str, pad: str | int = PAD, bos: str | int = BOS, eos: str | int = EOS) -> Tokenizer:
-        """Read a `tokenizer.json`, ours or a foreign one whose specials are named or numbered here."""
+        """Read a `tokenizer.json`, ours or a foreign one whose specials are named or numbered here, or in its marks."""
         from tokenizers import Tokenizer as Inner
 
         try:
@@ -195,6 +316,9 @@ class Tokenizer:
             raise UserError(f"{path}: the tokenizer cannot be read: {error.strerror}") from None
         except Exception as error:  # the library raises bare Exception for anything it does not understand
             raise UserError(f"{path}: not a tokenizer.json: {error}; train the tokenizer again") from None
+        beside = Path(path).with_suffix(".marks.json")
+        if beside.exists():
+            return cls(inner, **_about(beside))
         ids = []
         for special in (pad, bos, eos):
             number = special if isinstance(special, int) else inner.token_to_id(special)
@@ -204,42 +328,23 @@ class Tokenizer:
         return cls(inner, ids[0], ids[1], ids[2])
 
 
+def _about(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        return {**tree, "marks": Marks.of(tree["marks"])}
+    except (OSError, ValueError, KeyError, TypeError, UserError) as error:
+        raise UserError(f"{path}: cannot be read: {error}; import the model again") from None
+
+
 def train(config: TokenizerConfig, texts: Iterable[str], languages: Iterable[str] = ()) -> Tokenizer:
     """Learn a vocabulary from text. The same text gives the same tokenizer, to the last bit."""
-    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
-    from tokenizers import Tokenizer as Inner
-
     specials = list(dict.fromkeys([PAD, BOS, EOS, *map(language_token, languages), *config.specials]))
     if config.vocab < BYTES + len(specials):
         raise UserError(
             f"a vocabulary of {config.vocab} is too small: {BYTES} bytes and {len(specials)} special tokens "
             f"already make {BYTES + len(specials)}; set vocab higher"
         )
-    inner = Inner(models.BPE() if config.kind == "bpe" else models.Unigram())
-    inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    inner.decoder = decoders.ByteLevel()
-    common: dict[str, Any] = {
-        "vocab_size": config.vocab,
-        "special_tokens": specials,
-        "initial_alphabet": sorted(_BYTE_OF),
-        "show_progress": False,
-    }
-    trainer: Any
-    if config.kind == "bpe":
-        trainer = trainers.BpeTrainer(min_frequency=config.min_frequency or MIN_FREQUENCY, **common)
-    else:
-        trainer = trainers.UnigramTrainer(**common)
-    seen = _Counted(texts)
-    inner.train_from_iterator(seen, trainer)
-    if not seen.characters:
-        raise UserError("there is no text to learn a vocabulary from; check the data files")
-    if config.kind == "unigram":
-        inner = Inner.from_str(_settle_scores(inner.to_str(), len(specials)))
+    inner = learn(config.kind, config.vocab, config.min_frequency, specials, texts)
     size = inner.get_vocab_size(with_added_tokens=True)
     notes = []
     if size < config.vocab:
@@ -247,35 +352,6 @@ def train(config: TokenizerConfig, texts: Iterable[str], languages: Iterable[str
             f"the text holds only {size} tokens' worth of pieces; the vocabulary is {size}, not {config.vocab}"
         )
     return Tokenizer(inner, notes=notes)
-
-
-def _settle_scores(text: str, specials: int) -> str:
-    """Take out of a unigram model what depends on the order in which the library walked its hash tables.
-
-    Sums of floats differ in their last digits, and bytes the text never used get scores a hair apart in random order
-    at the bottom of the scale; rounding and one common score for the latter make training repeatable.
-    """
-    tree = json.loads(text)
-    pieces = [(piece, round(score, 6)) for piece, score in tree["model"]["vocab"][specials:]]
-    bottom = min(score for _, score in pieces)
-    unused = bottom + 1e-4 * (BYTES + 1)  # the library spaces them by 1e-4
-    settled = [(p, bottom if len(p) == 1 and score <= unused else score) for p, score in pieces]
-    settled.sort(key=lambda item: (-item[1], item[0]))
-    tree["model"]["vocab"][specials:] = [list(item) for item in settled]
-    return json.dumps(tree, ensure_ascii=False)
-
-
-class _Counted:
-    """An iterator that knows afterwards whether anything came through."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self.texts = iter(texts)
-        self.characters = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self.texts:
-            self.characters += len(text)
-            yield text
 
 
 @dataclass(frozen=True)
@@ -332,7 +408,8 @@ class Vocabularies:
         self.source.save(folder / "tokenizer.json")
         other = folder / "tokenizer.target.json"
         if self.joint:
-            other.unlink(missing_ok=True)  # one left by an earlier run would be taken for ours
+            for left in (other, other.with_suffix(".marks.json")):
+                left.unlink(missing_ok=True)  # one left by an earlier run would be taken for ours
         else:
             self.target.save(other)
 
@@ -341,34 +418,3 @@ class Vocabularies:
         source = Tokenizer.load(Path(folder) / "tokenizer.json")
         other = Path(folder) / "tokenizer.target.json"
         return cls(source, Tokenizer.load(other) if other.exists() else source)
-
-
-# --- bytes and the printable characters the library writes them with ------------------------------------------------
-
-
-def _byte_characters() -> dict[str, int]:
-    """ByteLevel's alphabet: a visible Latin-1 byte is its own character, the others follow from U+0100 in order."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(BYTES) if byte not in set(visible)]
-    return {chr(byte): byte for byte in visible} | {chr(BYTES + n): byte for n, byte in enumerate(hidden)}
-
-
-_BYTE_OF = _byte_characters()
-
-
-def _show_bytes(raw: bytes) -> str:
-    shown = ""
-    while raw:
-        try:
-            return shown + raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            broken = "".join(f"<{byte:02X}>" for byte in raw[error.start : error.end])
-            shown, raw = shown + raw[: error.start].decode("utf-8") + broken, raw[error.end :]
-    return shown
-
-
-def _not_unicode(texts: Sequence[str]) -> str:
-    for text in texts:
-        if any("\ud800" <= char <= "\udfff" for char in text):
-            return f"{text[:60]!r} holds half a surrogate pair, which is no character; mend the text"
-    return "a text to encode must be a string"

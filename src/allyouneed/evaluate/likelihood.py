@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import nn
 
+from allyouneed.data.neighbours import WithNeighbours
 from allyouneed.data.packing import Batches
+from allyouneed.nn.batch import Batch
+from allyouneed.nn.remembering import reading
 from allyouneed.tasks.task import Task
 
 
@@ -17,16 +21,26 @@ from allyouneed.tasks.task import Task
 def mean_loss(
     model: nn.Module, task: Task, data: Batches, around: Callable[[], AbstractContextManager[object]] = nullcontext
 ) -> dict[str, float]:
-    """Per token (or text), without smoothing; where it is a likelihood, exp of it is the perplexity. `around`: the
-    precision it is computed in."""
+    """Per token (or text), without smoothing; where it is a likelihood, exp of it is the perplexity; with neighbours,
+    where there are, and without them. `around`: the precision it is computed in."""
+    found = _mean(model, task, data.batches(0), around)
+    if isinstance(data.items, WithNeighbours):
+        alone = _mean(model, task, (replace(batch, source=None) for batch in data.batches(0)), around)
+        found |= {f"{name} without neighbours": value for name, value in alone.items()}
+    return found
+
+
+def _mean(
+    model: nn.Module, task: Task, batches: Iterable[Batch], around: Callable[[], AbstractContextManager[object]]
+) -> dict[str, float]:
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
-    sums, tokens = [], []
+    sums, tokens, reader = [], [], reading(model, task.carries)
     try:
-        for batch in data.batches(0):
+        for batch in batches:
             with around():
-                loss = task.loss(model, batch.to(device))
+                loss = task.loss(reader, batch.to(device))
             sums.append(loss.plain)
             tokens.append(loss.tokens)
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from allyouneed.data.labels import Labelled
@@ -12,7 +12,7 @@ from allyouneed.evaluate.answers import accuracy, macro_f1
 from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.pieces import quoted
 from allyouneed.infer.predictor import Judged, Predictor, in_batches, on_host, spread
-from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.batch import Batch
 from allyouneed.tasks.classification import text_row
 
 Text = str | tuple[str, str]
@@ -35,6 +35,12 @@ class Classifier(Predictor):
     def labels(self) -> list[str]:
         return list(self.folder.labels)
 
+    @property
+    def _each(self) -> bool:
+        """Whether each class has a chance of its own: imported models that have one class, or several at a time."""
+        theirs = self.folder.origin.get("config", {})
+        return bool(theirs) and (len(self.labels) == 1 or theirs.get("problem_type") == "multi_label_classification")
+
     def classify(self, texts: Text | Sequence[Text]) -> Any:
         """The class of a text, or of each text of a list."""
         one = isinstance(texts, str | tuple)
@@ -53,10 +59,9 @@ class Classifier(Predictor):
             notes.append(note)
 
         def answer(batch: list[int]) -> list[list[float]]:
-            tokens = Rows.of([rows[n][0] for n in batch], self.tokenizer.pad)
-            types = Rows.of([rows[n][1] for n in batch]).tokens
-            given = replace(tokens, types=types).to(self.device)
-            return on_host(self.model.logits(Batch(given)).float().softmax(-1))
+            given = self.given([rows[n] for n in batch])
+            logits = self.model.logits(Batch(given)).float()
+            return on_host(logits.sigmoid() if self._each else logits.softmax(-1))
 
         chances = in_batches(self.model, [len(row[0]) for row in rows], answer)
         found = []
@@ -76,7 +81,7 @@ class Classifier(Predictor):
         tokens are taken away, one by one."""
         ids = self.tokenizer.encode_batch(texts)
         whole = sum(map(len, ids))
-        room = self.longest - 1 - len(texts)
+        room = self.longest - self.tokenizer.marks.count(len(texts))
         while sum(map(len, ids)) > room:
             longer = max(ids, key=len)
             del longer[-1]

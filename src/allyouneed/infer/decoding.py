@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
 from allyouneed.config import Config, model_validator, parse
 from allyouneed.errors import UserError
 
-SAMPLING = ("temperature", "top_k", "top_p")
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+
+
+def _one_or_many(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
 
 
 class Decoding(Config):
@@ -24,12 +28,17 @@ class Decoding(Config):
     best: Annotated[int, Field(gt=0)] = 1  # how many hypotheses come back, best first; for sample: how many are drawn
     length_penalty: float = 0.6  # α: higher prefers longer hypotheses, 0 compares plain log-probabilities
     penalty: Literal["paper", "power"] = "paper"
+    early: bool = False  # a beam search is over with its first `beam` finished hypotheses
     extra: Annotated[int, Field(ge=0)] = 50  # a hypothesis has at most this many tokens more than its source
     max_length: Annotated[int, Field(gt=0)] | None = None  # and at most this many in all, the end mark counted
     min_length: Annotated[int, Field(ge=0)] = 0  # and at least this many before the end mark
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_k: Annotated[int, Field(gt=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0  # what was read or said before gets less likely by it
+    no_repeat: Annotated[int, Field(gt=0)] | None = None  # no run of so many tokens comes twice
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)] = ()
     seed: Annotated[int, Field(ge=0)] = 0  # with a sentence's place in the request it decides what is drawn
 
     @model_validator(mode="after")
@@ -38,6 +47,8 @@ class Decoding(Config):
             stray = [name for name in SAMPLING if getattr(self, name) != type(self).model_fields[name].default]
             if stray:
                 raise ValueError(f"{', '.join(stray)}: only for method 'sample', this is '{self.method}'")
+        if self.early and self.method != "beam":
+            raise ValueError(f"early: only for method 'beam', this is '{self.method}'")
         if self.method == "greedy" and self.best > 1:
             raise ValueError(f"best={self.best}: greedy finds one hypothesis; use method 'beam' or 'sample' for more")
         if self.method == "beam" and self.best > self.beam:
@@ -52,6 +63,8 @@ class Decoding(Config):
         tree = dict(defaults)
         if changes.get("method", "sample") != "sample":
             tree = {key: value for key, value in tree.items() if key not in SAMPLING}
+        if changes.get("method", "beam") != "beam":
+            tree.pop("early", None)
         if changes.get("method") == "greedy":
             tree.pop("best", None)
         return tree | dict(changes)
@@ -96,13 +109,16 @@ class Candidates(NamedTuple):
     gains: Tensor  # log-probability of that token
 
 
-def expand(logits: Tensor, scores: Tensor, count: int, banned: Tensor | None = None) -> Candidates:
+def expand(
+    logits: Tensor, scores: Tensor, count: int, banned: Tensor | None = None, mass: Tensor | None = None
+) -> Candidates:
     """The `count` likeliest continuations of hypotheses with these `scores` (sources, beams).
 
     logits (sources, beams, vocab). Where there are fewer, the rest have a score of -inf. Banned tokens get no chance,
-    but keep their share of the probability. Only each beam's best few are normalised: no other could win.
+    but keep their share of the probability. Only each beam's best few are normalised: no other could win. `mass`: what
+    to normalise by (sources, beams, 1), where the logits are no longer those that make up the whole.
     """
-    mass = logits.logsumexp(-1, keepdim=True)
+    mass = logits.logsumexp(-1, keepdim=True) if mass is None else mass
     if banned is not None:
         logits = logits.index_fill(-1, banned, -torch.inf)
     few = min(count, logits.shape[-1])
@@ -120,9 +136,12 @@ def expand(logits: Tensor, scores: Tensor, count: int, banned: Tensor | None = N
     return found
 
 
-def keep_likely(logits: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:
-    """Rule out all but the `top_k` likeliest tokens, and all outside the smallest set of probability `top_p`
-    (nucleus, Holtzman et al. 2020). The likeliest token always stays."""
+def keep_likely(
+    logits: Tensor, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None
+) -> Tensor:
+    """Rule out all but the `top_k` likeliest tokens, all outside the smallest set of probability `top_p` (nucleus,
+    Holtzman et al. 2020), and all less than `min_p` times as likely as the likeliest (Nguyen et al. 2024). The
+    likeliest token always stays."""
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[..., -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
@@ -132,6 +151,9 @@ def keep_likely(logits: Tensor, top_k: int | None = None, top_p: float | None = 
         outside = chances.cumsum(-1) - chances >= top_p  # what stands before it is already enough
         outside[..., 0] = False
         logits = logits.masked_fill(outside.scatter(-1, index, outside), -torch.inf)
+    if min_p is not None:
+        chances = logits.softmax(-1)
+        logits = logits.masked_fill(chances < min_p * chances.amax(-1, keepdim=True), -torch.inf)
     return logits
 
 

@@ -16,7 +16,7 @@ from allyouneed.evaluate.answers import pearson, recall_at_1, spearman
 from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.pieces import quoted
 from allyouneed.infer.predictor import Judged, Predictor, checked, in_batches, spread
-from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.batch import Batch
 
 BLOCK = 1024  # texts whose scores against all others are held at a time
 
@@ -33,10 +33,10 @@ class Embedder(Predictor):
             return torch.zeros(0, self.model.config.head.width or self.model.config.width)
 
         def answer(batch: list[int]) -> list[Tensor]:
-            given = Rows.of([rows[n] for n in batch], self.tokenizer.pad).to(self.device)
+            given = self.given([rows[n] for n in batch])
             return list(self.model.logits(Batch(given)).float().cpu().clone())
 
-        return torch.stack(in_batches(self.model, [len(row) for row in rows], answer))
+        return torch.stack(in_batches(self.model, [len(row) for row, _ in rows], answer))
 
     def similarity(self, pairs: tuple[str, str] | Sequence[tuple[str, str]]) -> Any:
         """The cosine of two texts' vectors, or of each pair of a list: from -1 to 1, higher is more alike."""
@@ -49,12 +49,12 @@ class Embedder(Predictor):
         found: list[float] = nn.functional.cosine_similarity(vectors[::2], vectors[1::2]).tolist()
         return found[0] if one else found
 
-    def _row(self, text: str) -> list[int]:
+    def _row(self, text: str) -> tuple[list[int], list[int]]:
         ids = self.tokenizer.encode(text)
-        room = self.longest - 2
+        room = self.longest - self.tokenizer.marks.count()
         if len(ids) > room:
             warnings.warn(f"{quoted(text)}: {len(ids)} tokens; only the first {room} were read", stacklevel=4)
-        return [self.tokenizer.bos, *ids[:room], self.tokenizer.eos]
+        return self.tokenizer.framed(ids[:room])
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0

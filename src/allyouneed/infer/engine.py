@@ -7,7 +7,7 @@ get alone. What comes back is in the order of what came in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from allyouneed.infer.decoding import Decoding
-from allyouneed.infer.search import Hypothesis, Job, search
+from allyouneed.infer.search import Hypothesis, Job, Lines, Stops, search
 from allyouneed.nn.batch import Rows
 
 SHORT = 16  # a source counts as at least this long: short ones still need logits over the whole vocabulary
@@ -38,7 +38,8 @@ class Request:
 
 class Engine:
     """`forbidden`: tokens never to be produced; `limit`: the longest target the model can place, if there is one;
-    `budget`: how many tokens (times beams) are decoded together; `seen_whole`: a prompt's tokens all see each other."""
+    `budget`: how many tokens (times beams) are decoded together; `seen_whole`: a prompt's tokens all see each other;
+    `ends`, `counted`, `ended`: see `Job`."""
 
     def __init__(
         self,
@@ -50,11 +51,15 @@ class Engine:
         limit: int | None = None,
         budget: int = 8192,
         seen_whole: bool = False,
+        ends: Sequence[int] = (),
+        counted: int = 0,
+        ended: bool = False,
     ) -> None:
         self.model = model  # an nn.Module that is a `Decoder`
         self.seen_whole = seen_whole
         self.bos, self.eos, self.pad = bos, eos, pad
         self.forbidden = [token for token in dict.fromkeys(forbidden) if token != eos]
+        self.ends, self.counted, self.ended = ends, counted, ended
         self.limit, self.budget = limit, budget
         self.search: Any = None  # for a model that retrieves: how neighbours of its chunks are found
 
@@ -65,12 +70,14 @@ class Engine:
         prefix: Sequence[Sequence[int]] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
         places: Sequence[Sequence[int]] | None = None,
+        stops: Stops | None = None,
     ) -> list[list[Hypothesis]]:
         """The best hypotheses of each source, best first.
 
         `prefix`: tokens each target must begin with; they are not repeated in the hypotheses.
         `on_progress(done, total)` is called after each batch.
         `places`: numbers that name each source; with the seed they decide its samples. Its index when not given.
+        `stops`: what else ends a target, besides the end mark.
         An empty source gets one empty hypothesis: nothing in, nothing out.
         """
         decoding = decoding or Decoding()
@@ -82,7 +89,7 @@ class Engine:
             prompt = [self.bos, *(prefix[number] if prefix is not None else ())]
             place = tuple(places[number]) if places is not None else (number,)
             requests.append(Request(prompt, decoding.limit(len(source)), place, source) if source else None)
-        return self._answers(requests, decoding, on_progress)
+        return self._answers(requests, decoding, on_progress, stops)
 
     def go_on(
         self,
@@ -90,15 +97,43 @@ class Engine:
         decoding: Decoding | None = None,
         on_progress: Callable[[int, int], None] | None = None,
         first: int = 0,
+        stops: Stops | None = None,
     ) -> list[list[Hypothesis]]:
         """How each prompt (begin mark included) goes on; the prompt is not repeated. `first`: the place of the first
-        one in a longer request."""
+        one in a longer request. `stops`: what else ends a text, besides the end mark."""
         decoding = decoding or Decoding()
         requests = [Request(prompt, decoding.more(), (first + n,)) for n, prompt in enumerate(prompts)]
-        return self._answers(requests, decoding, on_progress)
+        return self._answers(requests, decoding, on_progress, stops)
+
+    @torch.inference_mode()  # of a generator: whoever reads it is outside between two tokens
+    def stream(
+        self, prompt: Sequence[int], decoding: Decoding, first: int = 0, stops: Stops | None = None
+    ) -> Generator[int, None, Hypothesis]:
+        """The tokens of the best hypothesis of `go_on`, each as it is chosen; those of a beam search when it is over.
+        What comes back at last is the hypothesis."""
+        was_training: bool = self.model.training
+        self.model.eval()
+        try:
+            job = self._job([Request(prompt, decoding.more(), (first,))], decoding, stops)
+            if decoding.rows > 1:
+                answer = search(job)[0][0]
+                yield from answer.tokens
+                return answer
+            lines = Lines(job)
+            for chosen in lines.steps():
+                token = int(chosen[0])
+                if token not in lines.ends:
+                    yield token
+            return lines.found[0][0]
+        finally:
+            self.model.train(was_training)
 
     def _answers(
-        self, requests: Sequence[Request | None], decoding: Decoding, on_progress: Callable[[int, int], None] | None
+        self,
+        requests: Sequence[Request | None],
+        decoding: Decoding,
+        on_progress: Callable[[int, int], None] | None,
+        stops: Stops | None = None,
     ) -> list[list[Hypothesis]]:
         found = [[Hypothesis([], 0.0, 0.0, [], True)] for _ in requests]
         done = sum(request is None for request in requests)
@@ -107,7 +142,7 @@ class Engine:
         try:
             for numbers, batch in self._batches(requests, decoding.rows):
                 with torch.inference_mode():
-                    answers = search(self._job(batch, decoding))
+                    answers = search(self._job(batch, decoding, stops))
                 for number, answer in zip(numbers, answers, strict=True):
                     found[number] = answer
                 done += len(batch)
@@ -130,7 +165,7 @@ class Engine:
         if batch:
             yield [n for n, _ in batch], [r for _, r in batch]
 
-    def _job(self, requests: list[Request], decoding: Decoding) -> Job:
+    def _job(self, requests: list[Request], decoding: Decoding, stops: Stops | None = None) -> Job:
         """Let the model read what is given."""
         device = next(self.model.parameters()).device
         prompts, limits = [request.prompt for request in requests], [request.limit for request in requests]
@@ -145,4 +180,5 @@ class Engine:
             rows = replace(rows, prompt=torch.arange(rows.tokens.shape[1], device=device) < given[:, None])
         last = self.model.advance(rows, states, last=True)[:, 0]
         names = [request.place for request in requests]
-        return Job(self.model, states, last, limits, names, decoding, self.eos, self.forbidden)
+        way = (self.eos, self.forbidden, prompts, stops, self.ends, self.counted, self.ended)
+        return Job(self.model, states, last, limits, names, decoding, *way)

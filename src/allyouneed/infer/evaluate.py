@@ -10,12 +10,11 @@ from typing import Any
 
 from allyouneed.config import parse
 from allyouneed.data.filters import Filters
-from allyouneed.data.packing import PaddedBatches
 from allyouneed.data.readers import Files, Report
 from allyouneed.data.store import Store
 from allyouneed.errors import UserError
 from allyouneed.evaluate.likelihood import mean_loss
-from allyouneed.infer.predictor import BUDGET, Judged, Predictor
+from allyouneed.infer.predictor import Judged, Predictor
 from allyouneed.tasks.task import HELD_OUT, Task
 
 RESAMPLES = 1000
@@ -52,11 +51,11 @@ def _unseen(examples: Sequence[Any], known: Sequence[str]) -> list[str]:
 def _by_likelihood(model: Predictor, task: Task, entry: Files) -> Judged:
     folder = model.folder
     sides = (folder.max_tokens,) * task.sides
-    encoding = task.encoding(folder.vocabularies, folder.labels, None if task.cuts else folder.max_tokens)
+    encoding = task.encoding(folder.tokenizers, folder.labels, None if task.cuts else folder.max_tokens)
     with tempfile.TemporaryDirectory() as place:
         store = Store.build(Path(place) / "store", [entry], Filters(), encoding)
-        items = task.items(store, folder.vocabularies, sides, HELD_OUT)
-        figures = mean_loss(model.model, task, PaddedBatches(items, max(folder.max_tokens, BUDGET)))
+        items = model.completed(task.items(store, folder.tokenizers, sides, HELD_OUT))
+        figures = mean_loss(model.model, task, task.held_out(items, folder.max_tokens))
     wide = max(map(len, figures))
     text = "\n".join(f"{name:<{wide}}  {value:.4f}" for name, value in figures.items())
     return Judged(figures, f"{text}  per one of the {task.counted} of {len(store)} {entry.examples}")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Generator as Coroutine
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
+from functools import cached_property
 from typing import Any, overload
 
 from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.decoding import SAMPLING, Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.pieces import quoted
-from allyouneed.infer.predictor import Judged, Predictor, checked, spread
+from allyouneed.infer.predictor import Judged, checked, spread
+from allyouneed.infer.retrieving import Retrieving
 from allyouneed.infer.search import Hypothesis
+from allyouneed.infer.spoken import Spoken, StopStrings, text_of
 
 SHOWN = 16  # tokens of a document that a sample of its continuation begins with
 
@@ -23,7 +25,7 @@ SHOWN = 16  # tokens of a document that a sample of its continuation begins with
 @dataclass(frozen=True)
 class Continuation:
     """What may come after a prompt. `score`: log-probability over length penalty; `tokens`: how many were added;
-    `finished`: the model itself came to an end."""
+    `finished`: the model itself came to an end, or to a string it was to stop at."""
 
     text: str
     score: float
@@ -44,34 +46,29 @@ class Generation:
         return self.candidates[0].text
 
 
-class Generator(Predictor):
+class Generator(Retrieving):
     """Goes on with prompts as a language model does. Where it was trained on pairs of prompt and answer, it answers."""
 
     def __init__(self, folder: Folder) -> None:
         super().__init__(folder)
-        tokenizer = self.tokenizer
         self.prefix = folder.task["kind"] == "prefix-lm"
         self.answers = self.prefix and folder.task.get("reads") == "pairs"
-        never = [number for number in tokenizer.specials if number != tokenizer.eos]
-        self.engine = Engine(
-            self.model, tokenizer.bos, tokenizer.eos, tokenizer.pad, never, self.limit, seen_whole=self.prefix
+
+    @cached_property
+    def engine(self) -> Engine:
+        tokenizer, marks = self.tokenizer, self.tokenizer.marks
+        specials = [number for number in tokenizer.specials if number != tokenizer.eos]
+        return Engine(
+            self.model,
+            tokenizer.bos,
+            tokenizer.eos,
+            tokenizer.pad,
+            marks.never if tokenizer.foreign else specials,  # theirs may have been trained to say some
+            self.limit,
+            seen_whole=self.prefix,
+            ends=marks.stops,
+            ended=marks.ended,
         )
-
-    def retrieve(self, index: Path | str, encoder: Path | str | None = None) -> Generator:
-        """The same, looking up each chunk it has read or written in an index (`allyouneed index`). `encoder`: where the
-        index's encoder lies, if not where it lay when the index was made."""
-        from allyouneed.infer.retriever import Retriever
-
-        config = self.model.config
-        if config.kind != "retro":
-            raise UserError(f"{self.folder.path}: a model of kind {config.kind} reads no neighbours; 'retro' does")
-        found = Retriever(index, encoder, str(self.device))
-        if found.index.tokenizer.hash != self.tokenizer.hash:
-            raise UserError(f"{index}: holds tokens of another tokenizer; make it with --tokenizer {self.folder.path}")
-        if found.index.chunk != config.chunk:
-            raise UserError(f"{index}: has chunks of {found.index.chunk} tokens, the model reads {config.chunk}")
-        self.engine.search = partial(found.search, count=config.neighbours)
-        return self
 
     @overload
     def generate(self, prompts: str, **options: Any) -> str: ...
@@ -90,34 +87,84 @@ class Generator(Predictor):
         self,
         prompts: Sequence[str],
         *,
+        specials: bool = False,
         decoding: Decoding | None = None,
         on_progress: Callable[[int, int], None] | None = None,
         first: int = 0,
         **changes: Any,
     ) -> list[Generation]:
         """The same with scores, several continuations (`best=3`) and notes. `max_length` counts new tokens, `extra` is
-        their number when it is not given. `first`: the place of the first prompt in a longer request; samples depend on
-        it and on the seed alone."""
+        their number when it is not given. `stop`: strings before which a text ends. `specials`: what a prompt spells
+        like a special token of an imported model is one. `first`: the place of the first prompt in a longer request;
+        samples depend on it and on the seed alone."""
         texts = checked(prompts, "generate_full")
-        settled = Decoding.of(self.folder.decoding if decoding is None else tree_of(decoding), **changes)
-        encoded = [self._prompt(text) for text in texts]
-        answers = self.engine.go_on(encoded, settled, on_progress, first)
-        return [self._told(*both) for both in zip(texts, encoded, answers, strict=True)]
+        self.retrieve_as_trained()
+        settled = self._settled(decoding, changes)
+        encoded = [self._prompt(text, specials) for text in texts]
+        answers = self.engine.go_on(encoded, settled, on_progress, first, self._stops(settled))
+        return [self._told(*both, settled.stop) for both in zip(texts, encoded, answers, strict=True)]
 
-    def _prompt(self, text: str) -> list[int]:
-        ids = [self.tokenizer.bos, *self.tokenizer.encode(text), *([self.tokenizer.eos] if self.answers else [])]
+    def stream(
+        self,
+        prompt: str,
+        *,
+        specials: bool = False,
+        decoding: Decoding | None = None,
+        first: int = 0,
+        **changes: Any,
+    ) -> Coroutine[str, None, Generation]:
+        """What `generate` says, piece by piece as it comes: whole characters, and nothing of a string to stop at. A
+        beam search says all at its end. Read with `yield from`, it gives the whole `Generation` at last."""
+        (text,) = checked([prompt], "stream")
+        self.retrieve_as_trained()
+        settled = self._settled(decoding, changes)
+        if settled.best > 1:
+            raise UserError(f"best={settled.best}: one text is told as it comes; leave it out, or use generate_full")
+        return self._pieces(text, self._prompt(text, specials), settled, first)
+
+    def _pieces(self, text: str, prompt: list[int], settled: Decoding, first: int) -> Coroutine[str, None, Generation]:
+        spoken = Spoken(self.tokenizer, self._before(prompt), settled.stop)
+        tokens = self.engine.stream(prompt, settled, first, self._stops(settled))
+        while True:
+            try:
+                piece = spoken.add(next(tokens))
+            except StopIteration as over:
+                answer: Hypothesis = over.value
+                break
+            if piece:
+                yield piece
+        if rest := spoken.end():
+            yield rest
+        return self._told(text, prompt, [answer], settled.stop)
+
+    def _settled(self, decoding: Decoding | None, changes: dict[str, Any]) -> Decoding:
+        """Who names an option of sampling wants to sample, whatever the model's own way is."""
+        if "method" not in changes and any(changes.get(name) is not None for name in (*SAMPLING, "seed")):
+            changes = {"method": "sample"} | changes
+        return Decoding.of(self.folder.decoding if decoding is None else tree_of(decoding), **changes)
+
+    def _stops(self, settled: Decoding) -> StopStrings | None:
+        return StopStrings(self.tokenizer, settled.stop) if settled.stop else None
+
+    def _prompt(self, text: str, specials: bool) -> list[int]:
+        tokenizer = self.tokenizer
+        ids = [*tokenizer.opening, *tokenizer.encode(text, specials), *([tokenizer.eos] if self.answers else [])]
+        if not ids:  # a model without a begin mark learnt that a text begins after the end of another (GPT-2)
+            ids = [tokenizer.eos]
         if self.limit is not None and len(ids) > self.limit:
             raise UserError(
                 f"{quoted(text)}: {len(ids)} tokens with the marks, the model has places for {self.limit}; shorten it"
             )
         return ids
 
-    def _told(self, text: str, prompt: list[int], answers: list[Hypothesis]) -> Generation:
+    def _before(self, prompt: list[int]) -> list[int]:
+        """What the text that is told goes on with: how a token is written may depend on the one before it."""
+        return [] if self.answers else prompt
+
+    def _told(self, text: str, prompt: list[int], answers: list[Hypothesis], stop: Sequence[str]) -> Generation:
         found = []
         for answer in answers:
-            # together with the prompt, whose last character may end with the first new bytes
-            said = self.tokenizer.decode(answer.tokens if self.answers else [*prompt, *answer.tokens])
-            added = said if self.answers else said[len(text) :]
+            added = text_of(self.tokenizer, answer.tokens, self._before(prompt), stop)
             found.append(Continuation(added, answer.score, len(answer.tokens), answer.finished))
         notes = []
         longest = len(prompt) + len(answers[0].tokens)

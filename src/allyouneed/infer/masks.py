@@ -12,7 +12,6 @@ from torch import Tensor
 
 from allyouneed.data.tokenizers import MASK
 from allyouneed.errors import UserError
-from allyouneed.folder import Folder
 from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.pieces import quoted
 from allyouneed.infer.predictor import Judged, Predictor, checked, in_batches, on_host, spread
@@ -20,6 +19,7 @@ from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.two_stream import asking
 
 EVERY = 7  # in samples, one token of so many is hidden
+Framed = tuple[list[int], list[int]]  # tokens with marks, and their types
 SHOWN = 40  # and a text is cut after so many tokens
 
 
@@ -35,9 +35,9 @@ class Filling:
 class MaskFiller(Predictor):
     """Fills `<mask>`: each is one token."""
 
-    def __init__(self, folder: Folder) -> None:
-        super().__init__(folder)
-        self.mask = self.tokenizer.special(MASK)
+    @property
+    def mask(self) -> int:
+        return self.tokenizer.mask
 
     def fill_mask(self, texts: str | Sequence[str], top: int = 5) -> Any:
         """For each `<mask>` of a text the `top` likeliest `Filling`s, likeliest first; of a list, for each text."""
@@ -49,28 +49,26 @@ class MaskFiller(Predictor):
         fillings = [self._fillings(row, tokens) for row, tokens in zip(rows, found, strict=True)]
         return fillings[0] if isinstance(texts, str) else fillings
 
-    def _row(self, text: str) -> list[int]:
-        parts = self.tokenizer.encode_batch(text.split(MASK))
-        if len(parts) < 2:
+    def _row(self, text: str) -> Framed:
+        ids = self.tokenizer.encode_masked(text)
+        if self.mask not in ids:
             raise UserError(f"{quoted(text)}: there is no {MASK} in it; write it where something is to be filled in")
-        ids = list(parts[0])
-        for part in parts[1:]:
-            ids += [self.mask, *part]
-        if self.limit is not None and len(ids) + 2 > self.limit:
+        row = self.tokenizer.framed(ids)
+        if self.limit is not None and len(row[0]) > self.limit:
             raise UserError(
-                f"{quoted(text)}: {len(ids) + 2} tokens with the marks, the model has places for {self.limit}; "
+                f"{quoted(text)}: {len(row[0])} tokens with the marks, the model has places for {self.limit}; "
                 "shorten it"
             )
-        return [self.tokenizer.bos, *ids, self.tokenizer.eos]
+        return row
 
-    def _likeliest(self, rows: list[list[int]], top: int) -> list[list[tuple[list[int], list[float]]]]:
+    def _likeliest(self, rows: list[Framed], top: int) -> list[list[tuple[list[int], list[float]]]]:
         """For each mask of each row: tokens and their probabilities."""
-        never = self.tokenizer.specials
 
         def answer(batch: list[int]) -> list[list[tuple[list[int], list[float]]]]:
-            given = Rows.of([rows[n] for n in batch], self.tokenizer.pad).to(self.device)
+            given = self.given([rows[n] for n in batch])
             masks = (given.tokens == self.mask).nonzero()
             logits = self.model.head(self._hidden(given, masks)).float()
+            never = [*self.tokenizer.specials, *range(self.tokenizer.size, logits.shape[1])]  # no text
             logits[:, never] = float("-inf")
             chances, tokens = logits.softmax(-1).topk(min(top, logits.shape[1] - len(never)))
             found: list[list[tuple[list[int], list[float]]]] = [[] for _ in batch]
@@ -78,20 +76,20 @@ class MaskFiller(Predictor):
                 found[row].append((ids, scores))
             return found
 
-        return in_batches(self.model, [len(row) for row in rows], answer)
+        return in_batches(self.model, [len(row) for row, _ in rows], answer)
 
     def _hidden(self, given: Rows, masks: Tensor) -> Tensor:
         """What the model makes of these masks, (row, place) each."""
         found: Tensor = self.model(Batch(given))[masks[:, 0], masks[:, 1]]
         return found
 
-    def _fillings(self, row: list[int], found: list[tuple[list[int], list[float]]]) -> list[list[Filling]]:
-        places = [n for n, number in enumerate(row) if number == self.mask]
+    def _fillings(self, row: Framed, found: list[tuple[list[int], list[float]]]) -> list[list[Filling]]:
+        places = [n for n, number in enumerate(row[0]) if number == self.mask]
         answers = []
         for place, (ids, scores) in zip(places, found, strict=True):
             answers.append(
                 [
-                    Filling(self.tokenizer.decode([number]), score, self._text(row, {place: number}))
+                    Filling(self.tokenizer.decode([number]), score, self._text(row[0], {place: number}))
                     for number, score in zip(ids, scores, strict=True)
                 ]
             )
@@ -99,14 +97,9 @@ class MaskFiller(Predictor):
 
     def _text(self, row: list[int], filled: dict[int, int]) -> str:
         """The text with these tokens in these places and `<mask>` in the places of the others."""
-        parts: list[list[int]] = [[]]
-        for place, number in list(enumerate(row))[1:-1]:
-            number = filled.get(place, number)
-            if number == self.mask:
-                parts.append([])
-            else:
-                parts[-1].append(number)
-        return MASK.join(self.tokenizer.decode_batch(parts))
+        marks = self.tokenizer.marks
+        inner = [filled.get(place, number) for place, number in enumerate(row)]
+        return self.tokenizer.decode_masked(inner[len(marks.before) : len(inner) - len(marks.after)])
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
@@ -117,13 +110,12 @@ class MaskFiller(Predictor):
             ids = self.tokenizer.encode(example.texts[0])[:SHOWN]
             hidden = np.arange(len(ids)) % EVERY == min(EVERY, len(ids)) // 2
             row = [self.mask if hide else number for number, hide in zip(ids, hidden, strict=True)]
-            row = [self.tokenizer.bos, *row, self.tokenizer.eos]
-            (found,) = self._likeliest([row], 1)
-            told = dict(zip(np.flatnonzero(hidden) + 1, [tokens[0] for tokens, _ in found], strict=True))
+            (found,) = self._likeliest([self.tokenizer.framed(row)], 1)
+            told = dict(zip(np.flatnonzero(hidden).tolist(), [tokens[0] for tokens, _ in found], strict=True))
             samples.append(
                 {
-                    "text": self._text(row, {}),
-                    "hidden": " ".join(self.tokenizer.tokens([ids[place - 1] for place in told])),
+                    "text": self.tokenizer.decode_masked(row),
+                    "hidden": " ".join(self.tokenizer.tokens([ids[place] for place in told])),
                     "told": " ".join(self.tokenizer.tokens(list(told.values()))),
                 }
             )

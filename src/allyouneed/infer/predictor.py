@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from allyouneed.data.packing import Items
+from allyouneed.data.tokenizers import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.inputs import Called
+from allyouneed.nn.batch import Rows
 
 BUDGET = 8192  # tokens that go through the model together, padding counted
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -48,7 +52,10 @@ class Predictor(ABC):
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self.model: Any = folder.model
-        self.tokenizer = folder.vocabularies.target
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.folder.tokenizers.target
 
     @abstractmethod
     def judge(
@@ -56,6 +63,19 @@ class Predictor(ABC):
     ) -> Judged:
         """Answer examples and compare with what they say. `show`: so many answers, spread over all; `resamples`: for
         intervals, where the metric has them. `decoding`: the folder's own when not given."""
+
+    def completed(self, items: Items) -> Items:
+        """What is judged by its likelihood, with all that the model wants to know of it."""
+        return items
+
+    def logits(self, **inputs: Any) -> Tensor:
+        """What the model makes of `tokens`, `pixels`, `features`, … (docs/calling.md): scores of tokens, classes or
+        tags, or a vector. Lists of token ids may be of any lengths."""
+        return Called(self.model).logits(inputs)
+
+    def hidden(self, layer: int | str | None = None, **inputs: Any) -> Any:
+        """The vectors of each token before the head; those after so many layers (0: before the first), or `"all"`."""
+        return Called(self.model).hidden(inputs, layer)
 
     @property
     def limit(self) -> int | None:
@@ -67,6 +87,13 @@ class Predictor(ABC):
     def longest(self) -> int:
         """The longest text it is asked to read at once: what it was trained on, as far as it can place it."""
         return self.folder.max_tokens if self.limit is None else min(self.folder.max_tokens, self.limit)
+
+    def given(self, framed: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Rows:
+        """Texts with their marks, and types where there are several, for the model to read."""
+        rows = Rows.of([tokens for tokens, _ in framed], self.tokenizer.pad)
+        if any(any(types) for _, types in framed):
+            rows = replace(rows, types=Rows.of([types for _, types in framed]).tokens)
+        return rows.to(self.device)
 
     @property
     def device(self) -> torch.device:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from allyouneed.data.chunks import ChunkIndex, Vectors, build_index, cut
+from allyouneed.data.encoding import encode_all
 from allyouneed.data.readers import Report
 from allyouneed.data.texts import TextFiles
 from allyouneed.data.tokenizers import Tokenizer
@@ -17,6 +18,7 @@ from allyouneed.errors import UserError
 from allyouneed.files import sha256
 from allyouneed.folder import Folder
 from allyouneed.infer.predictor import in_batches
+from allyouneed.interop.folders import load, weight_files
 from allyouneed.nn.batch import Batch, Neighbours, Rows
 
 ENCODE = 1024  # documents that are encoded together
@@ -28,27 +30,27 @@ class ChunkEncoder:
 
     def __init__(self, folder: Folder, tokenizer: Tokenizer) -> None:
         self.folder, self.model, self.tokenizer = folder, folder.model, tokenizer
-        self.own: Tokenizer = folder.vocabularies.target
+        self.own: Tokenizer = folder.tokenizers.target
         config: Any = folder.model.config
         if config.kind not in ("encoder", "decoder") or config.vocabs is None:
             raise UserError(f"{folder.path}: a model of kind {config.kind}; chunks are read by an encoder or a decoder")
         self.pooled = config.head.kind == "pooled"
-        self.room = (folder.max_tokens if config.limit is None else min(folder.max_tokens, config.limit)) - 2
+        longest = folder.max_tokens if config.limit is None else min(folder.max_tokens, config.limit)
+        self.room = longest - self.own.marks.count()
 
     @property
     def about(self) -> dict[str, str]:
         assert self.folder.path is not None
-        return {
-            "folder": str(self.folder.path),
-            "sha256": sha256(self.folder.path / "config.json"),
-        }  # which has those of its files
+        # the config of a folder of ours has the checksums of its files
+        files = weight_files(self.folder.path) if self.folder.origin else [self.folder.path / "config.json"]
+        return {"folder": str(self.folder.path), "sha256": " ".join(sha256(file) for file in files)}
 
     def __call__(self, chunks: Sequence[Sequence[int]]) -> Vectors:
         specials = set(self.tokenizer.specials)
         plain = [[token for token in chunk if token not in specials] for chunk in chunks]
         if self.tokenizer.hash != self.own.hash:
             plain = self.own.encode_batch(self.tokenizer.decode_batch(plain))
-        rows = [[self.own.bos, *ids[: self.room], self.own.eos] for ids in plain]
+        rows = [self.own.framed(ids[: self.room])[0] for ids in plain]
         device = next(self.model.parameters()).device
 
         def answer(batch: list[int]) -> list[Any]:
@@ -77,7 +79,7 @@ def index_corpus(
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[ChunkIndex, Report]:
     """Read texts and give every chunk of them its vector."""
-    tokenizer, report = tokenizer or encoder.vocabularies.target, Report()
+    tokenizer, report = tokenizer or encoder.tokenizers.target, Report()
     files = TextFiles.model_validate({"path": list(corpus), "document": document})
 
     def documents() -> Iterator[list[int]]:
@@ -85,9 +87,9 @@ def index_corpus(
         for one in files.read(report):
             held.append(one.text)
             if len(held) == ENCODE:
-                yield from tokenizer.encode_batch(held)
+                yield from encode_all(tokenizer, held)  # as training does, so that it knows its documents again
                 held = []
-        yield from tokenizer.encode_batch(held)
+        yield from encode_all(tokenizer, held)
 
     embed = ChunkEncoder(encoder, tokenizer)
     return build_index(documents(), chunk, embed, tokenizer, embed.about, progress), report
@@ -98,13 +100,32 @@ class Retriever:
 
     def __init__(self, index: ChunkIndex | Path | str, encoder: Path | str | None = None, device: str = "cpu") -> None:
         self.index = index if isinstance(index, ChunkIndex) else ChunkIndex.load(index)
+        self.path = None if isinstance(index, ChunkIndex) else Path(index)
         folder = Path(encoder or self.index.encoder["folder"])
         if not folder.is_dir():
             raise UserError(f"{folder}: the encoder of this index is not there; say where it is (encoder=…)")
-        self.encoder = ChunkEncoder(Folder.load(folder, device), self.index.tokenizer)
+        self.encoder = ChunkEncoder(load(folder, device), self.index.tokenizer)
         if self.encoder.about["sha256"] != self.index.encoder["sha256"]:
             raise UserError(
                 f"{folder}: is not the encoder this index was made with; its vectors would be compared amiss"
+            )
+
+    @property
+    def about(self) -> str:
+        """A checksum of all that is found in it."""
+        assert self.path is not None
+        return sha256(self.path / "meta.json")
+
+    def check(self, config: Any, tokenizer: Tokenizer, whose: str) -> None:
+        """Refuse a model that cannot read what is found here."""
+        if config.kind != "retro":
+            raise UserError(f"{whose}: a model of kind {config.kind} reads no neighbours; 'retro' does")
+        if self.index.tokenizer.hash != tokenizer.hash:
+            raise UserError(f"{self.path}: holds tokens of another tokenizer; make the index with --tokenizer {whose}")
+        if self.index.chunk != config.chunk:
+            raise UserError(
+                f"{self.path}: has chunks of {self.index.chunk} tokens, the model reads {config.chunk}; make the index "
+                f"with --chunk {config.chunk}"
             )
 
     def search(self, chunks: Sequence[Sequence[int]], count: int = 2) -> list[list[list[int]]]:

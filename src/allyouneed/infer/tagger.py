@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from allyouneed.data.encoding import encode_words
+from allyouneed.data.encoding import encode_words, spaced
 from allyouneed.data.labels import Tagged
 from allyouneed.data.tokenizers import EAST_ASIAN_CHARACTER
 from allyouneed.errors import UserError
 from allyouneed.evaluate.answers import Span, accuracy, macro_f1, span_f1, spans, tag_spans
 from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.predictor import Judged, Predictor, in_batches, spread
-from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.batch import Batch
 
 Sentence = str | Sequence[str]
 
@@ -53,20 +53,24 @@ class Tagger(Predictor):
         if isinstance(sentences, str):
             raise UserError("tag_full takes a list of sentences; write [sentence] for a single one")
         worded = [self._words(sentence) for sentence in sentences]
-        encoded = encode_words(self.tokenizer, worded)
+        if self.tokenizer.foreign:
+            encoded = [self._in_text(*both) for both in zip(sentences, worded, strict=True)]
+        else:
+            encoded = encode_words(self.tokenizer, worded)
         parts = [(number, part) for number, words in enumerate(encoded) for part in self._parts(words)]
-        rows = [[self.tokenizer.bos, *(i for word in part for i in word), self.tokenizer.eos] for _, part in parts]
+        rows = [self.tokenizer.framed([i for word in part for i in word]) for _, part in parts]
 
         def answer(batch: list[int]) -> list[list[int]]:
-            given = Rows.of([rows[n] for n in batch], self.tokenizer.pad).to(self.device)
+            given = self.given([rows[n] for n in batch])
             best: list[list[int]] = self.model.logits(Batch(given)).argmax(-1).tolist()
             return best
 
         found: list[list[str]] = [[] for _ in sentences]
-        for (number, part), tags in zip(parts, in_batches(self.model, [len(r) for r in rows], answer), strict=True):
-            place = 1  # after the begin mark
+        for (number, part), tags in zip(parts, in_batches(self.model, [len(r) for r, _ in rows], answer), strict=True):
+            place = len(self.tokenizer.marks.before)
+            last = place + sum(map(len, part)) - 1
             for word in part:
-                found[number].append(self.folder.labels[tags[place]])
+                found[number].append(self.folder.labels[tags[max(0, min(place, last))]])
                 place += len(word)
         return [Tags(words, tags) for words, tags in zip(worded, found, strict=True)]
 
@@ -78,9 +82,24 @@ class Tagger(Predictor):
             raise UserError("a sentence is a string, or a list of words of which none is empty")
         return words
 
+    def _in_text(self, sentence: Sentence, words: list[str]) -> list[list[int]]:
+        """The tokens of each word from its first one on, of a text that is read whole, as other people's taggers were
+        trained; none for a word that shares its first token with the next."""
+        text = sentence.strip() if isinstance(sentence, str) else "".join(spaced(words))
+        ids, places = self.tokenizer.encode(text), self.tokenizer.spans(text)
+        firsts, at, token = [], 0, 0
+        for word in words:
+            begin = text.index(word, at)
+            at = begin + len(word)
+            while token < len(places) and places[token][1] <= begin:
+                token += 1
+            firsts.append(token)
+        firsts[:1] = [0] if firsts else []  # what stands before the first word goes with it
+        return [ids[here:there] for here, there in zip(firsts, [*firsts[1:], len(ids)], strict=True)]
+
     def _parts(self, words: list[list[int]]) -> list[list[list[int]]]:
         """Words together as long as they fit between the marks; a word that is too long by itself is cut."""
-        room = self.longest - 2
+        room = self.longest - self.tokenizer.marks.count()
         parts: list[list[list[int]]] = []
         used = room + 1
         for word in words:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, overload
 
 from allyouneed.config import tree_of
 from allyouneed.data.pairs import Pair
+from allyouneed.data.tokenizers import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.evaluate.translation import evaluate
 from allyouneed.folder import Folder
 from allyouneed.infer.alignment import attention
 from allyouneed.infer.decoding import Decoding
-from allyouneed.infer.engine import Engine
 from allyouneed.infer.pieces import Cutter, Piece, Plan, quoted
 from allyouneed.infer.predictor import Judged, Predictor, spread
 from allyouneed.infer.search import Hypothesis
+from allyouneed.infer.writing import Frame, plain_frame, write
 
 TOGETHER = 64
 Progress = Callable[[int, int], None]
@@ -70,13 +71,18 @@ class Translator(Predictor):
 
     def __init__(self, folder: Folder, max_tokens: int | None = None, together: int = TOGETHER) -> None:
         super().__init__(folder)
-        self.source, self.target = folder.vocabularies.source, folder.vocabularies.target
-        limit: int | None = getattr(getattr(self.model, "embed", None), "limit", None)
+        self._places: int | None = getattr(getattr(self.model, "embed", None), "limit", None)
         trained = max_tokens or folder.max_tokens
-        self.max_tokens = trained if limit is None else min(trained, limit)
+        self.max_tokens = trained if self._places is None else min(trained, self._places)
         self.together = min(together, self.max_tokens)
-        specials = [self.target.pad, self.target.bos, *self.target.languages.values()]
-        self.engine = Engine(self.model, self.target.bos, self.target.eos, self.source.pad, specials, limit)
+
+    @property
+    def source(self) -> Tokenizer:
+        return self.folder.tokenizers.source
+
+    @property
+    def target(self) -> Tokenizer:
+        return self.folder.tokenizers.target
 
     @property
     def languages(self) -> list[str]:
@@ -113,22 +119,23 @@ class Translator(Predictor):
         """
         if isinstance(texts, str):
             raise UserError("translate_full takes a list of texts; write [text] for a single one")
-        start = self._start(to, from_)
+        frame = self._frame(to, from_)
         defaults = self.folder.decoding if decoding is None else tree_of(decoding)
         settled = Decoding.of(defaults, **changes)
-        plans = Cutter(self.source, self.max_tokens, self.together, len(start) + 1).plans(texts)
+        plans = Cutter(self.source, self.max_tokens, self.together, frame.marks).plans(texts)
         pieces = [piece for plan in plans for piece in plan.pieces]
         places = [(first + number, part) for number, plan in enumerate(plans) for part in range(len(plan.pieces))]
         encoded = self.source.encode_batch([piece.text for piece in pieces])
-        sources = [[*start, *ids, self.source.eos] for ids in encoded]
-        answers = iter(self.engine.generate(sources, settled, on_progress=on_progress, places=places))
-        return [self._assembled(p, list(islice(answers, len(p.pieces))), settled.best, start, align) for p in plans]
+        sources = [frame.source(ids) for ids in encoded]
+        both, options = self.folder.tokenizers, {"on_progress": on_progress, "places": places}
+        answers = iter(write(self.model, both, frame, sources, settled, self._places, **options))
+        return [self._assembled(p, list(islice(answers, len(p.pieces))), settled.best, frame, align) for p in plans]
 
     def translate_stream(
         self, texts: Iterable[str], to: str | None = None, *, chunk: int = 1000, **options: Any
     ) -> Iterator[Translation]:
         """Any number of texts, e.g. the lines of a file, in order; at most `chunk` of them are held at a time."""
-        self._start(to, options.get("from_"))
+        self._frame(to, options.get("from_"))
         return self._stream(iter(texts), to, chunk, options)
 
     def _stream(
@@ -159,13 +166,15 @@ class Translator(Predictor):
         figures = {"bleu": scores.bleu, "chrf": scores.chrf, "exact": 100 * scores.exact}
         return Judged(figures, scores.text(), samples)
 
-    def _start(self, to: str | None, from_: str | None) -> list[int]:
-        """The tokens before every source: the language that is wanted, for a model that knows languages by name."""
-        known = self.languages
+    def _frame(self, to: str | None, from_: str | None) -> Frame:
+        """What stands around every source, and how its target begins, for these languages."""
+        known, plain = self.languages, plain_frame(self.folder.tokenizers)
+        if self.source.marks.language is not None:
+            return self._spoken(plain, to, from_)
         if not known:
             if to is not None or from_ is not None:
                 raise UserError(f"this model translates into one language only; leave out {to or from_!r}")
-            return []
+            return plain
         if to is None and len(known) > 1:
             raise UserError(f"this model translates into several languages; say which: {', '.join(known)}")
         to = to or known[0]
@@ -174,10 +183,27 @@ class Translator(Predictor):
         sources = sorted({source for source, target in self.folder.directions if source and target == to})
         if from_ is not None and from_ not in sources:
             raise UserError(f"this model has not learned to translate from {from_!r} into {to!r}; from: {sources}")
-        return [self.source.language(to)]
+        return replace(plain, before=(*plain.before, self.source.language(to)))
+
+    def _spoken(self, plain: Frame, to: str | None, from_: str | None) -> Frame:
+        """A model that hears which language a source is in, and begins with the one it is to say."""
+        source, codes = self.source, set(self.source.languages.values())
+        begins = next((number for number in (*plain.forced, *plain.opening) if number in codes), None)
+        here = source.marks.spoken if from_ is None else source.language(from_)
+        there = begins if to is None else source.language(to)
+        if here is None or there is None:
+            what = 'which language a text is in (from_="…")' if here is None else 'which to translate into (to="…")'
+            raise UserError(f"this model knows {len(codes)} languages; say {what}: {', '.join(self.languages)}")
+        if plain.opening[0] in codes:  # the language itself is where it starts
+            plain = replace(plain, opening=(there,), forced=())
+        else:
+            plain = replace(plain, forced=(there,))
+        if source.marks.language == "before":
+            return replace(plain, before=(here, *plain.before))
+        return replace(plain, after=(*plain.after, here))
 
     def _assembled(
-        self, plan: Plan, answers: list[list[Hypothesis]], best: int, start: list[int], align: bool
+        self, plan: Plan, answers: list[list[Hypothesis]], best: int, frame: Frame, align: bool
     ) -> Translation:
         chosen: list[tuple[float, list[int]]] = [(0.0, [])]  # the best ways to combine the pieces' hypotheses
         for hypotheses in answers:
@@ -191,21 +217,20 @@ class Translator(Predictor):
             places.append(starts)
         firsts = [hypotheses[rank] for hypotheses, rank in zip(answers, chosen[0][1], strict=True)]
         notes = plan.notes + [_unfinished(p, h) for p, h in zip(plan.pieces, firsts, strict=True) if not h.finished]
-        links = self._links(plan, firsts, places[0], candidates[0].text, start) if align else None
+        links = self._links(plan, firsts, places[0], candidates[0].text, frame) if align else None
         return Translation(plan.source, candidates, notes, links)
 
-    def _links(
-        self, plan: Plan, answers: list[Hypothesis], starts: list[int], text: str, start: list[int]
-    ) -> list[Link]:
+    def _links(self, plan: Plan, answers: list[Hypothesis], starts: list[int], text: str, frame: Frame) -> list[Link]:
         """The source token (not the marks around the sentence) that weighs most for each target token."""
         links = []
         for piece, answer, at in zip(plan.pieces, answers, starts, strict=True):
             heard = self.source.encode(piece.text)
             if not heard or not answer.tokens:
                 continue
-            source = [*start, *heard, self.source.eos]
-            (weights,) = attention(self.model, [source], [[self.target.bos, *answer.tokens[:-1]]], self.source.pad)
-            looks = weights[:, len(start) : len(start) + len(heard)].argmax(-1).tolist()
+            said = [*frame.begin, *answer.tokens[:-1]]
+            (weights,) = attention(self.model, [frame.source(heard)], [said], self.source.pad)
+            first = len(frame.before)
+            looks = weights[len(frame.begin) - 1 :, first : first + len(heard)].argmax(-1).tolist()
             spans = self.source.spans(piece.text)
             for look, (begin, end) in zip(looks, self._target_spans(answer.tokens), strict=True):
                 left, right = (place + piece.start for place in spans[look])

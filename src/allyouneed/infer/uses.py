@@ -11,6 +11,7 @@ from allyouneed.infer.predictor import Predictor
 # where the class is, so that a folder's use is imported and no other
 USES = {
     "translation": ("translator", "Translator"),
+    "seq2seq": ("seq2seq", "Seq2Seq"),
     "causal-lm": ("generator", "Generator"),
     "prefix-lm": ("generator", "Generator"),
     "masked-lm": ("masks", "MaskFiller"),
@@ -20,6 +21,9 @@ USES = {
     "tagging": ("tagger", "Tagger"),
     "similarity": ("embedder", "Embedder"),
     "contrastive": ("embedder", "Embedder"),
+    "transcription": ("transcriber", "Transcriber"),
+    "image-classification": ("image_classifier", "ImageClassifier"),
+    "image-text": ("image_matcher", "ImageMatcher"),
 }
 
 

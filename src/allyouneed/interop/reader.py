@@ -24,6 +24,7 @@ MADE = (
     "auto_map",
     "chunk_size_feed_forward",
     "dtype",
+    "finetuning_task",
     "gradient_checkpointing",
     "id2label",
     "initializer_range",
@@ -48,6 +49,7 @@ GENERATION = (
     "*suppress_tokens",
     "*_penalty",
     "bad_words_ids",
+    "do_sample",
     "early_stopping",
     "max_length",
     "min_length",
@@ -61,10 +63,12 @@ GENERATION = (
 
 ACTIVATIONS = {
     "gelu": "gelu",
+    "gelu_accurate": "gelu-tanh",
     "gelu_fast": "gelu-tanh",
     "gelu_new": "gelu-tanh",
     "gelu_pytorch_tanh": "gelu-tanh",
     "gelu_python": "gelu",
+    "gelu_python_tanh": "gelu-tanh",
     "linear": "identity",
     "mish": "mish",
     "quick_gelu": "quick-gelu",
@@ -125,6 +129,13 @@ class Reader(Mapping[str, Any]):
             return words[said]
         self.problems.append(f"{self.where}{key}: {said!r} is not known here ({', '.join(map(str, words))} are)")
         return next(iter(words.values()))
+
+    def classes(self, *ends: str) -> None:
+        """The name of their class must end in one of these; a file may leave it out."""
+        name: str = (self.get("architectures") or [""])[0]
+        if name and not name.endswith(ends):
+            known = ", ".join(f"…{end}" for end in ends)
+            self.problems.append(f"{self.where}architectures: {name!r} is not known here ({known} are)")
 
     def activation(self, key: str) -> str:
         word: str = self.choose(key, ACTIVATIONS)

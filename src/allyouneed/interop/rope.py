@@ -6,12 +6,20 @@ import math
 from typing import Any
 
 from allyouneed.interop.reader import Reader
+from allyouneed.interop.said import Said
+
+USUAL = 2048  # places, where a model of ours knows no limit
 
 
-def rotary(config: Reader, order: str = "halves", fraction: float = 1.0, base: float = 10000.0) -> dict[str, Any]:
-    """`fraction` and `base` are the family's own where the config says nothing."""
+def rotary(
+    config: Reader, order: str = "halves", fraction: float | None = None, base: float = 10000.0
+) -> dict[str, Any]:
+    """`fraction` and `base` are the family's own where the config says nothing; most families turn whole heads."""
     said = config.inside("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
-    fraction = said.get("partial_rotary_factor") or config.get("partial_rotary_factor") or fraction
+    if fraction is None:
+        fraction = said.only("partial_rotary_factor", 1.0, None) or 1.0
+    else:
+        fraction = said.get("partial_rotary_factor") or config.get("partial_rotary_factor") or fraction
     found = {
         "kind": "rotary",
         "base": float(said.get("rope_theta") or config.get("rope_theta") or base),
@@ -50,6 +58,29 @@ def scaling(said: Reader, length: int | None) -> dict[str, Any]:
     if sharpened is None and scale and everywhere:
         sharpened = grown(factor, scale) / grown(factor, everywhere)
     return found if sharpened is None else found | {"attention_factor": sharpened}
+
+
+def turned(said: Said, partly: bool = False) -> dict[str, Any]:
+    """Our rotary positions as `rope_parameters`, and the length that these are for; `partly`: of families that may turn
+    a part of each head."""
+    path = "decoder.mixer.positions"
+    kind, at = said.get(f"{path}.scaling.kind", "none"), f"{path}.scaling"
+    found = {"rope_type": "default" if kind == "none" else kind, "rope_theta": said[f"{path}.base"]}
+    if partly:
+        found["partial_rotary_factor"] = said[f"{path}.fraction"]
+    words = {
+        "factor": "factor",
+        "original_max_position_embeddings": "original",
+        "low_freq_factor": "low",
+        "high_freq_factor": "high",
+        "beta_fast": "fast",
+        "beta_slow": "slow",
+        "truncate": "whole_planes",
+        "attention_factor": "attention_factor",
+    }
+    found |= {word: value for word, ours in words.items() if (value := said.get(f"{at}.{ours}")) is not None}
+    length = int(said.get(f"{at}.original", USUAL) * said.get(f"{at}.factor", 1))
+    return {"rope_parameters": found, "max_position_embeddings": length}
 
 
 def grown(factor: float, scale: float) -> float:

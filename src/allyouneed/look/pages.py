@@ -6,6 +6,8 @@ A table stands on its page between `<!-- parts: written by make docs -->` and `<
 from __future__ import annotations
 
 import importlib
+import inspect
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,6 +57,20 @@ def presets_table() -> str:
     return _table([head, *(line(row) for row in rows())])
 
 
+def families_table() -> str:
+    """Whose models are read and written, by the `model_type` of their config."""
+    from allyouneed.interop import families
+
+    lines = [["`model_type`", "what it is", "its table"]]
+    for name in families.FAMILIES:
+        told = inspect.getdoc(importlib.import_module(f"{families.__name__}.{name}")) or ""
+        # up to the end of its first sentence, and without what the file has besides
+        first = re.split(r"(?<!al)\.(?:\s|$)|, and what", told.replace("\n", " "))[0]
+        where = f"[{name}.py](../src/allyouneed/interop/families/{name}.py)"
+        lines.append([f"`{name}`", first, where])
+    return _table(lines)
+
+
 def _file(cls: type[Part]) -> str:
     module = importlib.import_module(cls.__module__)
     return Path(module.__file__ or "").relative_to(Path(allyouneed.__file__).parents[1]).as_posix()
@@ -68,6 +84,7 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "parts.md": {"parts": parts_table},
     "look.md": {"presets": presets_table},
+    "other-models.md": {"families": families_table},
 }
 
 

@@ -121,12 +121,13 @@ class Batch:
     """What goes in on each side, and the labels of the target side (`IGNORE` where there is none).
 
     A model of one stack has only a target. Two towers (CLIP) take one input each. The source of a model that retrieves
-    is what was found.
+    is what was found; that of a segment of XLNet's are those who ask.
     """
 
     target: Input
     source: Input | None = None
     labels: Tensor | None = None
+    begins: bool | None = None  # rows begin new texts, or go on with those of the batch before; None: it stands alone
 
     def to(self, device: torch.device | str) -> Batch:
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
@@ -136,6 +137,7 @@ class Batch:
             target=self.target.each(change),
             source=None if self.source is None else self.source.each(change),
             labels=None if self.labels is None else change(self.labels),
+            begins=self.begins,
         )
 
     @property

@@ -28,7 +28,7 @@ from allyouneed.nn.context import Context, Facts, Memory
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dense import Dense, Manner, Plan, attention_weights
 from allyouneed.nn.norms import Norm
-from allyouneed.nn.state import SourceKeyValues, State
+from allyouneed.nn.state import KeyValues, SourceKeyValues, State
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 
@@ -105,11 +105,34 @@ class ChunkedCross(Mixer):
 
 
 class MemoryKeyValues(SourceKeyValues):
-    """Keys and values of memory that may grow while decoding: the first `end` are up to date."""
+    """Keys and values of memory that may grow while decoding: the first `end` are up to date. `asked`: what all tokens
+    were when they came here, where memory is made of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: KeyValues | None = None
+
+    def keep(self, x: Tensor, context: Context) -> Tensor:
+        """Remember what comes; all there is, each token where it stands (batch, end, width)."""
+        self.asked = self.asked or KeyValues()
+        return self.asked.append(x[:, None], x[:, None, :, :0], context)[0][:, 0]
 
     def forget(self, length: int) -> None:
         """What memory says from here on has changed."""
         self.end = min(self.end, length)
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        if self.asked is not None:
+            self.asked.select(rows)
+
+    def trim(self, length: int) -> None:
+        if self.asked is not None:
+            self.asked.trim(length)
+
+    @property
+    def bytes(self) -> int:
+        return super().bytes + (0 if self.asked is None else self.asked.bytes)
 
 
 class ChunkedCrossAttention(CrossAttention):
@@ -118,7 +141,9 @@ class ChunkedCrossAttention(CrossAttention):
         self.chunk = config.chunk
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        memory = context.memory
+        asks, memory = context.asks, context.memory
+        if asks is not None:
+            memory = context.plan("asked", lambda: asks(x, context, state))
         if memory is None:  # nothing was ever retrieved
             return torch.zeros_like(x)
         k, v = self.keys_and_values(memory, context, state)

@@ -178,6 +178,10 @@ class Replay:
         return found
 
 
+# what a layer reads, its context and its state -> memory; None: there is nothing to look at yet
+Asks = Callable[[Tensor, "Context", Any], Memory | None]
+
+
 @dataclass(eq=False)
 class Context:
     """Handed to every layer. Layers read it; they never keep it."""
@@ -190,6 +194,8 @@ class Context:
     said: Facts | None = None  # with states: the first of the queries, where the others only ask and are not remembered
     losses: list[Tensor] | None = None  # what parts add to the loss (a mixture's balance), each a mean over real tokens
     plans: dict[Hashable, Any] = field(default_factory=dict)
+    # makes memory of what the first layer that looks at it reads (RETRO), where it is not there from the start
+    asks: Asks | None = None
     replay: Replay | None = None  # there where a layer will be computed once more, for its gradients
 
     def plan(self, key: Hashable, make: Callable[[], T]) -> T:

@@ -81,7 +81,7 @@ class DecoderModel(ModelModule):
         where = next(self.parameters()).device if device is None else torch.device(device)
         return States(self.decoder.new_states(), rows, where, None)
 
-    def advance(self, new: Rows, states: States, last: bool = False) -> Tensor:
+    def advance(self, new: Rows, states: States, last: bool = False, losses: list[Tensor] | None = None) -> Tensor:
         """Take in the next tokens of every row (one or many, unequal lengths padded right); hidden states of them, or
         of each row's `last` one only (batch, 1, width)."""
-        return advance(self.embed, self.decoder, new, states, last)
+        return advance(self.embed, self.decoder, new, states, last, losses)

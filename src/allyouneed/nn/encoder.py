@@ -60,6 +60,8 @@ class Encoder(Model):
     def problems(self) -> Iterator[Problem]:
         yield from stack_problems("encoder", self.encoder, self, crosses=False, decodes=False, widens=True)
         yield from outer_problems(self.embed, self.head, self, self.vocab, self.encoder)
+        if getattr(self.head, "distilled", False) and not getattr(self.embed, "distillation_token", False):
+            yield ("head", "distilled"), "reads the distillation token: set embed.distillation_token"
 
 
 class EncoderModel(ModelModule):
@@ -86,9 +88,11 @@ class EncoderModel(ModelModule):
         device = next(self.parameters()).device
         return States(self.encoder.new_states(segments=True), rows, device, None)
 
-    def advance(self, new: Rows, states: States, asking: Rows | None = None) -> Tensor:
+    def advance(
+        self, new: Rows, states: States, asking: Rows | None = None, losses: list[Tensor] | None = None
+    ) -> Tensor:
         """The next segment of every row, see `read_on`."""
-        return read_on(self.embed, self.encoder, new, states, asking)
+        return read_on(self.embed, self.encoder, new, states, asking, losses)
 
     def attention(
         self, batch: Batch, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None

@@ -33,7 +33,15 @@ class Dense(Linear):
     kind: Literal["dense"] = "dense"
 
     def build(self, inputs: int, outputs: int | Sequence[int], bias: bool) -> nn.Module:
-        return nn.Linear(inputs, sum(sizes(outputs)), bias=bias)
+        return nn.Linear(inputs, outputs, bias) if isinstance(outputs, int) else Joined(inputs, outputs, bias)
 
     def cost(self, inputs: int, outputs: int, bias: bool) -> Cost:
         return Cost(parameters=outputs * (inputs + bias), flops=2 * inputs * outputs)
+
+
+class Joined(nn.Linear):
+    """Several maps of one input made by one product; `outputs`: of each of them."""
+
+    def __init__(self, inputs: int, outputs: Sequence[int], bias: bool) -> None:
+        super().__init__(inputs, sum(outputs), bias=bias)
+        self.outputs = tuple(outputs)

@@ -37,7 +37,8 @@ WORTH_SORTING = 1024  # tokens; of fewer, all pairs are quicker than finding out
 class LSH(Mixer):
     """`buckets`: an even number; 1 is the paper's shared-QK attention without hashing. `rounds`: more find more of the
     tokens that are near. `chunk`: train as the paper does, on what lies in a chunk of this many sorted tokens and the
-    one before it. `seed` draws R, the same for every pass and every layer.
+    one before it. `whole`: the first so many tokens of a text look at all before them (transformers hashes only texts
+    that are longer than a chunk). `seed` draws R, the same for every pass and every layer.
     """
 
     kind: Literal["lsh"] = "lsh"
@@ -46,6 +47,7 @@ class LSH(Mixer):
     buckets: Size
     rounds: Size = 2
     chunk: Size | None = None
+    whole: Annotated[int, Field(ge=0)] = 0
     sees: Literal["past", "around"] = "past"
     seed: int = 0
     bias: bool = False  # of the projections; the authors have none
@@ -81,6 +83,8 @@ class LSH(Mixer):
             found.append(("heads", text))
         if self.buckets > 1 and self.buckets % 2:
             found.append(("buckets", "half of them lie opposite the other half: an even number, or 1"))
+        if self.whole and not self.causal:
+            found.append(("whole", "goes with sees: past; among tokens that see later ones there are no first"))
         return found
 
 
@@ -112,17 +116,27 @@ class LSHAttention(SubLayer):
         chunk = self.config.chunk or EXACT_CHUNK
         asked = context.record is not None and self in context.record
         beside = None
-        if state is None and not asked and (limited or x.shape[1] >= WORTH_SORTING):
+        sortable = state is None and not asked and (not self.config.whole or context.queries.start == 0)
+        if sortable and (limited or x.shape[1] >= WORTH_SORTING):
             ids = self.apart(buckets, context.queries)
             beside = 1 if limited else self.beside(ids, chunk, context)
         if beside is not None:
             look = by_chunks(q, k, v, ids, chunk, beside, self.config.causal, limited, dropout)
+            look = self.begun(q, k, v, look, dropout) if self.config.whole else look
         else:
             mask = self.mask(buckets, seen_buckets, context.queries, keys)
             self.show(q, k, mask, context)
             look = sdpa(q, k, v, mask, dropout, scale=1.0)
         mixed: Tensor = self.out(look.transpose(1, 2).flatten(2))
         return mixed
+
+    def begun(self, q: Tensor, k: Tensor, v: Tensor, look: Tensor, dropout: float) -> Tensor:
+        """What the first tokens of texts that begin in the first column see, before what the others do."""
+        count = min(self.config.whole, q.shape[2])
+        mask = torch.ones(count, count, dtype=torch.bool, device=q.device).tril(-1)
+        mask[0, 0] = True
+        first = sdpa(q[:, :, :count], k[:, :, :count], v[:, :, :count], mask, dropout, scale=1.0)
+        return torch.cat((first, look[:, :, count:]), 2)
 
     def beside(self, ids: Tensor, chunk: int, context: Context) -> int | None:
         """Chunks to look at beside the own one; None where some bucket is so large that all pairs are no more work."""
@@ -151,7 +165,7 @@ class LSHAttention(SubLayer):
         """The definition: (batch, heads, queries, keys) bool."""
         seen = dense_mask(Causal() if self.config.causal else Full(), queries, keys)  # (batch or 1, 1, queries, keys)
         itself = (queries.positions[:, :, None] == keys.positions[:, None])[:, None] & seen
-        alike = torch.zeros(1, dtype=torch.bool, device=buckets.device)
+        alike = (queries.positions < self.config.whole)[:, None, :, None]
         for own, its in zip(buckets.unbind(-1), others.unbind(-1), strict=True):
             alike = alike | (own[..., :, None] == its[..., None, :])
         met = alike & seen & ~itself

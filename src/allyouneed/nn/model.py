@@ -18,7 +18,7 @@ from allyouneed.config import Config, Part, model_validator
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.block import Layer
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts, Record, Wanted
+from allyouneed.nn.context import Asks, Context, Facts, Record, Wanted
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.embed import Embed, TokenEmbed
 from allyouneed.nn.head import Head, VocabularyHead
@@ -199,7 +199,15 @@ def weights_of(stack: Stack, part: str, modules: dict[int, nn.Module], record: R
     }
 
 
-def advance(embed: Any, stack: Callable[..., Tensor], new: Rows, states: States, last: bool = False) -> Tensor:
+def advance(
+    embed: Any,
+    stack: Callable[..., Tensor],
+    new: Rows,
+    states: States,
+    last: bool = False,
+    losses: list[Tensor] | None = None,
+    asks: Asks | None = None,
+) -> Tensor:
     """Take in the next tokens of every row (one or many, unequal lengths padded right); hidden states of them, or of
     each row's `last` one only (batch, 1, width)."""
     assert new.side == "right" and new.segments is None, "decoding takes one sentence a row, padded on the right"
@@ -208,7 +216,7 @@ def advance(embed: Any, stack: Callable[..., Tensor], new: Rows, states: States,
     end = max(states.lengths, default=0) + time
     states.mark(facts, end)
     x = embed(new, facts)
-    context = Context(facts, slots=states.slots(end), memory=states.memory, inputs=x)
+    context = Context(facts, states.slots(end), states.memory, x, losses=losses, asks=asks)
     hidden = stack(x, context, states.layers)
     if last:
         hidden = hidden.take_along_dim(last_places(facts)[..., None], 1)

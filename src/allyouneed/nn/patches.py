@@ -38,7 +38,8 @@ class PatchEmbed(Embed):
     """Eq. 1: z = [x_class; x¹E; …; xᴺE] + E_pos, a patch of pixels being one token; patches are read line by line.
 
     `norm` normalises the sum (CLIP: Radford et al. 2021, 2.4), `patch_norm` a patch's pixels and the vector they give
-    (the authors' code of CRATE: Yu et al. 2023).
+    (the authors' code of CRATE: Yu et al. 2023). `distillation_token`: a second learned vector, behind the class token,
+    which learns from a teacher (DeiT: Touvron et al. 2021, 4).
     """
 
     reads: ClassVar[type] = Signal
@@ -48,6 +49,7 @@ class PatchEmbed(Embed):
     patch: Sides
     channels: Size = 3
     class_token: bool = True  # a learned vector before the patches, which gathers what the head reads
+    distillation_token: bool = False
     positions: Positions = NoPositions()
     bias: bool = True
     norm: Norm | None = None
@@ -60,10 +62,15 @@ class PatchEmbed(Embed):
         return height // down, width // across
 
     @property
+    def learned(self) -> int:
+        """Tokens that stand before the patches."""
+        return self.class_token + self.distillation_token
+
+    @property
     def places(self) -> int:
         """Tokens of an image."""
         rows, columns = self.grid
-        return rows * columns + self.class_token
+        return rows * columns + self.learned
 
     @property
     def pixels(self) -> int:
@@ -80,7 +87,7 @@ class PatchEmbed(Embed):
 
     def cost(self, common: Common, vocab: int | None, shared: bool = False) -> Cost:
         total = common.linear.cost(self.pixels, common.width, self.bias)
-        total += Cost(parameters=self.class_token * common.width) + self.positions.cost(common.width)
+        total += Cost(parameters=self.learned * common.width) + self.positions.cost(common.width)
         if self.patch_norm is not None:
             total += self.patch_norm.cost(self.pixels) + self.patch_norm.cost(common.width)
         return total if self.norm is None else total + self.norm.cost(common.width)
@@ -91,8 +98,10 @@ class PatchEmbed(Embed):
             return [("patch", f"an image of {height}×{width} cannot be cut into whole patches of {down}×{across}")]
         known = self.positions.limit
         if known is not None and known != self.places:
-            plus = " and the class token" if self.class_token else ""
-            text = f"{known} places, but the {self.places - self.class_token} patches{plus} need {self.places}"
+            plus = (" and the class token" if self.class_token else "") + (
+                " and the distillation token" if self.distillation_token else ""
+            )
+            text = f"{known} places, but the {self.places - self.learned} patches{plus} need {self.places}"
             return [("positions", text)]
         return [(f"positions.{key}", text) for key, text in self.positions.problems(common.width)]
 
@@ -105,6 +114,7 @@ class PatchEmbedModule(EmbedModule):
         self.config = config
         self.project = common.linear.build(config.pixels, common.width, config.bias)
         self.class_token = nn.Embedding(1, common.width) if config.class_token else None
+        self.distillation_token = nn.Embedding(1, common.width) if config.distillation_token else None
         self.positions = config.positions.build(common.width)
         self.norm = None if config.norm is None else config.norm.build(common.width)
         around = (config.pixels, common.width) if config.patch_norm is not None else ()
@@ -121,8 +131,8 @@ class PatchEmbedModule(EmbedModule):
             x = behind(self.project(before(x, Context(facts))), Context(facts))
         else:
             x = self.project(x)
-        if self.class_token is not None:
-            x = torch.cat([self.class_token.weight.to(x.dtype).expand(len(x), 1, -1), x], 1)
+        before_all = [token for token in (self.class_token, self.distillation_token) if token is not None]
+        x = torch.cat([*(token.weight.to(x.dtype).expand(len(x), 1, -1) for token in before_all), x], 1)
         added = self.positions(facts.positions)
         if added is not None:
             x = x + added.to(x.dtype)

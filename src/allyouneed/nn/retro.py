@@ -7,10 +7,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from allyouneed.nn.attention import Attention
 from allyouneed.nn.batch import Batch, Neighbours, Rows
 from allyouneed.nn.chunked_cross import ChunkedCross, MemoryKeyValues, Retrieved, retrieved
-from allyouneed.nn.context import Context, Facts, Record
+from allyouneed.nn.context import Asks, Context, Facts, Memory, Record
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.model import (
     Layers,
@@ -25,6 +27,7 @@ from allyouneed.nn.model import (
     watched,
     weights_of,
 )
+from allyouneed.nn.reversible import Reversible
 from allyouneed.nn.stack import Stack, stack_cost
 from allyouneed.nn.state import States
 from allyouneed.nn.wiring import Depth
@@ -35,8 +38,9 @@ Search = Callable[[list[list[int]]], Sequence[Sequence[Sequence[int]]]]
 
 class Retro(Writer):
     """Borgeaud et al. 2022, 2.4 and algorithm 1: the encoder reads each neighbour (a chunk and what followed it) by
-    itself; layers of the decoder that have a `cross` of kind `chunked-cross` look at them. Without neighbours it is a
-    decoder. The paper's encoder also looks at the chunk that asked; this one does not.
+    itself; layers of the decoder that have a `cross` of kind `chunked-cross` look at them. Layers of the encoder that
+    have a `cross` look at the chunk that asked, as the decoder's first retrieving layer reads it: E = ENCODER(RET(C_u),
+    H_u). Without neighbours it is a decoder.
     """
 
     kind: Literal["retro"] = "retro"
@@ -54,6 +58,11 @@ class Retro(Writer):
         """Of a neighbour."""
         return 2 * self.chunk
 
+    @property
+    def conditioned(self) -> bool:
+        """The encoder looks at the chunk that asked."""
+        return any(layer.cross is not None for layer in self.encoder)
+
     def build(self) -> RetroModel:
         return RetroModel(self)
 
@@ -63,6 +72,13 @@ class Retro(Writer):
         each = self.neighbours * self.length  # tokens retrieved for a chunk
         encoder = stack_cost(self.encoder, self, self.length)
         total += Cost(encoder.parameters, encoder.flops * each / self.chunk)  # it keeps nothing
+        for layer in self.encoder:
+            if layer.cross is not None:  # its keys are those of the chunk that asked
+                seen, counted = (layer.cross.cost(self, size, cross=True).flops for size in (self.chunk, self.length))
+                flops = (seen - counted) * each / self.chunk + layer.cross.source_flops(self)
+                total += Cost(flops=flops * layer.repeat)
+        if self.conditioned:
+            total += Cost(state_per_token=self.width)  # what chunks will ask with
         for layer in self.decoder:
             if isinstance(layer.cross, ChunkedCross):
                 found, assumed = layer.cross.retrieving(self, each), layer.cross.cost(self, length, cross=True)
@@ -71,7 +87,15 @@ class Retro(Writer):
         return total + self.head.cost(self, self.vocab, self.embed.vector(self), self.embed.ties)
 
     def problems(self) -> Iterator[Problem]:
-        yield from stack_problems("encoder", self.encoder, self, crosses=False, decodes=False)
+        yield from stack_problems("encoder", self.encoder, self, crosses=True, decodes=False)
+        for number, layer in enumerate(self.encoder):
+            if layer.cross is not None and not isinstance(layer.cross, Attention):
+                yield ("encoder", number, "cross", "kind"), "looks at the chunk that asked; use attention"
+        if self.conditioned:
+            for number, layer in enumerate(self.decoder):
+                if isinstance(layer.wiring, Reversible):
+                    text = "computes layers once more, and the encoder that looks at the chunk with them; take another"
+                    yield ("decoder", number, "wiring"), text
         yield from stack_problems("decoder", self.decoder, self, crosses=True, decodes=True)
         chunks = set()
         for number, layer in enumerate(self.decoder):
@@ -104,14 +128,25 @@ class RetroModel(ModelModule):
         self.head = config.head.build(config, config.vocab, tied)
         config.init.apply(self, config.width)
 
-    def encode(self, found: Neighbours, record: Record | None = None, losses: list[Tensor] | None = None) -> Retrieved:
-        """Each neighbour by itself; then those of a chunk side by side, where its tokens stand."""
+    def encode(
+        self,
+        found: Neighbours,
+        record: Record | None = None,
+        losses: list[Tensor] | None = None,
+        asked: Tensor | None = None,
+    ) -> Retrieved:
+        """Each neighbour by itself; then those of a chunk side by side, where its tokens stand. `asked`: the chunks
+        they were found for (batch, chunks, chunk, width), if the encoder looks at them."""
         batch, chunks, count, length = found.tokens.shape
         lengths = found.lengths.flatten().clamp(min=1)  # an encoder reads no empty text
         rows = Rows(found.tokens.flatten(0, 2), lengths)
         facts: Facts = self.embed.facts(rows)
         x = self.embed(rows, facts)
-        hidden: Tensor = self.encoder(x, Context(facts, inputs=x, record=record, losses=losses))
+        chunk = None  # seen by all its neighbours
+        if asked is not None:
+            places = torch.arange(self.config.chunk, device=asked.device)[None]
+            chunk = Memory(asked.flatten(0, 1), Facts(places, start=0))
+        hidden: Tensor = self.encoder(x, Context(facts, memory=chunk, inputs=x, record=record, losses=losses))
         real = torch.arange(length, device=lengths.device) < found.lengths[..., None]  # (batch, chunks, count, length)
         memory = hidden.view(batch, chunks * count * length, -1)
         return retrieved(memory, real.flatten(1).long(), chunks, self.config.chunk)
@@ -119,7 +154,7 @@ class RetroModel(ModelModule):
     def decode(
         self,
         target: Rows,
-        memory: Retrieved | None,
+        memory: Retrieved | Asks | None,
         record: Record | None = None,
         losses: list[Tensor] | None = None,
     ) -> Tensor:
@@ -127,14 +162,26 @@ class RetroModel(ModelModule):
         if facts.packed and memory is not None:
             raise ValueError("neighbours belong to the chunks of one text a row; do not pack several into it")
         x = self.embed(target, facts)
-        hidden: Tensor = self.decoder(x, Context(facts, memory=memory, inputs=x, record=record, losses=losses))
+        there = {"memory": memory} if isinstance(memory, Retrieved) else {"asks": memory}
+        hidden: Tensor = self.decoder(x, Context(facts, inputs=x, record=record, losses=losses, **there))
         return hidden
 
     def remember(
         self, given: object, record: Record | None = None, losses: list[Tensor] | None = None
-    ) -> Retrieved | None:
+    ) -> Retrieved | Asks | None:
+        """What was retrieved, encoded; or, where the encoder looks at the chunks that ask, what will encode it."""
         assert given is None or isinstance(given, Neighbours), "the source of a model that retrieves is its neighbours"
-        return None if given is None or not given.tokens.numel() else self.encode(given, record, losses)
+        if given is None or not given.tokens.numel():
+            return None
+        if not self.config.conditioned:
+            return self.encode(given, record, losses)
+        chunks = given.tokens.shape[1]
+
+        def asks(x: Tensor, context: Context, _: object) -> Retrieved:
+            asked = in_place(x, context.queries, chunks * self.config.chunk)
+            return self.encode(given, context.record, context.losses, asked.unflatten(1, (chunks, -1)))
+
+        return asks
 
     def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
         memory = self.remember(batch.source, losses=losses)
@@ -156,9 +203,13 @@ class RetroModel(ModelModule):
     def start(self, given: int | Neighbours, search: Search | None = None) -> RetroStates:
         """Ready to write so many texts: with neighbours known beforehand, with a `search`, or without any."""
         if isinstance(given, int):
-            return RetroStates(self, given, None, search)
+            return RetroStates(self, given, search=search)
         assert search is None, "neighbours are given, or searched for"
-        return RetroStates(self, len(given.tokens), self.remember(given), None)
+        if self.config.conditioned:
+            return RetroStates(self, len(given.tokens), given=given)
+        memory = self.remember(given)
+        assert memory is None or isinstance(memory, Retrieved)
+        return RetroStates(self, len(given.tokens), memory)
 
     def advance(self, new: Rows, states: RetroStates, last: bool = False) -> Tensor:
         """Take in the next tokens of every row (one or many, unequal lengths padded right); hidden states of them, or
@@ -166,22 +217,64 @@ class RetroModel(ModelModule):
 
         The last token of a chunk already sees its neighbours, so they are looked up first.
         """
-        if states.search is not None and (full := states.read(new)):
-            found = [[neighbours] for neighbours in states.search([tokens for _, _, tokens in full])]
-            given = Neighbours.of(found, self.config.neighbours, self.config.length).to(new.tokens.device)
-            states.learn([(row, chunk) for row, chunk, _ in full], self.encode(given))
-        return advance(self.embed, self.decoder, new, states, last)
+        if states.search is None and states.given is None:
+            return advance(self.embed, self.decoder, new, states, last)
+        places, found = self._found(new, states)
+        if not self.config.conditioned:
+            if places:
+                states.learn(places, self.encode(found))
+            return advance(self.embed, self.decoder, new, states, last)
+
+        def asks(x: Tensor, context: Context, state: object) -> Retrieved | None:
+            assert isinstance(state, MemoryKeyValues)
+            read, size = state.keep(x, context), self.config.chunk
+            if places:
+                asked = torch.stack([read[row, u * size : (u + 1) * size] for row, u in places])[:, None]
+                states.learn(places, self.encode(found, asked=asked))
+            return states.memory
+
+        return advance(self.embed, self.decoder, new, states, last, asks=asks)
+
+    def _found(self, new: Rows, states: RetroStates) -> tuple[list[tuple[int, int]], Neighbours]:
+        """(row, number) of the chunks that new tokens complete, and their neighbours, one chunk a row."""
+        full, device = states.read(new), new.tokens.device
+        if states.given is not None:
+            places = [(row, u) for row, u, _ in full if u < states.given.tokens.shape[1]]
+            at = torch.tensor(places, dtype=torch.long, device=device).view(-1, 2).unbind(1)
+            return places, states.given.each(lambda tensor: tensor[at][:, None])
+        assert states.search is not None
+        found = [[near] for near in states.search([tokens for _, _, tokens in full])] if full else []
+        given = Neighbours.of(found, self.config.neighbours, self.config.length)
+        return [(row, u) for row, u, _ in full], given.to(device)
+
+
+def in_place(x: Tensor, queries: Facts, end: int) -> Tensor:
+    """Tokens of whole texts where they stand, wherever padding is: (batch, end, width), zeros where there are none."""
+    if queries.start == 0:
+        return pad(x[:, :end], (0, 0, 0, max(0, end - x.shape[1])))
+    there = queries.positions < end if queries.real is None else queries.real & (queries.positions < end)
+    places = torch.where(there, queries.positions, end).expand(len(x), -1)
+    rows = torch.arange(len(x), device=x.device)[:, None]
+    return x.new_zeros(len(x), end + 1, x.shape[-1]).index_put((rows, places), x)[:, :end]
 
 
 class RetroStates(States):
-    """States of texts that each have neighbours of their own: beams too, for each may have written another chunk."""
+    """States of texts that each have neighbours of their own: beams too, for each may have written another chunk.
+    Neighbours are in `memory` from the start, or are `given` or searched for when their chunk has been read."""
 
     memory: Retrieved | None
 
-    def __init__(self, model: RetroModel, rows: int, memory: Retrieved | None, search: Search | None) -> None:
+    def __init__(
+        self,
+        model: RetroModel,
+        rows: int,
+        memory: Retrieved | None = None,
+        search: Search | None = None,
+        given: Neighbours | None = None,
+    ) -> None:
         super().__init__(model.decoder.new_states(), rows, next(model.parameters()).device, memory)
-        self.chunk, self.search = model.config.chunk, search
-        self.tokens: list[list[int]] = [[] for _ in range(rows)]  # all read so far, where somebody searches
+        self.chunk, self.search, self.given = model.config.chunk, search, given
+        self.tokens: list[list[int]] = [[] for _ in range(rows)]  # all read so far, where neighbours come later
 
     def read(self, new: Rows) -> list[tuple[int, int, list[int]]]:
         """Take note of new tokens; (row, number, tokens) of the chunks they complete."""
@@ -219,3 +312,6 @@ class RetroStates(States):
     def _select(self, rows: list[int], sources: list[int] | None) -> None:
         super()._select(rows, sources=rows)
         self.tokens = [list(self.tokens[row]) for row in rows]
+        if self.given is not None:
+            kept = torch.tensor(rows, dtype=torch.long, device=self.given.tokens.device)
+            self.given = self.given.each(lambda tensor: tensor.index_select(0, kept))

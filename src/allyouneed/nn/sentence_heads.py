@@ -31,7 +31,9 @@ class ClassesHead(Head):
     """Scores of each class for each sentence: softmax(W h + b), h one vector of the sentence.
 
     `hidden`: a dense layer with this activation comes first; with `tanh` it is BERT's pooler (Devlin et al. 2019, 4.1
-    and the authors' code). `dropout`: before the last map, the model's own when not given.
+    and the authors' code). `dropout`: before the last map, the model's own when not given. `distilled`: an image's
+    second vector, the distillation token's, has a map of its own, and the mean of both scores counts (DeiT: Touvron et
+    al. 2021, 4, "Classification with our approach").
     """
 
     kind: Literal["classes"] = "classes"
@@ -40,13 +42,21 @@ class ClassesHead(Head):
     hidden: Activation | None = None
     dropout: Share | None = None
     bias: bool = True
+    distilled: bool = False
 
     def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
         return ClassesHeadModule(self, common)
 
     def cost(self, common: Common, vocab: int | None, inner: int, tied: bool) -> Cost:
         total = _parameters(common.width, self.labels, self.bias)
+        if self.distilled:
+            total += _parameters(common.width, self.labels, self.bias)
         return total if self.hidden is None else total + _parameters(common.width, common.width, True)
+
+    def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
+        if self.distilled and (vocab is not None or self.hidden is not None or self.pool != "first"):
+            return [("distilled", "reads an image's first two vectors as they are: no text, no 'hidden', pool 'first'")]
+        return []
 
 
 class ClassesHeadModule(HeadModule):
@@ -57,6 +67,7 @@ class ClassesHeadModule(HeadModule):
         self.activation = ACTIVATIONS[config.hidden or "identity"]
         self.dropout = Dropout(common.dropout if config.dropout is None else config.dropout)
         self.classes = nn.Linear(common.width, config.labels, bias=config.bias)
+        self.distilled = nn.Linear(common.width, config.labels, bias=config.bias) if config.distilled else None
 
     def forward(self, x: Tensor, facts: Facts | None = None) -> Tensor:
         """(sentences, labels)"""
@@ -64,7 +75,7 @@ class ClassesHeadModule(HeadModule):
         vectors = pool(x, facts, self.pool)
         vectors = vectors if self.hidden is None else self.activation(self.hidden(vectors))
         scores: Tensor = self.classes(self.dropout(vectors))
-        return scores
+        return scores if self.distilled is None else (scores + self.distilled(self.dropout(x[:, 1]))) / 2
 
 
 class TagsHead(Head):

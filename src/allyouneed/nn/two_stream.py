@@ -57,7 +57,14 @@ def asking(rows: Rows, places: Sequence[Sequence[int]], pad: int = 0) -> Rows:
     )
 
 
-def read_on(embed: Any, stack: Stack, new: Rows, states: States, asks: Rows | None = None) -> Tensor:
+def read_on(
+    embed: Any,
+    stack: Stack,
+    new: Rows,
+    states: States,
+    asks: Rows | None = None,
+    losses: list[Tensor] | None = None,
+) -> Tensor:
     """Read the next segment of every text, over what is remembered of those before (2.4, mem): hidden states of its
     tokens and behind them of those that ask, (batch, time + askers, width). Everything remembered counts as said before
     the segment. Segments are full rows; the positions of those that ask count from the segment's first token.
@@ -72,12 +79,12 @@ def read_on(embed: Any, stack: Stack, new: Rows, states: States, asks: Rows | No
         facts = replace(facts, order=new.order + 1)
         slots = replace(slots, order=torch.cat((new.order.new_zeros(rows, begin), new.order + 1), 1))
     x = embed(new, facts)
-    context = Context(facts, slots)
+    context = Context(facts, slots, losses=losses)
     if asks is not None:
         assert asks.positions is not None and asks.order is not None
         there = Facts(begin + asks.positions, order=asks.order - 1, types=asks.types)
         x = torch.cat((x, embed(asks, there)), 1)
-        context = Context(_joined(facts, there, rows), slots, said=facts)
+        context = Context(_joined(facts, there, rows), slots, said=facts, losses=losses)
     hidden: Tensor = stack(x, context, states.layers)
     states.lengths = [begin + time] * rows
     return hidden

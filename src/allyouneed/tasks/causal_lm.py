@@ -10,32 +10,62 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from allyouneed.config import ConfigError, parse
 from allyouneed.data.documents import Pieces
 from allyouneed.data.encoding import Encoding, Texts
-from allyouneed.data.packing import Filled, Ints, Items, Side
+from allyouneed.data.packing import Batches, Filled, Ints, Items, Side
 from allyouneed.data.readers import Files
+from allyouneed.data.segments import SegmentBatches
 from allyouneed.data.store import Store
 from allyouneed.data.texts import TextFiles
 from allyouneed.data.tokenizers import Vocabularies
 from allyouneed.nn.context import Facts
+from allyouneed.nn.model import Model
+from allyouneed.tasks.endless import endless_problems
 from allyouneed.tasks.task import Loss, Task, token_loss
 
 
 class CausalLM(Task):
-    """Each token of a document given those before it (Radford et al. 2018, eq. 1)."""
+    """Each token of a document given those before it (Radford et al. 2018, eq. 1).
+
+    `memory`: documents are read end to end, a row of a batch going on where it ended in the batch before, over what the
+    model remembers of that (Dai et al. 2019, 3.2). How far back it sees is said by its patterns.
+    """
 
     files: ClassVar[type[Files]] = TextFiles
-    kinds: ClassVar[tuple[str, ...]] = ("decoder", "decoder-decoder")
+    kinds: ClassVar[tuple[str, ...]] = ("decoder", "decoder-decoder", "retro")
     metrics: ClassVar[dict[str, bool]] = {"perplexity": False, "loss": False}
     decoding: ClassVar[dict[str, Any]] = {"method": "sample", "top_p": 0.9}
     kind: Literal["causal-lm"] = "causal-lm"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    memory: bool = False
+
+    @property
+    def carries(self) -> bool:
+        return self.memory
+
+    def head(self, model: dict[str, Any], labels: Sequence[str] | None) -> Any:
+        if self.memory:
+            config = parse(Model, model, "model")  # type: ignore[type-abstract]
+            if problems := list(endless_problems(config, "decoder")):
+                raise ConfigError(problems, "model")
+        return super().head(model, labels)
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         return Texts({"text": vocabularies.target}, None)
 
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
         return DocumentItems(store, vocabularies, room[-1])
+
+    def batches(self, items: Items, room: tuple[int, ...], rows: int, seed: int) -> Batches:
+        if self.memory and isinstance(items, DocumentItems):
+            return SegmentBatches(items, items.pieces.documents, rows, room[-1], seed)
+        return super().batches(items, room, rows, seed)
+
+    def held_out(self, items: Items, longest: int) -> Batches:
+        if self.memory and isinstance(items, DocumentItems):
+            return SegmentBatches(items, items.pieces.documents, 1, longest)
+        return super().held_out(items, longest)
 
     def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels, self.smoothing)

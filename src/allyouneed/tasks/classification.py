@@ -45,7 +45,8 @@ class Classification(Task):
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         texts = {"text": vocabularies.target, "second": vocabularies.target}
-        return WithLabel(texts, max_tokens, marks=2, together=True, labels=labels)
+        marks = vocabularies.target.marks
+        return WithLabel(texts, max_tokens, marks.count(), len(marks.between), labels=labels)
 
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
         return LabelledItems(store, vocabularies.target)
@@ -55,15 +56,16 @@ class Classification(Task):
 
 
 class LabelledItems(Items):
-    """Begin mark, text, end mark; where there is a second text, that and another end mark, of type 1."""
+    """A text between its marks; where there is a second one, both, with a mark between them, and of types 0 and 1."""
 
     def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
         self.store, self.tokenizer = store, tokenizer
         store.check(text=tokenizer)
         self.pads = (tokenizer.pad,)
         self.second = bool(store["second"].lengths.any())
-        two = store["second"].lengths > 0
-        self._lengths = store["text"].lengths.astype(np.int64) + store["second"].lengths + 2 + two
+        marks = tokenizer.marks
+        more = marks.count() + np.where(store["second"].lengths > 0, len(marks.between), 0)
+        self._lengths = store["text"].lengths.astype(np.int64) + store["second"].lengths + more
 
     def __len__(self) -> int:
         return len(self.store)
@@ -88,8 +90,4 @@ class LabelledItems(Items):
 
 def text_row(texts: Sequence[list[int]], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """One or two texts as a model reads them, and the type of each token."""
-    tokens, types = [tokenizer.bos, *texts[0], tokenizer.eos], [0] * (len(texts[0]) + 2)
-    if len(texts) > 1 and texts[1]:
-        tokens += [*texts[1], tokenizer.eos]
-        types += [1] * (len(texts[1]) + 1)
-    return tokens, types
+    return tokenizer.framed(texts[0], texts[1] if len(texts) > 1 and texts[1] else None)

@@ -47,7 +47,7 @@ class MaskedLM(Task):
         return Texts({"text": vocabularies.target}, None, word_starts=self.whole_word)
 
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
-        return MaskedItems(store, vocabularies.target, room[-1] - 2, self.share, seed)
+        return MaskedItems(store, vocabularies.target, room[-1] - vocabularies.target.marks.count(), self.share, seed)
 
     def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels)
@@ -61,18 +61,18 @@ class MaskedItems(Items):
         store.check(text=tokenizer)
         self.pads = (tokenizer.pad,)
         self.pieces = Pieces.of(store["text"].lengths.astype(np.int64), room)
-        self.mask = tokenizer.special(MASK)
+        self.mask = tokenizer.mask
         self.others = np.setdiff1d(np.arange(tokenizer.size), tokenizer.specials)  # what a token is replaced by
 
     def __len__(self) -> int:
         return len(self.pieces)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
-        return (self.pieces.lengths + 2,)
+        return (self.pieces.lengths + self.tokenizer.marks.count(),)
 
     def fill(self, epoch: int, members: Ints) -> Filled:
-        marks = np.array([self.tokenizer.bos]), np.array([self.tokenizer.eos])
-        nothing = np.array([IGNORE])
+        marks = [np.array(ids, dtype=np.int64) for ids in (self.tokenizer.marks.before, self.tokenizer.marks.after)]
+        nothing = [np.full_like(ids, IGNORE) for ids in marks]
         said: list[Ints] = []
         labels: list[Ints] = []
         for number in members.tolist():
@@ -81,7 +81,7 @@ class MaskedItems(Items):
             chance = generator(self.seed, epoch, number)
             chosen = choose(len(ids), starts, self.share, chance)
             said += [marks[0], hide(ids, chosen, self.mask, self.others, chance), marks[1]]
-            labels += [nothing, np.where(chosen, ids, IGNORE), nothing]
+            labels += [nothing[0], np.where(chosen, ids, IGNORE), nothing[1]]
         return Filled((Side(np.concatenate(said)),), np.concatenate(labels))
 
     def show(self, number: int) -> dict[str, str]:

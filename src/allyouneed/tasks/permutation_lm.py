@@ -13,7 +13,7 @@ from torch import Tensor
 from allyouneed.config import ConfigError, parse
 from allyouneed.data.documents import Pieces
 from allyouneed.data.encoding import Encoding, Texts
-from allyouneed.data.packing import Filled, Ints, Items, Side, generator
+from allyouneed.data.packing import Batches, Filled, Ints, Items, Side, generator
 from allyouneed.data.readers import Files
 from allyouneed.data.store import Store
 from allyouneed.data.texts import TextFiles
@@ -22,6 +22,8 @@ from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.context import Facts
 from allyouneed.nn.encoder import Encoder
 from allyouneed.nn.model import Model
+from allyouneed.tasks.endless import endless_problems
+from allyouneed.tasks.permuted_segments import FramedDocuments, PermutedSegments
 from allyouneed.tasks.task import Loss, Task, token_loss
 
 
@@ -32,6 +34,8 @@ class PermutationLM(Task):
 
     A token to be told is asked for by another that stands behind the text (nn/two_stream.py), so the model needs
     `embed.asks` and the pattern `permuted`. Those that are not told see each other, as in the authors' code.
+
+    `memory`: segments of documents that stand end to end, each over what is remembered of those before (2.4).
     """
 
     files: ClassVar[type[Files]] = TextFiles
@@ -41,6 +45,11 @@ class PermutationLM(Task):
     kind: Literal["permutation-lm"] = "permutation-lm"
     one_in: Annotated[int, Field(ge=2)] = 6
     run: Annotated[int, Field(ge=1)] = 5
+    memory: bool = False
+
+    @property
+    def carries(self) -> bool:
+        return self.memory
 
     def specials(self) -> tuple[str, ...]:
         return (MASK,)  # no text of training has it; whoever uses the model writes it where a token is to be told
@@ -54,6 +63,8 @@ class PermutationLM(Task):
             for number, layer in enumerate(config.encoder):
                 if layer.mixer is not None and "permuted" not in str(getattr(layer.mixer, "pattern", "")):
                     problems.append(f"encoder[{number}].mixer.pattern: must hide what is said later: write permuted")
+        if self.memory:
+            problems += endless_problems(config, "encoder")
         if problems:
             raise ConfigError(problems, "model")
         return super().head(model, labels)
@@ -62,7 +73,28 @@ class PermutationLM(Task):
         return Texts({"text": vocabularies.target}, None)
 
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
+        if self.memory:
+            return FramedDocuments(store, vocabularies.target, room[-1], seed)
         return PermutedItems(store, vocabularies.target, room[-1], self.one_in, self.run, seed)
+
+    def batches(self, items: Items, room: tuple[int, ...], rows: int, seed: int) -> Batches:
+        if isinstance(items, FramedDocuments):
+            return self._segments(items, rows, room[-1], seed)
+        return super().batches(items, room, rows, seed)
+
+    def held_out(self, items: Items, longest: int) -> Batches:
+        if isinstance(items, FramedDocuments):
+            return self._segments(items, 1, longest, None)
+        return super().held_out(items, longest)
+
+    def _segments(self, items: FramedDocuments, rows: int, row: int, seed: int | None) -> Batches:
+        """As long as they can be, with those that ask, in a row of the batch."""
+        size = max(size for size in range(1, row) if size + max(size // self.one_in, 1) <= row)
+
+        def draw(count: int, told: int, chance: np.random.Generator) -> Ints:
+            return draw_runs(count, told, self.one_in, self.run, chance)
+
+        return PermutedSegments(items, rows, size, self.one_in, draw, seed)
 
     def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels)
@@ -77,7 +109,7 @@ class PermutedItems(Items):
         store.check(text=tokenizer)
         self.pads = (tokenizer.pad,)
         sizes = np.arange(1, room)
-        fitting = sizes[sizes + 2 + self.told(sizes) <= room]
+        fitting = sizes[sizes + tokenizer.marks.count() + self.told(sizes) <= room]
         self.pieces = Pieces.of(store["text"].lengths.astype(np.int64), int(fitting.max()))
 
     def told(self, lengths: Ints) -> Ints:
@@ -88,7 +120,7 @@ class PermutedItems(Items):
         return len(self.pieces)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
-        return (self.pieces.lengths + 2 + self.told(self.pieces.lengths),)
+        return (self.pieces.lengths + self.tokenizer.marks.count() + self.told(self.pieces.lengths),)
 
     def fill(self, epoch: int, members: Ints) -> Filled:
         columns: list[tuple[Ints, ...]] = []
@@ -96,8 +128,9 @@ class PermutedItems(Items):
             ids = self.pieces.tokens(self.store["text"], number)
             chance = generator(self.seed, epoch, number)
             runs = draw_runs(len(ids), int(self.told(np.array(len(ids)))), self.one_in, self.run, chance)
-            places = 1 + chance.permutation(runs)  # after the begin mark, in the order in which they are told
-            tokens = np.concatenate([[self.tokenizer.bos], ids, [self.tokenizer.eos]])
+            # after the marks before the text, in the order in which they are told
+            places = len(self.tokenizer.marks.before) + chance.permutation(runs)
+            tokens = np.array(self.tokenizer.framed(ids.tolist())[0])
             order = np.zeros(len(tokens), dtype=np.int64)
             order[places] = np.arange(1, len(places) + 1)
             columns.append(

@@ -47,7 +47,7 @@ class PrefixLM(Task):
         tokenizer = vocabularies.target
         if self.reads_ == "text":
             return Texts({"text": tokenizer}, None)
-        return Texts({"source": tokenizer, "target": tokenizer}, max_tokens, marks=1, together=True)
+        return Texts({"source": tokenizer, "target": tokenizer}, max_tokens, marks=1, together=1)
 
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
         if self.reads_ == "pairs":

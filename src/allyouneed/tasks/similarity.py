@@ -68,7 +68,8 @@ class Similarity(TwoTexts):
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         tokenizer = vocabularies.target
-        return _Scores({"source": tokenizer, "target": tokenizer}, max_tokens, marks=2, low_high=self.range)
+        marks = tokenizer.marks.count()
+        return _Scores({"source": tokenizer, "target": tokenizer}, max_tokens, marks=marks, low_high=self.range)
 
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
         return TwoTextItems(store, vocabularies.target)
@@ -101,7 +102,7 @@ class _Scores(WithScore):
 
 
 def two_texts(tokenizer: Tokenizer, max_tokens: int | None) -> Texts:
-    return Texts({"source": tokenizer, "target": tokenizer}, max_tokens, marks=2)
+    return Texts({"source": tokenizer, "target": tokenizer}, max_tokens, marks=tokenizer.marks.count())
 
 
 class TwoTextItems(Items):
@@ -117,14 +118,15 @@ class TwoTextItems(Items):
         return len(self.store)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
-        return self.store["source"].lengths + 2, self.store["target"].lengths + 2
+        marks = self.tokenizer.marks.count()
+        return self.store["source"].lengths + marks, self.store["target"].lengths + marks
 
     def fill(self, epoch: int, members: Ints) -> Filled:
-        sides = []
+        sides, marks = [], self.tokenizer.marks
         for name in ("source", "target"):
             column = self.store[name]
             lengths = column.lengths[members].astype(np.int64)
-            sides.append(Side(marked(column.gather(members), lengths, self.tokenizer.bos, self.tokenizer.eos)))
+            sides.append(Side(marked(column.gather(members), lengths, marks.before, marks.after)))
         answers: NDArray[Any] = np.arange(len(members))
         if "score" in self.store.columns:
             answers = np.array([self.store["score"][int(n)][0] for n in members], dtype=np.float32)

@@ -44,7 +44,7 @@ class Tagging(Task):
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         assert max_tokens is not None
-        return Tags(vocabularies.target, labels, max_tokens)
+        return Tags(vocabularies.target, labels, max_tokens, vocabularies.target.marks.count())
 
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
         return TaggedItems(store, vocabularies.target)
@@ -66,14 +66,16 @@ class TaggedItems(Items):
         return len(self.store)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
-        return (self.store["text"].lengths + 2,)
+        return (self.store["text"].lengths + self.tokenizer.marks.count(),)
 
     def fill(self, epoch: int, members: Ints) -> Filled:
         lengths = self.store["text"].lengths[members].astype(np.int64)
         tags = self.store["tags"].gather(members)
         labels = np.where(tags > 0, tags - 1, IGNORE)
-        tokens = marked(self.store["text"].gather(members), lengths, self.tokenizer.bos, self.tokenizer.eos)
-        return Filled((Side(tokens),), marked(labels, lengths, IGNORE, IGNORE))
+        marks = self.tokenizer.marks
+        tokens = marked(self.store["text"].gather(members), lengths, marks.before, marks.after)
+        nothing = [IGNORE] * len(marks.before), [IGNORE] * len(marks.after)
+        return Filled((Side(tokens),), marked(labels, lengths, *nothing))
 
     def show(self, number: int) -> dict[str, str]:
         return {"text": self.tokenizer.decode(self.store["text"][number].tolist())}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from allyouneed.config import Part
 from allyouneed.data.encoding import Encoding
-from allyouneed.data.packing import Items
+from allyouneed.data.packing import Batches, Items, PackedBatches, PaddedBatches
 from allyouneed.data.readers import Files, Report
 from allyouneed.data.store import Store
 from allyouneed.data.texts import TextFiles
@@ -23,6 +23,7 @@ from allyouneed.nn.batch import IGNORE, Batch
 from allyouneed.nn.context import Facts
 
 MAX_TOKENS = 128  # of an example that is kept whole
+BUDGET = 4096  # tokens of a batch that is only judged
 HELD_OUT = 0  # the seed of what is drawn in data to judge by: every run, and `evaluate`, gets the same questions
 POOLED = ("classes", "pooled")  # heads that gather a text into one vector
 
@@ -62,6 +63,11 @@ class Task(Part, slot="task", default="translation"):
         """Long examples are cut to fit, as documents can be; others are kept whole or left out."""
         return self.reads is TextFiles
 
+    @property
+    def carries(self) -> bool:
+        """Rows go on from batch to batch, and the model remembers."""
+        return False
+
     def specials(self) -> tuple[str, ...]:
         """Tokens it needs besides those every tokenizer has."""
         return ()
@@ -88,6 +94,14 @@ class Task(Part, slot="task", default="translation"):
     @abstractmethod
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
         """What batches are made of; `room`: how many tokens an item may have on each side."""
+
+    def batches(self, items: Items, room: tuple[int, ...], rows: int, seed: int) -> Batches:
+        """What is trained on: packed rows, or as many tokens in rows of one item each where these must be alone."""
+        return PaddedBatches(items, rows * room[-1], seed) if items.alone else PackedBatches(items, room, rows, seed)
+
+    def held_out(self, items: Items, longest: int) -> Batches:
+        """What is judged by: items of up to so many tokens."""
+        return PaddedBatches(items, max(longest, BUDGET))
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         assert batch.labels is not None

@@ -16,6 +16,7 @@ from allyouneed.data.pairs import PairFiles
 from allyouneed.data.readers import Files
 from allyouneed.data.store import Store
 from allyouneed.data.tokenizers import Vocabularies
+from allyouneed.errors import UserError
 from allyouneed.nn.context import Facts
 from allyouneed.tasks.task import Loss, Task, token_loss
 
@@ -33,7 +34,9 @@ class Translation(Task):
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
-        return pair_encoding(vocabularies, max_tokens)
+        if vocabularies.source.marks.language is not None:
+            raise UserError("data: a model that hears which language a text is in cannot be trained further here yet")
+        return pair_encoding(vocabularies, max_tokens, max(1, sum(map(len, vocabularies.source.around))))
 
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
         return PairItems(store, vocabularies)
@@ -59,7 +62,8 @@ class PairItems(Items):
         return len(self.store)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
-        return self.store["source"].lengths + 1, self.store["target"].lengths + 1
+        marks = sum(map(len, self.vocabularies.source.around))
+        return self.store["source"].lengths + marks, self.store["target"].lengths + 1
 
     def fill(self, epoch: int, members: Ints) -> Filled:
         source, target = self.store["source"], self.store["target"]
@@ -67,8 +71,8 @@ class PairItems(Items):
         here, there = source.lengths[members].astype(np.int64), target.lengths[members].astype(np.int64)
         reads, writes = self.vocabularies.source, self.vocabularies.target
         return Filled(
-            (Side(marked(heard, here, last=reads.eos)), Side(marked(said, there, first=writes.bos))),
-            labels=marked(said, there, last=writes.eos),
+            (Side(marked(heard, here, *reads.around)), Side(marked(said, there, first=[writes.bos]))),
+            labels=marked(said, there, last=[writes.eos]),
         )
 
     def show(self, number: int) -> dict[str, str]:

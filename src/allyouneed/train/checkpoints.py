@@ -3,6 +3,7 @@
     checkpoints/step-00001000/config.json, model.safetensors, tokenizer.json, README.md      a model like any other
     checkpoints/step-00001000/training/trainer.json                                          where training stands
     checkpoints/step-00001000/training/{optimiser,random}.safetensors
+    checkpoints/step-00001000/training/memory.safetensors                                    of a model that reads on
     checkpoints/last.json, best.json                                                         which is which
 
 A checkpoint appears under its name only when it is whole and on the disk, and is never written again. Everything in
@@ -25,6 +26,7 @@ from torch import nn
 from allyouneed.errors import UserError
 from allyouneed.files import checksum, sha256, sync, write_text
 from allyouneed.folder import WEIGHTS, Folder, read_weights
+from allyouneed.nn.remembering import Remembering
 from allyouneed.train.feed import Place
 from allyouneed.train.optimiser import load_state_tensors, state_tensors
 from allyouneed.train.randomness import Randomness
@@ -86,6 +88,13 @@ class Checkpoint:
         random = Randomness(about["random"], load_file(self.path / "training" / "random.safetensors"))
         return Standing.from_tree(about["standing"]), random
 
+    def remind(self, reader: Any) -> None:
+        """Give a model that reads on from batch to batch what it remembered."""
+        from safetensors.torch import load_file
+
+        if isinstance(reader, Remembering):
+            reader.restore(load_file(self.path / "training" / "memory.safetensors"), self.trainer()["memory"])
+
 
 class Checkpoints:
     def __init__(self, folder: Path, keep: int, say: Callable[[str], None]) -> None:
@@ -121,10 +130,11 @@ class Checkpoints:
         return self._pointed("best.json")
 
     def save(
-        self, folder: Folder, optimiser: torch.optim.Optimizer, standing: Standing, regular: bool
+        self, folder: Folder, optimiser: torch.optim.Optimizer, standing: Standing, regular: bool, reader: Any = None
     ) -> Checkpoint | None:
         """Write a checkpoint; None when the disk would not take it: what there was before is still there.
 
+        `reader`: the model as it reads, which may remember something.
         `regular`: on schedule, so that averaging counts it. One saved because of Ctrl-C is not, or a run that was
         interrupted would end in another model than one that was not.
         """
@@ -137,7 +147,7 @@ class Checkpoints:
         try:
             shutil.rmtree(work, ignore_errors=True)
             folder.save(work)
-            write_training(work, folder.model, optimiser, standing, regular)
+            write_training(work, folder.model, optimiser, standing, regular, reader)
             work.rename(path)
             sync(self.folder)
         except (OSError, SafetensorError) as error:
@@ -187,7 +197,12 @@ class Checkpoints:
 
 
 def write_training(
-    work: Path, model: nn.Module, optimiser: torch.optim.Optimizer, standing: Standing, regular: bool
+    work: Path,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    standing: Standing,
+    regular: bool,
+    reader: Any = None,
 ) -> None:
     from safetensors.torch import save_file
 
@@ -196,11 +211,16 @@ def write_training(
     random = Randomness.now()
     save_file(state_tensors(optimiser, model), training / "optimiser.safetensors")
     save_file(random.torch, training / "random.safetensors")
+    memory = None
+    if isinstance(reader, Remembering):
+        tensors, memory = reader.written()
+        save_file(tensors, training / "memory.safetensors")
     files = sorted(path for path in work.rglob("*") if path.is_file())
     about: dict[str, Any] = {
         "standing": asdict(standing),
         "regular": regular,
         "random": random.plain,
+        "memory": memory,
         "torch": torch.__version__,
         "sha256": {path.relative_to(work).as_posix(): sha256(path) for path in files},
     }

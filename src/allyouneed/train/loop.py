@@ -12,9 +12,13 @@ from torch import nn
 from allyouneed.config import tree_of
 from allyouneed.data.pairs import PairFiles
 from allyouneed.errors import UserError
-from allyouneed.folder import WEIGHTS, Folder, read_about, read_body
+from allyouneed.folder import Folder, read_body
+from allyouneed.infer.generator import Generator
 from allyouneed.infer.predictor import Judged
 from allyouneed.infer.uses import predictor
+from allyouneed.interop.folders import load
+from allyouneed.nn.filling import named
+from allyouneed.nn.remembering import Remembering, reading
 from allyouneed.train.checkpoints import Checkpoint, Checkpoints, Standing
 from allyouneed.train.feed import Feed, Update
 from allyouneed.train.guard import Guard
@@ -38,12 +42,16 @@ class Trainer:
         seed_all(recipe.seed)
         self.config = recipe.model_for(prepared.vocabularies, prepared.labels)
         self.model: nn.Module = self.config.build().to(machine.device).train()
+        self.origin: dict[str, Any] = {}
+        self.originals: dict[str, bytes] = {}
         if recipe.start is not None:
-            same = read_about(recipe.start).get("labels", []) == prepared.labels
-            fresh = read_body(self.model, recipe.start / WEIGHTS, same)
+            start = load(recipe.start, as_stored=True)
+            fresh = read_body(self.model, named(start.model), recipe.start, start.labels == prepared.labels)
+            self.origin, self.originals = start.origin, start.originals
             if fresh:
                 reporter.say(f"{recipe.start}: its body is kept; new and untrained: {', '.join(fresh)}")
         self.optimiser = recipe.optimiser.build(self.model)
+        self.reader = reading(self.model, recipe.task.carries)
         self.checkpoints = Checkpoints(run.checkpoints, recipe.save.keep, reporter.say)
         self.guard = Guard(run.folder, prepared.spare, reporter.say)
         self.standing = Standing()
@@ -59,6 +67,7 @@ class Trainer:
         if newest is None:
             return False
         self.standing, random = newest.restore(self.model, self.optimiser)
+        newest.remind(self.reader)
         random.restore()
         return True
 
@@ -124,7 +133,7 @@ class Trainer:
     def _update(self, update: Update) -> None:
         step = self.standing.step + 1
         rate = self.recipe.schedule.rate(step, self.config.width, self.total)
-        model, task, clip = self.model, self.recipe.task, self.recipe.clip
+        model, task, clip = self.reader, self.recipe.task, self.recipe.clip
         self.pending.append(run_update(model, task, self.optimiser, update, step, rate, clip, self.machine))
         tokens = self.standing.tokens + update.tokens
         self.standing = replace(self.standing, step=step, place=update.next, tokens=tokens)
@@ -155,6 +164,8 @@ class Trainer:
         place = self.standing.place
         self.standing, random = newest.restore(self.model, self.optimiser)
         self.standing = replace(self.standing, place=place)
+        if isinstance(self.reader, Remembering):
+            self.reader.forget()  # what it remembers may be what is not a number
         random.restore()
         self.log.rewind(newest.step)
         self.guard.rewound(newest.step)
@@ -210,7 +221,10 @@ class Trainer:
         """What the model makes of examples, exactly as a user of its folder would get it."""
         decoding = self.recipe.decoding.model_copy(update={"beam": beam, "best": 1})
         with self.machine.uncompiled():  # and in fp32: autocast would cast every weight again for every token
-            return predictor(self.folder()).judge(examples, decoding, show, resamples)
+            model = predictor(self.folder())
+            if self.prepared.retriever is not None and isinstance(model, Generator):
+                model.retrieve(self.prepared.retriever)  # which is open already
+            return model.judge(examples, decoding, show, resamples)
 
     def folder(self, card: str = "") -> Folder:
         recipe = self.recipe
@@ -224,12 +238,15 @@ class Trainer:
             directions=list(dict.fromkeys((files.from_, files.to) for files in pairs if files.to is not None)),
             labels=self.prepared.labels,
             files={k: v for k, v in tree_of(recipe.data.train[0], full=False).items() if k not in WHERE},
+            retrieval={} if recipe.retrieval is None else tree_of(recipe.retrieval, full=False),
             card=card,
+            origin=self.origin,
+            originals=self.originals,
         )
 
     def save(self, regular: bool, best: bool = False) -> Checkpoint | None:
         self.log.flush(sync=True)
-        saved = self.checkpoints.save(self.folder(), self.optimiser, self.standing, regular)
+        saved = self.checkpoints.save(self.folder(), self.optimiser, self.standing, regular, self.reader)
         if saved is not None:
             self.guard.checkpointed()
             if best:

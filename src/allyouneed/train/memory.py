@@ -10,6 +10,7 @@ import torch
 from allyouneed.nn.crossentropy import CHUNK_BYTES
 from allyouneed.nn.head import VocabularyHead
 from allyouneed.nn.model import Model
+from allyouneed.nn.retro import Retro
 from allyouneed.train.machine import Machine
 from allyouneed.train.recipe import Recipe
 
@@ -42,6 +43,8 @@ def estimate(recipe: Recipe, model: Model, machine: Machine) -> Estimate:
     parameters = model.cost().parameters
     vocab = _target_vocab(model)
     tokens = recipe.batch.rows * recipe.batch.row, recipe.batch.rows * recipe.batch.source
+    if isinstance(model, Retro):  # each neighbour is as long as two chunks
+        tokens = tokens[0], 2 * model.neighbours * tokens[0]
     passes = recipe.task.sides if not hasattr(model, "decoder") or not hasattr(model, "encoder") else 1
     number = 2 if machine.bf16 else 4
     chunk = min(max(1024 * 4 * vocab, 1 << 29) if machine.cuda else CHUNK_BYTES, 4 * vocab * tokens[0])

@@ -23,14 +23,18 @@ from typing import Any
 import yaml
 
 from allyouneed.data.filters import Filters
-from allyouneed.data.packing import PackedBatches, PaddedBatches
+from allyouneed.data.packing import Batches, Items
 from allyouneed.data.readers import Example, Files, Report
 from allyouneed.data.store import InputHashes, Store
 from allyouneed.data.tokenizers import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import write_folder, write_text
-from allyouneed.folder import WEIGHTS, read_about
+from allyouneed.infer.lookup import with_neighbours
+from allyouneed.infer.retriever import Retriever
+from allyouneed.interop.folders import about, vocabularies, weight_files
+from allyouneed.tasks.causal_lm import DocumentItems
 from allyouneed.tasks.task import HELD_OUT
+from allyouneed.train.machine import choose
 from allyouneed.train.progress import Reporter
 from allyouneed.train.recipe import SPLITS, Recipe
 
@@ -39,7 +43,6 @@ from allyouneed.train.recipe import SPLITS, Recipe
 FREE = {"steps", "epochs", "validate", "save", "average", "decoding", "output", "tensorboard"}
 FREE |= {"device", "compile", "precision", "name", "description", "licence"}
 LOCK = ".lock"
-BUDGET = 4096  # tokens of a validation batch
 
 
 class Run:
@@ -124,7 +127,7 @@ class Run:
 
 def _fixed(tree: dict[str, Any]) -> dict[str, Any]:
     """What must not change. Files are compared by what they hold, not by where they lie."""
-    kept = {key: value for key, value in tree.items() if key not in FREE | {"start"}}
+    kept = {key: value for key, value in tree.items() if key not in FREE | {"start", "retrieval"}}
     if "model" in tree:
         kept["model"] = {key: value for key, value in tree["model"].items() if key != "vocab"}
     kept["data"] = {key: value for key, value in tree["data"].items() if key in ("filters", "max_tokens", "sha256")}
@@ -152,8 +155,14 @@ def resolve(recipe: Recipe, hashes: InputHashes) -> dict[str, Any]:
     for split in SPLITS:
         for number, path in enumerate(p for entry in getattr(recipe.data, split) for p in entry.files()):
             sums[f"{split}[{number}] {path.name}"] = hashes.of(path)
+    if recipe.retrieval is not None:
+        meta = recipe.retrieval.index / "meta.json"  # which has the checksums of all other files
+        if not meta.is_file():
+            raise UserError(f"{meta.parent}: no index (it has no meta.json); make one with `allyouneed index`")
+        sums["index meta.json"] = hashes.of(meta)
     if recipe.start is not None:
-        sums[f"start {WEIGHTS}"] = hashes.of(recipe.start / WEIGHTS)
+        for file in weight_files(recipe.start):
+            sums[f"start {file.name}"] = hashes.of(file)
     wrong = [name for name, expected in recipe.data.sha256.items() if sums.get(name) != expected]
     if wrong:
         raise UserError(
@@ -169,19 +178,21 @@ def resolve(recipe: Recipe, hashes: InputHashes) -> dict[str, Any]:
 class Prepared:
     vocabularies: Vocabularies
     labels: list[str]
-    train: PackedBatches
-    spare: PackedBatches  # the same again, for questions while the first is being read in another thread
+    train: Batches
+    spare: Batches  # the same again, for questions while the first is being read in another thread
     examples: int  # kept for training
-    valid: PaddedBatches | None
+    valid: Batches | None
     valid_examples: list[Any]
-    test: PaddedBatches | None
+    test: Batches | None
     test_examples: list[Any]
+    retriever: Retriever | None = None
 
 
 def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
     """Learn the tokenizer and encode the data, or find both as an earlier start left them."""
     data, task, say = recipe.data, recipe.task, reporter.say
-    vocabularies = _vocabularies(recipe, run, say)
+    retriever = _retriever(recipe)
+    vocabularies = _vocabularies(recipe, run, say, retriever)
     labels = _labels(recipe, run, say)
     encoding = task.encoding(vocabularies, labels, None if task.cuts else recipe.max_tokens)
     what = task.reads.examples
@@ -189,17 +200,25 @@ def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
     say(f"training {what}: {store.report.text()}")
     room = tuple(min(side, recipe.max_tokens) for side in recipe.room)
 
-    def batches() -> PackedBatches:
-        items = task.items(store, vocabularies, room, recipe.seed)
-        return PackedBatches(items, recipe.room, recipe.batch.rows, recipe.seed)
+    def items(store: Store, seed: int, name: str) -> Items:
+        found = task.items(store, vocabularies, room, seed)
+        if retriever is None:
+            return found
+        assert isinstance(found, DocumentItems)
+        config: Any = recipe.model_for(vocabularies, labels)
+        counter = reporter.counter(f"{name} chunks looked up")
+        return with_neighbours(found, retriever, config.neighbours, run.data, counter)
 
-    def held_out(files: Sequence[Files], name: str) -> PaddedBatches | None:
+    def batches() -> Batches:
+        return task.batches(items(store, recipe.seed, "training"), recipe.room, recipe.batch.rows, recipe.seed)
+
+    def held_out(files: Sequence[Files], name: str) -> Batches | None:
         if not files:
             return None
         held = Store.ensure(run.data, files, Filters(), encoding)
         if held.report.dropped:
             say(f"{name} {what}, for the loss: {held.report.text()}")
-        return PaddedBatches(task.items(held, vocabularies, room, HELD_OUT), max(recipe.max_tokens, BUDGET))
+        return task.held_out(items(held, HELD_OUT, name), recipe.max_tokens)
 
     return Prepared(
         vocabularies,
@@ -211,12 +230,23 @@ def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
         _read(data.valid, f"validation {what}", say),
         held_out(data.test, "test"),
         _read(data.test, f"test {what}", say),
+        retriever,
     )
 
 
-def _vocabularies(recipe: Recipe, run: Run, say: Callable[[str], None]) -> Vocabularies:
+def _retriever(recipe: Recipe) -> Retriever | None:
+    if recipe.retrieval is None:
+        return None
+    given = recipe.retrieval
+    found = Retriever(given.index, given.encoder, str(choose(recipe).device))
+    tokenizer = found.index.tokenizer if recipe.start is None else vocabularies(recipe.start).target
+    found.check(recipe.model_for(None), tokenizer, str(recipe.start or "the model"))
+    return found
+
+
+def _vocabularies(recipe: Recipe, run: Run, say: Callable[[str], None], retriever: Retriever | None) -> Vocabularies:
     if recipe.start is not None:
-        found = Vocabularies.load(recipe.start)
+        found = vocabularies(recipe.start)
         for special in recipe.task.specials():
             try:
                 found.target.special(special)
@@ -228,6 +258,10 @@ def _vocabularies(recipe: Recipe, run: Run, say: Callable[[str], None]) -> Vocab
         return found
     if (run.tokenizer / "tokenizer.json").exists():
         return Vocabularies.load(run.tokenizer)
+    if retriever is not None:
+        found = Vocabularies(retriever.index.tokenizer, retriever.index.tokenizer)
+        write_folder(run.tokenizer, found.save)
+        return found
     say("learning the tokenizer")
     found = Vocabularies.train(recipe.tokenizer, recipe.data.train, recipe.data.filters, recipe.task.specials())
     for note in dict.fromkeys([*found.source.notes, *found.target.notes]):
@@ -245,7 +279,7 @@ def _labels(recipe: Recipe, run: Run, say: Callable[[str], None]) -> list[str]:
     if not found:
         return []
     if recipe.start is not None:
-        before: list[str] = read_about(recipe.start).get("labels", [])
+        before: list[str] = about(recipe.start).get("labels", [])
         found = before if set(found) <= set(before) else found
     say(f"{len(found)} labels: {', '.join(found[:20])}{', …' if len(found) > 20 else ''}")
     write_text(run.labels, json.dumps(found, ensure_ascii=False) + "\n")

@@ -16,8 +16,8 @@ from allyouneed.data.filters import Filters
 from allyouneed.data.readers import Files
 from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies
 from allyouneed.errors import UserError
-from allyouneed.folder import read_about
 from allyouneed.infer.decoding import Decoding
+from allyouneed.interop.folders import about
 from allyouneed.nn.model import Model
 from allyouneed.tasks.task import MAX_TOKENS, Task
 from allyouneed.tasks.translation import Translation
@@ -50,6 +50,18 @@ class Data(Config):
     # longer examples are left out and reported; a task that cuts documents cuts them there
     max_tokens: Annotated[int, Field(ge=4)] | None = None
     sha256: dict[str, str] = Field(default_factory=dict)  # what files must hold; a run's own recipe.yaml says it
+
+
+class Retrieval(Config):
+    """Where a model that retrieves finds its neighbours: a folder made by `allyouneed index`."""
+
+    index: Path
+    encoder: Path | None = None  # where the index's encoder lies, if not where it lay when the index was made
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_path_is_an_index(cls, tree: Any) -> Any:
+        return {"index": tree} if isinstance(tree, str | Path) else tree
 
 
 class Rows(Config):
@@ -90,6 +102,7 @@ class Recipe(Config):
     start: Path | None = None  # a model folder to go on from: its config, its weights, its tokenizer
     set_: tuple[str, ...] = Field(default=(), alias="set")
     data: Data
+    retrieval: Retrieval | None = None
     tokenizer: TokenizerConfig = TokenizerConfig()
     task: Task = Translation()
     batch: Rows = Rows()
@@ -141,6 +154,8 @@ class Recipe(Config):
             raise ValueError("give 'model' (fresh weights) or 'start' (a model folder to go on from), one of the two")
         if self.start is not None and "tokenizer" in self.model_fields_set:
             raise ValueError("'start' brings its own tokenizer; leave out 'tokenizer'")
+        if self.retrieval is not None and self.tokenizer != TokenizerConfig():
+            raise ValueError("'retrieval' brings the tokenizer of its index; leave out 'tokenizer'")
         if self.steps is not None and self.epochs is not None:
             raise ValueError("give 'steps' or 'epochs', not both")
         if self.average > self.save.keep:
@@ -190,7 +205,7 @@ class Recipe(Config):
 
     def model_tree(self) -> dict[str, Any]:
         if self.start is not None:
-            tree: dict[str, Any] = read_about(self.start)["model"]
+            tree: dict[str, Any] = about(self.start)["model"]
             if isinstance(tree.get("head"), dict):  # how many labels there are is for the data to say
                 tree["head"] = {key: value for key, value in tree["head"].items() if key != "labels"}
         else:
@@ -203,13 +218,20 @@ class Recipe(Config):
         if vocabularies is not None:
             source, target = vocabularies.source.size, vocabularies.target.size
             vocab = target if vocabularies.joint else {"source": source, "target": target}
-        tree = self.model_tree() | {"vocab": vocab}
+        tree = self.model_tree()
+        if self.start is None or vocabularies is None:
+            tree |= {"vocab": vocab}
         head = self.task.head(tree, labels)
         model: Model = parse(Model, tree if head is None else tree | {"head": head}, "model")  # type: ignore[type-abstract]
         kind = tree_of(model)["kind"]
         if kind not in self.task.kinds:
             wanted = " or ".join(self.task.kinds)
             raise ConfigError([f"kind: {self.task_kind} trains a model of kind {wanted}, this is {kind}"], "model")
+        if (kind == "retro") != (self.retrieval is not None):
+            needs = "retrieval: a folder made by `allyouneed index`, for a model of kind retro reads neighbours"
+            raise ConfigError(
+                [f"kind: {needs if kind == 'retro' else f'{kind} reads no neighbours; retro does'}"], "model"
+            )
         limits = [getattr(model, name, None) for name in ("limit", "source_limit")]
         places = min((limit for limit in limits if limit is not None), default=self.max_tokens)
         if self.max_tokens > places:
@@ -286,6 +308,9 @@ def _anchored(tree: dict[str, Any], base: Path) -> dict[str, Any]:
     for key in ("output", "start"):
         if isinstance(tree.get(key), str):
             tree[key] = anchor(tree[key])
+    if isinstance(found := tree.get("retrieval"), str | dict):
+        found = {"index": found} if isinstance(found, str) else found
+        tree["retrieval"] = {k: anchor(v) if k in ("index", "encoder") else v for k, v in found.items()}
     if isinstance(tree.get("data"), dict):
         data = dict(tree["data"])
         tree["data"] = data | {key: _keyed(anchor(data[key])) for key in SPLITS if key in data}

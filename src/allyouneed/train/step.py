@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.nn.batch import Batch
+from allyouneed.nn.remembering import Remembering
 from allyouneed.tasks.task import Task
 from allyouneed.train.feed import Place, Update
 from allyouneed.train.machine import Machine
 from allyouneed.train.optimiser import apply_update, gradient_norm
+
+Reader = nn.Module | Remembering
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Pending:
 
 
 def accumulate_gradients(
-    model: nn.Module, task: Task, batches: list[Batch], tokens: int, machine: Machine
+    model: Reader, task: Task, batches: list[Batch], tokens: int, machine: Machine
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the loss per token over all batches: the same as of one batch as large as all of them."""
     totals: list[Tensor] = []
@@ -68,7 +71,7 @@ def accumulate_gradients(
 
 
 def run_update(
-    model: nn.Module,
+    model: Reader,
     task: Task,
     optimiser: torch.optim.Optimizer,
     update: Update,

@@ -6,9 +6,12 @@ gradients, buffers and random states are as before.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from allyouneed.errors import UserError
+from allyouneed.nn.remembering import reading
 from allyouneed.train.feed import labelled
 from allyouneed.train.loop import Trainer
 from allyouneed.train.memory import available, estimate, size
@@ -47,7 +50,10 @@ def _try(trainer: Trainer) -> None:
         with untouched():
             # what the optimiser will take at its first step is taken already now
             held = [torch.empty_like(p) for p in model.parameters() for _ in range(moments)]
-            accumulate_gradients(model, trainer.recipe.task, [batch], labelled(batch), machine)
+            task, batches = trainer.recipe.task, [batch]
+            if task.carries:  # once more, over what is remembered of the first time
+                batches.append(replace(batch, begins=False))
+            accumulate_gradients(reading(model, task.carries), task, batches, labelled(batch), machine)
             if machine.cuda:
                 torch.cuda.synchronize()
             del held

@@ -5,9 +5,23 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+from allyouneed.errors import UserError
 from allyouneed.interop.table import Family
+from allyouneed.nn.model import Model
 
 FAMILIES: dict[str, Family] = {}
 for _module in pkgutil.iter_modules(__path__):
     _family: Family = importlib.import_module(f"{__name__}.{_module.name}").FAMILY
     FAMILIES[_family.name] = _family
+
+
+def choose(config: Model) -> list[Family]:
+    """The families that can say this model of ours."""
+    found = []
+    for family in FAMILIES.values():
+        try:
+            family.said(config)
+        except UserError:
+            continue
+        found.append(family)
+    return found

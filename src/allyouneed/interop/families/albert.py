@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import DEFAULTS, HARMLESS, encoder, head, learned, renamed
+from allyouneed.interop.families.bert import (
+    DEFAULTS,
+    HARMLESS,
+    encoder,
+    head,
+    head_words,
+    learned,
+    named_back,
+    places,
+    renamed,
+    words,
+)
 from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.said import Said
 from allyouneed.interop.table import Family
 
 OTHERS = {
@@ -33,6 +45,12 @@ def tree(config: Reader) -> Tree:
     return found | {"head": head(config, filling, "tanh", "classifier_dropout_prob", ForPreTraining=filling)}
 
 
+def back(said: Said) -> Tree:
+    found = words(said, "Albert") | head_words(said, "Albert", "classifier_dropout_prob")
+    found.pop("classifier_dropout", None)
+    return found | places(said) | {"embedding_size": said["embed.inner"], "num_hidden_groups": 1, "inner_group_num": 1}
+
+
 LINES = """
 embed.tokens.weight = albert.embeddings.word_embeddings.weight
 embed.positions.weight = albert.embeddings.position_embeddings.weight
@@ -52,5 +70,7 @@ head.hidden.* = albert.pooler.*
 head.classes.* = classifier.*
 head.tags.* = classifier.*
 """.replace("LAYER", "albert.encoder.albert_layer_groups.0.albert_layers.0")
-IGNORE = ("*.position_ids", "*.pooler.*", "predictions.decoder.*", "sop_classifier.*")
-FAMILY = Family("albert", tree, LINES, IGNORE, before=renamed)
+IGNORE = ("*.position_ids", "predictions.decoder.*")
+SPARE = ("*.pooler.*", "sop_classifier.*")
+UNDONE = named_back({"AlbertModel": "albert.pooler"})
+FAMILY = Family("albert", tree, LINES, IGNORE, before=renamed, spare=SPARE, back=back, after=UNDONE)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import ROW, bare, unless_tied
 from allyouneed.interop.table import Family, Theirs, Weights
 
 # what only training, generation or another task looks at, and names that say something twice
 HARMLESS = (
     "*_layerdrop", "_num_labels", "bad_words_ids", "classif_dropout", "classifier_dropout", "early_stopping",
     "extra_pos_embeddings", "force_bos_token_to_be_generated", "init_std", "is_encoder_decoder", "length_penalty",
-    "min_length", "no_repeat_ngram_size", "num_beams", "num_hidden_layers", "output_past", "prefix",
+    "min_length", "no_repeat_ngram_size", "num_beams", "num_hidden_layers", "output_past", "prefix", "save_step",
 )  # fmt: skip
 DEFAULTS = {
     "vocab_size": 50265,
@@ -36,6 +38,7 @@ DEFAULTS = {
 
 def tree_with(config: Reader, positions: Tree, wiring: str, norm: bool) -> Tree:
     """An encoder-decoder with these positions on each side and this wiring; `norm`: of the sum of embeddings."""
+    config.classes("ForConditionalGeneration", "Model")
     embed = {
         "positions": positions,
         "scale": "sqrt-width" if config["scale_embedding"] else "none",
@@ -81,19 +84,93 @@ def _layers(config: Reader, side: str, wiring: str) -> list[Tree]:
     return [layer if side == "encoder" else layer | {"mixer": attention | {"pattern": "causal"}, "cross": attention}]
 
 
+def words(said: Said, name: str) -> Tree:
+    """BART's words for an encoder-decoder of ours, of the class of this name."""
+    vocab = said["vocab"]
+    apart = isinstance(vocab, dict)
+    found: Tree = {
+        "vocab_size": vocab["source"] if apart else vocab,
+        "activation_function": said.activation("encoder.channel.activation"),
+        "d_model": said["width"],
+        "dropout": said.get("dropout", 0.0),
+        "attention_dropout": said.get("encoder.mixer.dropout", 0.0),
+        "activation_dropout": said.get("encoder.channel.dropout", 0.0),
+        "scale_embedding": said["embed.scale"] == "sqrt-width",
+        "tie_word_embeddings": said.get("embed.tied", True),
+        "two_vocabularies": apart,
+        "logits_bias": said.get("head.bias", False),
+        "architectures": [name],
+        "is_encoder_decoder": True,
+    }
+    for side in ("encoder", "decoder"):
+        found |= {
+            f"{side}_layers": said.depth(side),
+            f"{side}_attention_heads": said[f"{side}.mixer.heads"],
+            f"{side}_ffn_dim": said[f"{side}.channel.hidden"],
+        }
+    return found
+
+
+SHARED, SOURCE, TARGET = (
+    "model.shared.weight",
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+)
+BIAS, OUTPUT = "final_logits_bias", "lm_head.weight"
+
+
 def completed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
     """Only the weights tell whether the two sides have a token matrix each, and whether the bias of the logits, which
-    never learns, says anything."""
-    bare = "" if any(name.startswith("model.") for name in weights) else "model."  # the files of a bare model
-    found = {bare + name: tensor for name, tensor in weights.items()}
-    source, target = (found.get(f"model.{side}.embed_tokens.weight") for side in ("encoder", "decoder"))
-    apart = source is not None and target is not None and not (source.shape == target.shape and source.equal(target))
-    if not apart and "model.shared.weight" in found:
-        found["model.decoder.embed_tokens.weight"] = found["model.shared.weight"]
-    bias = found.get("final_logits_bias", torch.zeros(1))
-    return {**config, "two_vocabularies": apart, "logits_bias": bool(bias.any())}, found
+    never learns, says anything. Copies are left out."""
+    alone = "" if any(name.startswith("model.") for name in weights) else "model."  # the files of a bare model
+    found = {alone + name: tensor for name, tensor in weights.items()}
+    shared = found.get(SHARED)
+    source, target = (found.pop(side, shared) for side in (SOURCE, TARGET))
+    apart = source is not None and target is not None and not _same(source, target)
+    if target is not None:
+        found |= {TARGET: target, SOURCE: source} if apart and source is not None else {TARGET: target}
+    if shared is not None and target is not None and _same(shared, target):
+        del found[SHARED]
+    bias = found.get(BIAS)
+    said = {**config, "two_vocabularies": apart, "logits_bias": bias is not None and bool(bias.any())}
+    if OUTPUT not in found and bare(config):
+        said["tie_word_embeddings"] = True  # it has no head to tie
+    if apart and OUTPUT in found and target is not None and _same(found[OUTPUT], target):
+        said["tie_word_embeddings"] = True  # which they can say of one matrix only
+    return unless_tied(said, found, OUTPUT, TARGET), found
 
 
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.equal(other)
+
+
+def undone(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
+    """One matrix is called `shared`. Two stand beside one more that nobody reads, and the head is written even where it
+    is a copy: they tie all or nothing. Marian alone has two matrices without a third one."""
+    found, said = (
+        {**weights},
+        {key: value for key, value in config.items() if key not in ("two_vocabularies", "logits_bias")},
+    )
+    target = found.pop(TARGET)
+    if SHARED in found and "share_encoder_decoder_embeddings" in said:
+        said["share_encoder_decoder_embeddings"] = True
+    if SOURCE in found and said.get("share_encoder_decoder_embeddings", True):
+        said["tie_word_embeddings"] = False
+        found = {SHARED: found[SOURCE].clone(), OUTPUT: target.clone(), TARGET: target, **found}
+    elif SOURCE in found:
+        found = {TARGET: target, **found}
+    elif said.get("tie_word_embeddings", True):
+        found = {SHARED: target, **found}
+    else:
+        found = {SHARED: target, SOURCE: target.clone(), TARGET: target.clone(), **found}
+    if bare(config):
+        found = {name.removeprefix("model."): tensor for name, tensor in found.items() if name not in (OUTPUT, BIAS)}
+    elif config["model_type"] in BIASED:
+        found.setdefault(BIAS, target.new_zeros(1, len(target)))
+    return said, found
+
+
+BIASED = ("bart", "mbart", "marian")  # whose files have a bias of the logits, zeros as a rule
 LINES = """
 embed.tokens.weight = model.decoder.embed_tokens.weight
 embed.positions.weight = model.decoder.embed_positions.weight
@@ -122,8 +199,9 @@ decoder.end.* = model.decoder.layer_norm.*
 head.weight = lm_head.weight
 head.bias = final_logits_bias |row
 """.replace("ENC", "model.encoder.layers.{n}").replace("DEC", "model.decoder.layers.{n}")
-IGNORE = ("model.*.embed_tokens.weight", "model.shared.weight", "lm_head.weight", "final_logits_bias")
-CHANGES = {"row": lambda tensor, config: tensor[0]}
+IGNORE = (OUTPUT,)
+SPARE = (SHARED, BIAS)
+CHANGES = {"row": ROW}
 OFFSET = 2  # rows of their tables before the first place
 
 
@@ -138,4 +216,8 @@ def tree(config: Reader) -> Tree:
     return tree_with(config, learned(config), "post-norm", norm=True)
 
 
-FAMILY = Family("bart", tree, LINES, IGNORE, CHANGES, completed)
+def back(said: Said) -> Tree:
+    return words(said, "BartForConditionalGeneration") | {"max_position_embeddings": said["embed.positions.length"]}
+
+
+FAMILY = Family("bart", tree, LINES, IGNORE, CHANGES, completed, SPARE, back, undone)

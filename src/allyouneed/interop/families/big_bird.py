@@ -10,12 +10,18 @@ from allyouneed.interop.families.bert import (
     HARMLESS,
     HEAD,
     IGNORE,
+    SPARE,
     encoder,
     head,
     learned,
+    named_back,
+    places,
     renamed,
+    untied_bias,
+    words,
 )
 from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.said import Said
 from allyouneed.interop.table import Family
 
 OTHERS = {
@@ -40,4 +46,23 @@ def tree(config: Reader) -> Tree:
     return found | {"head": head(config, found["head"], config.activation("hidden_act"), ForPreTraining=found["head"])}
 
 
-FAMILY = Family("big_bird", tree, BODY + HEAD + CLASSES, IGNORE, before=renamed)
+def back(said: Said) -> Tree:
+    found = words(said, "BigBird") | places(said) | {"rescale_embeddings": said["embed.scale"] == "sqrt-width"}
+    bias = said.get("encoder.mixer.bias")
+    if said["encoder.mixer.kind"] == "attention":
+        return found | {"attention_type": "original_full", "use_bias": bias if isinstance(bias, bool) else bias["q"]}
+    sparse = {"block_size": said["encoder.mixer.block"], "num_random_blocks": said["encoder.mixer.random"]}
+    return found | sparse | {"attention_type": "block_sparse", "use_bias": bias}
+
+
+UNDONE = named_back({"": "bert.pooler"})  # all of their classes have one
+FAMILY = Family(
+    "big_bird",
+    tree,
+    untied_bias(BODY + HEAD + CLASSES, "cls.predictions"),
+    IGNORE,
+    before=renamed,
+    spare=SPARE,
+    back=back,
+    after=UNDONE,
+)

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from allyouneed.interop.families import llama
 from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import chained
 from allyouneed.interop.table import Family, Theirs, Weights
 
 
@@ -40,13 +42,35 @@ decoder.blocks.{n}.sublayers.channel.norm.weight = model.layers.{n}.mlp.ffn_sub_
 def latent(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
     """Ternary weights, four rows in a byte, as the smallest weights that round to them in steps of the given size."""
     said = config.get("quantization_config") or {}
-    found = {name: tensor for name, tensor in weights.items() if not name.endswith(".weight_scale")}
-    for name in set(weights) - set(found):
-        key, scale = name.removesuffix("_scale"), weights[name].float()
-        ternary = _rows(weights[key]) if weights[key].dtype == torch.uint8 else weights[key].float()
-        step = scale if said.get("linear_class") == "autobitlinear" else 1 / scale
-        found[key] = ternary * (step / ternary.abs().mean().clamp(min=1e-5))
+    found = dict(weights)
+    for name in _scaled(weights):
+        ternary = _rows(weights[name]) if weights[name].dtype == torch.uint8 else weights[name].float()
+        found[name] = _smallest(ternary, weights[f"{name}_scale"].float(), said)
     return config, found
+
+
+def packed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
+    """The way back of `latent`: ternary again where nothing has changed since, else latent weights, and said to be."""
+    said, found = config.get("quantization_config") or {}, dict(weights)
+    for name in _scaled(weights):
+        ternary = weights[name].sign()
+        if not _smallest(ternary, weights[f"{name}_scale"].float(), said).equal(weights[name]):
+            names = [f"{one}_scale" for one in _scaled(weights)]
+            return {**config, "quantization_config": ONLINE}, {key: w for key, w in weights.items() if key not in names}
+        found[name] = _bytes(ternary)
+    return config, found
+
+
+ONLINE = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
+
+
+def _scaled(weights: Weights) -> list[str]:
+    return [name.removesuffix("_scale") for name in weights if name.endswith(".weight_scale")]
+
+
+def _smallest(ternary: Tensor, scale: Tensor, said: Theirs) -> Tensor:
+    step = scale if said.get("linear_class") == "autobitlinear" else 1 / scale
+    return ternary * (step / ternary.abs().mean().clamp(min=1e-5))
 
 
 def _rows(packed: Tensor) -> Tensor:
@@ -54,4 +78,25 @@ def _rows(packed: Tensor) -> Tensor:
     return torch.cat([(packed >> shift) & 3 for shift in (0, 2, 4, 6)]).float() - 1
 
 
-FAMILY = Family("bitnet", tree, llama.LINES + NORMS, llama.IGNORE, before=latent)
+def _bytes(ternary: Tensor) -> Tensor:
+    """The way back of `_rows`."""
+    parts = zip((ternary + 1).to(torch.uint8).chunk(4), (0, 2, 4, 6), strict=True)
+    return torch.stack([part << shift for part, shift in parts]).sum(0, dtype=torch.uint8)
+
+
+def back(said: Said) -> Theirs:
+    names = {"architectures": said.writer("BitNetForCausalLM"), "quantization_config": ONLINE}
+    return {**names, **llama.sizes(said), **llama.gated(said), "attention_bias": said.flag("decoder.mixer.bias")}
+
+
+FAMILY = Family(
+    "bitnet",
+    tree,
+    llama.LINES + NORMS,
+    llama.IGNORE,
+    {},
+    chained(llama.BEFORE, latent),
+    ("*.weight_scale",),
+    back,
+    chained(packed, llama.AFTER),
+)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.shapes import prefixed, ungrouped
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import chained, grouping, headed, own_head, prefixed, unprefixed
 from allyouneed.interop.table import Family, Theirs
 
 # what the files of the authors' own training code say besides
@@ -29,7 +30,7 @@ def tree(config: Reader) -> Tree:
         "positions": "alibi",
         "dropout": config.get("attention_dropout", 0.0),
     }
-    return {
+    found = {
         "kind": "decoder",
         "vocab": config["vocab_size"],
         "width": width,
@@ -46,6 +47,7 @@ def tree(config: Reader) -> Tree:
             }
         ],
     }
+    return headed(config, found)
 
 
 LINES = """
@@ -67,11 +69,27 @@ def heads(config: Theirs) -> int:
     return count
 
 
+def back(said: Said) -> Theirs:
+    return {
+        "architectures": said.writer("BloomForCausalLM"),
+        "vocab_size": said["vocab"],
+        "hidden_size": said["width"],
+        "n_layer": said.depth("decoder"),
+        "n_head": said["decoder.mixer.heads"],
+        "layer_norm_epsilon": said["norm.eps"],
+        "hidden_dropout": said["dropout"],
+        "attention_dropout": said.get("decoder.mixer.dropout", 0.0),
+        "tie_word_embeddings": said["embed.tied"],
+    }
+
+
 FAMILY = Family(
     "bloom",
     tree,
     LINES,
     ignore=["lm_head.weight"],
-    changes={"apart": lambda tensor, config: ungrouped(tensor, heads(config), heads(config))},
-    before=prefixed("transformer."),
+    changes={"apart": grouping(lambda config: (heads(config), heads(config)))},
+    before=chained(prefixed("transformer."), own_head("lm_head.weight", "transformer.word_embeddings.weight")),
+    back=back,
+    after=unprefixed("transformer."),
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.table import Family
+from allyouneed.interop.said import Said
+from allyouneed.interop.table import Change, Family, Theirs
 
 # what only training looks at, and names that say something twice; older files repeat the towers' configs
 HARMLESS = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")
@@ -36,6 +37,7 @@ TOWER_HARMLESS = (
 @reading(*HARMLESS)
 def tree(config: Reader) -> Tree:
     config.suppose(DEFAULTS)
+    config.classes("CLIPModel")
     text, image = config.inside("text_config"), config.inside("vision_config")
     text.suppose(TEXT_DEFAULTS)
     image.suppose(IMAGE_DEFAULTS)
@@ -96,6 +98,39 @@ def _tower(config: Reader, width: int, pattern: str, pool: str) -> Tree:
     }
 
 
+def back(said: Said) -> Tree:
+    return {
+        "projection_dim": said["width"],
+        "architectures": ["CLIPModel"],
+        "text_config": _tower_words(said, "text")
+        | {
+            "model_type": "clip_text_model",
+            "vocab_size": said["text.vocab"],
+            "max_position_embeddings": said["text.embed.positions.length"],
+        },
+        "vision_config": _tower_words(said, "image")
+        | {
+            "model_type": "clip_vision_model",
+            "image_size": said["image.embed.image"],
+            "patch_size": said["image.embed.patch"],
+            "num_channels": said["image.embed.channels"],
+        },
+    }
+
+
+def _tower_words(said: Said, tower: str) -> Tree:
+    return {
+        "hidden_size": said[f"{tower}.width"],
+        "num_hidden_layers": said.depth(f"{tower}.encoder"),
+        "num_attention_heads": said[f"{tower}.encoder.mixer.heads"],
+        "intermediate_size": said[f"{tower}.encoder.channel.hidden"],
+        "hidden_act": said.activation(f"{tower}.encoder.channel.activation"),
+        "layer_norm_eps": said[f"{tower}.norm.eps"],
+        "attention_dropout": said.get(f"{tower}.encoder.mixer.dropout", 0.0),
+        "projection_dim": said["width"],
+    }
+
+
 LINES = """
 log_scale = logit_scale
 image.embed.project.weight = vision_model.embeddings.patch_embedding.weight |flat
@@ -119,8 +154,21 @@ OURS.encoder.blocks.{n}.wiring.norms.1.* = LAYER.layer_norm2.*
 """.replace("ATT", "LAYER.self_attn")
 IMAGE = TOWER.replace("OURS", "image").replace("LAYER", "vision_model.encoder.layers.{n}")
 TEXT = TOWER.replace("OURS", "text").replace("LAYER", "text_model.encoder.layers.{n}")
-CHANGES = {"flat": lambda tensor, config: tensor.flatten(1), "row": lambda tensor, config: tensor[None]}
+
+
+def pixels(config: Theirs) -> tuple[int, int, int]:
+    """A patch of theirs, which ours has in a row."""
+    said = IMAGE_DEFAULTS | config["vision_config"]
+    return said["num_channels"], said["patch_size"], said["patch_size"]
+
+
+CHANGES = {
+    "flat": Change(
+        lambda tensor, config: tensor.flatten(1), lambda tensor, config: tensor.unflatten(1, pixels(config))
+    ),
+    "row": Change(lambda tensor, config: tensor[None], lambda tensor, config: tensor[0]),
+}
 IGNORE = ("*.position_ids",)
 
 
-FAMILY = Family("clip", tree, LINES + IMAGE + TEXT, IGNORE, CHANGES)
+FAMILY = Family("clip", tree, LINES + IMAGE + TEXT, IGNORE, CHANGES, back=back)

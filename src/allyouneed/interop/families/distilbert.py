@@ -5,8 +5,9 @@ Sinusoidal places (`sinusoidal_pos_embds`) are a table in their files too, and r
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import head, renamed
+from allyouneed.interop.families.bert import head, head_words, named_back, renamed
 from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.said import Said
 from allyouneed.interop.table import Family
 
 DEFAULTS = {
@@ -58,6 +59,21 @@ def tree(config: Reader) -> Tree:
     }
 
 
+def back(said: Said) -> Tree:
+    return {
+        "vocab_size": said["vocab"],
+        "max_position_embeddings": said["embed.positions.length"],
+        "n_layers": said.depth("encoder"),
+        "n_heads": said["encoder.mixer.heads"],
+        "dim": said["width"],
+        "hidden_dim": said["encoder.channel.hidden"],
+        "dropout": said.get("dropout", 0.0),
+        "attention_dropout": said.get("encoder.mixer.dropout", 0.0),
+        "activation": said.activation("encoder.channel.activation"),
+        "tie_word_embeddings": said.get("embed.tied", True),
+    } | head_words(said, "DistilBert", "seq_classif_dropout")
+
+
 LINES = """
 embed.tokens.weight = distilbert.embeddings.word_embeddings.weight
 embed.positions.weight = distilbert.embeddings.position_embeddings.weight
@@ -76,4 +92,5 @@ head.hidden.* = pre_classifier.*
 head.classes.* = classifier.*
 head.tags.* = classifier.*
 """.replace("LAYER", "distilbert.transformer.layer.{n}")
-FAMILY = Family("distilbert", tree, LINES, ["*.position_ids", "vocab_projector.weight"], before=renamed)
+IGNORE = ("*.position_ids", "vocab_projector.weight")
+FAMILY = Family("distilbert", tree, LINES, IGNORE, before=renamed, back=back, after=named_back({}))

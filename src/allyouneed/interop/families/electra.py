@@ -3,10 +3,23 @@ whatever the layers have; its discriminator says of each token whether it was re
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import BODY, CLASSES, DEFAULTS, HARMLESS, encoder, head, learned, renamed
+from allyouneed.interop.families.bert import (
+    BODY,
+    CLASSES,
+    DEFAULTS,
+    HARMLESS,
+    encoder,
+    head,
+    learned,
+    named_back,
+    places,
+    renamed,
+    words,
+)
 from allyouneed.interop.families.roberta import with_gelu
 from allyouneed.interop.families.roformer import narrower
 from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.said import Said
 from allyouneed.interop.table import Family, Theirs
 
 OTHERS = {
@@ -23,6 +36,12 @@ def tree(config: Reader) -> Tree:
     found = encoder(config, learned(config), inner=narrower(config))
     replaced = {"kind": "tags", "labels": 1, "hidden": config.activation("hidden_act"), "dropout": 0.0}
     return found | {"head": head(config, with_gelu(found["head"]), "gelu", ForPreTraining=replaced)}
+
+
+def back(said: Said) -> Tree:
+    found = words(said, "Electra") | places(said) | {"embedding_size": said.get("embed.inner", said["width"])}
+    discriminates = said["head.kind"] == "tags" and said.get("head.hidden") is not None
+    return found | {"architectures": ["ElectraForPreTraining"]} if discriminates else found
 
 
 LINES = BODY.replace("bert.", "electra.") + """
@@ -43,4 +62,5 @@ def lines(config: Theirs) -> str:
     return LINES + (DISCRIMINATOR if discriminates else CLASSES)
 
 
-FAMILY = Family("electra", tree, lines, ["*.position_ids", "generator_lm_head.weight"], before=renamed)
+IGNORE = ("*.position_ids", "generator_lm_head.weight")
+FAMILY = Family("electra", tree, lines, IGNORE, before=renamed, back=back, after=named_back({}))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from allyouneed.interop.reader import ACTIVATIONS, Reader, Tree, reading
-from allyouneed.interop.rope import rotary
-from allyouneed.interop.shapes import ungrouped
-from allyouneed.interop.table import Family
+from allyouneed.interop.rope import rotary, turned
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import chained, grouping, headed, own_head, prefixed, unprefixed
+from allyouneed.interop.table import Family, Theirs
 
 
 def groups(config: Mapping[str, Any]) -> int:
@@ -52,7 +51,7 @@ def tree(config: Reader) -> Tree:
         "activation": config.choose("activation", ACTIVATIONS, "gelu"),
         "bias": bias,
     }
-    return {
+    found = {
         "kind": "decoder",
         "vocab": config["vocab_size"],
         "width": width,
@@ -69,6 +68,7 @@ def tree(config: Reader) -> Tree:
             }
         ],
     }
+    return headed(config, found)
 
 
 def lines(config: Mapping[str, Any]) -> str:
@@ -76,10 +76,6 @@ def lines(config: Mapping[str, Any]) -> str:
     if config.get("parallel_attn", True) and norms(config) == 2:
         first, second = "ln_attn", "ln_mlp"
     return LINES.replace("FIRST", first).replace("SECOND", second)
-
-
-def apart(tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
-    return ungrouped(tensor, config["num_attention_heads"], groups(config))
 
 
 LINES = """
@@ -93,4 +89,44 @@ decoder.blocks.{n}.sublayers.channel.up.* = transformer.h.{n}.mlp.dense_h_to_4h.
 decoder.blocks.{n}.sublayers.channel.down.* = transformer.h.{n}.mlp.dense_4h_to_h.*
 decoder.end.* = transformer.ln_f.*
 """
-FAMILY = Family("falcon", tree, lines, ["lm_head.weight", "*.rotary_emb.inv_freq"], {"apart": apart})
+
+
+def back(said: Said) -> Theirs:
+    """Only the newer kind of layer shares keys between some heads, or has two norms for two sub-layers at once."""
+    heads, parallel = said["decoder.mixer.heads"], said.get("decoder.wiring.kind") == "parallel"
+    keys = said.get("decoder.mixer.kv_heads") or heads
+    twice = parallel and said.get("decoder.wiring.norms") == "each"
+    newer = twice or (parallel and keys not in (1, heads))
+    return {
+        "architectures": said.writer("FalconForCausalLM"),
+        "vocab_size": said["vocab"],
+        "hidden_size": said["width"],
+        "num_hidden_layers": said.depth("decoder"),
+        "num_attention_heads": heads,
+        "new_decoder_architecture": newer,
+        "num_kv_heads": keys,
+        "multi_query": keys == 1,
+        "parallel_attn": parallel,
+        "num_ln_in_parallel_attn": (2 if twice else 1) if newer else None,
+        "ffn_hidden_size": said["decoder.channel.hidden"],
+        "activation": said.activation("decoder.channel.activation"),
+        "bias": said.flag("decoder.mixer.bias"),
+        "alibi": False,
+        "layer_norm_epsilon": said["norm.eps"],
+        "hidden_dropout": said["dropout"],
+        "attention_dropout": said.get("decoder.mixer.dropout", 0.0),
+        "tie_word_embeddings": said["embed.tied"],
+        **turned(said),
+    }
+
+
+FAMILY = Family(
+    "falcon",
+    tree,
+    lines,
+    ignore=["lm_head.weight", "*.rotary_emb.inv_freq"],
+    changes={"apart": grouping(lambda config: (config["num_attention_heads"], groups(config)))},
+    before=chained(prefixed("transformer."), own_head("lm_head.weight", "transformer.word_embeddings.weight")),
+    back=back,
+    after=unprefixed("transformer."),
+)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from allyouneed.interop.families import llama
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.table import Family
+from allyouneed.interop.said import Said
+from allyouneed.interop.table import Family, Theirs
 
 
 def decoder(config: Reader, layers: list[Tree], **other: Tree) -> Tree:
@@ -20,4 +21,9 @@ def tree(config: Reader) -> Tree:
     return decoder(config, llama.layers(config, llama.attention(config), channel))
 
 
-FAMILY = Family("gemma", tree, llama.LINES, llama.IGNORE)
+def back(said: Said) -> Theirs:
+    bias = {"attention_bias": said.flag("decoder.mixer.bias")}
+    return {"architectures": said.writer("GemmaForCausalLM"), **llama.sizes(said), **llama.gated(said), **bias}
+
+
+FAMILY = Family("gemma", tree, llama.LINES, llama.IGNORE, before=llama.BEFORE, back=back, after=llama.AFTER)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from allyouneed.interop.families import gemma, llama
-from allyouneed.interop.families.qwen2 import patterns
+from allyouneed.interop.families.qwen2 import kinds, patterns
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.table import Family
+from allyouneed.interop.said import Said
+from allyouneed.interop.table import Family, Theirs
 
 
 @reading("cache_implementation", "hidden_act", "max_position_embeddings")
@@ -40,4 +41,25 @@ decoder.blocks.{n}.wiring.norms.1.weight = model.layers.{n}.post_attention_layer
 decoder.blocks.{n}.wiring.norms.2.weight = model.layers.{n}.pre_feedforward_layernorm.weight
 decoder.blocks.{n}.wiring.norms.3.weight = model.layers.{n}.post_feedforward_layernorm.weight
 """
-FAMILY = Family("gemma2", tree, llama.OUTSIDE + NORMS + llama.ATTENTION + llama.CHANNEL, llama.IGNORE)
+
+
+def back(said: Said) -> Theirs:
+    sizes, types = llama.sizes(said), kinds(said)
+    scale = said.get("decoder.mixer.scores.scale")
+    divided = sizes["head_dim"] if scale is None else round(scale**-2)  # theirs is a whole number
+    return {
+        "architectures": said.writer("Gemma2ForCausalLM"),
+        **sizes,
+        "intermediate_size": said["decoder.channel.hidden"],
+        "hidden_activation": said.activation("decoder.channel.activation", tanh="gelu_pytorch_tanh"),
+        "attention_bias": said.flag("decoder.mixer.bias"),
+        "query_pre_attn_scalar": divided,
+        "attn_logit_softcapping": said.get("decoder.mixer.soft_cap"),
+        "final_logit_softcapping": said.get("head.soft_cap"),
+        "layer_types": types["layer_types"],
+        "sliding_window": types["sliding_window"],
+    }
+
+
+LINES = llama.OUTSIDE + NORMS + llama.ATTENTION + llama.CHANNEL
+FAMILY = Family("gemma2", tree, LINES, llama.IGNORE, before=llama.BEFORE, back=back, after=llama.AFTER)

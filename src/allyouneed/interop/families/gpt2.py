@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.shapes import prefixed
-from allyouneed.interop.table import Family
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import chained, headed, own_head, prefixed, unprefixed
+from allyouneed.interop.table import Family, Theirs
 
 # of the class with several choices, and what older files say besides
 HARMLESS = ("embd_pdrop", "n_ctx", "reorder_and_upcast_attn", "summary_*")
@@ -28,7 +29,7 @@ def mixers(config: Reader) -> list[tuple[Tree, int]]:
 
 
 def decoder(config: Reader, mixers: list[tuple[Tree, int]]) -> Tree:
-    return {
+    found = {
         "kind": "decoder",
         "vocab": config["vocab_size"],
         "width": config["n_embd"],
@@ -54,11 +55,42 @@ def decoder(config: Reader, mixers: list[tuple[Tree, int]]) -> Tree:
             for mixer, count in mixers
         ],
     }
+    return headed(config, found)
 
 
 @reading(*HARMLESS)
 def tree(config: Reader) -> Tree:
     return decoder(config, mixers(config))
+
+
+def sizes(said: Said) -> dict[str, Any]:
+    """What GPT-2 and its relatives say."""
+    return {
+        "vocab_size": said["vocab"],
+        "n_embd": said["width"],
+        "n_layer": said.depth("decoder"),
+        "n_head": said["decoder.mixer.heads"],
+        "n_inner": said["decoder.channel.hidden"],
+        "activation_function": said.activation("decoder.channel.activation"),
+        "layer_norm_epsilon": said["norm.eps"],
+        "resid_pdrop": said["dropout"],
+        "embd_pdrop": said["dropout"],
+        "attn_pdrop": said.get("decoder.mixer.dropout", 0.0),
+        "tie_word_embeddings": said["embed.tied"],
+    }
+
+
+def scores(said: Said) -> dict[str, bool]:
+    """Whether all layers, or each with its number, divide by √head_width."""
+    usual = (said["width"] // said["decoder.mixer.heads"]) ** -0.5
+    layers = [layer.get("mixer.scores", {}) for layer in said.layers("decoder")]
+    scales = [1.0 if layer.get("kind") == "dot" else layer.get("scale") or usual for layer in layers]
+    return {"scale_attn_weights": scales[0] != 1.0, "scale_attn_by_inverse_layer_idx": len(set(scales)) > 1}
+
+
+def back(said: Said) -> Theirs:
+    names = {"architectures": said.writer("GPT2LMHeadModel"), "n_positions": said["embed.positions.length"]}
+    return {**names, **sizes(said), **scores(said)}
 
 
 LINES = """
@@ -78,4 +110,12 @@ decoder.blocks.{n}.sublayers.channel.down.bias = transformer.h.{n}.mlp.c_proj.bi
 decoder.end.* = transformer.ln_f.*
 """
 IGNORE = ["lm_head.weight", "*.attn.bias", "*.attn.masked_bias"]
-FAMILY = Family("gpt2", tree, LINES, IGNORE, before=prefixed("transformer."))
+FAMILY = Family(
+    "gpt2",
+    tree,
+    LINES,
+    IGNORE,
+    before=chained(prefixed("transformer."), own_head("lm_head.weight", "transformer.wte.weight")),
+    back=back,
+    after=unprefixed("transformer."),
+)

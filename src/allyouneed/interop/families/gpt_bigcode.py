@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from torch import Tensor
-
 from allyouneed.interop.families import gpt2
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.shapes import prefixed, ungrouped
-from allyouneed.interop.table import Family
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import chained, grouping, own_head, prefixed, unprefixed
+from allyouneed.interop.table import Family, Theirs
 
 # how to be quick in half precision; the number of keys is what multi_query says
 HARMLESS = ("*softmax_in_fp32", "max_*", "num_key_value_heads", "pad_key_length", "pre_*", "validate_runner_input")
@@ -22,11 +18,33 @@ def tree(config: Reader) -> Tree:
     return gpt2.decoder(config, [(gpt2.attention(config, kv_heads=heads), config["n_layer"])])
 
 
-def apart(tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """Without multi-query attention each head's query, key and value stand together."""
-    return tensor if config.get("multi_query", True) else ungrouped(tensor, config["n_head"], config["n_head"])
+def counts(config: Theirs) -> tuple[int, int]:
+    """Without multi-query attention each head's query, key and value stand together; with it there is one group."""
+    return config["n_head"], 1 if config.get("multi_query", True) else config["n_head"]
 
 
 LINES = gpt2.LINES.replace(" |T", "").replace("attn.c_attn.weight", "attn.c_attn.weight |apart")
 LINES = LINES.replace("attn.c_attn.bias", "attn.c_attn.bias |apart")
-FAMILY = Family("gpt_bigcode", tree, LINES, gpt2.IGNORE, {"apart": apart}, prefixed("transformer."))
+
+
+def back(said: Said) -> Theirs:
+    return {
+        "architectures": said.writer("GPTBigCodeForCausalLM"),
+        **gpt2.sizes(said),
+        "activation_function": said.activation("decoder.channel.activation", tanh="gelu_pytorch_tanh"),
+        "n_positions": said["embed.positions.length"],
+        "multi_query": said.get("decoder.mixer.kv_heads") == 1,
+        "scale_attn_weights": gpt2.scores(said)["scale_attn_weights"],
+    }
+
+
+FAMILY = Family(
+    "gpt_bigcode",
+    tree,
+    LINES,
+    gpt2.IGNORE,
+    changes={"apart": grouping(counts)},
+    before=chained(prefixed("transformer."), own_head("lm_head.weight", "transformer.wte.weight")),
+    back=back,
+    after=unprefixed("transformer."),
+)

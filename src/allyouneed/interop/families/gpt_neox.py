@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.rope import rotary
-from allyouneed.interop.shapes import ungrouped
+from allyouneed.interop.rope import rotary, turned
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import chained, grouping, headed, own_head, unprefixed
 from allyouneed.interop.table import Family, Theirs, Weights
 
 
@@ -20,7 +21,7 @@ def tree(config: Reader) -> Tree:
     }
     channel = {"kind": "ffn", "hidden": config["intermediate_size"], "activation": config.activation("hidden_act")}
     parallel = config.get("use_parallel_residual", True)
-    return {
+    found = {
         "kind": "decoder",
         "vocab": config["vocab_size"],
         "width": config["hidden_size"],
@@ -37,6 +38,7 @@ def tree(config: Reader) -> Tree:
             }
         ],
     }
+    return headed(config, found)
 
 
 LINES = """
@@ -53,8 +55,31 @@ decoder.end.* = gpt_neox.final_layer_norm.*
 
 
 def renamed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """The head has had two names."""
-    return config, {name.replace("lm_head.", "embed_out."): tensor for name, tensor in weights.items()}
+    """The head has had two names, and without one the rest has none."""
+    prefix = "" if any(name.startswith("gpt_neox.") for name in weights) else "gpt_neox."
+    return config, {
+        "embed_out.weight" if name.endswith(("lm_head.weight", "embed_out.weight")) else prefix + name: tensor
+        for name, tensor in weights.items()
+    }
+
+
+def back(said: Said) -> Theirs:
+    return {
+        "architectures": said.writer("GPTNeoXForCausalLM"),
+        "vocab_size": said["vocab"],
+        "hidden_size": said["width"],
+        "num_hidden_layers": said.depth("decoder"),
+        "num_attention_heads": said["decoder.mixer.heads"],
+        "intermediate_size": said["decoder.channel.hidden"],
+        "hidden_act": said.activation("decoder.channel.activation"),
+        "layer_norm_eps": said["norm.eps"],
+        "attention_bias": said.flag("decoder.mixer.bias"),
+        "use_parallel_residual": said.get("decoder.wiring.kind") == "parallel",
+        "hidden_dropout": said["dropout"],
+        "attention_dropout": said.get("decoder.mixer.dropout", 0.0),
+        "tie_word_embeddings": said["embed.tied"],
+        **turned(said, partly=True),
+    }
 
 
 FAMILY = Family(
@@ -62,8 +87,8 @@ FAMILY = Family(
     tree,
     LINES,
     ignore=["embed_out.weight", "*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"],
-    changes={
-        "apart": lambda tensor, config: ungrouped(tensor, config["num_attention_heads"], config["num_attention_heads"])
-    },
-    before=renamed,
+    changes={"apart": grouping(lambda config: (config["num_attention_heads"], config["num_attention_heads"]))},
+    before=chained(renamed, own_head("embed_out.weight", "gpt_neox.embed_in.weight")),
+    back=back,
+    after=unprefixed("gpt_neox."),
 )

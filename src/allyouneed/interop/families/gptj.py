@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from allyouneed.interop.families import gpt2
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.table import Family
+from allyouneed.interop.rope import USUAL
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import chained, headed, own_head, prefixed, unprefixed
+from allyouneed.interop.table import Family, Theirs
 
 
 @reading(*gpt2.HARMLESS, "n_positions", "rotary", "scale_attn_weights")
@@ -15,7 +18,7 @@ def tree(config: Reader) -> Tree:
     drop = config.get("attn_pdrop", 0.0)
     mixer = {"kind": "attention", "heads": heads, "pattern": "causal", "bias": False, "dropout": drop}
     hidden, activation = config.get("n_inner") or 4 * width, config.activation("activation_function")
-    return {
+    found = {
         "kind": "decoder",
         "vocab": config["vocab_size"],
         "width": width,
@@ -33,6 +36,7 @@ def tree(config: Reader) -> Tree:
         ],
         "head": {"bias": True},
     }
+    return headed(config, found)
 
 
 LINES = """
@@ -45,4 +49,20 @@ decoder.blocks.{n}.sublayers.channel.up.* = LAYER.mlp.fc_in.*
 decoder.blocks.{n}.sublayers.channel.down.* = LAYER.mlp.fc_out.*
 decoder.end.* = transformer.ln_f.*
 """.replace("LAYER", "transformer.h.{n}")
-FAMILY = Family("gptj", tree, LINES, gpt2.IGNORE)
+
+
+def back(said: Said) -> Theirs:
+    turned = said["decoder.mixer.positions.fraction"] * (said["width"] // said["decoder.mixer.heads"])
+    names = {"architectures": said.writer("GPTJForCausalLM"), "n_positions": USUAL, "rotary_dim": round(turned)}
+    return {**names, **gpt2.sizes(said)}
+
+
+FAMILY = Family(
+    "gptj",
+    tree,
+    LINES,
+    gpt2.IGNORE,
+    before=chained(prefixed("transformer."), own_head("lm_head.weight", "transformer.wte.weight")),
+    back=back,
+    after=unprefixed("transformer."),
+)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.rope import rotary
-from allyouneed.interop.table import Family
+from allyouneed.interop.rope import rotary, turned
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import chained, headed, own_head, prefixed, unprefixed
+from allyouneed.interop.table import Family, Theirs
 
 
 def attention(config: Reader, **other: Any) -> Tree:
@@ -45,7 +48,7 @@ def decoder(config: Reader, layers: list[Tree], **other: Any) -> Tree:
         "embed": {"scale": "none", "tied": config.get("tie_word_embeddings", False)},
         "decoder": layers,
     }
-    return found | other
+    return headed(config, found | other)
 
 
 def layers(config: Reader, mixer: Tree, channel: Tree, wiring: str = "pre-norm") -> list[Tree]:
@@ -55,6 +58,40 @@ def layers(config: Reader, mixer: Tree, channel: Tree, wiring: str = "pre-norm")
 @reading("max_position_embeddings")
 def tree(config: Reader) -> Tree:
     return decoder(config, layers(config, attention(config), swiglu(config)))
+
+
+def sizes(said: Said) -> dict[str, Any]:
+    """What Llama and all its descendants say."""
+    return {
+        "vocab_size": said["vocab"],
+        "hidden_size": said["width"],
+        "num_hidden_layers": said.depth("decoder"),
+        "num_attention_heads": said["decoder.mixer.heads"],
+        "num_key_value_heads": said.get("decoder.mixer.kv_heads") or said["decoder.mixer.heads"],
+        "head_dim": said.get("decoder.mixer.head_width") or said["width"] // said["decoder.mixer.heads"],
+        "attention_dropout": said.get("decoder.mixer.dropout", 0.0),
+        "rms_norm_eps": said["norm.eps"],
+        "tie_word_embeddings": said["embed.tied"],
+        **turned(said),
+    }
+
+
+def gated(said: Said, path: str = "decoder.channel") -> dict[str, Any]:
+    word = said.activation(f"{path}.activation", tanh="gelu_pytorch_tanh")
+    return {"intermediate_size": said[f"{path}.hidden"], "hidden_act": word}
+
+
+def window(said: Said) -> int | None:
+    """Of a pattern that `windowed` says; the first of several kinds of layers."""
+    found = [
+        re.fullmatch(r"causal & window\((\d+)\)", layer.get("mixer.pattern", "")) for layer in said.layers("decoder")
+    ]
+    return next((int(match[1]) for match in found if match), None)
+
+
+def back(said: Said) -> Theirs:
+    biases = {"attention_bias": said.flag("decoder.mixer.bias"), "mlp_bias": said.flag("decoder.channel.bias")}
+    return {"architectures": said.writer("LlamaForCausalLM"), **sizes(said), **gated(said), **biases}
 
 
 OUTSIDE = """
@@ -76,4 +113,6 @@ decoder.blocks.{n}.sublayers.channel.down.* = model.layers.{n}.mlp.down_proj.*
 """
 LINES = OUTSIDE + NORMS + ATTENTION + CHANNEL
 IGNORE = ["lm_head.weight", "*.rotary_emb.inv_freq"]
-FAMILY = Family("llama", tree, LINES, IGNORE)
+BEFORE = chained(prefixed("model."), own_head("lm_head.weight", "model.embed_tokens.weight"))
+AFTER = unprefixed("model.")
+FAMILY = Family("llama", tree, LINES, IGNORE, before=BEFORE, back=back, after=AFTER)

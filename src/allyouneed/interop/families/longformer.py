@@ -5,9 +5,23 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from allyouneed.interop.families.bert import BODY, CLASSES, DEFAULTS, HARMLESS, encoder, head, learned, renamed
-from allyouneed.interop.families.roberta import HEAD, IGNORE, with_gelu
+from allyouneed.interop.families.bert import (
+    BODY,
+    CLASSES,
+    DEFAULTS,
+    HARMLESS,
+    encoder,
+    head,
+    learned,
+    named_back,
+    places,
+    renamed,
+    untied_bias,
+    words,
+)
+from allyouneed.interop.families.roberta import HEAD, IGNORE, SPARE, with_gelu
 from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.said import Said
 from allyouneed.interop.table import Family
 
 OTHERS = {"attention_window": 512, "pad_token_id": 1}
@@ -30,9 +44,23 @@ def tree(config: Reader) -> Tree:
     return found | {"head": head(config, with_gelu(found["head"]), "tanh")}
 
 
+def back(said: Said) -> Tree:
+    windows = [layer["mixer.window"] for layer in said.layers("encoder")]
+    return words(said, "Longformer") | places(said) | {"attention_window": windows}
+
+
 GLOBAL = """
 encoder.blocks.{n}.sublayers.mixer.global_q.* = SELF.query_global.*
 encoder.blocks.{n}.sublayers.mixer.global_kv.* = SELF.key_global.* + SELF.value_global.*
 """.replace("SELF", "longformer.encoder.layer.{n}.attention.self")
 LINES = BODY.replace("bert.", "longformer.") + GLOBAL + HEAD + CLASSES
-FAMILY = Family("longformer", tree, LINES, IGNORE, before=renamed)
+FAMILY = Family(
+    "longformer",
+    tree,
+    untied_bias(LINES, "lm_head"),
+    IGNORE,
+    before=renamed,
+    spare=SPARE,
+    back=back,
+    after=named_back({"LongformerModel": "longformer.pooler.dense"}),
+)

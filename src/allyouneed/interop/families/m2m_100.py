@@ -3,8 +3,20 @@ of the padding token."""
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bart import CHANGES, DEFAULTS, HARMLESS, IGNORE, LINES, completed, tree_with
+from allyouneed.interop.families.bart import (
+    CHANGES,
+    DEFAULTS,
+    HARMLESS,
+    IGNORE,
+    LINES,
+    SPARE,
+    completed,
+    tree_with,
+    undone,
+    words,
+)
 from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.said import Said
 from allyouneed.interop.table import Family
 
 OTHERS = {
@@ -25,4 +37,13 @@ def tree(config: Reader) -> Tree:
     return tree_with(config, positions, "pre-norm", norm=False)
 
 
-FAMILY = Family("m2m_100", tree, LINES, (*IGNORE, "model.*.embed_positions.weights"), CHANGES, completed)
+def back(said: Said) -> Tree:
+    offset = said.get("embed.positions.offset", 0)
+    named = words(said, "M2M100ForConditionalGeneration")
+    return named | {"max_position_embeddings": PLACES, "pad_token_id": max(offset - 1, 0)}
+
+
+PLACES = 1024  # as of the reference: theirs fills a table, ours counts on
+UNBIASED = LINES.replace("head.bias = final_logits_bias |row", "")
+IGNORED = (*IGNORE, "model.*.embed_positions.weights")
+FAMILY = Family("m2m_100", tree, UNBIASED, IGNORED, CHANGES, completed, SPARE, back, undone)

@@ -3,9 +3,22 @@ Transformer with all sines before all cosines."""
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bart import CHANGES, DEFAULTS, HARMLESS, IGNORE, LINES, completed, tree_with
+from allyouneed.interop.families.bart import (
+    CHANGES,
+    DEFAULTS,
+    HARMLESS,
+    IGNORE,
+    LINES,
+    SPARE,
+    completed,
+    tree_with,
+    undone,
+    words,
+)
+from allyouneed.interop.feature_order import sines_first, with_sines_first
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.table import Family
+from allyouneed.interop.said import Said
+from allyouneed.interop.table import Alike, Family
 
 
 @reading(*HARMLESS, "max_position_embeddings")  # places go on after it
@@ -16,4 +29,16 @@ def tree(config: Reader) -> Tree:
     return tree_with(config, positions, "post-norm", norm=False)
 
 
-FAMILY = Family("marian", tree, LINES, (*IGNORE, "model.*.embed_positions.weight"), CHANGES, completed)
+def back(said: Said) -> Tree:
+    vocab = said["vocab"]
+    return words(said, "MarianMTModel") | {
+        "decoder_vocab_size": vocab["target"] if isinstance(vocab, dict) else vocab,
+        "share_encoder_decoder_embeddings": not isinstance(vocab, dict),
+        "max_position_embeddings": PLACES,
+    }
+
+
+PLACES = 512  # as of the reference: theirs fills a table, ours counts on
+IGNORED = (*IGNORE, "model.*.embed_positions.weight")
+ALIKE = Alike(sines_first, with_sines_first)  # the paper's order is another
+FAMILY = Family("marian", tree, LINES, IGNORED, CHANGES, completed, SPARE, back, undone, ALIKE)

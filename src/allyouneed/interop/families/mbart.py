@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bart import CHANGES, DEFAULTS, HARMLESS, IGNORE, LINES, completed, learned, tree_with
+from allyouneed.interop.families.bart import (
+    CHANGES,
+    DEFAULTS,
+    HARMLESS,
+    IGNORE,
+    LINES,
+    SPARE,
+    completed,
+    learned,
+    tree_with,
+    undone,
+    words,
+)
 from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.said import Said
 from allyouneed.interop.table import Family
 
 
@@ -15,4 +28,8 @@ def tree(config: Reader) -> Tree:
     return tree_with(config, learned(config), "pre-norm", norm=True)
 
 
-FAMILY = Family("mbart", tree, LINES, IGNORE, CHANGES, completed)
+def back(said: Said) -> Tree:
+    return words(said, "MBartForConditionalGeneration") | {"max_position_embeddings": said["embed.positions.length"]}
+
+
+FAMILY = Family("mbart", tree, LINES, IGNORE, CHANGES, completed, SPARE, back, undone)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from allyouneed.interop.families import llama
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.table import Family
+from allyouneed.interop.said import Said
+from allyouneed.interop.table import Family, Theirs
 
 
 @reading("max_position_embeddings")
@@ -13,4 +14,9 @@ def tree(config: Reader) -> Tree:
     return llama.decoder(config, llama.layers(config, mixer, llama.swiglu(config, bias=False)))
 
 
-FAMILY = Family("mistral", tree, llama.LINES, llama.IGNORE)
+def back(said: Said) -> Theirs:
+    window = {"sliding_window": llama.window(said)}
+    return {"architectures": said.writer("MistralForCausalLM"), **llama.sizes(said), **llama.gated(said), **window}
+
+
+FAMILY = Family("mistral", tree, llama.LINES, llama.IGNORE, before=llama.BEFORE, back=back, after=llama.AFTER)

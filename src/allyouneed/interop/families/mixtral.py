@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from allyouneed.interop.families import llama
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.table import Family
+from allyouneed.interop.said import Said
+from allyouneed.interop.table import Family, Theirs
 
 
 @reading("max_position_embeddings")
@@ -28,4 +29,19 @@ decoder.blocks.{n}.sublayers.channel.router.linear.weight = MOE.gate.weight
 decoder.blocks.{n}.sublayers.channel.experts.{e}.gate_up.weight = MOE.experts.{e}.w1.weight + MOE.experts.{e}.w3.weight
 decoder.blocks.{n}.sublayers.channel.experts.{e}.down.weight = MOE.experts.{e}.w2.weight
 """.replace("MOE", "model.layers.{n}.block_sparse_moe")
-FAMILY = Family("mixtral", tree, llama.OUTSIDE + llama.NORMS + llama.ATTENTION + EXPERTS, llama.IGNORE)
+
+
+def back(said: Said) -> Theirs:
+    return {
+        "architectures": said.writer("MixtralForCausalLM"),
+        **llama.sizes(said),
+        **llama.gated(said, "decoder.channel.expert"),
+        "sliding_window": llama.window(said),
+        "num_local_experts": said["decoder.channel.experts"],
+        "num_experts_per_tok": said["decoder.channel.top"],
+        "router_aux_loss_coef": said["decoder.channel.balance"],
+    }
+
+
+LINES = llama.OUTSIDE + llama.NORMS + llama.ATTENTION + EXPERTS
+FAMILY = Family("mixtral", tree, LINES, llama.IGNORE, before=llama.BEFORE, back=back, after=llama.AFTER)

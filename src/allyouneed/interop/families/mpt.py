@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.table import Family
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import chained, headed, own_head, prefixed, unprefixed
+from allyouneed.interop.table import Family, Theirs
 
-# theirs has no learned positions whatever it says; the rest tells how and where it was trained
-HARMLESS = ("emb*_pdrop", "embedding_fraction", "fc_type", "init_*", "learned_pos_emb", "max_seq_len", "tokenizer_name")
+# theirs has no learned positions and hidden layers of four times the width, whatever it says; the rest tells how and
+# where it was trained
+HARMLESS = (
+    "expansion_ratio",
+    "emb*_pdrop",
+    "embedding_fraction",
+    "fc_type",
+    "init_*",
+    "learned_pos_emb",
+    "max_seq_len",
+    "tokenizer_name",
+)
 UNUSED = ("attn_impl", "attn_uses_sequence_id", "is_encoder_decoder")
 
 
@@ -32,8 +44,7 @@ def tree(config: Reader) -> Tree:
         "dropout": drop,
     }
     inside.finish(*UNUSED)
-    hidden = config.get("expansion_ratio", 4) * width
-    return {
+    found = {
         "kind": "decoder",
         "vocab": config["vocab_size"],
         "width": width,
@@ -46,10 +57,11 @@ def tree(config: Reader) -> Tree:
                 "repeat": config["n_layers"],
                 "wiring": "pre-norm",
                 "mixer": mixer,
-                "channel": {"kind": "ffn", "hidden": hidden, "activation": "gelu", "bias": False},
+                "channel": {"kind": "ffn", "hidden": 4 * width, "activation": "gelu", "bias": False},
             }
         ],
     }
+    return headed(config, found)
 
 
 LINES = """
@@ -63,4 +75,33 @@ decoder.blocks.{n}.sublayers.channel.up.weight = transformer.blocks.{n}.ffn.up_p
 decoder.blocks.{n}.sublayers.channel.down.weight = transformer.blocks.{n}.ffn.down_proj.weight
 decoder.end.weight = transformer.norm_f.weight
 """
-FAMILY = Family("mpt", tree, LINES, ["lm_head.weight"])
+
+
+def back(said: Said) -> Theirs:
+    inside = {
+        "alibi": said.get("decoder.mixer.positions.kind") == "alibi",
+        "alibi_bias_max": int(said["decoder.mixer.positions.octaves"]),
+        "softmax_scale": said.get("decoder.mixer.scores.scale"),
+    }
+    return {
+        "architectures": said.writer("MptForCausalLM"),
+        "vocab_size": said["vocab"],
+        "d_model": said["width"],
+        "n_layers": said.depth("decoder"),
+        "n_heads": said["decoder.mixer.heads"],
+        "layer_norm_epsilon": said["norm.eps"],
+        "resid_pdrop": said["dropout"],
+        "tie_word_embeddings": said["embed.tied"],
+        "attn_config": inside,
+    }
+
+
+FAMILY = Family(
+    "mpt",
+    tree,
+    LINES,
+    ["lm_head.weight"],
+    before=chained(prefixed("transformer."), own_head("lm_head.weight", "transformer.wte.weight")),
+    back=back,
+    after=unprefixed("transformer."),
+)

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.families.t5 import DEFAULTS, HARMLESS, IGNORE, LINES, channel, completed, depths, tree_with
+from allyouneed.interop.families.t5 import (
+    DEFAULTS,
+    HARMLESS,
+    IGNORE,
+    LINES,
+    SPARE,
+    channel,
+    completed,
+    depths,
+    feed_forward,
+    reads_only,
+    tree_with,
+    undone,
+    without_decoder,
+    words,
+)
 from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.said import Said
 from allyouneed.interop.table import Family
 
 OTHERS = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
@@ -13,7 +29,22 @@ OTHERS = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "
 def tree(config: Reader) -> Tree:
     config.suppose(DEFAULTS | OTHERS)
     encoder, decoder = ([{"repeat": count, "channel": channel(config)}] for count in depths(config))
-    return tree_with(config, encoder, decoder, scaled=False)
+    found = tree_with(config, encoder, decoder, scaled=False)
+    return without_decoder(found) if reads_only(config) else found
 
 
-FAMILY = Family("mt5", tree, LINES.replace("FFN", "DenseReluDense"), IGNORE, before=completed)
+def back(said: Said) -> Tree:
+    reads = said["kind"] == "encoder"
+    return words(said, "MT5EncoderModel" if reads else "MT5ForConditionalGeneration") | feed_forward(said)
+
+
+FAMILY = Family(
+    "mt5",
+    tree,
+    LINES.replace("FFN", "DenseReluDense"),
+    IGNORE,
+    before=completed,
+    spare=SPARE,
+    back=back,
+    after=undone,
+)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.shapes import prefixed
-from allyouneed.interop.table import Family
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import chained, headed, own_head, prefixed, unprefixed
+from allyouneed.interop.table import Family, Theirs
 
 HARMLESS = ("activation_dropout", "init_std", "layerdrop", "prefix")
 
@@ -20,7 +21,7 @@ def tree(config: Reader) -> Tree:
     width, bias = config["hidden_size"], config.get("enable_bias", True)
     config.only("word_embed_proj_dim", width)
     affine = config.get("layer_norm_elementwise_affine", True)
-    return {
+    found = {
         "kind": "decoder",
         "vocab": config["vocab_size"],
         "width": width,
@@ -52,6 +53,7 @@ def tree(config: Reader) -> Tree:
             }
         ],
     }
+    return headed(config, found)
 
 
 LINES = """
@@ -66,4 +68,36 @@ decoder.blocks.{n}.sublayers.channel.up.* = LAYER.fc1.*
 decoder.blocks.{n}.sublayers.channel.down.* = LAYER.fc2.*
 decoder.end.* = model.decoder.final_layer_norm.*
 """.replace("SELF", "LAYER.self_attn").replace("LAYER", "model.decoder.layers.{n}")
-FAMILY = Family("opt", tree, LINES, ["lm_head.weight"], before=prefixed("model."))
+
+
+def back(said: Said) -> Theirs:
+    before = said.get("decoder.wiring.kind") == "pre-norm"
+    return {
+        "architectures": said.writer("OPTForCausalLM"),
+        "vocab_size": said["vocab"],
+        "hidden_size": said["width"],
+        "word_embed_proj_dim": said["width"],
+        "num_hidden_layers": said.depth("decoder"),
+        "num_attention_heads": said["decoder.mixer.heads"],
+        "ffn_dim": said["decoder.channel.hidden"],
+        "activation_function": said.activation("decoder.channel.activation"),
+        "max_position_embeddings": said["embed.positions.length"],
+        "do_layer_norm_before": before,
+        "_remove_final_layer_norm": before and not said["decoder.wiring.final"],
+        "layer_norm_elementwise_affine": said["norm.weight"],
+        "enable_bias": said.flag("decoder.mixer.bias"),
+        "dropout": said["dropout"],
+        "attention_dropout": said.get("decoder.mixer.dropout", 0.0),
+        "tie_word_embeddings": said["embed.tied"],
+    }
+
+
+FAMILY = Family(
+    "opt",
+    tree,
+    LINES,
+    ["lm_head.weight"],
+    before=chained(prefixed("model."), own_head("lm_head.weight", "model.decoder.embed_tokens.weight")),
+    back=back,
+    after=unprefixed("model."),
+)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from allyouneed.interop.families import llama
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.rope import rotary
-from allyouneed.interop.table import Family
+from allyouneed.interop.rope import rotary, turned
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import headed
+from allyouneed.interop.table import Family, Theirs
 
 
 @reading("embd_pdrop", "max_position_embeddings")
@@ -18,7 +20,7 @@ def tree(config: Reader) -> Tree:
         qk_norm=norm if config.get("qk_layernorm") else None,
     )
     channel = {"kind": "ffn", "hidden": config["intermediate_size"], "activation": config.activation("hidden_act")}
-    return {
+    found = {
         "kind": "decoder",
         "vocab": config["vocab_size"],
         "width": config["hidden_size"],
@@ -36,6 +38,7 @@ def tree(config: Reader) -> Tree:
         ],
         "head": {"bias": True},
     }
+    return headed(config, found)
 
 
 LINES = """
@@ -50,4 +53,27 @@ decoder.blocks.{n}.sublayers.channel.up.* = model.layers.{n}.mlp.fc1.*
 decoder.blocks.{n}.sublayers.channel.down.* = model.layers.{n}.mlp.fc2.*
 decoder.end.* = model.final_layernorm.*
 """.replace("SELF", "model.layers.{n}.self_attn")
-FAMILY = Family("phi", tree, LINES, llama.IGNORE)
+
+
+def back(said: Said) -> Theirs:
+    width = said.get("decoder.mixer.head_width")
+    return {
+        **({"head_dim": width} if width and width * said["decoder.mixer.heads"] != said["width"] else {}),
+        "architectures": said.writer("PhiForCausalLM"),
+        "vocab_size": said["vocab"],
+        "hidden_size": said["width"],
+        "num_hidden_layers": said.depth("decoder"),
+        "num_attention_heads": said["decoder.mixer.heads"],
+        "num_key_value_heads": said.get("decoder.mixer.kv_heads") or said["decoder.mixer.heads"],
+        "intermediate_size": said["decoder.channel.hidden"],
+        "hidden_act": said.activation("decoder.channel.activation"),
+        "layer_norm_eps": said["norm.eps"],
+        "qk_layernorm": said.get("decoder.mixer.qk_norm") is not None,
+        "resid_pdrop": said["dropout"],
+        "attention_dropout": said.get("decoder.mixer.dropout", 0.0),
+        "tie_word_embeddings": said["embed.tied"],
+        **turned(said, partly=True),
+    }
+
+
+FAMILY = Family("phi", tree, LINES, llama.IGNORE, before=llama.BEFORE, back=back, after=llama.AFTER)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import groupby
+from typing import Any
 
 from allyouneed.interop.families import llama
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.table import Family
+from allyouneed.interop.said import Said
+from allyouneed.interop.table import Family, Theirs
 
 KINDS = {"full_attention": "causal", "sliding_attention": "causal & window({})"}
 
@@ -43,4 +45,19 @@ def tree(config: Reader) -> Tree:
     return llama.decoder(config, layers)
 
 
-FAMILY = Family("qwen2", tree, llama.LINES, llama.IGNORE)
+def kinds(said: Said) -> dict[str, Any]:
+    """The way back of `patterns`."""
+    window = llama.window(said)
+    plain = [layer.get("mixer.pattern") == "causal" for layer in said.layers("decoder")]
+    return {
+        "layer_types": ["full_attention" if full else "sliding_attention" for full in plain],
+        "sliding_window": window,
+        "use_sliding_window": window is not None,
+    }
+
+
+def back(said: Said) -> Theirs:
+    return {"architectures": said.writer("Qwen2ForCausalLM"), **llama.sizes(said), **llama.gated(said), **kinds(said)}
+
+
+FAMILY = Family("qwen2", tree, llama.LINES, llama.IGNORE, before=llama.BEFORE, back=back, after=llama.AFTER)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from allyouneed.interop.families import llama
-from allyouneed.interop.families.qwen2 import patterns
+from allyouneed.interop.families.qwen2 import kinds, patterns
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.table import Family
+from allyouneed.interop.said import Said
+from allyouneed.interop.table import Family, Theirs
 
 
 @reading("max_position_embeddings")
@@ -28,4 +29,17 @@ NORMS = """
 decoder.blocks.{n}.sublayers.mixer.q_norm.weight = model.layers.{n}.self_attn.q_norm.weight
 decoder.blocks.{n}.sublayers.mixer.k_norm.weight = model.layers.{n}.self_attn.k_norm.weight
 """
-FAMILY = Family("qwen3", tree, llama.LINES + NORMS, llama.IGNORE)
+
+
+def back(said: Said) -> Theirs:
+    bias = {"attention_bias": said.flag("decoder.mixer.bias")}
+    return {
+        "architectures": said.writer("Qwen3ForCausalLM"),
+        **llama.sizes(said),
+        **llama.gated(said),
+        **kinds(said),
+        **bias,
+    }
+
+
+FAMILY = Family("qwen3", tree, llama.LINES + NORMS, llama.IGNORE, before=llama.BEFORE, back=back, after=llama.AFTER)

@@ -3,8 +3,22 @@ whatever the layers have."""
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import BODY, CLASSES, DEFAULTS, HARMLESS, encoder, head, learned, renamed
+from allyouneed.interop.families.bert import (
+    BODY,
+    CLASSES,
+    DEFAULTS,
+    HARMLESS,
+    encoder,
+    head,
+    learned,
+    named_back,
+    places,
+    renamed,
+    untied_bias,
+    words,
+)
 from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.said import Said
 from allyouneed.interop.table import Family
 
 
@@ -19,11 +33,25 @@ def with_gelu(vocabulary: Tree) -> Tree:
     return vocabulary | {"transform": vocabulary["transform"] | {"activation": "gelu"}}
 
 
+def back(said: Said) -> Tree:
+    return words(said, "Roberta") | places(said)
+
+
 HEAD = """
 head.weight = lm_head.decoder.weight
 head.bias = lm_head.bias
 head.transform.linear.* = lm_head.dense.*
 head.transform.norm.* = lm_head.layer_norm.*
 """
-IGNORE = ("*.position_ids", "*.pooler.*", "lm_head.decoder.*")
-FAMILY = Family("roberta", tree, BODY.replace("bert.", "roberta.") + HEAD + CLASSES, IGNORE, before=renamed)
+IGNORE = ("*.position_ids", "lm_head.decoder.*")
+SPARE = ("*.pooler.*", "lm_head.bias")
+FAMILY = Family(
+    "roberta",
+    tree,
+    untied_bias(BODY.replace("bert.", "roberta.") + HEAD + CLASSES, "lm_head"),
+    IGNORE,
+    before=renamed,
+    spare=SPARE,
+    back=back,
+    after=named_back({"RobertaModel": "roberta.pooler.dense"}),
+)

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import BODY, CLASSES, DEFAULTS, HARMLESS, HEAD, IGNORE, encoder, head, renamed
+from allyouneed.interop.families.bert import (
+    BODY,
+    CLASSES,
+    DEFAULTS,
+    HARMLESS,
+    HEAD,
+    IGNORE,
+    SPARE,
+    encoder,
+    head,
+    named_back,
+    renamed,
+    untied_bias,
+    words,
+)
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.table import Family
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import refuse_other_sinusoids, sinusoids
+from allyouneed.interop.table import Family, Theirs, Weights
+from allyouneed.nn.positions import Sinusoidal
 
 
 def narrower(config: Reader) -> int | None:
@@ -21,5 +38,44 @@ def tree(config: Reader) -> Tree:
     return found | {"head": head(config, found["head"], config.activation("hidden_act"))}
 
 
+def back(said: Said) -> Tree:
+    """Their table of angles needs to know how many places it is for, which here go on for ever."""
+    return words(said, "RoFormer") | {
+        "embedding_size": said.get("embed.inner", said["width"]),
+        "max_position_embeddings": PLACES,
+        "rotary_value": said.get("encoder.mixer.positions.values", False),
+    }
+
+
+PLACES = 1536  # as of the reference
+TABLE = "roformer.encoder.embed_positions.weight"
+
+
+def checked(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
+    """Their files hold the sines and cosines of the angles, which ours computes; others are refused."""
+    config, weights = renamed(config, weights)
+    if TABLE in weights:
+        refuse_other_sinusoids(weights[TABLE], SINUSOIDS, "roformer: the angles")
+    return config, weights
+
+
+def with_angles(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
+    if TABLE not in weights:
+        width = config["hidden_size"] // config["num_attention_heads"]
+        table = sinusoids(SINUSOIDS, config["max_position_embeddings"], width)
+        weights = {TABLE: table.to(next(iter(weights.values()))), **weights}
+    return named_back({})({**config, "max_position_embeddings": len(weights[TABLE])}, weights)
+
+
+SINUSOIDS = Sinusoidal(order="halves")
 LINES = BODY.replace("bert.", "roformer.") + HEAD + CLASSES + "embed.widen.* = roformer.embeddings_project.*"
-FAMILY = Family("roformer", tree, LINES, (*IGNORE, "roformer.encoder.embed_positions.weight"), before=renamed)
+FAMILY = Family(
+    "roformer",
+    tree,
+    untied_bias(LINES, "cls.predictions"),
+    IGNORE,
+    before=checked,
+    spare=(*SPARE, TABLE),
+    back=back,
+    after=with_angles,
+)

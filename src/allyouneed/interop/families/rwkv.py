@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.table import Family
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import chained, headed, own_head, prefixed, unprefixed
+from allyouneed.interop.table import Change, Family, Theirs
 
 # how long a text their CUDA kernel takes at once; halvings that change how numbers are written, not what they are
 HARMLESS = ("context_length", "rescale_every")
@@ -14,7 +16,7 @@ def tree(config: Reader) -> Tree:
     width = config["hidden_size"]
     norm = {"kind": "layer", "eps": config.only("layer_norm_epsilon", 1e-5)}  # their last norm always has this one
     hidden = config.get("attention_hidden_size") or width
-    return {
+    found = {
         "kind": "decoder",
         "vocab": config["vocab_size"],
         "width": width,
@@ -29,6 +31,7 @@ def tree(config: Reader) -> Tree:
             }
         ],
     }
+    return headed(config, found)
 
 
 LINES = """
@@ -53,10 +56,29 @@ decoder.blocks.{n}.sublayers.channel.up.weight = rwkv.blocks.{n}.feed_forward.ke
 decoder.blocks.{n}.sublayers.channel.down.weight = rwkv.blocks.{n}.feed_forward.value.weight
 decoder.end.* = rwkv.ln_out.*
 """
+
+
+def back(said: Said) -> Theirs:
+    return {
+        "architectures": said.writer("RwkvForCausalLM"),
+        "vocab_size": said["vocab"],
+        "hidden_size": said["width"],
+        "num_hidden_layers": said.depth("decoder"),
+        "attention_hidden_size": said.get("decoder.mixer.hidden") or said["width"],
+        "intermediate_size": said["decoder.channel.hidden"],
+        "layer_norm_epsilon": said["norm.eps"],
+        "rescale_every": 0,
+        "tie_word_embeddings": said["embed.tied"],
+    }
+
+
 FAMILY = Family(
     "rwkv",
     tree,
     LINES,
     ignore=["head.weight"],
-    changes={"flat": lambda tensor, config: tensor.flatten()},
+    before=chained(prefixed("rwkv.", "head."), own_head("head.weight", "rwkv.embeddings.weight")),
+    back=back,
+    after=unprefixed("rwkv."),
+    changes={"flat": Change(lambda tensor, config: tensor.flatten(), lambda tensor, config: tensor[None, None])},
 )

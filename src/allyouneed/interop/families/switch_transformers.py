@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.families.t5 import DEFAULTS, HARMLESS, IGNORE, LINES, completed, depths, tree_with
-from allyouneed.interop.reader import Reader, Tree, reading
+from collections.abc import Iterator
+
+from allyouneed.interop.families.t5 import (
+    DEFAULTS,
+    HARMLESS,
+    IGNORE,
+    LINES,
+    SPARE,
+    completed,
+    depths,
+    tree_with,
+    undone,
+    words,
+)
+from allyouneed.interop.reader import ACTIVATIONS, Reader, Tree, reading
+from allyouneed.interop.said import Said
 from allyouneed.interop.table import Family
 
 OTHERS = {
@@ -44,8 +58,13 @@ def layers(config: Reader, count: int, sparse: int) -> list[Tree]:
             "z_loss": config["router_z_loss_coef"],
         },
     }
+    return [{"channel": experts if has else dense} for has in with_experts(count, sparse)]
+
+
+def with_experts(count: int, sparse: int) -> Iterator[bool]:
+    """Of each layer, whether it is one of so many `sparse` ones."""
     step = count // sparse if sparse else count
-    return [{"channel": experts if step == 1 or n % step == 1 else dense} for n in range(count)]
+    return (step == 1 or n % step == 1 for n in range(count))
 
 
 # padding never takes an expert's place here
@@ -65,6 +84,33 @@ def tree(config: Reader) -> Tree:
     )
 
 
+def back(said: Said) -> Tree:
+    found = words(said, "SwitchTransformersForConditionalGeneration")
+    for side in ("encoder", "decoder"):
+        layers = said.layers(side)
+        which = [layer["channel.kind"] == "moe" for layer in layers]
+        counts = [n for n in range(len(which) + 1) if list(with_experts(len(which), n)) == which]
+        if not counts:
+            said.problems.append(
+                f"{side}: experts in layers {[n for n, has in enumerate(which) if has]} cannot be said"
+            )
+        experts = next((layer for layer, has in zip(layers, which, strict=True) if has), None)
+        if experts is None or not counts:
+            continue
+        found |= {
+            f"num_sparse_{side}_layers": max(counts),
+            "d_ff": experts["channel.expert.hidden"],
+            "num_experts": experts["channel.experts"],
+            "expert_capacity": experts["channel.row_capacity"],
+            "router_bias": experts.get("channel.router.bias", False),
+            "router_jitter_noise": experts.get("channel.router.jitter", 0.0),
+            "router_z_loss_coef": experts.get("channel.router.z_loss", 0.0),
+            "router_aux_loss_coef": experts.get("channel.balance", 0.0),
+            "dense_act_fn": experts.word("channel.expert.activation", ACTIVATIONS),
+        }
+    return found
+
+
 EXPERTS = """
 encoder.blocks.{n}.sublayers.channel.router.linear.* = encoder.block.{n}.layer.1.mlp.router.classifier.*
 encoder.blocks.{n}.sublayers.channel.experts.{e}.up.* = encoder.block.{n}.layer.1.mlp.experts.expert_{e}.wi.*
@@ -73,4 +119,13 @@ decoder.blocks.{n}.sublayers.channel.router.linear.* = decoder.block.{n}.layer.2
 decoder.blocks.{n}.sublayers.channel.experts.{e}.up.* = decoder.block.{n}.layer.2.mlp.experts.expert_{e}.wi.*
 decoder.blocks.{n}.sublayers.channel.experts.{e}.down.* = decoder.block.{n}.layer.2.mlp.experts.expert_{e}.wo.*
 """
-FAMILY = Family("switch_transformers", tree, LINES.replace("FFN", "mlp") + EXPERTS, IGNORE, before=completed)
+FAMILY = Family(
+    "switch_transformers",
+    tree,
+    LINES.replace("FFN", "mlp") + EXPERTS,
+    IGNORE,
+    before=completed,
+    spare=SPARE,
+    back=back,
+    after=undone,
+)

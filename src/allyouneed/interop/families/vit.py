@@ -1,9 +1,13 @@
-"""ViT (Dosovitskiy et al. 2021). The pooler that comes with the bare model is left out: nothing was trained with it."""
+"""ViT (Dosovitskiy et al. 2021), and what DeiT has in common with it. The pooler that comes with the bare model is left
+out: nothing was trained with it."""
 
 from __future__ import annotations
 
+from allyouneed.interop.families.bert import label_words
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.table import Family, Theirs, Weights
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import ROW, bare
+from allyouneed.interop.table import Change, Family, Theirs, Weights
 
 HARMLESS = ("encoder_stride", "pooler_*")
 DEFAULTS = {
@@ -25,6 +29,12 @@ DEFAULTS = {
 @reading(*HARMLESS)
 def tree(config: Reader) -> Tree:
     config.suppose(DEFAULTS)
+    return tree_with(config, learned=1)
+
+
+def tree_with(config: Reader, learned: int) -> Tree:
+    """An encoder of patches, before which stand so many learned vectors: the class token, the distillation token."""
+    config.classes("ForImageClassification", "Model", *(["ForImageClassificationWithTeacher"] if learned > 1 else []))
     (height, width), (down, across) = _sides(config["image_size"]), _sides(config["patch_size"])
     classes = config.get("classes")
     return {
@@ -37,7 +47,8 @@ def tree(config: Reader) -> Tree:
             "image": [height, width] if height != width else height,
             "patch": [down, across] if down != across else down,
             "channels": config["num_channels"],
-            "positions": {"kind": "learned", "length": (height // down) * (width // across) + 1},
+            "distillation_token": learned > 1,
+            "positions": {"kind": "learned", "length": (height // down) * (width // across) + learned},
         },
         "encoder": [
             {
@@ -68,9 +79,47 @@ def _sides(value: int | list[int]) -> tuple[int, int]:
 def completed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
     """Files of the bare model leave `vit.` out; only the weights tell whether, and into how many classes, it sorts."""
     if "embeddings.cls_token" in weights:
-        weights = {f"vit.{name}": tensor for name, tensor in weights.items()}
-    classifier = weights.get("classifier.weight")
-    return {**config, "classes": None if classifier is None else len(classifier)}, weights
+        weights = {f"{config['model_type']}.{name}": tensor for name, tensor in weights.items()}
+    found = [weights[name] for name in ("classifier.weight", "cls_classifier.weight") if name in weights]
+    return {**config, "classes": len(found[0]) if found else None}, weights
+
+
+def undone(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
+    """A pooler that nothing here was trained with is written as zeros."""
+    body = f"{config['model_type']}."
+    found, width = {**weights}, config.get("hidden_size", DEFAULTS["hidden_size"])
+    if bare(config):
+        size = config.get("pooler_output_size") or width
+        like = next(iter(weights.values()))
+        pooler = {"weight": like.new_zeros(size, width), "bias": like.new_zeros(size)}
+        found = {f"{body}pooler.dense.{kind}": tensor for kind, tensor in pooler.items()} | found
+        found = {name.removeprefix(body): tensor for name, tensor in found.items()}
+    return {key: value for key, value in config.items() if key != "classes"}, found
+
+
+def words(said: Said, name: str, end: str) -> Tree:
+    """ViT's words for an encoder of ours, whose classes have this name; `end`: that of the one with a head."""
+    labels, bias = said.get("head.labels"), said.get("encoder.mixer.bias")
+    found = {
+        "hidden_size": said["width"],
+        "num_hidden_layers": said.depth("encoder"),
+        "num_attention_heads": said["encoder.mixer.heads"],
+        "intermediate_size": said["encoder.channel.hidden"],
+        "hidden_act": said.activation("encoder.channel.activation"),
+        "hidden_dropout_prob": said.get("dropout", 0.0),
+        "attention_probs_dropout_prob": said.get("encoder.mixer.dropout", 0.0),
+        "layer_norm_eps": said["norm.eps"],
+        "image_size": said["embed.image"],
+        "patch_size": said["embed.patch"],
+        "num_channels": said["embed.channels"],
+        "qkv_bias": bias["q"] if isinstance(bias, dict) else bool(bias),
+        "architectures": [f"{name}Model" if labels is None else f"{name}{end}"],
+    }
+    return found if labels is None else found | label_words(labels) | {"classes": labels}
+
+
+def back(said: Said) -> Tree:
+    return words(said, "ViT", "ForImageClassification")
 
 
 LINES = """
@@ -87,6 +136,18 @@ encoder.blocks.{n}.wiring.norms.1.* = vit.encoder.layer.{n}.layernorm_after.*
 encoder.end.* = vit.layernorm.*
 head.classes.* = classifier.*
 """.replace("LAYER", "vit.encoder.layer.{n}.attention.attention")
-CHANGES = {"flat": lambda tensor, config: tensor.flatten(1), "row": lambda tensor, config: tensor[0]}
 
-FAMILY = Family("vit", tree, LINES, ("vit.pooler.*",), CHANGES, completed)
+
+def pixels(config: Theirs) -> tuple[int, int, int]:
+    """A patch of theirs, which ours has in a row."""
+    return (
+        config.get("num_channels", DEFAULTS["num_channels"]),
+        *_sides(config.get("patch_size", DEFAULTS["patch_size"])),
+    )
+
+
+FLAT = Change(lambda tensor, config: tensor.flatten(1), lambda tensor, config: tensor.unflatten(1, pixels(config)))
+CHANGES = {"flat": FLAT, "row": ROW}
+SPARE = ("*.pooler.*",)
+
+FAMILY = Family("vit", tree, LINES, (), CHANGES, completed, SPARE, back, undone)

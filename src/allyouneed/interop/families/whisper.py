@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
-from allyouneed.errors import UserError
+from allyouneed.config import tree_of
 from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import bare, refuse_other_sinusoids, sinusoids, unless_tied
 from allyouneed.interop.table import Family, Theirs, Weights
 from allyouneed.nn.positions import Sinusoidal
 
@@ -31,19 +31,20 @@ DEFAULTS = {
     "activation_dropout": 0.0,
     "max_target_positions": 448,
 }
-SINUSOIDS = {"kind": "sinusoidal", "order": "halves", "closed": True}
+SINUSOIDS = Sinusoidal(order="halves", closed=True)
 
 
 @reading(*HARMLESS)
 def tree(config: Reader) -> Tree:
     config.suppose(DEFAULTS)
     config.only("tie_word_embeddings", True)
+    config.classes("ForConditionalGeneration", "WhisperModel")
     return {
         "kind": "encoder-decoder",
         "vocab": config["vocab_size"],
         "width": config["d_model"],
         "dropout": config["dropout"],
-        "source_embed": {"kind": "frames", "mels": config["num_mel_bins"], "positions": SINUSOIDS},
+        "source_embed": {"kind": "frames", "mels": config["num_mel_bins"], "positions": tree_of(SINUSOIDS)},
         "embed": {"positions": {"kind": "learned", "length": config["max_target_positions"]}, "scale": "none"},
         "encoder": [_layer(config, "encoder")],
         "decoder": [_layer(config, "decoder")],
@@ -68,17 +69,52 @@ def _layer(config: Reader, side: str) -> Tree:
 
 
 def checked(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """Files of the model without its head leave `model.` out; an encoder with trained positions is refused."""
+    """Files of the model without its head leave `model.` out; an encoder with trained positions is refused, and so is a
+    head of its own."""
     if "encoder.conv1.weight" in weights:
         weights = {f"model.{name}": tensor for name, tensor in weights.items()}
-    table = weights.get("model.encoder.embed_positions.weight")
-    if table is not None and table.any():
-        ours = Sinusoidal(order="halves", closed=True).build(table.shape[1])(torch.arange(len(table))[None])[0]
-        if not torch.allclose(table.float(), ours, atol=2e-3):  # files may be in half precision
-            raise UserError("whisper: the encoder's positions are no sinusoids; such a model is not known here")
-    return config, weights
+    if TABLE in weights:
+        refuse_other_sinusoids(weights[TABLE], SINUSOIDS, "whisper: the encoder's positions")
+    return unless_tied(config, weights, "proj_out.weight", "model.decoder.embed_tokens.weight"), weights
 
 
+def with_positions(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
+    """Their encoder has a table of the places of 30 seconds, which ours computes."""
+    found = {**weights}
+    if TABLE not in found:
+        table = sinusoids(SINUSOIDS, config.get("max_source_positions", PLACES), config["d_model"])
+        found[TABLE] = table.to(next(iter(weights.values())))
+    config = {**config, "max_source_positions": len(found[TABLE])}
+    if bare(config):
+        found = {name.removeprefix("model."): tensor for name, tensor in found.items()}
+    return config, found
+
+
+def back(said: Said) -> Tree:
+    found: Tree = {
+        "vocab_size": said["vocab"],
+        "num_mel_bins": said["source_embed.mels"],
+        "activation_function": said.activation("encoder.channel.activation"),
+        "d_model": said["width"],
+        "dropout": said.get("dropout", 0.0),
+        "attention_dropout": said.get("encoder.mixer.dropout", 0.0),
+        "activation_dropout": said.get("encoder.channel.dropout", 0.0),
+        "max_source_positions": PLACES,
+        "max_target_positions": said["embed.positions.length"],
+        "architectures": ["WhisperForConditionalGeneration"],
+        "is_encoder_decoder": True,
+    }
+    for side in ("encoder", "decoder"):
+        found |= {
+            f"{side}_layers": said.depth(side),
+            f"{side}_attention_heads": said[f"{side}.mixer.heads"],
+            f"{side}_ffn_dim": said[f"{side}.channel.hidden"],
+        }
+    return found
+
+
+PLACES = 1500  # of 20 ms each
+TABLE = "model.encoder.embed_positions.weight"
 LINES = """
 embed.tokens.weight = model.decoder.embed_tokens.weight
 embed.positions.weight = model.decoder.embed_positions.weight
@@ -108,6 +144,5 @@ decoder.blocks.{n}.wiring.norms.1.* = DEC.encoder_attn_layer_norm.*
 decoder.blocks.{n}.wiring.norms.2.* = DEC.final_layer_norm.*
 decoder.end.* = model.decoder.layer_norm.*
 """.replace("ENC", "model.encoder.layers.{n}").replace("DEC", "model.decoder.layers.{n}")
-IGNORE = ("proj_out.weight", "model.encoder.embed_positions.weight")
-
-FAMILY = Family("whisper", tree, LINES, IGNORE, before=checked)
+IGNORE = ("proj_out.weight",)
+FAMILY = Family("whisper", tree, LINES, IGNORE, before=checked, spare=(TABLE,), back=back, after=with_positions)

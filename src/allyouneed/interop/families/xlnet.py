@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import head
+from allyouneed.interop.families.bert import head, head_words
 from allyouneed.interop.reader import Reader, Tree, reading
+from allyouneed.interop.said import Said
+from allyouneed.interop.shapes import ROW, bare, unless_tied
 from allyouneed.interop.table import Change, Family, Theirs, Weights
 
 DEFAULTS = {
@@ -78,19 +80,53 @@ head.classes.* = logits_proj.*
 head.tags.* = classifier.*
 """.replace("LAYER", "transformer.layer.{n}")
 
+
+def by_heads(config: Theirs) -> tuple[int, int]:
+    """The last dimensions of their tensors."""
+    return config["n_head"], config["d_model"] // config["n_head"]
+
+
 # theirs are (width, heads, head_width), biases (…, heads, head_width)
-CHANGES: dict[str, Change] = {
-    "into": lambda tensor, config: tensor.flatten(1).T,
-    "out": lambda tensor, config: tensor.flatten(1),
-    "between": lambda tensor, config: tensor.unsqueeze(-2),
-    "first": lambda tensor, config: tensor[0],
+CHANGES = {
+    "into": Change(
+        lambda tensor, config: tensor.flatten(1).T, lambda tensor, config: tensor.T.unflatten(1, by_heads(config))
+    ),
+    "out": Change(
+        lambda tensor, config: tensor.flatten(1), lambda tensor, config: tensor.unflatten(1, by_heads(config))
+    ),
+    "between": Change(lambda tensor, config: tensor.unsqueeze(-2), lambda tensor, config: tensor.squeeze(-2)),
+    "first": ROW,
 }
 
 
 def named(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
     """A bare model does not say what it is called."""
     bare = not any(name.startswith("transformer.") for name in weights)
-    return config, {f"transformer.{name}": tensor for name, tensor in weights.items()} if bare else weights
+    weights = {f"transformer.{name}": tensor for name, tensor in weights.items()} if bare else weights
+    return unless_tied(config, weights, "lm_loss.weight", "transformer.word_embedding.weight"), weights
 
 
-FAMILY = Family("xlnet", tree, LINES, ("lm_loss.weight",), CHANGES, named)
+def named_back(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
+    if bare(config):
+        weights = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
+    return config, weights
+
+
+def back(said: Said) -> Tree:
+    heads = said["encoder.mixer.heads"]
+    return {
+        "vocab_size": said["vocab"],
+        "d_model": said["width"],
+        "d_head": said.get("encoder.mixer.head_width", (said["width"] or 0) // (heads or 1)),
+        "n_layer": said.depth("encoder"),
+        "n_head": heads,
+        "d_inner": said["encoder.channel.hidden"],
+        "ff_activation": said.activation("encoder.channel.activation"),
+        "dropout": said.get("dropout", 0.0),
+        "layer_norm_eps": said["norm.eps"],
+        "tie_word_embeddings": said.get("embed.tied", True),
+        "clamp_len": said.get("encoder.mixer.positions.clamp", -1),
+    } | head_words(said, "XLNet", "summary_last_dropout", masks="LMHeadModel")
+
+
+FAMILY = Family("xlnet", tree, LINES, ("lm_loss.weight",), CHANGES, named, back=back, after=named_back)

@@ -1,0 +1,102 @@
+"""The same model trained by the same recipe with a memory from batch to batch and without (Dai et al. 2019, 3.2).
+
+    python bench/memory.py train.txt[.gz] valid.txt[.gz] --steps 1500 --seeds 1 2 --write
+
+A small Transformer-XL (pattern `causal & block-window(row, 2)`: the own segment and the one before) learns TRAIN in
+rows of `--row` tokens: read on over what is remembered (`memory: true`), or cut into pieces that are shuffled. Both
+have as many weights, see as many tokens a step and take as many steps. Each is judged on all of VALID both ways: in
+pieces of `--row` tokens, and read on over its memory. `--write` puts the table into docs/results/long_text.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allyouneed.config import parse
+from allyouneed.data.readers import Report
+from allyouneed.data.texts import TextFiles
+from allyouneed.evaluate.perplexity import pieces, recurrent
+from allyouneed.folder import Folder
+from allyouneed.train import Recipe, train
+
+PAGE = Path(__file__).parents[1] / "docs/results/long_text.md"
+
+
+def recipe(given: argparse.Namespace, memory: bool, seed: int, output: Path) -> Recipe:
+    pattern = f"causal & block-window({given.row}, 2)"
+    mixer = {"kind": "attention", "heads": 4, "pattern": pattern, "positions": "transformer-xl", "bias": False}
+    layer = {"repeat": given.layers, "wiring": "pre-norm", "mixer": mixer | {"cache": "hidden"}}
+    layer["channel"] = {"kind": "ffn", "hidden": 4 * given.width}
+    tree = {
+        "task": {"kind": "causal-lm", "memory": memory},
+        "model": {"kind": "decoder", "vocab": 1, "width": given.width, "decoder": [layer]},
+        "data": {"train": {"path": str(given.train), "document": "file"}},
+        "tokenizer": {"vocab": given.vocab},
+        "batch": {"rows": given.rows, "row": given.row},
+        "schedule": {"kind": "cosine", "peak": 0.002, "warmup": 100},
+        "steps": given.steps,
+        "save": {"every": given.steps},
+        "average": 0,
+        "clip": 0.25,
+        "seed": seed,
+        "device": given.device,
+        "precision": "fp32",
+        "output": str(output),
+    }
+    return parse(Recipe, tree)
+
+
+def judged(folder: Folder, path: Path, row: int) -> list[float]:
+    """Perplexities of the held-out text, in pieces and read on."""
+    tokenizer: Any = folder.vocabularies.target  # type: ignore[union-attr]
+    (document,) = parse(TextFiles, {"path": str(path), "document": "file"}).read(Report())
+    text = torch.tensor([tokenizer.bos, *tokenizer.encode(document.text), tokenizer.eos])
+    return [way(folder.model, text, row).perplexity for way in (pieces, recurrent)]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("train", type=Path)
+    options.add_argument("valid", type=Path)
+    options.add_argument("--steps", type=int, default=1500)
+    options.add_argument("--seeds", type=int, nargs="+", default=[1])
+    options.add_argument("--layers", type=int, default=3)
+    options.add_argument("--width", type=int, default=96)
+    options.add_argument("--rows", type=int, default=16)
+    options.add_argument("--row", type=int, default=32)
+    options.add_argument("--vocab", type=int, default=500)
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--write", action="store_true", help="put the table into docs/results/long_text.md")
+    given = options.parse_args()
+    lines = ["| trained | seed | seconds | perplexity in pieces | read on over memory |", "|---|---:|---:|---:|---:|"]
+    with tempfile.TemporaryDirectory() as place:
+        for seed in given.seeds:
+            for memory in (True, False):
+                begun = time.monotonic()
+                made = train(recipe(given, memory, seed, Path(place) / f"{memory}{seed}"))
+                seconds = time.monotonic() - begun
+                apart, on = judged(Folder.load(made.model, given.device), given.valid, given.row)
+                name = "with memory" if memory else "without"
+                lines.append(f"| {name} | {seed} | {seconds:.0f} | {apart:.2f} | {on:.2f} |")
+                print(lines[-1], flush=True)
+    about = (
+        f"{given.train.name}, held out {given.valid.name}; {given.layers} layers, width {given.width}, vocabulary of "
+        f"{given.vocab}; {given.steps} steps of {given.rows} rows of {given.row} tokens; {given.device}."
+    )
+    print("\n".join([about, "", *lines]))
+    if given.write:
+        words = f"{given.train.name} {given.valid.name} --steps {given.steps} --seeds {' '.join(map(str, given.seeds))}"
+        kept = PAGE.read_text(encoding="utf-8") if PAGE.exists() else "# Training with a memory and without\n"
+        head = kept.partition("\n## Measured\n")[0].rstrip()
+        body = f"## Measured\n\n```sh\npython bench/memory.py {words} --write\n```\n\n{about}\n\n" + "\n".join(lines)
+        PAGE.write_text(f"{head}\n\n{body}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

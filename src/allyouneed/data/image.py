@@ -1,0 +1,125 @@
+"""Images as the numbers a model reads: resized, cut to the middle, scaled and centred, as it was trained.
+
+pixels = Pixels(size=256, crop=(224, 224)).read("photo.jpg")      # (channels, height, width)
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from allyouneed.config import Config
+from allyouneed.errors import UserError
+
+Side = Annotated[int, Field(gt=0, le=1 << 14)]
+Channel = tuple[float, ...]
+WHITE = (255, 255, 255, 255)
+
+
+class Pixels(Config):
+    """`size`: of the shorter side, or (height, width), which may change the shape. `crop`: the middle of what that
+    gave; black where it is too small. Then (pixel · scale − mean) / std, channel by channel."""
+
+    size: Side | tuple[Side, Side] | None = None
+    filter: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
+    crop: tuple[Side, Side] | None = None
+    scale: float | None = 1 / 255
+    mean: Channel | None = None
+    std: Channel | None = None
+    channels: Literal[1, 3] = 3
+
+    def read(self, image: Any) -> Tensor:
+        """(channels, height, width) of a path, a PIL image, or pixels (height, width, channels) of 0 to 255."""
+        picture = self._opened(image)
+        if self.size is not None:
+            filters = _pillow().Resampling
+            picture = picture.resize(self._resized(*picture.size), resample=filters[self.filter.upper()])
+        values = np.asarray(picture).reshape(picture.height, picture.width, self.channels)
+        if self.crop is not None:
+            values = _middle(values, *self.crop)
+        scale = 1.0 if self.scale is None else self.scale
+        numbers: Any = (values.astype(np.float64) * scale).astype(np.float32)
+        if self.mean is not None and self.std is not None:
+            numbers = (numbers - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
+        return torch.from_numpy(np.ascontiguousarray(numbers.transpose(2, 0, 1)))
+
+    def _resized(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height."""
+        if isinstance(self.size, tuple):
+            return self.size[1], self.size[0]
+        assert self.size is not None
+        longer = int(self.size * max(width, height) / min(width, height))
+        if longer > 1 << 16:
+            raise UserError(
+                f"an image of {width}×{height} pixels is too thin: resized it would be {longer} long; crop it"
+            )
+        return (self.size, longer) if width <= height else (longer, self.size)
+
+    def _opened(self, image: Any) -> Any:
+        """A PIL image of so many channels, turned as its camera says; what can be seen through is seen on white."""
+        pillow = _pillow()
+        if isinstance(image, str | Path):
+            picture = _file(Path(image))
+        elif isinstance(image, pillow.Image):
+            picture = image
+        else:
+            picture = pillow.fromarray(_array(image))
+        if "A" in picture.getbands() or picture.info.get("transparency") is not None:
+            clear = picture.convert("RGBA")
+            picture = pillow.alpha_composite(pillow.new("RGBA", clear.size, WHITE), clear)
+        return picture.convert("RGB" if self.channels == 3 else "L")
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UserError("images need Pillow; install the extra: pip install 'allyouneed[image]'") from None
+    return Image
+
+
+def _file(path: Path) -> Any:
+    from PIL import ImageOps, UnidentifiedImageError
+
+    pillow = _pillow()
+    if path.is_dir():
+        raise UserError(f"{path}: a folder, not an image file")
+    try:
+        with pillow.open(path) as opened:
+            opened.load()
+            return ImageOps.exif_transpose(opened)
+    except UnidentifiedImageError:
+        raise UserError(f"{path}: not an image that Pillow can read") from None
+    except pillow.DecompressionBombError as error:
+        raise UserError(f"{path}: {error}") from None
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow's readers raise all three for damaged files
+        raise UserError(f"{path}: cannot be read as an image: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _array(image: Any) -> Any:
+    values = image.cpu().numpy() if isinstance(image, Tensor) else image
+    if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.ndim not in (2, 3) or 0 in values.shape:
+        raise UserError("an image is a path, a PIL image, or pixels of 0 to 255 as uint8 (height, width, channels)")
+    if values.ndim == 3 and values.shape[2] not in (1, 3, 4):
+        raise UserError(f"pixels of {values.shape}: the channels (1, 3 or 4) come last: (height, width, channels)")
+    return values[:, :, 0] if values.ndim == 3 and values.shape[2] == 1 else values
+
+
+def _middle(values: Any, height: int, width: int) -> Any:
+    """(height, width, channels)"""
+    for axis, wanted in enumerate((height, width)):
+        have = values.shape[axis]
+        if have < wanted:
+            before = ceil((wanted - have) / 2)
+            around = [(0, 0)] * 3
+            around[axis] = (before, wanted - have - before)
+            values = np.pad(values, around)
+        else:
+            values = values.take(range((have - wanted) // 2, (have - wanted) // 2 + wanted), axis)
+    return values

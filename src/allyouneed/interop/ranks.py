@@ -1,0 +1,68 @@
+"""A vocabulary of byte pieces in the order they were learned (`*.tiktoken`: a line is base64 of the bytes, and a rank).
+
+The rank of a piece is its number and the order in which pairs are joined; which two pieces a pair is made of follows
+from joining its bytes by all ranks before its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from allyouneed.errors import UserError
+
+BYTES = 256
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
+    try:
+        lines = path.read_bytes().splitlines()
+        pairs = [line.split() for line in lines if line.strip()]
+        found = {base64.b64decode(piece, validate=True): int(rank) for piece, rank in pairs}
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, binascii.Error):
+        raise UserError(f"{path}: not a file of ranks (a line is base64 and a number)") from None
+    if sorted(found.values()) != list(range(len(found))) or any(bytes([byte]) not in found for byte in range(BYTES)):
+        raise UserError(f"{path}: not a whole file of ranks: it must hold every byte, and ranks 0, 1, 2, …")
+    return found
+
+
+def byte_pair_encoding(ranks: Mapping[bytes, int], specials: Sequence[str]) -> Any:
+    """A `tokenizers.Tokenizer` that cuts text as GPT-2 does; specials are numbered behind the pieces."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = _letters()
+    spelled = {piece: "".join(letters[byte] for byte in piece) for piece in ranks}
+    merges = []
+    for piece, _ in sorted(ranks.items(), key=lambda both: both[1]):
+        if len(piece) > 1:
+            left, right = _parts(piece, ranks)
+            merges.append((spelled[left], spelled[right]))
+    made = Tokenizer(models.BPE(vocab={spelled[piece]: rank for piece, rank in ranks.items()}, merges=merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
+    return made
+
+
+def _parts(piece: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes]:
+    parts = [piece[n : n + 1] for n in range(len(piece))]
+    while len(parts) > 2:
+        joined = [ranks.get(one + other, len(ranks)) for one, other in pairwise(parts)]
+        best = min(range(len(joined)), key=joined.__getitem__)
+        if joined[best] >= ranks[piece]:
+            raise UserError(f"ranks: {piece!r} cannot be made of two pieces before it; the file is damaged")
+        parts[best : best + 2] = [parts[best] + parts[best + 1]]
+    return parts[0], parts[1]
+
+
+def _letters() -> dict[int, str]:
+    """The letters the library writes bytes with: those that can be seen as they are, the others from U+0100 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(BYTES) if byte not in set(seen)]
+    return {byte: chr(byte) for byte in seen} | {byte: chr(BYTES + n) for n, byte in enumerate(hidden)}

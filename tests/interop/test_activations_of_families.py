@@ -1,0 +1,30 @@
+"""Every word of theirs for an activation means here what it means there, and comes back as one that means the same."""
+
+import foreign
+import judge
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from allyouneed.interop.families import FAMILIES
+from allyouneed.interop.reader import ACTIVATIONS
+from allyouneed.nn.batch import Batch, Rows
+
+LLAMA = dict(hidden_size=12, intermediate_size=20, num_hidden_layers=1, num_attention_heads=2, vocab_size=17)
+GPT2 = dict(n_embd=12, n_head=2, n_layer=1, vocab_size=17, n_positions=9)
+
+
+@pytest.mark.parametrize("word", ACTIVATIONS)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@torch.no_grad()
+def test_a_word_goes_both_ways(word, family, tmp_path):
+    if family == "llama":
+        theirs = LlamaForCausalLM(LlamaConfig(**LLAMA, hidden_act=word)).eval()
+    else:
+        theirs = GPT2LMHeadModel(GPT2Config(**GPT2, activation_function=word)).eval()
+    judge.randomise(theirs)
+    model, tokens = judge.ours(theirs, tmp_path / "theirs"), torch.tensor([[3, 5, 16, 1, 9, 4, 2]])
+    expected = theirs(input_ids=tokens).logits
+    assert judge.difference(model.logits(Batch(Rows(tokens))), expected) < judge.TOLERANCE
+    again = foreign.load(type(theirs), tmp_path / "ours", *FAMILIES[family].write(model))
+    assert judge.difference(again(input_ids=tokens).logits, expected) < judge.TOLERANCE

@@ -1,0 +1,60 @@
+"""DeiT: class scores with and without a teacher, hidden states and gradients of Hugging Face's DeiT."""
+
+import judge
+import pytest
+import torch
+from test_vit_against_transformers import CASES, images
+from transformers import DeiTConfig, DeiTForImageClassification, DeiTForImageClassificationWithTeacher, DeiTModel
+
+from allyouneed.config import ConfigError, parse, tree_of
+from allyouneed.nn.batch import Batch, Signal
+from allyouneed.nn.model import Model
+
+
+def theirs(name):
+    return DeiTForImageClassificationWithTeacher(DeiTConfig(**CASES[name])).eval()
+
+
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+@every_case
+@pytest.mark.parametrize("kind", [DeiTForImageClassification, DeiTForImageClassificationWithTeacher])
+def test_class_scores_and_gradients(kind, name, tmp_path, record_difference):
+    theirs = kind(DeiTConfig(**CASES[name])).eval()
+    judge.randomise(theirs)
+    model, pixels = judge.ours(theirs, tmp_path), images(name)
+    expected, found = theirs(pixel_values=pixels).logits, model.logits(Batch(Signal(pixels)))
+    weight = torch.linspace(-1, 1, expected.numel()).view_as(expected)
+    worst = judge.difference(found, expected)
+    losses = (found * weight).sum(), (expected * weight).sum()
+    gradients = judge.gradient_difference(model, theirs, tmp_path, *losses)
+    record_difference("DeiT", f"transformers {kind.__name__}", worst, gradients)
+    assert worst < judge.TOLERANCE and gradients < judge.TOLERANCE
+
+
+@every_case
+def test_hidden_states_of_the_bare_model(name, tmp_path, record_difference):
+    theirs = DeiTModel(DeiTConfig(**CASES[name])).eval()
+    judge.randomise(theirs)
+    model, pixels = judge.ours(theirs, tmp_path), images(name)
+    with torch.no_grad():
+        worst = judge.difference(model(Batch(Signal(pixels))), theirs(pixel_values=pixels).last_hidden_state)
+    record_difference("DeiT", "transformers DeiTModel", worst)
+    assert worst < judge.TOLERANCE
+
+
+def test_as_large_as_it_says(tmp_path):
+    theirs = DeiTForImageClassificationWithTeacher(DeiTConfig(**CASES["small"]))
+    assert judge.ours(theirs, tmp_path).config.cost().parameters == sum(p.numel() for p in theirs.parameters())
+
+
+def test_two_scores_need_two_tokens(tmp_path):
+    theirs = DeiTForImageClassificationWithTeacher(DeiTConfig(**CASES["small"]))
+    tree = tree_of(judge.ours(theirs, tmp_path).config)
+    tree["embed"] |= {"distillation_token": False, "positions": {"kind": "learned", "length": 10}}
+    with pytest.raises(ConfigError, match=r"head\.distilled: reads the distillation token"):
+        parse(Model, tree)
+    tree["head"]["hidden"] = "tanh"
+    with pytest.raises(ConfigError, match=r"head\.distilled: reads an image's first two vectors"):
+        parse(Model, tree)
