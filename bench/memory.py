@@ -6,6 +6,7 @@ A small Transformer-XL (pattern `causal & block-window(row, 2)`: the own segment
 rows of `--row` tokens: read on over what is remembered (`memory: true`), or cut into pieces that are shuffled. Both
 have as many weights, see as many tokens a step and take as many steps. Each is judged on all of VALID both ways: in
 pieces of `--row` tokens, and read on over its memory. `--write` puts the table into docs/results/long_text.md.
+`--forget` also trains one that reads on in the same order, but forgets everything after each batch.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -23,8 +25,10 @@ from allyouneed.data.readers import Report
 from allyouneed.data.texts import TextFiles
 from allyouneed.evaluate.perplexity import pieces, recurrent
 from allyouneed.folder import Folder
+from allyouneed.nn.remembering import Remembering
 from allyouneed.train import Recipe, train
 
+REMEMBERS = Remembering.run
 PAGE = Path(__file__).parents[1] / "docs/results/long_text.md"
 
 
@@ -52,6 +56,12 @@ def recipe(given: argparse.Namespace, memory: bool, seed: int, output: Path) -> 
     return parse(Recipe, tree)
 
 
+def forgetful(self: Remembering, batch: Any, losses: Any) -> Any:
+    if self.model.training:
+        self.forget()
+    return REMEMBERS(self, batch, losses)
+
+
 def judged(folder: Folder, path: Path, row: int) -> list[float]:
     """Perplexities of the held-out text, in pieces and read on."""
     tokenizer: Any = folder.vocabularies.target  # type: ignore[union-attr]
@@ -72,17 +82,18 @@ def main() -> None:
     options.add_argument("--row", type=int, default=32)
     options.add_argument("--vocab", type=int, default=500)
     options.add_argument("--device", default="cpu")
+    options.add_argument("--forget", action="store_true", help="one more, in the same order, that forgets")
     options.add_argument("--write", action="store_true", help="put the table into docs/results/long_text.md")
     given = options.parse_args()
     lines = ["| trained | seed | seconds | perplexity in pieces | read on over memory |", "|---|---:|---:|---:|---:|"]
     with tempfile.TemporaryDirectory() as place:
         for seed in given.seeds:
-            for memory in (True, False):
+            for name in ("with memory", "without", *(["in order, forgetting"] if given.forget else [])):
                 begun = time.monotonic()
-                made = train(recipe(given, memory, seed, Path(place) / f"{memory}{seed}"))
+                with patch.object(Remembering, "run", forgetful if "forgetting" in name else REMEMBERS):
+                    made = train(recipe(given, name != "without", seed, Path(place) / f"{name} {seed}"))
                 seconds = time.monotonic() - begun
                 apart, on = judged(Folder.load(made.model, given.device), given.valid, given.row)
-                name = "with memory" if memory else "without"
                 lines.append(f"| {name} | {seed} | {seconds:.0f} | {apart:.2f} | {on:.2f} |")
                 print(lines[-1], flush=True)
     about = (
@@ -92,6 +103,7 @@ def main() -> None:
     print("\n".join([about, "", *lines]))
     if given.write:
         words = f"{given.train.name} {given.valid.name} --steps {given.steps} --seeds {' '.join(map(str, given.seeds))}"
+        words += " --forget" if given.forget else ""
         kept = PAGE.read_text(encoding="utf-8") if PAGE.exists() else "# Training with a memory and without\n"
         head = kept.partition("\n## Measured\n")[0].rstrip()
         body = f"## Measured\n\n```sh\npython bench/memory.py {words} --write\n```\n\n{about}\n\n" + "\n".join(lines)

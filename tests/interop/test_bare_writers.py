@@ -8,6 +8,7 @@ import transformers
 
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES, choose
+from allyouneed.interop.hf import task_of
 from allyouneed.nn.batch import Batch, Rows
 
 TOKENS = torch.tensor([[3, 5, 9, 1, 4, 7]])
@@ -21,6 +22,7 @@ def test_a_bare_model_goes_both_ways(family, name, tmp_path):
     bare = whole.base_model
     config, weights = judge.saved(bare, tmp_path / "saved")
     assert config["architectures"] == [type(bare).__name__]
+    assert task_of(config) == "similarity" and task_of({"model_type": family}) == "causal-lm"
     table = FAMILIES[family]
     model = table.convert(config, weights)
     with torch.compiler.set_stance("force_eager"):  # BitNet compiles how it rounds

@@ -34,7 +34,7 @@ THEIRS = {
     "marian": ["marian"],
     "mistral-7b": ["mistral"],
     "mixtral-8x7b": ["mixtral"],
-    "roberta-base": ["roberta"],
+    "roberta-base": ["bert", "roberta"],
     "roformer-base": ["roformer"],
     "rwkv-4-169m": ["rwkv"],
     "switch-base-8": ["switch_transformers"],

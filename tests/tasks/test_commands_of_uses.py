@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -223,6 +224,14 @@ def test_options_reach_the_search(ask: Callable[..., Answer], load: Callable[[st
     assert tree["prompt"] == "the cat" and tree["text"] == free == tree["candidates"][0]["text"]
 
 
+@pytest.mark.parametrize("run", ["prefix-lm", "prefix-lm text", "causal-lm decoder-decoder"])
+def test_other_models_that_write_speak_as_they_come_too(
+    run: str, ask: Callable[..., Answer], load: Callable[[str], Any]
+) -> None:
+    expected = load(run).generate("the cat likes", method="greedy", max_length=12)
+    assert ask("generate", *SURE, "the cat likes", model=run).out == expected + "\n" and expected
+
+
 def test_a_whole_text_is_one_prompt_and_line_breaks_stay_in_their_line(
     ask: Callable[..., Answer], load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -237,7 +246,6 @@ def test_a_whole_text_is_one_prompt_and_line_breaks_stay_in_their_line(
 
 def test_somebody_who_types_is_answered_at_once(trained: Trained) -> None:
     """In a terminal: a prompt, its answer, the next prompt."""
-    pty = pytest.importorskip("pty")
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "allyouneed", "generate", "-m", str(trained("causal-lm")[0] / "model")]
     process = subprocess.Popen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from allyouneed.nn.filling import named
 SHARD = 5 * 10**9  # bytes of weights in one file
 # where several families can say a model of ours, the one most people know
 KNOWN = ("bert", "roberta", "gpt2", "llama", "mistral", "marian", "bart", "t5", "vit", "whisper", "clip")
+WORDS = ("tokenizer*.json", "vocab.*", "*.model", "*.spm", "*.tiktoken")  # files of tokenizers
 TARGETS = {"hf": "export", "ctranslate2": "ctranslate2"}  # module of this package that has `write(folder, out)`
 
 
@@ -51,7 +53,9 @@ def write(folder: Folder, out: Path) -> list[str]:
     if folder.labels:
         config["id2label"] = {str(number): label for number, label in enumerate(folder.labels)}
         config["label2id"] = {label: number for number, label in enumerate(folder.labels)}
-    config["torch_dtype" if "torch_dtype" in config else "dtype"] = str(_most(model)).removeprefix("torch.")
+    for key in ("dtype", "torch_dtype"):
+        if key in config or (theirs is None and key == "dtype"):
+            config[key] = str(_most(model)).removeprefix("torch.")
     _dump(out / "config.json", config)
     save_sharded(weights, out)
     for name, content in folder.originals.items():
@@ -150,7 +154,7 @@ def _token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _words_kept(folder: Folder) -> bool:
     """Whether the original's own tokenizer files are among those that were kept."""
-    return any(not name.endswith("_config.json") for name in folder.originals)
+    return any(fnmatchcase(name, pattern) for name in folder.originals for pattern in WORDS)
 
 
 def _most(model: nn.Module) -> torch.dtype:

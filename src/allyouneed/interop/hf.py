@@ -48,9 +48,14 @@ BY_FAMILY = {
     "deit": "image-classification",
     "clip": "image-text",
     "xlnet": "permutation-lm",
-    "reformer": "causal-lm",
-    "rwkv": "causal-lm",
-}
+    **dict.fromkeys(
+        (
+            "bitnet", "bloom", "deepseek_v2", "falcon", "gemma", "gemma2", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox",
+            "gptj", "llama", "mistral", "mixtral", "mpt", "opt", "phi", "qwen2", "qwen3", "reformer", "rwkv",
+        ),
+        "causal-lm",
+    ),
+}  # fmt: skip
 SAME_MODEL = ({"translation", "seq2seq"}, {"masked-lm", "tagging"})  # ELECTRA's discriminator tags tokens
 LABELLED = ("classification", "tagging", "image-classification")
 READS_TEXT = ("encoder", "decoder")  # kinds of models whose vectors can be gathered into one of a text
@@ -61,7 +66,7 @@ GENERATION = "generation_config.json"
 KEPT = (
     GENERATION, "preprocessor_config.json", "processor_config.json", "tokenizer*.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.*", "merges.txt", "*.model", "*.spm", "*.tiktoken", "chat_template.*",
-    "normalizer.json", "sentence_bert_config.json",
+    "normalizer.json", "sentence_bert_config.json", "config_sentence_transformers.json",
 )  # fmt: skip
 
 
@@ -202,7 +207,7 @@ def task_of(config: Mapping[str, Any]) -> str:
         return family
     if by_class is not None and not (family in ("translation", "seq2seq") and by_class == "causal-lm"):
         return by_class
-    return family or ("similarity" if bare else "masked-lm")
+    return "similarity" if bare and family in (None, "causal-lm") else family or "masked-lm"
 
 
 def other_task(path: Path, model: Model, natural: str, wanted: str) -> str:
@@ -263,8 +268,8 @@ def rules_of(
 
 def originals_of(path: Path) -> dict[str, bytes]:
     """The small files around the weights, as they are: what a folder of theirs needs again on the way back."""
-    found = [file for pattern in KEPT for file in sorted(path.glob(pattern)) if file.stat().st_size <= LONGEST]
-    return {file.name: inside(path, file.name).read_bytes() for file in found}
+    found = [file for pattern in KEPT for file in sorted(path.glob(pattern)) if file.is_file()]
+    return {file.name: inside(path, file.name).read_bytes() for file in found if file.stat().st_size <= LONGEST}
 
 
 def _class(config: Mapping[str, Any]) -> str:

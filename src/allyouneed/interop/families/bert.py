@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from allyouneed.interop.places import from_the_first, with_places_from_the_first
 from allyouneed.interop.reader import Reader, Tree, reading
 from allyouneed.interop.said import Said
 from allyouneed.interop.shapes import bare, unless_tied
-from allyouneed.interop.table import Family, Theirs, Weights
+from allyouneed.interop.table import Alike, Family, Theirs, Weights
 
 HARMLESS = ("directionality", "output_past", "pooler_*")
 DEFAULTS = {
@@ -242,4 +243,5 @@ FAMILY = Family(
     spare=SPARE,
     back=back,
     after=named_back({"BertModel": "bert.pooler.dense"}),
+    alike=Alike(from_the_first, with_places_from_the_first),
 )
