@@ -127,8 +127,8 @@ def main() -> None:
                 f"| {found['seconds']:.1f} |"
             )
             print(rows[-1])
-    about = (__doc__ or "").split("[--write]")[1]
-    head = f"# Loading a large model\n\n```sh\npython bench/load_big.py --write\n```\n{about}"
+    about = (__doc__ or "").split("[--write]")[1].strip()
+    head = f"# Loading a large model\n\n```sh\npython bench/load_big.py --write\n```\n\n{about}\n"
     table = (
         "\n| what is loaded | weights, GB | before, GB | peak, GB | (peak − before) / weights | seconds |\n"
         "|---|---:|---:|---:|---:|---:|\n"

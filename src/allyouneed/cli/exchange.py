@@ -90,7 +90,17 @@ def _against_transformers(ours: Path, theirs: Path, dtype: str | None = None) ->
     return selfcheck.against_transformers(ours, theirs, dtype)
 
 
-CHECKS: dict[str, Callable[[Path, Path], Check | None]] = {"hf": _against_transformers}  # (a folder, what was written)
+def _against_ctranslate2(ours: Path, theirs: Path) -> Check | None:
+    from allyouneed.infer.selfcheck_ctranslate2 import against_ctranslate2  # the library is there: it has written
+
+    return against_ctranslate2(ours, theirs)
+
+
+# (a folder, what was written)
+CHECKS: dict[str, Callable[[Path, Path], Check | None]] = {
+    "hf": _against_transformers,
+    "ctranslate2": _against_ctranslate2,
+}
 
 
 def _report(check: Check | None) -> None:

@@ -50,7 +50,7 @@ def write(folder: Folder, out: Path) -> list[str]:
     config, weights = family.write(model, theirs, folder.unused)
     if theirs is None:
         config = _ids(folder, config) | config
-    if folder.labels:
+    if folder.labels and (theirs is None or hf.labels_of(theirs, hf.config_of(model)) != folder.labels):
         config["id2label"] = {str(number): label for number, label in enumerate(folder.labels)}
         config["label2id"] = {label: number for number, label in enumerate(folder.labels)}
     for key in ("dtype", "torch_dtype"):
@@ -66,7 +66,7 @@ def write(folder: Folder, out: Path) -> list[str]:
     if kind in GENERATES and hf.GENERATION not in folder.originals:
         _dump(out / hf.GENERATION, generation_of(folder.decoding, kind) | _token_ids(config))
     if head is not None:
-        sentence_transformers.write(out, head, model.config.width, folder.max_tokens)  # type: ignore[arg-type, union-attr]
+        sentence_transformers.write(out, head, hf.config_of(model).width, folder.max_tokens)
     if folder.card:
         (out / CARD).write_text(folder.card, encoding="utf-8")
     return []
@@ -74,8 +74,7 @@ def write(folder: Folder, out: Path) -> list[str]:
 
 def bodied(model: nn.Module) -> tuple[nn.Module, dict[str, Any] | None]:
     """The model as transformers has it, and the head that only sentence-transformers knows."""
-    config = model.config
-    head = tree_of(config).get("head")  # type: ignore[arg-type]
+    head = tree_of(hf.config_of(model)).get("head")
     if not isinstance(head, dict) or head["kind"] != "pooled" or head["width"] is not None:
         return model, None
     return hf.with_head(model, {"kind": "none"}), head
@@ -85,9 +84,9 @@ def family_for(folder: Folder, model: nn.Module) -> Family:
     """That which it came from, or the best known of those that can say it."""
     if folder.origin:
         return FAMILIES[folder.origin["family"]]
-    found = {family.name: family for family in choose(model.config)}  # type: ignore[arg-type]
+    found = {family.name: family for family in choose(hf.config_of(model))}
     if not found:
-        kind = tree_of(model.config)["kind"]  # type: ignore[arg-type]
+        kind = tree_of(hf.config_of(model))["kind"]
         raise UserError(
             f"{folder.path or 'the model'}: no family of transformers is a model of kind {kind} with these parts "
             f"(`allyouneed describe` shows them); those known here are {', '.join(sorted(FAMILIES))}"
@@ -143,7 +142,8 @@ def _ids(folder: Folder, config: Mapping[str, Any]) -> dict[str, Any]:
             f"padding token, {pad}, but its tokenizer pads with {target.pad}"
         )
     found: dict[str, Any] = {"pad_token_id": target.pad, "bos_token_id": target.bos, "eos_token_id": target.eos}
-    if "encoder" in tree_of(folder.model.config) and "decoder" in tree_of(folder.model.config):  # type: ignore[arg-type]
+    tree = tree_of(hf.config_of(folder.model))
+    if "encoder" in tree and "decoder" in tree:
         found |= {"decoder_start_token_id": target.bos, "is_encoder_decoder": True, "forced_eos_token_id": None}
     return found
 

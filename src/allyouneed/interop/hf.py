@@ -56,7 +56,7 @@ BY_FAMILY = {
         "causal-lm",
     ),
 }  # fmt: skip
-SAME_MODEL = ({"translation", "seq2seq"}, {"masked-lm", "tagging"})  # ELECTRA's discriminator tags tokens
+SAME_MODEL = ({"translation", "seq2seq"},)
 LABELLED = ("classification", "tagging", "image-classification")
 READS_TEXT = ("encoder", "decoder")  # kinds of models whose vectors can be gathered into one of a text
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
@@ -106,11 +106,11 @@ def load(
         model = family.convert(config, checkpoint.weights, as_dtype(dtype), device)
     if not as_stored:
         one_dtype(model, as_dtype(dtype))
-    kind, head = use_of(path, config, _config(model), recipe, task)
+    kind, head = use_of(path, config, config_of(model), recipe, task)
     model = model if head is None else with_head(model, head)
     words = tokenizers.read(home, config)
     if words is not None:
-        check_vocabularies(path, words, _config(model))
+        check_vocabularies(path, words, config_of(model))
     generation = read_json(home, GENERATION, needed=False)
     with sensible(checkpoint):
         decoding, notes = decoding_of(config, generation, kind)
@@ -122,8 +122,8 @@ def load(
         words,
         {"kind": kind} | rules,
         decoding,
-        max_tokens=_longest(home, config, _config(model), recipe),
-        labels=labels_of(config, _config(model)) if kind in LABELLED else [],
+        max_tokens=_longest(home, config, config_of(model), recipe),
+        labels=labels_of(config, config_of(model)) if kind in LABELLED else [],
         card=_card(path),
         path=path,
         origin=origin,
@@ -156,8 +156,8 @@ def use_of(
 ) -> tuple[str, dict[str, Any] | None]:
     """What it is used for, and the head that takes, where it is another than its own."""
     natural = task_of(config) if recipe is None else "similarity"
-    if not _class(config) and config["model_type"] not in BY_FAMILY and tree_of(model)["kind"] == "decoder":
-        natural = "causal-lm"  # nobody says, but such a model was trained for it
+    if natural == "masked-lm" and labels_of(config, model):
+        natural = "tagging"  # ELECTRA's discriminator, which tells for each token whether it was replaced
     kind = natural if task is None else other_task(path, model, natural, task)
     if kind in ("classification", "tagging") and not labels_of(config, model):
         raise UserError(f"{path}: {_class(config)} is not known here: such a model has no head for {kind}")
@@ -168,7 +168,7 @@ def use_of(
 
 def used_for(folder: Folder, task: str) -> Folder:
     """The same folder for another task, if its weights allow it."""
-    config = _config(folder.model)
+    config = config_of(folder.model)
     kind = other_task(folder.path or Path("the model"), config, folder.task["kind"], task)
     model = with_head(folder.model, pooled(config)) if kind == "similarity" else folder.model
     return replace(folder, model=model, task={"kind": kind})
@@ -204,7 +204,7 @@ def task_of(config: Mapping[str, Any]) -> str:
     if name.endswith("EncoderModel"):
         return "similarity"
     if family in ("permutation-lm", "transcription") and by_class in ("causal-lm", None):
-        return family
+        return "similarity" if bare and family == "permutation-lm" else family
     if by_class is not None and not (family in ("translation", "seq2seq") and by_class == "causal-lm"):
         return by_class
     return "similarity" if bare and family in (None, "causal-lm") else family or "masked-lm"
@@ -227,7 +227,7 @@ def pooled(model: Model) -> dict[str, Any]:
 
 def with_head(model: nn.Module, head: Mapping[str, Any]) -> nn.Module:
     """The same body under another head that needs no weights."""
-    config: Model = parse(Model, tree_of(_config(model)) | {"head": dict(head)}, "head")  # type: ignore[type-abstract]
+    config: Model = parse(Model, tree_of(config_of(model)) | {"head": dict(head)}, "head")  # type: ignore[type-abstract]
     made, before = hollow(config), named(model)
     put(made, {name: before[name].detach() for name in named(made)})
     return made.eval()
@@ -277,7 +277,7 @@ def _class(config: Mapping[str, Any]) -> str:
     return str(names[0]) if isinstance(names, list) and names else ""
 
 
-def _config(model: nn.Module) -> Model:
+def config_of(model: nn.Module) -> Model:
     config: Model = model.config  # type: ignore[assignment]
     return config
 
