@@ -31,7 +31,6 @@ FAMILY_WORDS = {
 }
 KINDS = ("ForSequenceClassification", "ForTokenClassification", "Model")
 CASES = [(family, kind) for family in FAMILY_WORDS for kind in KINDS] + [("Electra", "ForPreTraining")]
-CASES.remove(("Longformer", "ForSequenceClassification"))  # it chooses a global token by itself: see its own test
 
 
 @pytest.mark.parametrize(("family", "kind"), CASES, ids="".join)

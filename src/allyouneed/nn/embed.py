@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -69,7 +70,8 @@ class TokenEmbed(Embed):
     `types`: a vector for each of so many kinds of text is added (BERT: Devlin et al. 2019, figure 2), the first where
     the batch says nothing. `norm`: the sum is normalised (BERT, BLOOM). `inner`: tokens have vectors of this width,
     which a linear map widens (ALBERT's factorisation: Lan et al. 2020, 3.1). `asks`: tokens that only ask (see
-    two_stream.py) begin with a learned vector of their own (XLNet: Yang et al. 2019, 2.3, w).
+    two_stream.py) begin with a learned vector of their own (XLNet: Yang et al. 2019, 2.3, w). `chosen: first`: where a
+    batch chooses no global tokens, the first of each sentence is one (Longformer for classes: Beltagy et al. 2020, 3.1).
     """
 
     kind: Literal["tokens"] = "tokens"
@@ -80,6 +82,7 @@ class TokenEmbed(Embed):
     norm: Norm | None = None
     inner: Size | None = None
     asks: bool = False
+    chosen: Literal["none", "first"] = "none"
 
     @property
     def ties(self) -> bool:
@@ -125,17 +128,28 @@ class TokenEmbedModule(EmbedModule):
         self.norm = None if config.norm is None else config.norm.build(width)
         self.widen = None if config.inner is None else common.linear.build(width, common.width, True)
         self.scale = common.width**0.5 if config.scale == "sqrt-width" else 1.0
-        self.limit = config.limit
+        self.limit, self.chosen = config.limit, config.chosen
         self.dropout = Dropout(common.dropout)
 
     def facts(self, given: Rows) -> Facts:
-        return Facts.of(given)
+        facts = Facts.of(given)
+        if self.chosen == "none" or facts.chosen is not None:
+            return facts
+        first = facts.positions == 0
+        return replace(facts, chosen=first if facts.real is None else first & facts.real)
+
+    def check_length(self, facts: Facts, places: Tensor) -> None:
+        """The device is only asked where the shape of the batch leaves it open."""
+        least = (facts.start or 0) + facts.time if facts.start is not None or facts.packed else None
+        if self.limit is None or not places.numel() or (least is not None and least <= self.limit):
+            return
+        if (longest := int(places.max()) + 1) > self.limit:
+            raise UserError(f"a sentence of {longest} tokens is longer than the model's {self.limit} learned positions")
 
     def forward(self, given: Rows, facts: Facts) -> Tensor:
         # padding stands nowhere: it must not outgrow learned positions
         places = facts.positions if facts.real is None else facts.positions.where(facts.real, 0)
-        if self.limit is not None and places.numel() and (longest := int(places.max()) + 1) > self.limit:
-            raise UserError(f"a sentence of {longest} tokens is longer than the model's {self.limit} learned positions")
+        self.check_length(facts, places)
         x: Tensor = self.tokens(given.tokens) * self.scale
         if self.asking is not None and facts.order is not None:
             x = torch.where((facts.order < 0)[..., None], self.asking.weight.to(x.dtype), x)

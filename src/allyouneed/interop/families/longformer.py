@@ -1,5 +1,5 @@
 """Longformer (Beltagy et al. 2020): RoBERTa with a window, which may differ from layer to layer, and global tokens,
-which the batch has to choose (their class for classes chooses the first by itself)."""
+which the batch has to choose; only their class for classes chooses one by itself, the first."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def tree(config: Reader) -> Tree:
         layer | {"repeat": len(list(alike)), "mixer": layer["mixer"] | {"window": window}}
         for window, alike in groupby(windows)
     ]
-    return found | {"head": head(config, with_gelu(found["head"]), "tanh")}
+    found["head"] = head(config, with_gelu(found["head"]), "tanh")
+    if found["head"]["kind"] == "classes":
+        found["embed"]["chosen"] = "first"
+    return found
 
 
 def back(said: Said) -> Tree:
