@@ -13,7 +13,7 @@ from allyouneed import folder as folder_module
 from allyouneed.config import parse
 from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies, train
 from allyouneed.errors import UserError
-from allyouneed.files import sha256
+from allyouneed.files import sha256, write_folder
 from allyouneed.folder import Folder
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.model import Model
@@ -273,3 +273,9 @@ def test_what_it_was_trained_for_comes_back(tmp_path, vocabularies):
     )
     loaded = Folder.load(tmp_path / "m")
     assert (loaded.max_tokens, loaded.directions) == (77, [("zh", "en"), (None, "de")])
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        write_folder(tmp_path / "file" / "model", lambda folder: None)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from allyouneed.errors import UserError
+
 
 def sha256(path: Path) -> str:
     """Of a file's content."""
@@ -56,10 +58,13 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     An error leaves the old folder as it was. A kill between the two renames leaves both, whole, under hidden names.
     """
     path = path.resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
     work, old = aside(path), aside(path)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         work.mkdir()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}; name another place") from None
+    try:
         fill(work)
         for file in work.rglob("*"):
             sync(file)

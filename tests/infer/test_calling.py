@@ -85,3 +85,23 @@ def test_the_last_layer_is_what_the_head_reads(name: str) -> None:
 def test_every_input_has_a_meaning() -> None:
     named = {name for preset in preset_names() for name in takes(ayn.model_config(preset))}
     assert named == set(MEANINGS)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tokens": [[5, 1]], "targets": [[0], [0]]}, "targets: one row for each source; there are 2 and 1"),
+        ({"tokens": [[5, 1], [4]], "targets": [[0]]}, "targets: one row for each source; there are 1 and 2"),
+        ({"tokens": [[1.5]], "targets": [[0]]}, "tokens: token ids"),
+    ],
+)
+def test_rows_that_do_not_belong_together_are_refused(given: dict[str, Any], said: str) -> None:
+    config: Any = shrunk(ayn.model_config("transformer-base"))
+    with pytest.raises(UserError, match=said):
+        Called(config.build().eval()).logits(given)
+
+
+def test_a_sound_of_nothing_is_refused() -> None:
+    config: Any = shrunk(ayn.model_config("whisper-tiny"))
+    with pytest.raises(UserError, match="nothing in what is given"):
+        Called(config.build().eval()).logits({"features": [torch.rand(config.source_embed.mels, 0)], "targets": [[0]]})

@@ -228,3 +228,10 @@ def test_training_goes_on_from_their_folder(tmp_path: Path, words: Tokenizer) ->
     (tmp_path / "b" / "model.safetensors").write_bytes(b"changed")
     with pytest.raises(UserError):
         run(load_recipe(tmp_path / "r.yaml"), console=Console(quiet=True))
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda"])
+def test_a_device_that_is_not_there_is_named(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=f"device '{device}'"):
+        load(tmp_path, device)

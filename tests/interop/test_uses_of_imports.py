@@ -350,6 +350,7 @@ def test_words_are_tagged_by_their_first_piece(make: Any, tmp_path: Path) -> Non
         at += len(word)
     assert [word for word, _ in found if word in "北京"] == ["北", "京"]
     assert ours.tag([["the", "cat"], ["a"]])[0] == ours.tag("the cat")
+    assert ours.tag("") == ours.tag(" ") == [] and ours.tag(["a", ""])[1] == []
 
 
 @pytest.mark.parametrize("make", [bert, roberta])

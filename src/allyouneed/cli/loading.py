@@ -31,15 +31,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 def loaded(folder: Path, device: str, dtype: str | None = None, task: str | None = None) -> Any:
     import allyouneed
 
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"--device {device}: it may be cpu or cuda")
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"--dtype {dtype}: it may be {', '.join(DTYPES)}")
-    if device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise UserError("--device cuda: torch finds no CUDA GPU here; use --device cpu")
     changes = {name: value for name, value in (("dtype", dtype), ("task", task)) if value is not None}
     model = allyouneed.load(folder, device, **changes)
     if device == "cpu" and dtype is None:

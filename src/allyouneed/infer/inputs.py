@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -158,7 +159,11 @@ class Called:
 
     def _batch(self, given: Inputs) -> Batch:
         if self.config.kind == "encoder-decoder":
-            return Batch(self._tokens("targets", given["targets"]), self._source(given))
+            source, target = self._source(given), self._tokens("targets", given["targets"])
+            rows = len(source.tokens if isinstance(source, Rows) else source.values)  # type: ignore[union-attr]
+            if rows != len(target.tokens):
+                raise UserError(f"targets: one row for each source; there are {len(target.tokens)} and {rows}")
+            return Batch(target, source)
         places = self._places(given)
         entry = self._source(given)
         if places is not None:
@@ -225,6 +230,8 @@ class Called:
     def _signal(self, value: Any) -> Signal:
         tensors = list(value) if isinstance(value, list | tuple) else None
         values = torch.stack([torch.as_tensor(one) for one in tensors]) if tensors else torch.as_tensor(value)
+        if not values.numel():
+            raise UserError(f"there is nothing in what is given: {tuple(values.shape)}")
         return Signal(values.to(self.device, self.dtype))
 
     # --- tokens that are asked for (permutation language models) -----------------------------------------------------
@@ -301,7 +308,7 @@ def _lists(name: str, value: Any) -> list[list[int]]:
     if isinstance(value, str) or (isinstance(value, list | tuple) and any(isinstance(row, str) for row in value)):
         raise UserError(f"{name}: numbers are read here, not texts; model.tokenizer.encode(text) makes them")
     try:
-        found = [[int(number) for number in row] for row in value]
+        found = [[operator.index(number) for number in row] for row in value]
     except (TypeError, ValueError):
         raise UserError(f"{name}: {MEANINGS[name]}; write [[…]] for a single text") from None
     return found

@@ -94,7 +94,9 @@ class Tagger(Predictor):
             while token < len(places) and places[token][1] <= begin:
                 token += 1
             firsts.append(token)
-        firsts[:1] = [0] if firsts else []  # what stands before the first word goes with it
+        if not firsts:
+            return []
+        firsts[0] = 0  # what stands before the first word goes with it
         return [ids[here:there] for here, there in zip(firsts, [*firsts[1:], len(ids)], strict=True)]
 
     def _parts(self, words: list[list[int]]) -> list[list[list[int]]]:

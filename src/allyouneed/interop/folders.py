@@ -26,6 +26,7 @@ def load(
     from allyouneed.interop import hf, single_file
 
     path = Path(path)
+    check_device(device)
     if hf.is_theirs(path):
         return hf.load(path, device, dtype, task, as_stored)
     if single_file.is_one(path):
@@ -37,6 +38,15 @@ def load(
     if task is not None and task != folder.task.get("kind"):
         folder = hf.used_for(folder, task)
     return folder
+
+
+def check_device(device: str | torch.device) -> None:
+    try:
+        where = torch.device(device)
+    except RuntimeError:
+        raise UserError(f"device {str(device)!r}: it may be cpu or cuda") from None
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device {str(device)!r}: torch finds no CUDA GPU here; use cpu")
 
 
 def about(path: Path | str) -> dict[str, Any]:
