@@ -12,9 +12,11 @@ import ctranslate2
 import foreign
 import judge
 import numpy
+import originals
 import pytest
 import soundfile
 import torch
+import transformers
 import whisperlet
 from tokenizers import Tokenizer as Inner
 from tokenizers import models
@@ -31,7 +33,9 @@ from allyouneed.infer.engine import Engine
 from allyouneed.infer.inputs import Called
 from allyouneed.infer.selfcheck_ctranslate2 import against_ctranslate2
 from allyouneed.interop import ctranslate2 as writer
+from allyouneed.interop.ctranslate2_readme import readme
 from allyouneed.interop.families import FAMILIES
+from allyouneed.interop.folders import load
 from allyouneed.nn.model import Model
 from shrink import shrunk
 
@@ -386,6 +390,10 @@ def test_what_a_foreign_model_wants_around_its_texts_is_said(tmp_path: Path) -> 
     ):
         assert option in text
     assert json.loads((tmp_path / "config.json").read_bytes())["decoder_start_token"] == "</s>"
+    target.marks = Marks(opening=(2,))
+    assert "target_prefix=[['w4']]" in readme(folder, "encoder-decoder")  # one that the text is not in
+    source.marks, source.languages = Marks(before=(1,), after=(2,)), {}
+    assert "target_prefix" not in readme(folder, "encoder-decoder")
 
 
 @pytest.mark.parametrize("tree", [WRITER, READER], ids=["writer", "reader"])
@@ -427,6 +435,28 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, ask: Ask) -> None
     Folder(built(WRITER, "head.maxout=16"), Vocabularies(words(), words()), {"kind": "causal-lm"}).save(tmp_path / "m")
     code, _, err = ask(tmp_path / "m", tmp_path / "out")
     assert code == 2 and "head.maxout: 16 cannot be said" in err and not (tmp_path / "out").exists()
+
+
+def test_pieces_that_the_model_has_no_number_for_are_unknown(tmp_path: Path) -> None:
+    """A tokenizer over SentencePiece models whose vocabulary lacks some of their pieces, as OPUS-MT has them."""
+    pad = originals.marian(tmp_path, without=("▁the",))
+    ids = {"pad_token_id": pad, "eos_token_id": 0, "decoder_start_token_id": pad, "vocab_size": pad + 4}
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
+    sizes |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "init_std": 0.6}
+    transformers.MarianMTModel(transformers.MarianConfig(**ids, **sizes)).save_pretrained(tmp_path)
+    folder = load(tmp_path, as_stored=True)
+    (tmp_path / "out").mkdir()
+    writer.write(folder, tmp_path / "out")
+    assert (tmp_path / "out" / "source.spm").read_bytes() == (tmp_path / "source.spm").read_bytes()
+    text, source = "see the fox", folder.tokenizers.source
+    cut = Inner.from_file(str(tmp_path / "out" / "tokenizer.json")).encode(text, add_special_tokens=False).tokens
+    numbers = source.encode(text)
+    assert "▁the" in cut and numbers[cut.index("▁the")] == 1
+    theirs = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
+    said = json.loads((tmp_path / "out" / "shared_vocabulary.json").read_bytes())[7]
+    scored = theirs.score_batch([[*cut, "</s>"]], [[said]])[0].log_probs
+    logits = Called(folder.model).logits({"tokens": [[*numbers, 0]], "targets": [[pad, 7]]})
+    assert scored == pytest.approx(logits[0].log_softmax(-1)[[0, 1], [7, 0]].tolist(), abs=1e-4)
 
 
 # --- what cannot be said ----------------------------------------------------------------------------------------------

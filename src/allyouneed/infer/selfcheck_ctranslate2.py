@@ -70,6 +70,7 @@ class _Texts:
 
     @torch.no_grad()
     def difference(self) -> float:
+        """The largest, relative to the largest score where that is above one."""
         rows = self.sentences(0)
         if self.kind == "encoder":
             return self._hidden(rows)
@@ -87,7 +88,7 @@ class _Texts:
         for row, expected, found in zip(said, logits.log_softmax(-1), scored, strict=True):
             ours = expected[range(len(row)), row]
             apart = max([apart, *(ours - torch.tensor(found.log_probs)).abs().tolist()])
-        return apart
+        return apart / max(1.0, float(logits.abs().max()))
 
     def _hidden(self, rows: Rows) -> float:
         expected = self.called.hidden({"tokens": rows})

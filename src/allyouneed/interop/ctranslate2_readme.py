@@ -78,8 +78,8 @@ def _reads(folder: Folder, kind: str) -> str:
         before, after = target.opening, ()
     if kind == "encoder-decoder":
         before, after = source.around
-        prefix = (*target.opening[1:], *target.marks.forced)
         before, after = _with_language(source, before, after, more)
+        prefix = _beginning(source, target, (*before, *after))
     names, said = _names(source), _names(target)
     limit: int | None = folder.model.config.limit  # type: ignore[union-attr, assignment]
     options = f", target_prefix=[{[said(n) for n in prefix]}]" if prefix else ""
@@ -138,7 +138,17 @@ def _with_language(source: Tokenizer, before: Any, after: Any, more: list[str]) 
         return (*before, first), after
     spoken = first if source.marks.spoken is None else source.marks.spoken
     more.append(
-        f"One of these tokens is that of the language the text is in; a `target_prefix` with that of another one is "
-        f"what to translate into; known are {known}"
+        "One of these tokens is that of the language the text is in; what the target begins with is that of the "
+        f"language to translate into; known are {known}"
     )
     return ((spoken, *before), after) if source.marks.language == "before" else (before, (*after, spoken))
+
+
+def _beginning(source: Tokenizer, target: Tokenizer, around: tuple[int, ...]) -> tuple[int, ...]:
+    """What a target begins with behind its first token. Of a model that has to be told the language and is not, one
+    that is not spoken in the source."""
+    found = (*target.opening[1:], *target.marks.forced)
+    codes = set(source.languages.values())
+    if source.marks.language is None or codes & {*target.opening, *found}:
+        return found
+    return (*found, *[code for code in sorted(codes) if code not in around][:1])

@@ -71,7 +71,7 @@ class TokenEmbed(Embed):
     the batch says nothing. `norm`: the sum is normalised (BERT, BLOOM). `inner`: tokens have vectors of this width,
     which a linear map widens (ALBERT's factorisation: Lan et al. 2020, 3.1). `asks`: tokens that only ask (see
     two_stream.py) begin with a learned vector of their own (XLNet: Yang et al. 2019, 2.3, w). `chosen: first`: where a
-    batch chooses no global tokens, the first of each sentence is one (Longformer for classes: Beltagy et al. 2020, 3.1).
+    batch chooses no global token, the first of each sentence is one (Longformer for classes: Beltagy et al. 2020, 3.1).
     """
 
     kind: Literal["tokens"] = "tokens"
