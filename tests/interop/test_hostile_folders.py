@@ -202,6 +202,12 @@ def test_a_file_that_is_a_link_out_of_the_folder_is_refused(folder: Path, name: 
     assert "a link that leads out of the folder" in said(folder)
 
 
+def test_a_link_to_itself_leads_nowhere(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(folder / "model.safetensors")
+    assert "model.safetensors" in said(folder)
+
+
 def test_the_links_of_the_hub_cache_are_followed(folder: Path, tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "hub" / "blobs", tmp_path / "hub" / "snapshots" / "abc"
     blobs.mkdir(parents=True)

@@ -113,7 +113,10 @@ def inside(path: Path, name: str) -> Path:
     plain = isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
     if not plain:
         raise UserError(f"{path}: {name!r} is not the name of a file in this folder")
-    place, root = (path / name).resolve(), path.resolve()
+    try:
+        place, root = (path / name).resolve(), path.resolve()
+    except (OSError, RuntimeError):
+        raise UserError(f"{path / name}: a link that leads nowhere; put the file itself there") from None
     homes = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
     if place.parent not in homes:
         raise UserError(f"{path / name}: a link that leads out of the folder; put the file itself there")
@@ -169,8 +172,10 @@ def _plain_weights(file: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # its unpickler raises what it likes
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"{file}: holds more than weights, or is damaged; nothing of it was run ({said[0]})") from None
+        raise UserError(
+            f"{file}: holds more than weights, or is damaged ({type(error).__name__}); nothing of it was run; ask for "
+            "the model as safetensors"
+        ) from None
     if not isinstance(found, dict):
         raise UserError(f"{file}: weights by name are expected, this is a {type(found).__name__}")
     for name, tensor in found.items():

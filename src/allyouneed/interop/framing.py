@@ -81,7 +81,7 @@ def numbers(value: Any) -> list[int]:
         return []
     found = value if isinstance(value, list) else [value]
     if any(type(number) is not int for number in found):
-        raise UserError(f"token ids must be numbers, not {value!r}")
+        raise UserError(f"config.json or generation_config.json: token ids must be numbers, not {value!r}")
     return found
 
 
