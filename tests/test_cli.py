@@ -127,7 +127,7 @@ def test_every_command_has_help(ask, command):
     ("args", "said"),
     [
         (["tranlsate"], "No such command 'tranlsate'"),
-        (["translate", "hi"], "Missing option '--model'"),
+        (["generate", "hi"], "Missing option '--model'"),
         (["translate", "-m", "x", "--bem", "3", "hi"], "--beam"),
         (["translate", "-m", "x", "--beam", "0", "hi"], "--beam"),
         (["translate", "-m", "x", "--best", "none", "hi"], "--best"),

@@ -26,15 +26,21 @@ __version__ = "0.1.0"
 __all__ = ["UserError", "__version__", "build", "load", "model_config"]
 
 
-def load(folder: str | Path, device: str = "cpu", task: str | None = None, dtype: str | None = None) -> Any:
+def load(
+    folder: str | Path | None = None, device: str = "cpu", task: str | None = None, dtype: str | None = None
+) -> Any:
     """A trained model from its folder, ours or one of Hugging Face's, ready for what it was trained for: a
-    `Translator`, a `Generator`, … (see docs/tasks.md).
+    `Translator`, a `Generator`, … (see docs/tasks.md). Without a folder: the translator that comes with the package.
 
     `task`: another use, where its weights allow it (`similarity`: texts as vectors). `dtype`: the precision of its
     weights (`float32`, `bfloat16`, `float16`); that of the file if not given."""
     from allyouneed.infer.uses import predictor
     from allyouneed.interop.folders import load as load_folder
 
+    if folder is None:
+        from allyouneed.models import shipped
+
+        folder = shipped()
     return predictor(load_folder(folder, device, dtype, task))
 
 

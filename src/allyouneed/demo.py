@@ -6,13 +6,16 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from allyouneed.config import parse
 from allyouneed.data import dates
 from allyouneed.folder import Folder
 from allyouneed.infer.translator import Translator
+from allyouneed.models import find
 from allyouneed.train import Recipe, train
 
+SENTENCES = [("机器学习很有趣", None), ("Wo ist der nächste Bahnhof?", None), ("I would like a cup of coffee.", "fr")]
 EXAMPLES = ["二〇二六年十一月十五日", "15. November 2026", "the fifteenth of November 2026"]
 
 
@@ -38,6 +41,8 @@ def recipe(folder: Path) -> Recipe:
 
 def run(folder: Path, ask: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
+    if (folder_of_ours := find()) is not None:
+        show_translator(folder_of_ours, console)
     if not (folder / "data" / "test.tsv").exists():
         dates.write(folder / "data")
     console.print("[bold]Training a Transformer to read dates[/] in English, German and Chinese …")
@@ -51,6 +56,16 @@ def run(folder: Path, ask: bool) -> None:
     if ask:
         _converse(translator, console)
     console.print(f"\nThe same from the command line:  allyouneed translate --model {result.model} '{EXAMPLES[0]}'")
+
+
+def show_translator(folder: Path, console: Console) -> None:
+    """What comes with the package, before anything is trained."""
+    console.print("[bold]The translator that comes with the package[/]")
+    translator = Translator(Folder.load(folder))
+    for text, to in SENTENCES:
+        (full,) = translator.translate_full([text], to)
+        console.print(f"  {text}  →  [bold]{escape(full.text)}[/]  ({' → '.join(full.route)})", highlight=False)
+    console.print(f"The same from the command line:  allyouneed translate '{SENTENCES[0][0]}'\n")
 
 
 def _converse(translator: Translator, console: Console) -> None:

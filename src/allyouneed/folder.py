@@ -13,17 +13,20 @@ from torch import Tensor, nn
 
 import allyouneed.nn as parts  # every part is registered before a config is read
 from allyouneed.config import parse, tree_of
+from allyouneed.data.detection import Detector
 from allyouneed.data.tokenizers import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import sha256, write_folder
 from allyouneed.mapped import MappedFile
 from allyouneed.nn.filling import hollow, named, one_dtype, put
 from allyouneed.nn.model import Model
+from allyouneed.nn.storing import shrunk, stored_as
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"
 UNUSED = "unused.safetensors"  # of a model that came from elsewhere: what ours has no use for, kept for the way back
 ORIGINALS = "original"
+LANGUAGES = "languages.json"
 CARD = "README.md"
 LONGEST = 64 << 20  # bytes of a config
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -49,6 +52,7 @@ class Folder:
     notes: list[str] = field(default_factory=list)  # what a user should know: what of the original is not done here
     unused: Mapping[str, Tensor] = field(default_factory=dict)  # the original's weights that ours has no use for
     originals: dict[str, bytes] = field(default_factory=dict)  # its small files as they were, by name: tokenizers, …
+    detector: Detector | None = None  # which language a text is in, for models of several
 
     @property
     def tokenizers(self) -> Vocabularies:
@@ -69,6 +73,8 @@ class Folder:
                 save_file({name: tensor.contiguous() for name, tensor in self.unused.items()}, folder / UNUSED)
             if self.vocabularies is not None:
                 self.vocabularies.save(folder)
+            if self.detector is not None:
+                self.detector.save(folder / LANGUAGES)
             for name, content in self.originals.items():
                 (folder / ORIGINALS).mkdir(exist_ok=True)
                 (folder / ORIGINALS / name).write_bytes(content)
@@ -86,6 +92,7 @@ class Folder:
                 **({"retrieval": self.retrieval} if self.retrieval else {}),
                 "tokenizer_hash": None if self.vocabularies is None else self.vocabularies.hash,
                 "sha256": {name: sha256(folder / name) for name in written},
+                **({"stored": stored} if (stored := stored_as(self.model)) else {}),
                 "model": tree_of(config),
             }
             about |= {"origin": self.origin, "notes": self.notes} if self.origin else {}
@@ -123,7 +130,12 @@ class Folder:
             if vocabularies.hash != about["tokenizer_hash"]:
                 raise UserError(f"{path}: tokenizer.json is not the one this model was trained with")
             check_vocabularies(path, vocabularies, config)
-        model = _filled(config, path / WEIGHTS, device, as_dtype(dtype))
+        stored, wide = about.get("stored"), as_dtype(dtype)
+        if stored and wide not in (None, torch.float32):
+            raise UserError(
+                f"{path}: its weights are stored as {stored}, and computed with as such; leave out the dtype"
+            )
+        model = _filled(config, path / WEIGHTS, device, wide, stored)
         if not as_stored:
             one_dtype(model)
         card = (path / CARD).read_text(encoding="utf-8") if (path / CARD).is_file() else ""
@@ -147,6 +159,7 @@ class Folder:
                 for name in about["sha256"]
                 if Path(name).parent == Path(ORIGINALS)
             },
+            Detector.load(path / LANGUAGES) if LANGUAGES in about["sha256"] else None,
         )
 
 
@@ -167,9 +180,12 @@ def check_vocabularies(path: Path, vocabularies: Vocabularies, config: Model) ->
             )
 
 
-def _filled(config: Model, file: Path, device: str | torch.device, dtype: torch.dtype | None) -> nn.Module:
-    """The model with the weights of a file, without a second copy of them."""
+def _filled(
+    config: Model, file: Path, device: str | torch.device, dtype: torch.dtype | None, manner: str | None = None
+) -> nn.Module:
+    """The model with the weights of a file, without a second copy of them. `manner`: how they are stored."""
     model, stored = hollow(config), MappedFile(file)
+    model = model if manner is None else shrunk(model, manner)
     wanted = named(model)
     check_fit(file, stored, wanted, left_over=sorted(set(stored) - set(wanted)))
     for name in wanted:

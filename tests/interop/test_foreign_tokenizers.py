@@ -34,7 +34,7 @@ from allyouneed.data.tokenizers import Tokenizer, TokenizerConfig, Vocabularies,
 from allyouneed.errors import UserError
 from allyouneed.interop.languages import NLLB
 from allyouneed.interop.sentencepiece import SentencePieces, build
-from allyouneed.interop.tokenizers import read, write
+from allyouneed.interop.tokenizers import _tells_types, read, write
 
 END = ["<|endoftext|>"]
 # files without tokenizer.json: (class, model type, how they are made)
@@ -451,3 +451,30 @@ def test_added_tokens_keep_their_ids(tmp_path: Path) -> None:
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<extra>": 7000}))
     with pytest.raises(UserError, match="7000"):
         read(tmp_path, {"model_type": "gpt2"})
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({}, True),
+        ({"tokenizer_class": "BertTokenizer"}, True),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "token_type_ids"]}, True),
+        ({"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids", "attention_mask"]}, False),
+    ],
+)
+def test_kinds_of_text_are_told_apart_where_the_original_does(said: dict[str, Any], told: bool) -> None:
+    assert _tells_types(said) == told
+
+
+def test_scores_that_change_by_a_digit_on_the_way_are_the_same_tokenizer(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import models
+
+    scores = [0.0, 0.0, 0.0, -3.9348676204681396, *(-7 / 3 * 1.1**n for n in range(200))]
+    inner = Inner(models.Unigram([(f"t{n}", score) for n, score in enumerate(scores)], unk_id=0))
+    before = Tokenizer(inner, marks=Marks(after=(2,)))
+    before.save(tmp_path / "tokenizer.json")
+    again = Tokenizer(Inner.from_file(str(tmp_path / "tokenizer.json")), marks=Marks(after=(2,)))
+    assert json.loads(before._inner.to_str()) != json.loads(again._inner.to_str()), "nothing was lost: no test"
+    assert before.hash == again.hash

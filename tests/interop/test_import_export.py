@@ -294,5 +294,5 @@ def test_a_model_nobody_else_has_is_refused_by_name(tmp_path: Path, words: Token
     tree["decoder"] = [layer | {"mixer": {"kind": "retention", "heads": 2}} for layer in tree["decoder"]]
     Folder(anypart.build(tree).float(), Vocabularies(words, words)).save(tmp_path / "mine")
     code, _, err = ask("export", tmp_path / "mine", tmp_path / "out", "--to", "hf")
-    assert code == 2 and "no family of transformers is a model of kind encoder-decoder with these parts" in err
+    assert code == 2 and "no family of transformers has a model of these parts; the nearest is" in err
     assert not (tmp_path / "out").exists()

@@ -34,6 +34,7 @@ from allyouneed.cli.options import (
     ToOption,
     option,
 )
+from allyouneed.cli.quantize import quantize
 from allyouneed.cli.read import classify, embed, fill_mask, similarity, tag
 from allyouneed.cli.streams import lines, progress, sink
 from allyouneed.cli.write import generate, seq2seq, translate
@@ -196,6 +197,7 @@ app.command(rich_help_panel=LOOK)(models)
 app.add_typer(look_app, name="look", rich_help_panel=LOOK)
 app.command("import", rich_help_panel=EXCHANGE)(import_)
 app.command(rich_help_panel=EXCHANGE)(export)
+app.command(rich_help_panel=EXCHANGE)(quantize)
 
 
 # --- what the commands share ----------------------------------------------------------------------------------------

@@ -24,6 +24,9 @@ JsonOption = Annotated[bool, option("--json", help="answer in JSON")]
 ModelOption = Annotated[
     Path, option("--model", "-m", metavar="FOLDER", help="the model to use: ours, or a Hugging Face folder")
 ]
+TranslatorOption = Annotated[
+    Path | None, option("--model", "-m", metavar="FOLDER", help="the model to use; the one that comes with the package")
+]
 DeviceOption = Annotated[str, option(metavar="cpu|cuda", show_default=True, help="where to compute")]
 DtypeOption = Annotated[
     str | None, option("--dtype", metavar="float32|bfloat16|float16", help="numbers to compute with; the folder's own")

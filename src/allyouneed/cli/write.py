@@ -35,11 +35,13 @@ from allyouneed.cli.options import (
     ToOption,
     TopKOption,
     TopPOption,
+    TranslatorOption,
     WholeOption,
     given,
     option,
 )
 from allyouneed.cli.texts import Use, answers, one_line, ranked, run, show, show_notes, source
+from allyouneed.models import shipped
 
 if TYPE_CHECKING:
     from allyouneed.infer.generator import Generation
@@ -56,7 +58,7 @@ def translate(
         typer.Argument(metavar="TEXT", help="what to translate; standard input if nothing is given"),
     ] = None,
     *,
-    model: ModelOption,
+    model: TranslatorOption = None,
     as_json: JsonOption = False,
     align: Annotated[bool, option("--align", help="show which source piece each target piece looked at most")] = False,
     device: DeviceOption = "cpu",
@@ -74,12 +76,16 @@ def translate(
     top_p: TopPOption = None,
     seed: SeedOption = None,
 ) -> None:
-    """Translate texts, standard input, or a file; a line in is a line out."""
+    """Translate texts, standard input, or a file; a line in is a line out.
+
+    A model of several languages sees which one a text is in. It translates into English, from English into the first it
+    learnt; `--to` says another.
+    """
     options = given(
         method=method, beam=beam, best=best, length_penalty=length_penalty,
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
     )  # fmt: skip
-    translator = ready(model, device, dtype, "translate_full", "translate")
+    translator = ready(model or shipped(), device, dtype, "translate_full", "translate")
 
     def plain(one: Translation) -> str:
         shown = [f"{c.score:.4f}\t{c.text}" if best is not None else c.text for c in one.candidates]

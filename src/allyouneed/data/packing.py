@@ -52,6 +52,7 @@ class Items(ABC):
 
     pads: tuple[int, ...]  # the padding of each side
     alone: bool = False  # each needs a row of its own
+    weights: NDArray[np.float64] | None = None  # how many times an epoch reads each; None: once
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -156,9 +157,19 @@ class PackedBatches:
     def packing(self, epoch: int) -> Groups:
         """The rows of an epoch, in order."""
         if self._packed is None or self._packed[0] != epoch:
-            order = generator(self.seed, epoch).permutation(len(self.items))
+            order = self._order(generator(self.seed, epoch))
             self._packed = epoch, pack(self.items.lengths(epoch), self.capacities, order)
         return self._packed[1]
+
+    def _order(self, rng: np.random.Generator) -> Ints:
+        """Every item as often as it weighs; what is left of a weight after whole times is a chance."""
+        weights = self.items.weights
+        if weights is None:
+            return rng.permutation(len(self.items))
+        whole = np.floor(weights)
+        times = (whole + (rng.random(len(weights)) < weights - whole)).astype(np.int64)
+        times = times if times.any() else np.ones_like(times)  # an epoch of nothing would never end
+        return rng.permutation(np.repeat(np.arange(len(weights)), times))
 
     def steps_per_epoch(self, epoch: int) -> int:
         return -(-len(self.packing(epoch)) // self.rows)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, NonNegativeInt, StringConstraints, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, StringConstraints, model_validator
 
 from allyouneed.data.readers import (
     LINE_SUFFIXES,
@@ -26,13 +26,16 @@ Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 
 
 class Pair(NamedTuple):
-    """Two sentences, where they stood, and the language to translate into when the model must be told."""
+    """Two sentences, where they stood, the language to translate into when the model must be told, and how many times
+    an epoch it is read."""
 
     source: str
     target: str
     file: str
     line: int
     to: str | None = None
+    from_: str | None = None
+    weight: float = 1.0
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -48,6 +51,7 @@ class PairFiles(Files):
 
     examples: ClassVar[str] = "pairs"
     two: ClassVar[bool] = True
+    places: ClassVar[tuple[str, ...]] = ("path", "source", "target")
     kind: Literal["pairs"] = "pairs"
     path: Paths | None = None
     source: Paths | None = None
@@ -56,6 +60,7 @@ class PairFiles(Files):
     keys: tuple[str, str] = ("source", "target")
     from_: Tag | None = Field(default=None, alias="from")
     to: Tag | None = None
+    weight: PositiveFloat = 1.0  # how many times an epoch each pair is read; 0.5: every other epoch, by chance
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -81,15 +86,16 @@ class PairFiles(Files):
         return list(zip(left, right, strict=True))
 
     def read(self, report: Report) -> Iterator[Pair]:
+        besides = self.to, self.from_, self.weight
         if self.path is None:
             for left, right in self._aligned():
-                yield from _read_aligned(left, right, report, self.to)
+                yield from (Pair(*found, *besides) for found in _read_aligned(left, right, report))
             return
         for file, number, found in read_rows(expand(self.path, TABLE_SUFFIXES), self.columns, self.keys, report):
-            yield Pair(found[0], found[1], str(file), number, self.to)
+            yield Pair(found[0], found[1], str(file), number, *besides)
 
 
-def _read_aligned(left: Path, right: Path, report: Report, to: str | None) -> Iterator[Pair]:
+def _read_aligned(left: Path, right: Path, report: Report) -> Iterator[tuple[str, str, str, int]]:
     sources, targets = raw_lines(left), raw_lines(right)
     number = 0
     while True:
@@ -103,7 +109,7 @@ def _read_aligned(left: Path, right: Path, report: Report, to: str | None) -> It
             file, raw = (left, source) if here is None else (right, target)
             report.drop("broken", file, number, "not UTF-8", raw.decode("utf-8", "backslashreplace"))
         else:
-            yield Pair(here, there, str(left), number, to)
+            yield here, there, str(left), number
     if source is not None or target is not None:
         counts = [
             number + (line is not None) + sum(1 for _ in rest) for line, rest in ((source, sources), (target, targets))

@@ -115,6 +115,7 @@ class Files(Part, slot="kind of files"):
 
     examples: ClassVar[str]  # what they are called, in the plural
     two: ClassVar[bool] = False  # each has two texts that can be compared
+    places: ClassVar[tuple[str, ...]] = ("path",)  # keys that say where, not how to read
 
     @model_validator(mode="before")
     @classmethod

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from allyouneed.config import tree_of
 from allyouneed.data.encoding import Encoding, LeftOut, Row
 from allyouneed.data.filters import Filters
-from allyouneed.data.readers import Example, Files, Report
+from allyouneed.data.readers import Example, Files, Report, inner_suffix
 from allyouneed.data.tokenizers import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.files import checksum, sha256, write_folder, write_text
@@ -63,12 +63,16 @@ class Column:
 class Store:
     """An opened store. `store["source"][i]` is a view of the file: ids without begin and end marks."""
 
+    weights: NDArray[np.float64] | None = None  # how many times an epoch reads each example; None: once
+
     def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
         self.folder = folder
         self.fingerprint: str = meta["fingerprint"]
         self.facts: dict[str, Any] = meta["facts"]
         self.report = Report.from_tree(meta["report"])
         self.columns = {name: _open_column(folder, name, dtype) for name, dtype in meta["dtype"].items()}
+        if "weights" in meta:
+            self.weights = np.concatenate([np.full(count, weight, float) for weight, count in meta["weights"]])
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())).lengths)
@@ -117,13 +121,13 @@ class Store:
 
         def fill(work: Path) -> None:
             flow = filters.apply((example for entry in files for example in entry.read(report)), report)
-            _encode(work, flow, encoding, report, progress)
+            weights = _encode(work, flow, encoding, report, progress)
             if not report.kept:
                 raise UserError(f"none of the {files[0].examples} in the data can be used\n{report.text()}")
             for path, before in inputs:
                 if _stamp(path) != before:
                     raise UserError(f"{path}: changed while it was being read; start again")
-            _write_meta(work, fingerprint, encoding, report)
+            _write_meta(work, fingerprint, encoding, report, weights)
 
         try:
             write_folder(folder, fill)
@@ -212,11 +216,17 @@ def _fingerprint(files: Sequence[Files], filters: Filters, encoding: Encoding, h
         raise UserError("no data files are given")
     facts = {
         "format": FORMAT,
-        "files": [tree_of(entry) | {"sha256": [hashes.of(path) for path in entry.files()]} for entry in files],
+        "files": [_read_as(entry, hashes) for entry in files],
         "filters": tree_of(filters),
         "encoding": [type(encoding).__name__, encoding.facts],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _read_as(entry: Files, hashes: InputHashes) -> dict[str, Any]:
+    """What files hold and how they are read, not where they lie: a store may travel to another machine."""
+    kept = {key: value for key, value in tree_of(entry).items() if key not in entry.places}
+    return kept | {"sha256": [hashes.of(path) for path in entry.files()], "as": [*map(inner_suffix, entry.files())]}
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
@@ -224,7 +234,9 @@ def _fingerprint(files: Sequence[Files], filters: Filters, encoding: Encoding, h
 
 def _encode(
     work: Path, examples: Iterable[Example], encoding: Encoding, report: Report, progress: Progress | None
-) -> None:
+) -> list[tuple[float, int]]:
+    """Write the columns; how often an epoch reads the examples, as weights and how many in a row have each."""
+    weights: list[tuple[float, int]] = []
     with ExitStack() as stack:
         writers = []
         for name, dtype in encoding.columns.items():
@@ -237,10 +249,15 @@ def _encode(
                     report.drop(found.why, example.file, example.line, found.detail, "\t".join(example.texts))
                 else:
                     kept.append(found)
+                    weight, count = getattr(example, "weight", 1.0), 0
+                    if weights and weights[-1][0] == weight:
+                        weight, count = weights.pop()
+                    weights.append((weight, count + 1))
             for number, writer in enumerate(writers):
                 writer.add([row[number] for row in kept])
             if progress is not None:
                 progress(report.read)
+    return weights
 
 
 def _chunks(examples: Iterable[Example]) -> Iterator[list[Example]]:
@@ -269,7 +286,9 @@ class _Writer:
         self.end = int(ends[-1]) if rows else self.end
 
 
-def _write_meta(work: Path, fingerprint: str, encoding: Encoding, report: Report) -> None:
+def _write_meta(
+    work: Path, fingerprint: str, encoding: Encoding, report: Report, weights: list[tuple[float, int]]
+) -> None:
     names = [f"{column}.{what}" for column in encoding.columns for what in ("values", "offsets")]
     meta = {
         "format": FORMAT,
@@ -286,6 +305,7 @@ def _write_meta(work: Path, fingerprint: str, encoding: Encoding, report: Report
             for name in names
         },
         "report": report.to_tree(),
+        **({"weights": weights} if any(weight != 1 for weight, _ in weights) else {}),
     }
     meta["checksum"] = checksum(meta)
     write_text(work / "meta.json", json.dumps(meta, indent=1, ensure_ascii=False))

@@ -114,7 +114,8 @@ class Tokenizer:
     def hash(self) -> str:
         """SHA-256 of the content, whatever the file's layout."""
         tree = json.loads(self._inner.to_str())
-        if self.foreign:
+        if self.foreign:  # the library loses the last digit of some scores when it writes and reads them
+            tree = json.loads(self._inner.to_str(), parse_float=lambda score: f"{float(score):.9g}")
             tree["ours"] = self.about
         canonical = json.dumps(tree, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
@@ -391,7 +392,8 @@ class Vocabularies:
         def texts(sides: slice, report: Report) -> Iterator[str]:
             examples = (example for entry in files for example in entry.read(report))
             for example in examples if filters is None else filters.apply(examples, report):
-                yield from example.texts[sides]
+                for _ in range(max(1, round(getattr(example, "weight", 1)))):  # about as often as an epoch reads it
+                    yield from example.texts[sides]
 
         try:
             if config.joint:

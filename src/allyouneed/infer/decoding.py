@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from allyouneed.config import Config, model_validator, parse
 from allyouneed.errors import UserError
+from allyouneed.infer.likeliest import Without, likeliest, log_chance
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
@@ -118,11 +119,10 @@ def expand(
     but keep their share of the probability. Only each beam's best few are normalised: no other could win. `mass`: what
     to normalise by (sources, beams, 1), where the logits are no longer those that make up the whole.
     """
-    mass = logits.logsumexp(-1, keepdim=True) if mass is None else mass
-    if banned is not None:
-        logits = logits.index_fill(-1, banned, -torch.inf)
     few = min(count, logits.shape[-1])
-    best, tokens = logits.topk(few)  # (sources, beams, few)
+    with Without(logits, banned):
+        best, tokens = likeliest(logits, few)  # (sources, beams, few)
+    mass = best[..., :1] - log_chance(logits, tokens[..., 0])[..., None] if mass is None else mass
     gains = (best - mass).flatten(1)
     totals = (best - mass + scores[..., None]).flatten(1)
     kept, index = totals.topk(min(count, totals.shape[1]))

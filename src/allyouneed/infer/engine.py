@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from allyouneed.infer.crew import Crew, Job, search
 from allyouneed.infer.decoding import Decoding
-from allyouneed.infer.search import Hypothesis, Job, Lines, Stops, search
+from allyouneed.infer.search import Asked, Hypothesis, Stops, Way
 from allyouneed.nn.batch import Rows
 
 SHORT = 16  # a source counts as at least this long: short ones still need logits over the whole vocabulary
@@ -115,18 +116,21 @@ class Engine:
         self.model.eval()
         try:
             job = self._job([Request(prompt, decoding.more(), (first,))], decoding, stops)
-            if decoding.rows > 1:
-                answer = search(job)[0][0]
-                yield from answer.tokens
-                return answer
-            lines = Lines(job)
-            for chosen in lines.steps():
-                token = int(chosen[0])
-                if token not in lines.ends:
-                    yield token
-            return lines.found[0][0]
+            heard: list[int] = []
+            one = Asked(job.limits[0], (first,), prompt, decoding.seed, stops, heard.append)
+            crew = Crew(self.model, job.states, [(self.way(decoding), [one])], self.limit)
+            crew.choose(job.last)
+            while not one.done:
+                yield from heard
+                heard.clear()
+                crew.read()
+            yield from heard if decoding.rows == 1 else one.found[0].tokens
+            return one.found[0]
         finally:
             self.model.train(was_training)
+
+    def way(self, decoding: Decoding) -> Way:
+        return Way(decoding, self.eos, tuple(self.forbidden), tuple(self.ends), self.counted, self.ended)
 
     def _answers(
         self,
@@ -181,4 +185,4 @@ class Engine:
         last = self.model.advance(rows, states, last=True)[:, 0]
         names = [request.place for request in requests]
         way = (self.eos, self.forbidden, prompts, stops, self.ends, self.counted, self.ended)
-        return Job(self.model, states, last, limits, names, decoding, *way)
+        return Job(self.model, states, last, limits, names, decoding, *way, room=self.limit)

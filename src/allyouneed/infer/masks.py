@@ -69,8 +69,9 @@ class MaskFiller(Predictor):
             masks = (given.tokens == self.mask).nonzero()
             logits = self.model.head(self._hidden(given, masks)).float()
             never = [*self.tokenizer.specials, *range(self.tokenizer.size, logits.shape[1])]  # no text
-            logits[:, never] = float("-inf")
-            chances, tokens = logits.softmax(-1).topk(min(top, logits.shape[1] - len(never)))
+            shares = logits.softmax(-1)
+            shares[:, never] = -1.0  # never shown; what they are likely is left to nobody else
+            chances, tokens = shares.topk(min(top, logits.shape[1] - len(never)))
             found: list[list[tuple[list[int], list[float]]]] = [[] for _ in batch]
             for row, ids, scores in zip(masks[:, 0].tolist(), tokens.tolist(), on_host(chances), strict=True):
                 found[row].append((ids, scores))

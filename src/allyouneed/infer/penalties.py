@@ -32,6 +32,9 @@ class Penalties:
     def fan(self, count: int) -> None:
         self.past = [list(past) for past in self.past for _ in range(count)]
 
+    def join(self, other: Penalties) -> None:
+        self.past += other.past
+
     def changed(self, scores: Tensor) -> Tensor:
         """(rows, vocab)"""
         if self.factor != 1:  # Keskar et al. 2019, 4.1, with the sign minded: a negative score is to fall as well

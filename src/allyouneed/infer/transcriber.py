@@ -19,10 +19,11 @@ from allyouneed.data.speech import TASKS, TICK, Speech
 from allyouneed.errors import UserError
 from allyouneed.evaluate.words import character_error_rate, word_error_rate
 from allyouneed.folder import Folder
+from allyouneed.infer.crew import Job, search
 from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.listening import Answer, Listening
 from allyouneed.infer.predictor import Judged, Predictor, spread
-from allyouneed.infer.search import Hypothesis, Job, search
+from allyouneed.infer.search import Hypothesis
 from allyouneed.infer.speech_rules import Rules
 from allyouneed.infer.windows import pieces
 from allyouneed.nn.batch import Rows, Signal

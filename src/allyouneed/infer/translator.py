@@ -12,12 +12,13 @@ from allyouneed.config import tree_of
 from allyouneed.data.pairs import Pair
 from allyouneed.data.tokenizers import Tokenizer
 from allyouneed.errors import UserError
-from allyouneed.evaluate.translation import evaluate
+from allyouneed.evaluate.translation import Scores, evaluate
 from allyouneed.folder import Folder
 from allyouneed.infer.alignment import attention
 from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.pieces import Cutter, Piece, Plan, quoted
 from allyouneed.infer.predictor import Judged, Predictor, spread
+from allyouneed.infer.routes import Route, Routes
 from allyouneed.infer.search import Hypothesis
 from allyouneed.infer.writing import Frame, plain_frame, write
 
@@ -51,6 +52,7 @@ class Translation:
     candidates: list[Candidate]  # best first
     notes: list[str] = field(default_factory=list)  # what a reader should know: splits, missing ends
     alignment: list[Link] | None = None  # of the best candidate, when asked for
+    route: list[str] = field(default_factory=list)  # the languages it went through, of a model that tells them apart
 
     @property
     def text(self) -> str:
@@ -75,6 +77,7 @@ class Translator(Predictor):
         trained = max_tokens or folder.max_tokens
         self.max_tokens = trained if self._places is None else min(trained, self._places)
         self.together = min(together, self.max_tokens)
+        self.routes = Routes(folder.directions, folder.detector)
 
     @property
     def source(self) -> Tokenizer:
@@ -115,16 +118,64 @@ class Translator(Predictor):
     ) -> list[Translation]:
         """Translations with scores, the n best (`best=5`), notes and, with `align`, who looked at whom.
 
-        `first` is the place of the first text in a longer request; samples depend on it and on the seed alone.
+        A model with a detector sees by itself which language a text is in, and chooses the one to translate into when
+        `to` does not. `first` is the place of the first text in a longer request; samples depend on it and on the seed
+        alone.
         """
         if isinstance(texts, str):
             raise UserError("translate_full takes a list of texts; write [text] for a single one")
-        frame = self._frame(to, from_)
+        self._checked(to, from_)
         defaults = self.folder.decoding if decoding is None else tree_of(decoding)
         settled = Decoding.of(defaults, **changes)
+        ways: dict[Route, list[int]] = {}
+        for number, text in enumerate(texts):
+            ways.setdefault(self.routes.of(text, to, from_), []).append(number)
+        found: dict[int, Translation] = {}
+        for way, numbers in ways.items():
+            some, places = [texts[number] for number in numbers], [first + number for number in numbers]
+            found |= zip(numbers, self._along(way, some, places, settled, align, on_progress), strict=True)
+        return [found[number] for number in range(len(texts))]
+
+    def _along(
+        self, way: Route, texts: Sequence[str], places: list[int], settled: Decoding, align: bool, on_progress: Any
+    ) -> list[Translation]:
+        """Texts of one route: left alone, translated, or translated again from the best translation into another."""
+        route = way.named if self.routes.detector is not None else []
+        if not way.into:
+            note = f"is in {way.here} already"
+            return [
+                Translation(t, [Candidate(t, 0.0)], [f"{quoted(t)}: {note}"], [] if align else None, route)
+                for t in texts
+            ]
+        if align and len(way.into) > 1:
+            raise UserError(f"alignment is of one step, and this goes {' → '.join(route)}; name another --to")
+        asked = list(texts)
+        notes: list[list[str]] = [[] for _ in texts]
+        for there in way.into[:-1]:
+            hop = self._hop(asked, places, self._frame(there, None), settled.model_copy(update={"best": 1}))
+            asked, notes = [one.text for one in hop], [one.notes for one in hop]
+        frame = self._frame(way.into[-1], None if self.routes.detector is not None else way.here)
+        last = self._hop(asked, places, frame, settled, align, on_progress)
+        return [
+            replace(one, source=text, notes=[*said, *one.notes], route=route)
+            for text, said, one in zip(texts, notes, last, strict=True)
+        ]
+
+    def _hop(
+        self,
+        texts: Sequence[str],
+        numbers: Sequence[int],
+        frame: Frame,
+        settled: Decoding,
+        align: bool = False,
+        on_progress: Progress | None = None,
+    ) -> list[Translation]:
+        """From one language into another; `numbers`: the places of the texts in the whole request."""
         plans = Cutter(self.source, self.max_tokens, self.together, frame.marks).plans(texts)
         pieces = [piece for plan in plans for piece in plan.pieces]
-        places = [(first + number, part) for number, plan in enumerate(plans) for part in range(len(plan.pieces))]
+        places = [
+            (number, part) for number, plan in zip(numbers, plans, strict=True) for part in range(len(plan.pieces))
+        ]
         encoded = self.source.encode_batch([piece.text for piece in pieces])
         sources = [frame.source(ids) for ids in encoded]
         both, options = self.folder.tokenizers, {"on_progress": on_progress, "places": places}
@@ -135,7 +186,7 @@ class Translator(Predictor):
         self, texts: Iterable[str], to: str | None = None, *, chunk: int = 1000, **options: Any
     ) -> Iterator[Translation]:
         """Any number of texts, e.g. the lines of a file, in order; at most `chunk` of them are held at a time."""
-        self._frame(to, options.get("from_"))
+        self._checked(to, options.get("from_"))
         return self._stream(iter(texts), to, chunk, options)
 
     def _stream(
@@ -151,20 +202,37 @@ class Translator(Predictor):
     ) -> Judged:
         """BLEU and chrF from 0 to 100, and which share is exactly right, in per cent."""
         found = [""] * len(examples)
-        for to in dict.fromkeys(pair.to for pair in examples):
-            numbers = [n for n, pair in enumerate(examples) if pair.to == to]
-            texts = self.translate([examples[n].source for n in numbers], to, decoding=decoding)
+        several: dict[str, Scores] = {}
+        for way in dict.fromkeys((pair.from_, pair.to) for pair in examples):
+            numbers = [n for n, pair in enumerate(examples) if (pair.from_, pair.to) == way]
+            here = way[0] if self.routes.detector is not None else None  # else it changes nothing
+            texts = self.translate([examples[n].source for n in numbers], way[1], from_=here, decoding=decoding)
             for n, text in zip(numbers, texts, strict=True):
                 found[n] = text
-        languages = {pair.to for pair in examples}
-        language = languages.pop() if len(languages) == 1 else None
-        scores = evaluate(found, [pair.target for pair in examples], language, resamples=resamples)
+            name, targets = "-".join(filter(None, way)), [examples[n].target for n in numbers]
+            several[name] = evaluate(texts, targets, way[1], resamples=resamples)
         samples = [
             {"source": pair.source, "reference": pair.target, "hypothesis": text}
             for pair, text in spread(list(zip(examples, found, strict=True)), show)
         ]
-        figures = {"bleu": scores.bleu, "chrf": scores.chrf, "exact": 100 * scores.exact}
-        return Judged(figures, scores.text(), samples)
+        every = [{"bleu": one.bleu, "chrf": one.chrf, "exact": 100 * one.exact} for one in several.values()]
+        figures = {name: sum(one[name] for one in every) / len(every) for name in every[0]}  # of all directions alike
+        if len(several) == 1:
+            return Judged(figures, next(iter(several.values())).text(), samples)
+        figures |= {f"bleu/{name}": one.bleu for name, one in several.items()}
+        return Judged(figures, "\n".join(f"{name}\n{one.text()}" for name, one in several.items()), samples)
+
+    def _checked(self, to: str | None, from_: str | None) -> None:
+        """Refuse languages the model does not know, before anything is translated."""
+        detector = self.routes.detector
+        if detector is None:
+            self._frame(to, from_)
+            return
+        unknown = from_ is not None and from_ not in detector.languages
+        if unknown and to is None:
+            raise UserError(f"this model does not translate from {from_!r}; it knows: {', '.join(detector.languages)}")
+        if to is not None:
+            self._frame(to, from_ if unknown else None)
 
     def _frame(self, to: str | None, from_: str | None) -> Frame:
         """What stands around every source, and how its target begins, for these languages."""

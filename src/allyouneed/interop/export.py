@@ -17,7 +17,7 @@ from allyouneed.errors import UserError
 from allyouneed.folder import CARD, Folder
 from allyouneed.interop import hf, sentence_transformers, tokenizers
 from allyouneed.interop.checkpoint import SAFE
-from allyouneed.interop.families import FAMILIES, choose
+from allyouneed.interop.families import FAMILIES, choose, nearest
 from allyouneed.interop.generation import GENERATES, generation_of
 from allyouneed.interop.table import Family
 from allyouneed.nn.filling import named
@@ -86,10 +86,9 @@ def family_for(folder: Folder, model: nn.Module) -> Family:
         return FAMILIES[folder.origin["family"]]
     found = {family.name: family for family in choose(hf.config_of(model))}
     if not found:
-        kind = tree_of(hf.config_of(model))["kind"]
         raise UserError(
-            f"{folder.path or 'the model'}: no family of transformers is a model of kind {kind} with these parts "
-            f"(`allyouneed describe` shows them); those known here are {', '.join(sorted(FAMILIES))}"
+            f"{folder.path or 'the model'}: no family of transformers has a model of these parts; the nearest is\n"
+            f"{nearest(hf.config_of(model))}"
         )
     return next((found[name] for name in KNOWN if name in found), next(iter(found.values())))
 

@@ -30,6 +30,7 @@ TOKENIZER, OPTIONS, NAMES, ADDED, GENERATION = (
 )
 LEGACY = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm")
 T = TypeVar("T")
+UNTYPED = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that make no types unless told to
 
 
 def read(path: Path | str, config: Mapping[str, Any]) -> Vocabularies | None:
@@ -170,10 +171,18 @@ def _one_side(
     options: Mapping[str, Any],
 ) -> Vocabularies:
     kinds = config.get("type_vocab_size")
-    if isinstance(kinds, int) and max(marks.types) >= kinds:
-        marks = replace(marks, types=(0, 0))
+    if (isinstance(kinds, int) and max(marks.types) >= kinds) or not _tells_types(options):
+        marks = replace(marks, types=(0, 0), closing=None)
     tokenizer = _tokenizer(path, inner, names, framing.writing(marks, writing), writing)
     return Vocabularies(tokenizer, tokenizer)
+
+
+def _tells_types(options: Mapping[str, Any]) -> bool:
+    """Whether their tokenizer tells kinds of text apart: it says which inputs it makes, or is of a class that does."""
+    made = options.get("model_input_names")
+    if isinstance(made, list):
+        return "token_type_ids" in made
+    return options.get("tokenizer_class") not in UNTYPED
 
 
 def _two_sides(

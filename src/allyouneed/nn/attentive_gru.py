@@ -193,6 +193,10 @@ class Attending(State):
     def select(self, rows: Tensor) -> None:
         self.recent.select(rows)
 
+    def join(self, other: Attending) -> None:
+        self.recent.join(other.recent)
+        self.keys = self.memory = None  # the joint source is another one
+
     def trim(self, length: int) -> None:
         self.recent.trim(length)
 

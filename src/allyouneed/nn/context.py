@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.patterns import Place
@@ -99,6 +100,26 @@ class Facts:
             types=kept(self.types),
         )
 
+    def join(self, other: Facts, rows: tuple[int, int]) -> Facts:
+        """Of both sides' rows (so many), the shorter ones padded on the right."""
+        if self.packed or other.packed or any(x is not None for f in (self, other) for x in f._said):
+            raise ValueError("packed rows, and rows with marks of their own, cannot be joined")
+        time, start = max(self.time, other.time), self.start if self.start == other.start else None
+        positions, segments = [], []
+        for side, count in zip((self, other), rows, strict=True):
+            real = side.segments if side.segments is not None else torch.ones_like(side.positions).expand(count, -1)
+            segments.append(pad(real, (0, time - side.time)))
+            positions.append(pad(side.positions.expand(count, -1), (0, time - side.time)))
+        places = torch.cat(positions)
+        if start is not None:
+            places = torch.arange(start, start + time, device=self.device)[None]
+        whole = self.segments is None and other.segments is None and self.time == other.time
+        return Facts(places, None if whole else torch.cat(segments), start)
+
+    @property
+    def _said(self) -> tuple[Tensor | None, ...]:
+        return self.prompt, self.chosen, self.order, self.types
+
     def at(self, places: Tensor) -> Facts:
         """Of the tokens at these places (batch or 1, few), none of which is padding."""
 
@@ -146,6 +167,18 @@ class Memory:
         shared = None if self.shared is None else (self.shared[0][rows], self.shared[1][rows])
         inputs = None if self.inputs is None else self.inputs.index_select(0, rows)
         return Memory(self.hidden.index_select(0, rows), self.facts.select(rows), shared, inputs)
+
+    def join(self, other: Memory) -> Memory:
+        """Of the sources of both."""
+        assert self.shared is None and other.shared is None, "keys for all layers are made anew in every pass"
+        ours, theirs = (self.hidden, self.inputs), (other.hidden, other.inputs)
+        time = max(self.hidden.shape[1], other.hidden.shape[1])
+        hidden, inputs = (
+            None if a is None or b is None else torch.cat([pad(x, (0, 0, 0, time - x.shape[1])) for x in (a, b)])
+            for a, b in zip(ours, theirs, strict=True)
+        )
+        assert hidden is not None
+        return Memory(hidden, self.facts.join(other.facts, (len(self.hidden), len(other.hidden))), None, inputs)
 
 
 @dataclass

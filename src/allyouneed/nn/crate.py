@@ -85,6 +85,7 @@ class MSSAModule(Looking):
         self.heads = sizes.heads
         self.subspaces = common.linear.build(common.width, sizes.inner, False)  # rows are U_1ᵀ, …, U_Kᵀ
         self.out = common.linear.build(sizes.inner, common.width, True) if config.out == "linear" else None
+        self.exact = self.out is None  # its weights are multiplied from both sides, which packed ones cannot be
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         z = self.subspaces(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (batch, heads, time, head_width)

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from allyouneed.nn.model import Model
 
 
 def hollow(config: Model) -> nn.Module:
     """The model without weights. Nothing is drawn and nothing taken: whatever its size, it costs no memory."""
-    with torch.device("meta"):
+    with torch.device("meta"), _NothingDrawn():
         return config.build()
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Filling what has no memory does nothing, but torch loads its compiler to do it, which takes a second or more."""
+
+    FILLS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        return (args[0] if args else given["tensor"]) if func in self.FILLS else func(*args, **given)
 
 
 def named(model: nn.Module) -> dict[str, Tensor]:

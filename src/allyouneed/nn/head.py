@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from allyouneed.config import Config, Part
+from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
 from allyouneed.nn.cost import Cost
@@ -88,6 +89,7 @@ class VocabularyHeadModule(HeadModule):
         self.soft_cap = config.soft_cap
         transform = config.transform
         self.transform = None if transform is None else TransformModule(transform, common, width)
+        self.product: nn.Module | None = None  # what multiplies, where it is not `weight` (quantized.py)
         maxout = config.maxout
         self.maxout = None if maxout is None else common.linear.build(common.width, 2 * maxout, True)
 
@@ -97,15 +99,36 @@ class VocabularyHeadModule(HeadModule):
             x = self.maxout(x).unflatten(-1, (-1, 2)).amax(-1)  # (…, maxout)
         return x if self.scale == 1.0 else x * self.scale
 
+    def put(self, product: nn.Module) -> None:
+        """From here on this multiplies, bias included."""
+        del self.weight
+        self.bias, self.product = None, product
+
     def forward(self, x: Tensor, facts: Facts | None = None) -> Tensor:
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        scores = nn.functional.linear(self.prepared(x), self.weight.to(x.dtype), bias)
+        if self.product is not None:
+            scores: Tensor = self.product(self.prepared(x))
+        else:
+            bias = None if self.bias is None else self.bias.to(x.dtype)
+            scores = nn.functional.linear(self.prepared(x), self.weight.to(x.dtype), bias)
         return scores if self.soft_cap is None else self.soft_cap * torch.tanh(scores / self.soft_cap)
 
     def loss(self, x: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         """Sums over all labelled tokens: the (smoothed) loss to train on, and the plain negative log-likelihood."""
+        if self.product is not None:
+            return _cross_entropy(self(x.flatten(0, -2)), labels.flatten(), smoothing)
         flat = self.prepared(x.flatten(0, -2))
         return linear_cross_entropy(flat, self.weight, labels.flatten(), smoothing, self.bias, self.soft_cap)
+
+
+def _cross_entropy(scores: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """As `linear_cross_entropy`, of scores that are there."""
+    plain = nn.functional.cross_entropy(scores.float(), labels, ignore_index=IGNORE, reduction="sum")
+    if not smoothing:
+        return plain, plain
+    total = nn.functional.cross_entropy(
+        scores.float(), labels, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing
+    )
+    return total, plain
 
 
 class TransformModule(nn.Module):

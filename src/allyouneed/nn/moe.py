@@ -133,6 +133,7 @@ class Choice(NamedTuple):
 
 
 class RouterModule(nn.Module):
+    exact = True  # its map is never rounded: a choice between experts has no halves
     correction: Tensor | None
 
     def __init__(self, config: MoE, width: int) -> None:

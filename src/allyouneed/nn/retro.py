@@ -263,6 +263,7 @@ class RetroStates(States):
     Neighbours are in `memory` from the start, or are `given` or searched for when their chunk has been read."""
 
     memory: Retrieved | None
+    joins = False  # each text has as many chunks as it has, and all of them look at blocks of one memory
 
     def __init__(
         self,

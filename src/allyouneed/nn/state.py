@@ -2,6 +2,7 @@
 
     append   new tokens come in (each kind of state has its own way)
     select   rows are kept, dropped, repeated or reordered (beams)
+    join     rows of other texts come to those that are here (continuous batching)
     trim     the last tokens are taken back (speculative decoding)
     detach   what was seen stays, but no gradient flows back into it (segment recurrence)
 
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -34,6 +36,11 @@ class State(ABC):
     @abstractmethod
     def trim(self, length: int) -> None:
         """Forget everything from position `length` on."""
+
+    def join(self, other: Self) -> None:
+        """Rows of a state of the same kind come after the own ones. Either both have seen something or neither."""
+        for name, value in vars(self).items():
+            setattr(self, name, _joined(value, getattr(other, name)))
 
     def detach(self) -> None:
         """Keep what it holds and let no gradient through it."""
@@ -59,6 +66,45 @@ def _detached(value: Any) -> Any:
     elif is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{entry.name: _detached(getattr(value, entry.name)) for entry in fields(value)})
     return value
+
+
+def stacked(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Rows of both; where one is smaller along another axis, zeros come at its end."""
+    if ours.shape[1:] == theirs.shape[1:]:
+        return torch.cat((ours, theirs))
+    sizes = [max(both) for both in zip(ours.shape[1:], theirs.shape[1:], strict=True)]
+    joint = ours.new_zeros(len(ours) + len(theirs), *sizes)
+    for rows, part in ((slice(len(ours)), ours), (slice(len(ours), None), theirs)):
+        joint[(rows, *(slice(size) for size in part.shape[1:]))] = part
+    return joint
+
+
+def _joined(ours: Any, theirs: Any) -> Any:
+    """Tensors hold a row each for every row; of counts the larger one holds; all else is the same in both."""
+    if (ours is None) != (theirs is None):
+        raise ValueError("rows that have seen something cannot be joined by rows that have not")
+    if isinstance(ours, Tensor):
+        return stacked(ours, theirs)
+    if isinstance(ours, State):
+        ours.join(theirs)
+    elif isinstance(ours, list | tuple):
+        inside = [_joined(*both) for both in zip(ours, theirs, strict=True)]
+        return type(ours)(*inside) if hasattr(ours, "_fields") else type(ours)(inside)
+    elif isinstance(ours, dict):
+        return {key: _joined(entry, theirs[key]) for key, entry in ours.items()}
+    elif isinstance(ours, int):
+        return max(ours, theirs)
+    return ours
+
+
+def _copied(value: Any) -> Any:
+    """A state whose rows can be selected, joined and appended to, and the original stays as it is."""
+    if isinstance(value, State):
+        new = copy(value)
+        for name, entry in vars(value).items():
+            setattr(new, name, _copied(entry))
+        return new
+    return {key: _copied(entry) for key, entry in value.items()} if isinstance(value, dict) else value
 
 
 def writable(cache: Tensor, new: Tensor) -> Tensor:
@@ -137,8 +183,10 @@ class SourceKeyValues(KeyValues):
 class States:
     """Everything a model remembers: how many tokens each row has seen, and each layer's states by sub-layer name.
 
-    Target rows come in groups of `group` (beams) that share one source row.
+    Target rows come in groups of `group` (beams) that share one source row. `joins`: others can come to its rows.
     """
+
+    joins = True
 
     def __init__(self, layers: list[dict[str, State]], rows: int, device: torch.device, memory: Memory | None) -> None:
         self.layers = layers
@@ -161,6 +209,40 @@ class States:
             raise ValueError("rows that share a source must stay together")
         same = heads == list(range(len(self.lengths) // self.group))
         self._select(list(rows), sources=None if same else heads)
+
+    def pick(self, rows: Sequence[int]) -> Self:
+        """These rows once more, as states of their own."""
+        new = copy(self)
+        new.layers = [{name: _copied(state) for name, state in layer.items()} for layer in self.layers]
+        new.select(rows)
+        return new
+
+    @property
+    def sources(self) -> bool:
+        """Rows belong to sources, which groups of them share."""
+        return self.memory is not None or any(state.shared for layer in self.layers for state in layer.values())
+
+    def ungroup(self) -> None:
+        """Rows that share no source need not stay together."""
+        if not self.sources:
+            self.group = 1
+
+    def join(self, other: Self) -> None:
+        """Rows of other texts come after the own ones, wherever they are in their texts."""
+        if self.group != other.group:
+            raise ValueError(f"groups of {other.group} rows that share a source cannot join groups of {self.group}")
+        for layer, new in zip(self.layers, other.layers, strict=True):
+            for name, state in layer.items():
+                state.join(new[name])
+        if self.memory is not None and other.memory is not None:
+            self.memory = self.memory.join(other.memory)
+        ours, theirs = len(self.lengths), len(other.lengths)
+        for name in {*self.marks, *other.marks}:
+            known = self.marks.get(name, other.marks.get(name))
+            assert known is not None
+            sides = (self.marks.get(name, known.new_zeros(ours, 0)), other.marks.get(name, known.new_zeros(theirs, 0)))
+            self.marks[name] = stacked(*sides)
+        self.lengths = self.lengths + other.lengths
 
     def trim(self, length: int) -> None:
         """Forget every row's tokens from position `length` on."""

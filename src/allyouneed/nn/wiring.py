@@ -101,7 +101,8 @@ class ResidualModule(nn.Module):
         return self.config.run(stream, branches, norms, self.depth)
 
     def branch(self, number: int, call: Call, x: Tensor) -> Tensor:
-        y: Tensor = self.dropout(call(x))
+        y = call(x)
+        y = self.dropout(y) if self.training else y
         return y if self.scale_start is None else y * self.scales[number]
 
     def reset_parameters(self) -> None:

@@ -34,6 +34,7 @@ class PrefixLM(Task):
     files: ClassVar[type[Files]] = PairFiles
     kinds: ClassVar[tuple[str, ...]] = ("decoder",)
     counted: ClassVar[str] = "target tokens"
+    weighs: ClassVar[bool] = True
     metrics: ClassVar[dict[str, bool]] = {"perplexity": False, "loss": False}
     kind: Literal["prefix-lm"] = "prefix-lm"
     reads_: Annotated[Literal["pairs", "text"], Field(alias="reads")] = "pairs"
@@ -72,6 +73,7 @@ class PromptItems(Items):
         self.store, self.tokenizer = store, tokenizer
         store.check(source=tokenizer, target=tokenizer)
         self.pads = (tokenizer.pad,)
+        self.weights = store.weights
 
     def __len__(self) -> int:
         return len(self.store)

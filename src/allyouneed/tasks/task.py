@@ -50,6 +50,7 @@ class Task(Part, slot="task", default="translation"):
     sides: ClassVar[int] = 1  # how many texts stand beside each other in a batch
     two_vocabularies: ClassVar[bool] = False  # each side may have its own
     counted: ClassVar[str] = "tokens"  # what is labelled
+    weighs: ClassVar[bool] = False  # its files may say how often an epoch reads them
     likelihood: ClassVar[bool] = True  # the plain loss is that of a choice among tokens: it has a perplexity
     metrics: ClassVar[dict[str, bool]]  # what it can be judged by, the usual first, and whether more is better
     decoding: ClassVar[dict[str, Any]] = {}  # how what it learns is best decoded, where that is not beam search

@@ -29,6 +29,7 @@ class Translation(Task):
     sides: ClassVar[int] = 2
     two_vocabularies: ClassVar[bool] = True
     counted: ClassVar[str] = "target tokens"
+    weighs: ClassVar[bool] = True
     metrics: ClassVar[dict[str, bool]] = {"bleu": True, "chrf": True, "exact": True, "loss": False}
     kind: Literal["translation"] = "translation"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
@@ -57,6 +58,7 @@ class PairItems(Items):
         self.store, self.vocabularies = store, vocabularies
         store.check(source=vocabularies.source, target=vocabularies.target)
         self.pads = vocabularies.source.pad, vocabularies.target.pad
+        self.weights = store.weights
 
     def __len__(self) -> int:
         return len(self.store)

@@ -44,10 +44,11 @@ class Trainer:
         self.model: nn.Module = self.config.build().to(machine.device).train()
         self.origin: dict[str, Any] = {}
         self.originals: dict[str, bytes] = {}
+        self.directions: list[tuple[str | None, str]] = []
         if recipe.start is not None:
             start = load(recipe.start, as_stored=True)
             fresh = read_body(self.model, named(start.model), recipe.start, start.labels == prepared.labels)
-            self.origin, self.originals = start.origin, start.originals
+            self.origin, self.originals, self.directions = start.origin, start.originals, start.directions
             if fresh:
                 reporter.say(f"{recipe.start}: its body is kept; new and untrained: {', '.join(fresh)}")
         self.optimiser = recipe.optimiser.build(self.model)
@@ -229,19 +230,21 @@ class Trainer:
     def folder(self, card: str = "") -> Folder:
         recipe = self.recipe
         pairs = [files for files in recipe.data.train if isinstance(files, PairFiles)]
+        learnt = [(files.from_, files.to) for files in pairs if files.to is not None]
         return Folder(
             self.model,
             self.prepared.vocabularies,
             task=tree_of(recipe.task),
             decoding=tree_of(recipe.decoding, full=False),
             max_tokens=recipe.max_tokens,
-            directions=list(dict.fromkeys((files.from_, files.to) for files in pairs if files.to is not None)),
+            directions=list(dict.fromkeys([*self.directions, *learnt])),
             labels=self.prepared.labels,
             files={k: v for k, v in tree_of(recipe.data.train[0], full=False).items() if k not in WHERE},
             retrieval={} if recipe.retrieval is None else tree_of(recipe.retrieval, full=False),
             card=card,
             origin=self.origin,
             originals=self.originals,
+            detector=self.prepared.detector,
         )
 
     def save(self, regular: bool, best: bool = False) -> Checkpoint | None:

@@ -3,6 +3,7 @@
 recipe.yaml     the whole recipe, every default written, with the checksums of the data
 tokenizer/      learnt once, from the training texts
 labels.json     the labels of the training data, for tasks that have them
+languages.json  what tells the languages of the training data apart, where it names some
 data/           the examples as token ids
 checkpoints/    see checkpoints.py
 log.jsonl       every step
@@ -22,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from allyouneed.data.detection import Detector
 from allyouneed.data.filters import Filters
 from allyouneed.data.packing import Batches, Items
 from allyouneed.data.readers import Example, Files, Report
@@ -29,6 +31,7 @@ from allyouneed.data.store import InputHashes, Store
 from allyouneed.data.tokenizers import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import write_folder, write_text
+from allyouneed.folder import LANGUAGES
 from allyouneed.infer.lookup import with_neighbours
 from allyouneed.infer.retriever import Retriever
 from allyouneed.interop.folders import about, vocabularies, weight_files
@@ -53,6 +56,7 @@ class Run:
         self.recipe, self.result = folder / "recipe.yaml", folder / "result.json"
         self.tokenizer, self.data, self.checkpoints = folder / "tokenizer", folder / "data", folder / "checkpoints"
         self.log, self.model, self.labels = folder / "log.jsonl", folder / "model", folder / "labels.json"
+        self.languages = folder / LANGUAGES
 
     @property
     def begun(self) -> bool:
@@ -97,7 +101,8 @@ class Run:
             return
         for path in (self.tokenizer, self.checkpoints, self.model, self.folder / "tensorboard"):
             shutil.rmtree(path, ignore_errors=True)
-        for path in (self.result, self.log, self.labels, self.folder / "bad-batches.jsonl", self.recipe):
+        bad = self.folder / "bad-batches.jsonl"
+        for path in (self.result, self.log, self.labels, self.languages, bad, self.recipe):
             path.unlink(missing_ok=True)
 
     @property
@@ -186,6 +191,7 @@ class Prepared:
     test: Batches | None
     test_examples: list[Any]
     retriever: Retriever | None = None
+    detector: Detector | None = None
 
 
 def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
@@ -231,6 +237,7 @@ def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
         held_out(data.test, "test"),
         _read(data.test, f"test {what}", say),
         retriever,
+        _detector(recipe, run),
     )
 
 
@@ -267,6 +274,18 @@ def _vocabularies(recipe: Recipe, run: Run, say: Callable[[str], None], retrieve
     for note in dict.fromkeys([*found.source.notes, *found.target.notes]):
         say(note)
     write_folder(run.tokenizer, found.save)
+    return found
+
+
+def _detector(recipe: Recipe, run: Run) -> Detector | None:
+    """That of the model it starts from, or one of the training data's languages."""
+    if recipe.start is not None and (recipe.start / LANGUAGES).exists():
+        return Detector.load(recipe.start / LANGUAGES)
+    if run.languages.exists():
+        return Detector.load(run.languages)
+    found = Detector.of_files(recipe.data.train)
+    if found is not None:
+        found.save(run.languages)
     return found
 
 

@@ -169,6 +169,11 @@ class Recipe(Config):
                 raise ValueError(f"tokenizer.joint: false is for translation; {self.task_kind} has one vocabulary")
             if any(getattr(entry, "to", None) for name in SPLITS for entry in getattr(self.data, name)):
                 raise ValueError("data: 'from' and 'to' are for translation; leave them out")
+        weighed = [split for split in SPLITS for e in getattr(self.data, split) if getattr(e, "weight", 1) != 1]
+        if weighed and not self.task.weighs:
+            raise ValueError(f"data: 'weight' is for translation and prefix-lm; {self.task_kind} reads each once")
+        if set(weighed) - {"train"}:
+            raise ValueError("data: 'weight' is for train; what is held out is read once")
         if self.max_tokens > min(self.room):
             raise ValueError(
                 f"data.max_tokens is {self.max_tokens}, but a row of batch holds {min(self.room)}; "

@@ -15,6 +15,17 @@ for _module in pkgutil.iter_modules(__path__):
     FAMILIES[_family.name] = _family
 
 
+def nearest(config: Model) -> UserError:
+    """What the family that comes closest to a model of ours cannot say of it."""
+    found = []
+    for family in FAMILIES.values():
+        try:
+            family.said(config)
+        except UserError as error:
+            found.append(error)
+    return min(found, key=lambda error: len(str(error).splitlines()))
+
+
 def choose(config: Model) -> list[Family]:
     """The families that can say this model of ours."""
     found = []

@@ -1,0 +1,225 @@
+"""The translator that ships: its data, its scores, its folder. docs/translator.md tells the whole way.
+
+    python bench/translator.py prepare --data FOLDER --output runs/translator [--valid 200] [--encode]
+    allyouneed train runs/translator/translator.yaml
+    python bench/translator.py score --model runs/translator/run/model --data runs/translator [--set test] [--beam 4]
+    python bench/translator.py back --model runs/translator/run/model --data runs/translator --to zh
+    python bench/translator.py ship --model runs/translator/run/model --data runs/translator [--dtype bfloat16]
+
+FOLDER holds mt/{zh-en,en-de,en-fr}/tatoeba.{train,valid,test}.tsv.gz and tatoeba-laser.test.tsv.gz. Nothing else is
+read: Tatoeba is CC BY 2.0 FR, and so is what is learnt from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from allyouneed.evaluate.translation import evaluate
+from allyouneed.folder import Folder
+from allyouneed.infer.translator import Translator
+from allyouneed.models import HERE, TRANSLATOR
+
+ROOT = Path(__file__).parent.parent
+RECIPE = ROOT / "recipes" / "translator.yaml"
+SOURCES = {"zh": ("zh-en", 0, 1), "de": ("en-de", 1, 0), "fr": ("en-fr", 1, 0)}  # folder, its column, English's column
+HELD_OUT = {"valid": "tatoeba.valid", "test": "tatoeba.test", "laser": "tatoeba-laser.test"}
+LIMIT = 25_000_000  # bytes of a folder that ships
+Pairs = list[tuple[str, str]]  # English first
+
+
+def read(path: Path) -> list[list[str]]:
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        return [line.rstrip("\r\n").split("\t") for line in file]
+
+
+def write(path: Path, pairs: Iterable[tuple[str, str]]) -> None:
+    text = "".join(f"{here}\t{there}\n" for here, there in pairs)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))  # the same pairs give the same file
+
+
+def plain(text: str) -> str:
+    """As the data's own splits compare: without case, punctuation and spaces."""
+    return "".join(character for character in text.lower() if character.isalnum())
+
+
+def of(data: Path, language: str, name: str) -> Pairs:
+    folder, own, english = SOURCES[language]
+    return [(row[english], row[own]) for row in read(data / "mt" / folder / f"{name}.tsv.gz")]
+
+
+def prepare(given: argparse.Namespace) -> None:
+    """English first in every file. Each corpus keeps its own held-out sentences out of its train file; here those of
+    the others go too, for a model of all of them would meet them on its English side."""
+    data, output = given.data, given.output
+    output.mkdir(parents=True, exist_ok=True)
+    known: set[tuple[str, str]] = set()
+    for language in SOURCES:
+        for name, file in HELD_OUT.items():
+            pairs = of(data, language, file)
+            known |= {(side, plain(text)) for pair in pairs for side, text in zip(("en", language), pair, strict=True)}
+            if name == "valid":
+                write(output / f"en-{language}.valid-all.tsv.gz", pairs)
+                pairs = sorted(pairs, key=lambda pair: hashlib.md5(pair[0].encode()).hexdigest())[: given.valid]
+            write(output / f"en-{language}.{name}.tsv.gz", pairs)
+    for language in SOURCES:
+        before = of(data, language, "tatoeba.train")
+        kept = [p for p in before if ("en", plain(p[0])) not in known and (language, plain(p[1])) not in known]
+        kept = kept[:: given.every]
+        write(output / f"en-{language}.train.tsv.gz", kept)
+        print(f"en-{language}: {len(before):,} training pairs, {len(kept):,} kept")
+    shutil.copy(RECIPE, output / "translator.yaml")
+    if given.encode:
+        encode(output)
+    for path in sorted(p for p in output.rglob("*") if p.is_file() and p.stat().st_size >= 100_000):
+        print(f"{path.stat().st_size / 2**20:7.2f} MiB  {path.relative_to(output)}")
+    print(f"{sum(p.stat().st_size for p in output.rglob('*') if p.is_file()) / 2**20:7.2f} MiB  in all")
+
+
+def encode(folder: Path) -> None:
+    """Tokenizer and token store, as `allyouneed train` would make them first: then a GPU need not wait for them."""
+    from allyouneed.data.store import InputHashes
+    from allyouneed.train import load_recipe
+    from allyouneed.train.prepare import Run, resolve
+    from allyouneed.train.prepare import prepare as ready
+    from allyouneed.train.progress import Reporter
+
+    recipe = load_recipe(folder / "translator.yaml")
+    run = Run(recipe.output)
+    with run.locked():
+        run.open(resolve(recipe, InputHashes(run.data / "inputs.json")))
+        ready(recipe, run, Reporter(None, recipe.task.counted, recipe.task.likelihood))
+
+
+def load(model: Path, device: str) -> Translator:
+    return Translator(Folder.load(model, device))
+
+
+def score(given: argparse.Namespace) -> dict[str, Any]:
+    """BLEU and chrF of each direction, as sacreBLEU signs them."""
+    translator, found = load(given.model, given.device), {}
+    print(f"| {given.set} | sentences | BLEU | chrF | signature |\n|---|---:|---:|---:|---|")
+    for here, there in translator.folder.directions:
+        other = there if here == "en" else here
+        if here is None or other not in SOURCES:
+            continue
+        pairs = [tuple(row) for row in read(given.data / f"en-{other}.{given.set}.tsv.gz")][: given.limit]
+        sources, references = zip(*(pair if here == "en" else pair[::-1] for pair in pairs), strict=True)
+        began = time.perf_counter()
+        texts = translator.translate(list(sources), there, from_=here, beam=given.beam)
+        one = evaluate(texts, list(references), there, resamples=0)
+        found[f"{here}-{there}"] = {
+            "bleu": round(one.bleu, 2), "chrf": round(one.chrf, 2), "signature": one.bleu_signature,
+            "chrf_signature": one.chrf_signature, "seconds": round(time.perf_counter() - began, 1),
+        }  # fmt: skip
+        print(f"| {here}→{there} | {len(pairs):,} | {one.bleu:.2f} | {one.chrf:.2f} | `{one.bleu_signature}` |")
+    print(f"chrF: `{next(iter(found.values()))['chrf_signature']}`")
+    if given.output is not None:
+        given.output.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return found
+
+
+def back(given: argparse.Namespace) -> None:
+    """Back-translation (Sennrich et al. 2016): English sentences of the other corpora, with a machine's translation.
+    They teach to translate *from* that language: what is learnt to be said was written by people."""
+    translator, to = load(given.model, given.device), given.to
+    theirs = {english for english, _ in map(tuple, read(given.data / f"en-{to}.train.tsv.gz"))}
+    rest = (r[0] for other in SOURCES if other != to for r in read(given.data / f"en-{other}.train.tsv.gz"))
+    texts = list(dict.fromkeys(text for text in rest if text not in theirs))[: given.limit]
+    began = time.perf_counter()
+    found = translator.translate(texts, to, from_="en", beam=1)
+    pairs = [(here, there) for here, there in zip(texts, found, strict=True) if there]
+    write(given.data / f"en-{to}.back.tsv.gz", pairs)
+    print(f"{len(pairs):,} sentences in {time.perf_counter() - began:.0f} s; now add to data.train of the recipe:")
+    print(f"  - {{path: en-{to}.back.tsv.gz, columns: [1, 0], from: {to}, to: en, weight: 0.5}}")
+
+
+CARD = """# translator
+
+English ↔ Chinese, German and French, everyday sentences: the translator that comes with allyouneed.
+
+- {parameters:,} parameters, stored as {dtype}; {kind}
+- licence of the weights: CC BY 2.0 FR, as the data
+- data: Tatoeba (tatoeba.org, CC BY 2.0 FR) and nothing else; sentences of the test sets are in no training file
+- Chinese is simplified; traditional characters are not known
+- limits: everyday sentences of up to {max_tokens} tokens. News, law, medicine and names it has not seen come out wrong;
+  between two languages other than English it goes through English. It can be confidently wrong: do not use it where
+  that does harm.
+
+## Scores
+
+Tatoeba test files, beam {beam}, sacreBLEU ({chrf})
+
+| direction | BLEU | chrF | signature |
+|---|---:|---:|---|
+{rows}
+
+## Training
+
+{log}
+
+```yaml
+{recipe}
+```
+"""
+
+
+def ship(given: argparse.Namespace) -> None:
+    """The folder as it is packaged: small numbers, a card that says what it is; refused when it is too large."""
+    scores = score(given)
+    folder = Folder.load(given.model, dtype=given.dtype)
+    run = given.model.parent
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    tree: Any = folder.model.config
+    folder.card = CARD.format(
+        parameters=tree.cost().parameters, dtype=given.dtype, kind="encoder-decoder", max_tokens=folder.max_tokens,
+        beam=given.beam or folder.decoding.get("beam", 4), chrf=next(iter(scores.values()))["chrf_signature"],
+        rows="\n".join(f"| {n} | {s['bleu']:.2f} | {s['chrf']:.2f} | `{s['signature']}` |" for n, s in scores.items()),
+        log=f"{result['steps']:,} steps, {result['tokens']:,} target tokens, {result['training_seconds']:.0f} s; "
+        f"{result['weights']}.",
+        recipe=(given.data / "translator.yaml").read_text(encoding="utf-8").rstrip(),
+    )  # fmt: skip
+    folder.save(given.into)
+    size = sum(file.stat().st_size for file in given.into.rglob("*") if file.is_file())
+    print(f"{given.into}: {size:,} bytes" + ("" if size <= LIMIT else f", more than the {LIMIT:,} that may ship"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+
+    def command(work: Any, *with_model: Any) -> argparse.ArgumentParser:
+        made = commands.add_parser(work.__name__, help=work.__doc__)
+        made.set_defaults(work=work)
+        made.add_argument("--data", required=True, type=Path)
+        for name, options in with_model:
+            made.add_argument(name, **options)
+        return made
+
+    model = ("--model", {"required": True, "type": Path}), ("--device", {"default": "cpu"})
+    scored = ("--set", {"default": "test"}), ("--beam", {"type": int}), ("--limit", {"type": int})
+    one = command(prepare, ("--output", {"required": True, "type": Path}))
+    one.add_argument("--valid", type=int, default=200, help="sentences a direction to validate on while training")
+    one.add_argument(
+        "--every", type=int, default=1, help="keep every n-th training pair: a quick look at the whole way"
+    )
+    one.add_argument("--encode", action="store_true", help="learn the tokenizer and write the token store, too")
+    command(score, *model, *scored, ("--output", {"type": Path}))
+    two = command(back, *model, ("--to", {"default": "zh"}))
+    two.add_argument("--limit", type=int, help="so many sentences")
+    three = command(ship, *model, *scored, ("--output", {"type": Path}))
+    three.add_argument("--dtype", default="bfloat16")
+    three.add_argument("--into", type=Path, default=HERE / TRANSLATOR)
+    given = parser.parse_args()
+    given.work(given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""A request alone or among strangers gets the same tokens, whatever the model is made of, whoever comes and goes."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+
+from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.engine import Engine, Request
+from allyouneed.infer.scheduler import Scheduler
+from anypart import CASES, VOCAB, case
+
+REMEMBERS = ("mixer", "cross", "channel", "layers")  # what has a state; encoders, norms and wirings have none
+DECODES = [name for name in CASES if name.startswith(REMEMBERS)]
+WAYS = [
+    Decoding(method="greedy", max_length=7),
+    Decoding(method="sample", max_length=9, seed=4, top_k=8),
+    Decoding(beam=3, best=2, max_length=6),
+    Decoding(method="sample", best=2, max_length=5, seed=1, temperature=1.3),
+    Decoding(method="greedy", max_length=8, repetition_penalty=1.4, min_length=3),
+]
+
+
+def requests(count: int) -> list[tuple[Request, Decoding]]:
+    dice, found = Random(0), []
+    for number in range(count):
+        source = [dice.randrange(1, VOCAB) for _ in range(dice.randrange(1, 9))]
+        prompt = [1, *(dice.randrange(1, VOCAB) for _ in range(dice.randrange(0, 6)))]
+        found.append((Request(prompt, WAYS[number % 5].max_length or 0, (number,), source), WAYS[number % 5]))
+    return found
+
+
+@pytest.mark.parametrize("name", DECODES)
+def test_alone_or_among_strangers_who_come_and_go(name: str) -> None:
+    engine = Engine(case(name), 1, 2, 0)
+    asked = requests(6)
+    busy, tickets = Scheduler(engine, rows=7, budget=7), []
+    for number, (request, decoding) in enumerate(asked):
+        tickets.append(busy.submit(request, decoding))
+        stranger = busy.submit(*asked[number - 1]) if number % 3 == 2 else None
+        for _ in range(number % 3):
+            busy.step()
+        if stranger is not None:
+            stranger.cancel()
+    busy.run()
+    for ticket, (request, decoding) in zip(tickets, asked, strict=True):
+        (alone,) = engine.generate([request.source or ()], decoding, [request.prompt[1:]], places=[request.place])
+        assert ticket.answer is not None
+        assert [h.tokens for h in ticket.answer] == [h.tokens for h in alone]
+        torch.testing.assert_close([h.score for h in ticket.answer], [h.score for h in alone], atol=1e-5, rtol=0)
+    assert busy.idle and not busy.held
