@@ -1,5 +1,6 @@
 """Other people's models put to use: the same answers as `transformers` gives, for texts with their own tokenizers."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from originals import LINES, ROBERTA, byte_pairs, marian, said, sentence_pieces,
 
 import allyouneed as ayn
 from allyouneed.errors import UserError
+from allyouneed.infer.evaluate import evaluate
+from allyouneed.train import load_recipe, train
 
 TEXTS = ["translate English to German: The quick brown fox.", "she sells sea shells", "a", "Über die Häuser, 你好"]
 SMALL = {"d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 3}
@@ -371,3 +374,24 @@ def test_an_imported_folder_of_ours_answers_the_same(tmp_path: Path) -> None:
     case.ours.folder.save(tmp_path / "ours")
     options: dict[str, Any] = {"to": "de", "from_": "en", "method": "greedy", "max_length": 9}
     assert ayn.load(tmp_path / "ours").translate(TEXTS, **options) == case.ours.translate(TEXTS, **options)
+
+
+def test_a_masked_model_of_theirs_is_trained_further(tmp_path: Path) -> None:
+    """Its mask has another name than ours."""
+    _, _, ours = bert(tmp_path, "MaskedLM")
+    (tmp_path / "text.txt").write_text("\n".join(LINES * 4), encoding="utf-8")
+    recipe = {
+        "task": "masked-lm", "start": str(ours.folder.path), "output": str(tmp_path / "run"), "steps": 2,
+        "data": {"train": str(tmp_path / "text.txt"), "max_tokens": 24}, "batch": {"rows": 2, "row": 24},
+        "save": {"every": 2}, "precision": "fp32", "device": "cpu",
+    }  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe), encoding="utf-8")
+    train(load_recipe(tmp_path / "recipe.yaml"))
+    assert ayn.load(tmp_path / "run" / "model").fill_mask("the cat <mask> on the mat")
+
+
+def test_what_no_file_of_examples_judges_says_what_to_do(tmp_path: Path) -> None:
+    case = t5(tmp_path)
+    (tmp_path / "pairs.tsv").write_text("a\tb\n")
+    with pytest.raises(UserError, match=r"for seq2seq there is no file of examples .* --hypotheses"):
+        evaluate(case.ours, tmp_path / "pairs.tsv")

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from memory import MemoryStore, vocabularies
 
 from allyouneed.config import parse
 from allyouneed.data.labels import Labelled, Scored, Tagged
@@ -13,7 +14,6 @@ from allyouneed.data.tokenizers import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.task import Task
-from memory import MemoryStore, vocabularies
 
 BEFORE, AFTER = (7, 8), (5, 6, 4)
 MARKS = Marks(BEFORE, (9,), AFTER)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from memory import MemoryStore, vocabularies
 
 from allyouneed.config import ConfigError, parse, tree_of
 from allyouneed.data.texts import Document
@@ -10,7 +11,6 @@ from allyouneed.nn.model import Model
 from allyouneed.nn.remembering import Remembering
 from allyouneed.nn.two_stream import asking
 from allyouneed.tasks.permutation_lm import PermutationLM
-from memory import MemoryStore, vocabularies
 
 TEXTS = ["a moon", "the cat sees tomorrow's moon, " * 25, "猫看见月亮", "x"]
 TOKENIZER = vocabularies().target

@@ -23,6 +23,12 @@ SHOWN = 5  # labels that are named
 
 def evaluate(model: Predictor, path: Path | str) -> tuple[Judged, Report]:
     """The judgement, and what could not be read. The file is read as the training data was: same columns, same keys."""
+    kind = model.folder.task.get("kind")
+    if kind not in Task.registry:
+        raise UserError(
+            f"{model.folder.path}: for {kind} there is no file of examples to judge by; keep its answers (--output), "
+            "and score texts by `allyouneed evaluate --hypotheses FILE --target FILE`"
+        )
     task: Task = parse(Task, model.folder.task, "task")  # type: ignore[type-abstract]
     entry = parse(task.reads, model.folder.files | {"path": str(path)}, str(path))
     report = Report()

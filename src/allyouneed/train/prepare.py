@@ -28,7 +28,7 @@ from allyouneed.data.filters import Filters
 from allyouneed.data.packing import Batches, Items
 from allyouneed.data.readers import Example, Files, Report
 from allyouneed.data.store import InputHashes, Store
-from allyouneed.data.tokenizers import Vocabularies
+from allyouneed.data.tokenizers import MASK, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import write_folder, write_text
 from allyouneed.folder import LANGUAGES
@@ -255,6 +255,8 @@ def _vocabularies(recipe: Recipe, run: Run, say: Callable[[str], None], retrieve
     if recipe.start is not None:
         found = vocabularies(recipe.start)
         for special in recipe.task.specials():
+            if special == MASK and found.target.has_mask:  # by whatever name
+                continue
             try:
                 found.target.special(special)
             except UserError:

@@ -23,7 +23,8 @@ def nearest(config: Model) -> UserError:
             family.said(config)
         except UserError as error:
             found.append(error)
-    return min(found, key=lambda error: len(str(error).splitlines()))
+    # one that could say the rest says how it would put what it cannot
+    return min(found, key=lambda error: ("cannot be said" not in str(error), len(str(error).splitlines())))
 
 
 def choose(config: Model) -> list[Family]:

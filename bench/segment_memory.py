@@ -1,6 +1,6 @@
 """The same model trained by the same recipe with a memory from batch to batch and without (Dai et al. 2019, 3.2).
 
-    python bench/memory.py train.txt[.gz] valid.txt[.gz] --steps 1500 --seeds 1 2 --write
+    python bench/segment_memory.py train.txt[.gz] valid.txt[.gz] --steps 1500 --seeds 1 2 --write
 
 A small Transformer-XL (pattern `causal & block-window(row, 2)`: the own segment and the one before) learns TRAIN in
 rows of `--row` tokens: read on over what is remembered (`memory: true`), or cut into pieces that are shuffled. Both
@@ -106,7 +106,8 @@ def main() -> None:
         words += " --forget" if given.forget else ""
         kept = PAGE.read_text(encoding="utf-8") if PAGE.exists() else "# Training with a memory and without\n"
         head = kept.partition("\n## Measured\n")[0].rstrip()
-        body = f"## Measured\n\n```sh\npython bench/memory.py {words} --write\n```\n\n{about}\n\n" + "\n".join(lines)
+        command = f"```sh\npython bench/segment_memory.py {words} --write\n```"
+        body = f"## Measured\n\n{command}\n\n{about}\n\n" + "\n".join(lines)
         PAGE.write_text(f"{head}\n\n{body}\n", encoding="utf-8")
 
 
