@@ -145,7 +145,7 @@ def draw(learned: list[dict[str, float]], random: list[dict[str, float]], path: 
         left.plot(layers, [one["before"] for one in curve], "o--", color=colour, alpha=0.5, label=f"{name}, into MSSA")
         left.plot(layers, [one["behind"] for one in curve], "o-", color=colour, label=f"{name}, out of MSSA")
         right.plot(layers, [one["there"] for one in curve], "o-", color=colour, label=name)
-    left.set(xlabel="layer", ylabel="coding rate $R^c(Z; U)$", title="Compression")
+    left.set(xlabel="layer", ylabel="coding rate $R^c(Z; U)$", title="Compression", ylim=(0, None))
     right.set(xlabel="layer", ylabel="features that are not zero", title="Sparsity", ylim=(0, None))
     for axis in (left, right):
         axis.set_xticks(list(layers))
