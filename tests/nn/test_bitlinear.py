@@ -158,4 +158,4 @@ def test_a_bare_word_makes_any_model_ternary():
     model = case("linear bit")
     found = [name for name, module in model.named_modules() if isinstance(module, BitLinear)]
     dense = parse(Model, tree()).build()
-    assert found == [name for name, module in dense.named_modules() if type(module) is nn.Linear]
+    assert found == [name for name, module in dense.named_modules() if isinstance(module, nn.Linear)]
