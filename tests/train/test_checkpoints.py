@@ -2,6 +2,7 @@ import errno
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,12 +87,12 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run(
     real = module.write_training
 
     def full(
-        work: Path, model: object, optimiser: object, standing: module.Standing, regular: bool, reader: object
+        work: Path, model: object, optimiser: object, standing: module.Standing, regular: bool, *besides: Any
     ) -> None:
         if standing.step == 8:
             (work / "half").write_text("x")
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(work, model, optimiser, standing, regular, reader)  # type: ignore[arg-type]
+        real(work, model, optimiser, standing, regular, *besides)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "write_training", full)
     recipe = make()

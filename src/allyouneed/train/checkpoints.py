@@ -3,6 +3,7 @@
     checkpoints/step-00001000/config.json, model.safetensors, tokenizer.json, README.md      a model like any other
     checkpoints/step-00001000/training/trainer.json                                          where training stands
     checkpoints/step-00001000/training/{optimiser,random}.safetensors
+    checkpoints/step-00001000/training/shards/                                               of many, their optimiser
     checkpoints/step-00001000/training/memory.safetensors                                    of a model that reads on
     checkpoints/last.json, best.json                                                         which is which
 
@@ -30,10 +31,12 @@ from allyouneed.nn.remembering import Remembering
 from allyouneed.train.feed import Place
 from allyouneed.train.optimiser import load_state_tensors, state_tensors
 from allyouneed.train.randomness import Randomness
+from allyouneed.train.sharded import is_sharded, read_sharded, read_shards
 
 NAME = re.compile(r"step-(\d{8,})")
 UNFINISHED = ".writing-"
 TRAINER = "trainer.json"
+SHARDS = "shards"
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,15 @@ class Checkpoint:
     path: Path
     step: int
 
-    def trainer(self) -> dict[str, Any]:
-        """What trainer.json says, if it and every file it names are as written."""
+    def trainer(self, check: bool = True) -> dict[str, Any]:
+        """What trainer.json says, if it and every file it names are as written (`check`: or another process has seen to
+        the files)."""
         path = self.path / "training" / TRAINER
         try:
             about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if about["checksum"] != checksum(about):
                 raise UserError(f"{path}: damaged (its checksum differs)")
-            for name, expected in about["sha256"].items():
+            for name, expected in about["sha256"].items() if check else ():
                 if not (self.path / name).is_file():
                     raise UserError(f"{self.path / name}: missing")
                 if sha256(self.path / name) != expected:
@@ -78,13 +82,20 @@ class Checkpoint:
             raise UserError(f"{path}: cannot be read: {error}") from None
         return about
 
-    def restore(self, model: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[Standing, Randomness]:
+    def restore(
+        self, model: nn.Module, optimiser: torch.optim.Optimizer, check: bool = True
+    ) -> tuple[Standing, Randomness]:
         """Fill model and optimiser; the rest is returned, for the caller to take up when it is ready."""
         from safetensors.torch import load_file
 
-        about = self.trainer()
-        read_weights(model, self.path / WEIGHTS)
-        load_state_tensors(optimiser, model, load_file(self.path / "training" / "optimiser.safetensors"))
+        about = self.trainer(check)
+        (read_sharded if is_sharded(model) else read_weights)(model, self.path / WEIGHTS)
+        shards = self.path / "training" / SHARDS
+        if shards.is_dir():
+            state = read_shards(shards, dict(model.named_parameters()))
+        else:
+            state = load_file(self.path / "training" / "optimiser.safetensors")
+        load_state_tensors(optimiser, model, state)
         random = Randomness(about["random"], load_file(self.path / "training" / "random.safetensors"))
         return Standing.from_tree(about["standing"]), random
 
@@ -97,8 +108,11 @@ class Checkpoint:
 
 
 class Checkpoints:
-    def __init__(self, folder: Path, keep: int, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, keep: int, say: Callable[[str], None], clean: bool = True) -> None:
+        """`clean`: no other process of the run does."""
         self.folder, self.keep, self.say = folder, keep, say
+        if not clean:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in self.folder.glob(f"{UNFINISHED}*"):  # of a run that was killed while saving
             shutil.rmtree(leftover, ignore_errors=True)
@@ -129,12 +143,27 @@ class Checkpoints:
     def best(self) -> Checkpoint | None:
         return self._pointed("best.json")
 
+    def begin_shards(self) -> Path:
+        """A place for what all processes write, before the checkpoint itself is made."""
+        place = self.folder / f"{UNFINISHED}{SHARDS}"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        return place
+
     def save(
-        self, folder: Folder, optimiser: torch.optim.Optimizer, standing: Standing, regular: bool, reader: Any = None
+        self,
+        folder: Folder,
+        optimiser: torch.optim.Optimizer,
+        standing: Standing,
+        regular: bool,
+        reader: Any = None,
+        random: Randomness | None = None,
+        shards: Path | None = None,
     ) -> Checkpoint | None:
         """Write a checkpoint; None when the disk would not take it: what there was before is still there.
 
-        `reader`: the model as it reads, which may remember something.
+        `reader`: the model as it reads, which may remember something. `random`: of all processes, where there are many.
+        `shards`: what they wrote of the optimiser.
         `regular`: on schedule, so that averaging counts it. One saved because of Ctrl-C is not, or a run that was
         interrupted would end in another model than one that was not.
         """
@@ -147,7 +176,7 @@ class Checkpoints:
         try:
             shutil.rmtree(work, ignore_errors=True)
             folder.save(work)
-            write_training(work, folder.model, optimiser, standing, regular, reader)
+            write_training(work, folder.model, optimiser, standing, regular, reader, random, shards)
             work.rename(path)
             sync(self.folder)
         except (OSError, SafetensorError) as error:
@@ -203,13 +232,19 @@ def write_training(
     standing: Standing,
     regular: bool,
     reader: Any = None,
+    random: Randomness | None = None,
+    shards: Path | None = None,
 ) -> None:
     from safetensors.torch import save_file
 
     training = work / "training"
     training.mkdir()
-    random = Randomness.now()
-    save_file(state_tensors(optimiser, model), training / "optimiser.safetensors")
+    random = random or Randomness.now()
+    if shards is None:
+        state = {name: tensor.cpu().contiguous() for name, tensor in state_tensors(optimiser, model).items()}
+        save_file(state, training / "optimiser.safetensors")
+    else:
+        shards.rename(training / SHARDS)
     save_file(random.torch, training / "random.safetensors")
     memory = None
     if isinstance(reader, Remembering):
@@ -227,7 +262,7 @@ def write_training(
     about = json.loads(json.dumps(about))
     about["checksum"] = checksum(about)
     (training / TRAINER).write_text(json.dumps(about) + "\n", encoding="utf-8")
-    for path in [*training.iterdir(), training, work]:
+    for path in [*training.rglob("*"), training, work]:
         sync(path)
 
 

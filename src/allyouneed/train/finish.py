@@ -77,12 +77,9 @@ def card(facts: dict[str, Any], recipe_text: str) -> str:
     return "\n".join(lines)
 
 
-def finish(trainer: Trainer, run: Run, recipe_text: str) -> dict[str, dict[str, float]]:
+def finish(trainer: Trainer, last: Checkpoint | None, run: Run, recipe_text: str) -> dict[str, dict[str, float]]:
     """Choose the weights, score them, and put the model folder in its place. result.json is written last."""
     say, recipe, standing = trainer.reporter.say, trainer.recipe, trainer.standing
-    last = trainer.checkpoints.newest_sound()
-    if last is None or last.step < standing.step:
-        last = trainer.save(regular=True)
     if last is None:
         raise UserError(f"{run.folder}: the end of training could not be saved; free some disk space and run it again")
     weights, found = _choose(trainer, last)

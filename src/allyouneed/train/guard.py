@@ -24,8 +24,9 @@ Verdict = Literal["good", "skipped", "rewind"]
 
 
 class Guard:
-    def __init__(self, folder: Path, data: Batches, say: Callable[[str], None]) -> None:
-        self.path, self.data, self.say = folder / "bad-batches.jsonl", data, say
+    def __init__(self, folder: Path, data: Batches, say: Callable[[str], None], writes: bool = True) -> None:
+        """`writes`: no other process of the run does."""
+        self.path, self.data, self.say, self.writes = folder / "bad-batches.jsonl", data, say, writes
         self.row = 0
         self.rewinds = 0
 
@@ -35,7 +36,8 @@ class Guard:
             return "good"
         self.row += 1
         entry = self._describe(measured)
-        self._record(entry)
+        if self.writes:
+            self._record(entry)
         what = "loss" if measured.loss != measured.loss or abs(measured.loss) == float("inf") else "gradient"
         self.say(
             f"step {measured.step}: the {what} is not finite; the update is skipped. Sentences "

@@ -11,8 +11,9 @@ from typing import Any
 class Log:
     """Append lines; a line that cannot be written (a full disk) waits for the next time."""
 
-    def __init__(self, path: Path, step: int) -> None:
-        """Open the log of a run that goes on after `step`: what a killed run wrote beyond it is forgotten."""
+    def __init__(self, path: Path | None, step: int) -> None:
+        """Open the log of a run that goes on after `step`: what a killed run wrote beyond it is forgotten. Without a
+        path nothing is kept: another process of the run writes it."""
         self.path = path
         self._waiting: list[str] = []
         self.rewind(step)
@@ -20,7 +21,7 @@ class Log:
     def rewind(self, step: int) -> None:
         """Forget everything after this step, and a line cut off in the middle."""
         self._waiting = [line for line in self._waiting if json.loads(line)["step"] <= step]
-        if not self.path.exists():
+        if self.path is None or not self.path.exists():
             return
         end = 0
         with self.path.open("rb") as file:
@@ -32,11 +33,12 @@ class Log:
             os.truncate(self.path, end)
 
     def write(self, entry: dict[str, Any]) -> None:
-        self._waiting.append(json.dumps(entry, ensure_ascii=False) + "\n")
+        if self.path is not None:
+            self._waiting.append(json.dumps(entry, ensure_ascii=False) + "\n")
 
     def flush(self, sync: bool = False) -> None:
         """Hand all lines to the system; `sync`: to the disk."""
-        if not self._waiting and not sync:
+        if self.path is None or (not self._waiting and not sync):
             return
         try:
             size = self.path.stat().st_size if self.path.exists() else 0

@@ -4,7 +4,10 @@ holds, so that a run killed anywhere and begun again does exactly what it would 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -20,16 +23,20 @@ from allyouneed.interop.folders import load
 from allyouneed.nn.filling import named
 from allyouneed.nn.remembering import Remembering, reading
 from allyouneed.train.checkpoints import Checkpoint, Checkpoints, Standing
+from allyouneed.train.distributed import compute_twice, reader_of, spread
 from allyouneed.train.feed import Feed, Update
 from allyouneed.train.guard import Guard
 from allyouneed.train.log import Log
 from allyouneed.train.machine import Machine
+from allyouneed.train.optimiser import state_tensors
 from allyouneed.train.prepare import Prepared, Run
 from allyouneed.train.progress import Reporter
-from allyouneed.train.randomness import seed_all, untouched
+from allyouneed.train.randomness import Randomness, seed_all, untouched
 from allyouneed.train.recipe import Recipe
+from allyouneed.train.sharded import gathered, is_sharded, write_shards
 from allyouneed.train.signals import Interrupted, StopRequest
 from allyouneed.train.step import Measured, Pending, fetch, run_update
+from allyouneed.train.team import ALONE, Team
 from allyouneed.train.validate import OF_THE_LOSS, better, validation_loss
 
 WHERE = ("kind", "path", "source", "target", "from", "to")  # keys of files that do not say how to read them
@@ -37,11 +44,19 @@ LAG = 10  # updates a GPU may be ahead of what the host knows; a CPU has no reas
 
 
 class Trainer:
-    def __init__(self, recipe: Recipe, run: Run, prepared: Prepared, machine: Machine, reporter: Reporter) -> None:
-        self.recipe, self.prepared, self.machine, self.reporter = recipe, prepared, machine, reporter
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: Run,
+        prepared: Prepared,
+        machine: Machine,
+        reporter: Reporter,
+        team: Team = ALONE,
+    ) -> None:
+        self.recipe, self.prepared, self.machine, self.reporter, self.team = recipe, prepared, machine, reporter, team
         seed_all(recipe.seed)
         self.config = recipe.model_for(prepared.vocabularies, prepared.labels)
-        self.model: nn.Module = self.config.build().to(machine.device).train()
+        self.model: nn.Module = self.config.build().train()
         self.origin: dict[str, Any] = {}
         self.originals: dict[str, bytes] = {}
         self.directions: list[tuple[str | None, str]] = []
@@ -51,26 +66,48 @@ class Trainer:
             self.origin, self.originals, self.directions = start.origin, start.originals, start.directions
             if fresh:
                 reporter.say(f"{recipe.start}: its body is kept; new and untrained: {', '.join(fresh)}")
+        if recipe.checkpoint_activations:
+            compute_twice(self.model)
+        spread(self.model, recipe.parallel, team, machine.device)
+        self.model.to(machine.device)
+        # the model in one piece, for whoever does not compute gradients with it
+        self.plain: nn.Module | None = None if is_sharded(self.model) else self.model
         self.optimiser = recipe.optimiser.build(self.model)
         self.reader = reading(self.model, recipe.task.carries)
-        self.checkpoints = Checkpoints(run.checkpoints, recipe.save.keep, reporter.say)
-        self.guard = Guard(run.folder, prepared.spare, reporter.say)
+        self.checkpoints = Checkpoints(run.checkpoints, recipe.save.keep, reporter.say, clean=team.first)
+        self.guard = Guard(run.folder, prepared.spare, reporter.say, writes=team.first)
         self.standing = Standing()
+        if team.rank:
+            seed_all(recipe.seed, team.rank)
         self.resumed = self._resume()
-        self.log = Log(run.log, self.standing.step)
-        self.board = _Board(run.folder / "tensorboard", self.standing.step) if recipe.tensorboard else None
+        self.trained = reader_of(self.model, self.reader, recipe.task, recipe.parallel, team)
+        self.log = Log(run.log if team.first else None, self.standing.step)
+        shown = recipe.tensorboard and team.first
+        self.board = _Board(run.folder / "tensorboard", self.standing.step) if shown else None
         self.total = recipe.last_step or (recipe.epochs or 1) * self._updates_per_epoch()
         self.pending: list[Pending] = []
         self.saved_at = self.clock = time.monotonic()
+        self.time_to_save = False
 
     def _resume(self) -> bool:
-        newest = self.checkpoints.newest_sound()
+        newest = self._newest()
         if newest is None:
             return False
-        self.standing, random = newest.restore(self.model, self.optimiser)
+        self._restore(newest)
         newest.remind(self.reader)
-        random.restore()
         return True
+
+    def _newest(self) -> Checkpoint | None:
+        """The last good checkpoint; the first process chooses for all."""
+        return self.team.told(self.checkpoints.newest_sound() if self.team.first else None)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self.standing, random = checkpoint.restore(self.model, self.optimiser, check=self.team.first)
+        own = random.of(self.team.rank)
+        if own is None:
+            seed_all(self.recipe.seed, self.team.rank, self.standing.step)
+        else:
+            own.restore()
 
     def _updates_per_epoch(self) -> int:
         return -(-self.prepared.train.steps_per_epoch(0) // self.recipe.accumulate)
@@ -85,16 +122,23 @@ class Trainer:
         self.clock = time.monotonic()
         try:
             with (
-                StopRequest(self.reporter.say) as stop,
-                Feed(self.prepared.train, self.standing.place, self.recipe.accumulate, self.machine.device) as feed,
+                StopRequest(self.reporter.say, self.team.alone) as stop,
+                Feed(
+                    self.prepared.train,
+                    self.standing.place,
+                    self.recipe.accumulate,
+                    self.machine.device,
+                    self.team.share,
+                ) as feed,
             ):
                 self._look()  # a run that was stopped before a validation that was due
                 while not self.over:
                     self._update(next(feed))
-                    at_stop = self._due_validation or self._due_save or self.over or stop.asked
+                    asked, self.time_to_save = self.team.any(stop.asked, self._minutes_are_over)
+                    at_stop = self._due_validation or self._due_save or self.over or asked
                     if (at_stop or len(self.pending) >= self._lag) and self._settle():
                         continue
-                    if stop.asked:
+                    if asked:
                         self.save(regular=self._due_save)
                         raise Interrupted(self.standing.step)
                     improved = self._look()
@@ -126,16 +170,19 @@ class Trainer:
 
     @property
     def _due_save(self) -> bool:
-        every, minutes = self.recipe.save.every, self.recipe.save.minutes
-        if every is not None and self.standing.step % every == 0:
-            return True
+        every = self.recipe.save.every
+        return self.time_to_save or (every is not None and self.standing.step % every == 0)
+
+    @property
+    def _minutes_are_over(self) -> bool:
+        minutes = self.recipe.save.minutes
         return minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
 
     def _update(self, update: Update) -> None:
         step = self.standing.step + 1
         rate = self.recipe.schedule.rate(step, self.config.width, self.total)
-        model, task, clip = self.reader, self.recipe.task, self.recipe.clip
-        self.pending.append(run_update(model, task, self.optimiser, update, step, rate, clip, self.machine))
+        model, task, clip = self.trained, self.recipe.task, self.recipe.clip
+        self.pending.append(run_update(model, task, self.optimiser, update, step, rate, clip, self.machine, self.team))
         tokens = self.standing.tokens + update.tokens
         self.standing = replace(self.standing, step=step, place=update.next, tokens=tokens)
 
@@ -159,15 +206,14 @@ class Trainer:
 
     def _rewind(self) -> None:
         """Back to the last good checkpoint, but on with the data that comes next: the same again would fail again."""
-        newest = self.checkpoints.newest_sound()
+        newest = self._newest()
         if newest is None:
             raise UserError("the loss is not finite from the start; lower the learning rate or use precision: fp32")
         place = self.standing.place
-        self.standing, random = newest.restore(self.model, self.optimiser)
+        self._restore(newest)
         self.standing = replace(self.standing, place=place)
         if isinstance(self.reader, Remembering):
             self.reader.forget()  # what it remembers may be what is not a number
-        random.restore()
         self.log.rewind(newest.step)
         self.guard.rewound(newest.step)
 
@@ -178,8 +224,11 @@ class Trainer:
         if not self._due_validation:
             return False
         began = time.monotonic()
-        with untouched():
-            found = self.evaluate(self.recipe.validation.beam, show=self.recipe.validation.sentences)
+        with untouched(), self.in_one_piece():
+            scores: dict[str, float] = {}
+            if self.team.first:
+                scores = self.evaluate(self.recipe.validation.beam, show=self.recipe.validation.sentences)
+            found = self.team.told(scores)
         metric, now = self.recipe.metric, self.standing
         known = now.best is not None and now.best_loss is not None
         old: dict[str, Any] | None = {metric: now.best, "loss": now.best_loss} if known else None
@@ -205,8 +254,8 @@ class Trainer:
 
     def evaluate(self, beam: int, show: int = 0) -> dict[str, float]:
         """Loss over all validation examples, and how good the answers to (up to `limit` of) them are."""
-        assert self.prepared.valid is not None
-        found = validation_loss(self.model, self.recipe.task, self.prepared.valid, self.machine)
+        assert self.prepared.valid is not None and self.plain is not None
+        found = validation_loss(self.plain, self.recipe.task, self.prepared.valid, self.machine)
         examples = self.prepared.valid_examples[: self.recipe.validation.limit]
         only_shown = self.recipe.metric in OF_THE_LOSS
         if only_shown:
@@ -229,10 +278,11 @@ class Trainer:
 
     def folder(self, card: str = "") -> Folder:
         recipe = self.recipe
+        assert self.plain is not None
         pairs = [files for files in recipe.data.train if isinstance(files, PairFiles)]
         learnt = [(files.from_, files.to) for files in pairs if files.to is not None]
         return Folder(
-            self.model,
+            self.plain,
             self.prepared.vocabularies,
             task=tree_of(recipe.task),
             decoding=tree_of(recipe.decoding, full=False),
@@ -249,14 +299,65 @@ class Trainer:
 
     def save(self, regular: bool, best: bool = False) -> Checkpoint | None:
         self.log.flush(sync=True)
-        saved = self.checkpoints.save(self.folder(), self.optimiser, self.standing, regular, self.reader)
+        saved, random, shards = None, self._randomness(), self._shards()
+        with self.in_one_piece():
+            if self.team.first:
+                saved = self.checkpoints.save(
+                    self.folder(), self.optimiser, self.standing, regular, self.reader, random, shards
+                )
+        saved = self.team.told(saved)
         if saved is not None:
             self.guard.checkpointed()
-            if best:
-                self.checkpoints.mark_best(saved)
-            self.checkpoints.prune()
-        self.saved_at = time.monotonic()
+            if self.team.first:
+                if best:
+                    self.checkpoints.mark_best(saved)
+                self.checkpoints.prune()
+        self.saved_at, self.time_to_save = time.monotonic(), False
         return saved
+
+    def _randomness(self) -> Randomness:
+        """Of all processes, for the first."""
+        now = Randomness.now()
+        others = {
+            f"{rank}/{name}": state
+            for rank, states in enumerate(self.team.gathered(now.torch))
+            for name, state in states.items()
+            if rank
+        }
+        return Randomness(now.plain, now.torch | others)
+
+    def _shards(self) -> Path | None:
+        """What the optimiser remembers, where each process has a part of it, written by all of them."""
+        tensors = state_tensors(self.optimiser, self.model)
+        if not is_sharded(self.model) or not tensors:
+            return None
+        place = self.team.told(self.checkpoints.begin_shards() if self.team.first else None)
+        assert place is not None
+        write_shards(tensors, place)
+        return place
+
+    @contextmanager
+    def in_one_piece(self) -> Iterator[None]:
+        """Inside, the first process has the model whole (`plain`)."""
+        if self.plain is not None:
+            yield
+            return
+        self.plain = gathered(self.model, self.config, self.machine.device, self.team.first)
+        try:
+            yield
+        finally:
+            self.plain = None
+
+    def end(self) -> Checkpoint | None:
+        """After the last step: its checkpoint, made now if the disk would not take it before. The first process then
+        has the model whole for good, and the others are done."""
+        last = self._newest()
+        if last is None or last.step < self.standing.step:
+            last = self.save(regular=True)
+        if self.plain is None:
+            whole = gathered(self.model, self.config, self.machine.device, self.team.first)
+            self.plain = self.model = whole if whole is not None else self.model
+        return last
 
 
 def _entry(one: Measured) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from allyouneed.nn.model import Model
 from allyouneed.nn.retro import Retro
 from allyouneed.train.machine import Machine
 from allyouneed.train.recipe import Recipe
+from allyouneed.train.team import ALONE, Team
 
 # What a sub-layer keeps for its backward pass besides the outputs of its linear maps, in units of width per token:
 # its input, the sum and the normalised sum of its residual connection, the dropout mask.
@@ -39,10 +40,14 @@ class Estimate:
         )
 
 
-def estimate(recipe: Recipe, model: Model, machine: Machine) -> Estimate:
+def estimate(recipe: Recipe, model: Model, machine: Machine, team: Team = ALONE) -> Estimate:
+    """Of one process."""
     parameters = model.cost().parameters
+    if recipe.parallel.kind == "fsdp":
+        parameters = -(-parameters // team.world)
     vocab = _target_vocab(model)
-    tokens = recipe.batch.rows * recipe.batch.row, recipe.batch.rows * recipe.batch.source
+    rows = -(-recipe.batch.rows // team.world)
+    tokens = rows * recipe.batch.row, rows * recipe.batch.source
     if isinstance(model, Retro):  # each neighbour is as long as two chunks
         tokens = tokens[0], 2 * model.neighbours * tokens[0]
     passes = recipe.task.sides if not hasattr(model, "decoder") or not hasattr(model, "encoder") else 1

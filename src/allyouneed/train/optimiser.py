@@ -14,8 +14,10 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from allyouneed.config import Part
+from allyouneed.train.sharded import like, norm_of_parts
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -75,6 +77,8 @@ def apply_update(optimiser: torch.optim.Optimizer, rate: float, norm: Tensor, cl
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """The global norm of all gradients, on the device."""
     gradients = [p.grad for p in parameters if p.grad is not None]
+    if any(isinstance(gradient, DTensor) for gradient in gradients):
+        return norm_of_parts(gradients)
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
 
@@ -84,7 +88,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 def state_tensors(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """What the optimiser remembers, as `exp_avg/encoder.blocks.0…`. Before the first update: nothing."""
     return {
-        f"{key}/{name}": value.detach().cpu().contiguous()
+        f"{key}/{name}": value.detach()
         for name, parameter in model.named_parameters()
         for key, value in optimiser.state.get(parameter, {}).items()
     }
@@ -96,4 +100,4 @@ def load_state_tensors(optimiser: torch.optim.Optimizer, model: nn.Module, tenso
     for path, tensor in tensors.items():
         key, _, name = path.partition("/")
         parameter = parameters[name]
-        optimiser.state[parameter][key] = tensor.to(parameter.device, copy=True)
+        optimiser.state[parameter][key] = tensor if isinstance(tensor, DTensor) else like(tensor, parameter)

@@ -44,7 +44,7 @@ from allyouneed.train.recipe import SPLITS, Recipe
 # What may differ between the recipe a run was begun with and the one it goes on with: how far it goes, how it is looked
 # at, and what the machine decides.
 FREE = {"steps", "epochs", "validate", "save", "average", "decoding", "output", "tensorboard"}
-FREE |= {"device", "compile", "precision", "name", "description", "licence"}
+FREE |= {"device", "compile", "precision", "parallel", "checkpoint_activations", "name", "description", "licence"}
 LOCK = ".lock"
 
 

@@ -33,6 +33,14 @@ class Randomness:
             states["cuda"] = torch.cuda.get_rng_state()
         return cls(plain, states)
 
+    def of(self, rank: int) -> Randomness | None:
+        """That of one process, where those of all were kept together: of the first under their names, of others behind
+        their number. None: there was no such process."""
+        if not rank:
+            return self
+        own = {name.partition("/")[2]: t for name, t in self.torch.items() if name.startswith(f"{rank}/")}
+        return Randomness(self.plain, own) if own else None
+
     def restore(self) -> None:
         version, numbers, gauss = self.plain["python"]
         random.setstate((version, tuple(numbers), gauss))
@@ -43,7 +51,10 @@ class Randomness:
             torch.cuda.set_rng_state(self.torch["cuda"])
 
 
-def seed_all(seed: int) -> None:
+def seed_all(seed: int, rank: int = 0, step: int = 0) -> None:
+    """Each process of a run draws differently (dropout), and the same each time the run is made."""
+    if rank:
+        seed = int(np.random.SeedSequence([seed, rank, step]).generate_state(1, np.uint64)[0] >> 1)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

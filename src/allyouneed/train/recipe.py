@@ -22,6 +22,7 @@ from allyouneed.nn.model import Model
 from allyouneed.tasks.task import MAX_TOKENS, Task
 from allyouneed.tasks.translation import Translation
 from allyouneed.train.optimiser import Adam, Optimiser
+from allyouneed.train.parallel import Parallel
 from allyouneed.train.schedule import Paper, Schedule
 
 __all__ = ["Recipe", "load_recipe", "parts", "tasks"]
@@ -115,6 +116,8 @@ class Recipe(Config):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: Switch = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    parallel: Parallel = Parallel()
+    checkpoint_activations: bool = False  # a block's insides are computed twice instead of being kept
     validation: Validate = Field(default=Validate(), alias="validate")  # BaseModel has a method of that name
     save: Save = Save()
     average: NonNegativeInt = 5  # last checkpoints averaged at the end (the paper, 6.1); 0: none

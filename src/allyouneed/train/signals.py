@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM: the first asks to stop after the current step, the second stops at once."""
+"""Ctrl-C and SIGTERM: the first asks to stop after the current step, the second stops at once. A process of many hears
+Ctrl-C and then torchrun, which wants the same and ends in the end who does not listen: there the second is no news."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ class Interrupted(SystemExit):
 class StopRequest:
     """Inside `with`, signals set `asked`; elsewhere they do what they did. Only the main thread hears signals."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], alone: bool = True) -> None:
         self.asked = False
-        self._say = say
+        self._say, self._alone = say, alone
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -35,9 +36,12 @@ class StopRequest:
         self._restore()
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._alone:
+            self._restore()  # the next one is heard by whoever heard it before: Python's own, which stops at once
+            self._say("stopping after this step and saving; once more stops at once")
+        elif not self.asked:
+            self._say("stopping after this step and saving")
         self.asked = True
-        self._restore()  # the next one is heard by whoever heard it before: Python's own, which stops at once
-        self._say("stopping after this step and saving; once more stops at once")
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

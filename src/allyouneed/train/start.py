@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 from rich.console import Console
@@ -19,6 +20,7 @@ from allyouneed.train.prepare import Run, prepare, resolve
 from allyouneed.train.progress import Reporter
 from allyouneed.train.recipe import Recipe
 from allyouneed.train.signals import Interrupted
+from allyouneed.train.team import Team, assembled, lost
 from allyouneed.train.trial import try_worst_batch
 
 
@@ -41,27 +43,40 @@ def train(
     left alone. `fresh` begins anew whatever is there. Raises `Interrupted` (exit code 130) after Ctrl-C or SIGTERM,
     when it has saved.
     """
-    reporter = Reporter(console, recipe.task.counted, recipe.task.likelihood)
     run = Run(recipe.output)
-    with run.locked():
-        return _train(recipe, run, resume, fresh, reporter)
+    with assembled(recipe) as team:
+        quiet = None if team.first else Console(quiet=True)
+        reporter = Reporter(quiet or console, recipe.task.counted, recipe.task.likelihood)
+        with run.locked() if team.first else nullcontext():
+            try:
+                return _train(recipe, run, resume, fresh, reporter, team)
+            except RuntimeError as error:
+                if team.alone or not lost(error):
+                    raise
+                raise UserError(
+                    f"process {team.rank} of {team.world}: another process of the run has ended, and so does this one; "
+                    f"its last checkpoint is in {run.checkpoints}, the same command goes on from there "
+                    f"({str(error).splitlines()[0]})"
+                ) from None
 
 
-def _train(recipe: Recipe, run: Run, resume: bool | Literal["auto"], fresh: bool, reporter: Reporter) -> Result:
-    if fresh:
-        run.clear()
-    _check_wish(run, resume)
-    tree = resolve(recipe, InputHashes(run.data / "inputs.json"))
-    begun = run.begun
-    run.open(tree)
-    done = run.finished()
+def _train(
+    recipe: Recipe, run: Run, resume: bool | Literal["auto"], fresh: bool, reporter: Reporter, team: Team
+) -> Result:
+    begun, done, tree = team.told(_open(recipe, run, resume, fresh) if team.first else (False, None, {}))
+    if not run.begun:
+        raise UserError(f"{run.folder}: process {team.rank} cannot see it; output must lie where all machines see it")
     if done is not None and _reached(recipe, done):
         reporter.say(f"{run.folder}: this run is finished ({done['steps']:,} steps); the model is in {run.model}")
         return Result(run.model, done["steps"], done["scores"], already=True)
     machine = choose(recipe)
-    reporter.say(machine.why)
-    prepared = prepare(recipe, run, reporter)
-    trainer = Trainer(recipe, run, prepared, machine, reporter)
+    reporter.say(machine.why + (f"; {team.world} processes ({recipe.parallel.text})" if not team.alone else ""))
+    if team.first:
+        prepared = prepare(recipe, run, reporter)
+    team.told(None)  # what the first has learnt and encoded, the others find
+    if not team.first:
+        prepared = prepare(recipe, run, reporter)
+    trainer = Trainer(recipe, run, prepared, machine, reporter, team)
     if begun and trainer.resumed:
         reporter.say(f"going on with the run in {run.folder} after step {trainer.standing.step:,}")
     reporter.say(f"{tree_of(trainer.config)['kind']}, {trainer.config.cost().parameters:,} parameters")
@@ -73,8 +88,24 @@ def _train(recipe: Recipe, run: Run, resume: bool | Literal["auto"], fresh: bool
     except Interrupted as stopped:
         reporter.say(f"stopped at step {stopped.step:,} and saved; run the same recipe again to go on")
         raise
-    scores = finish(trainer, run, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None))
-    return Result(run.model, trainer.standing.step, scores)
+    last, scores = trainer.end(), {}
+    if team.first:
+        text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None)
+        scores = finish(trainer, last, run, text)
+    return Result(run.model, trainer.standing.step, team.told(scores))
+
+
+def _open(
+    recipe: Recipe, run: Run, resume: bool | Literal["auto"], fresh: bool
+) -> tuple[bool, dict[str, Any] | None, dict[str, Any]]:
+    """Take up the run's folder: whether a run was there, how it ended if it did, and the recipe as it is saved."""
+    if fresh:
+        run.clear()
+    _check_wish(run, resume)
+    tree = resolve(recipe, InputHashes(run.data / "inputs.json"))
+    begun = run.begun
+    run.open(tree)
+    return begun, run.finished(), tree
 
 
 def _check_wish(run: Run, resume: bool | Literal["auto"]) -> None:

@@ -7,6 +7,7 @@ convenient; a non-finite loss or gradient makes the update a no-op on the device
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +19,10 @@ from allyouneed.tasks.task import Task
 from allyouneed.train.feed import Place, Update
 from allyouneed.train.machine import Machine
 from allyouneed.train.optimiser import apply_update, gradient_norm
+from allyouneed.train.replica import Replica
+from allyouneed.train.team import ALONE, Team
 
-Reader = nn.Module | Remembering
+Reader = nn.Module | Remembering | Replica
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,16 @@ class Pending:
 def accumulate_gradients(
     model: Reader, task: Task, batches: list[Batch], tokens: int, machine: Machine
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the loss per token over all batches: the same as of one batch as large as all of them."""
+    """Gradients of the loss per token over all batches: the same as of one batch as large as all of them. `tokens`: of
+    all of them, those of other processes counted."""
     totals: list[Tensor] = []
     plains: list[Tensor] = []
-    for batch in batches:
-        with machine.autocast():
-            loss = task.loss(model, batch)
-        share = loss.total / tokens
-        share.backward()
+    for left, batch in enumerate(batches, start=1 - len(batches)):
+        with model.gathering(left < 0) if isinstance(model, Replica) else nullcontext():
+            with machine.autocast():
+                loss = model.loss(batch) if isinstance(model, Replica) else task.loss(model, batch)
+            share = loss.total / tokens
+            share.backward()
         totals.append(share.detach())
         plains.append(loss.plain.detach() / tokens)
     return torch.stack(totals).sum(), torch.stack(plains).sum()
@@ -79,9 +84,12 @@ def run_update(
     rate: float,
     clip: float | None,
     machine: Machine,
+    team: Team = ALONE,
 ) -> Pending:
     optimiser.zero_grad(set_to_none=True)
     loss, plain = accumulate_gradients(model, task, update.batches, update.tokens, machine)
+    if not team.alone:
+        loss, plain = team.sum(torch.stack([loss.float(), plain.float()])).unbind()
     norm = gradient_norm(model.parameters())
     bad = (~(loss.isfinite() & norm.isfinite())).float()
     apply_update(optimiser, rate, norm, clip, bad)

@@ -23,7 +23,7 @@ from allyouneed.train.step import accumulate_gradients
 def try_worst_batch(trainer: Trainer) -> None:
     """Say what memory is needed and there, then try."""
     recipe, machine = trainer.recipe, trainer.machine
-    need, there = estimate(recipe, trainer.config, machine), available(machine.device)
+    need, there = estimate(recipe, trainer.config, machine, trainer.team), available(machine.device)
     trainer.reporter.say(f"memory: about {need.text()}" + (f" of {size(there)} free" if there is not None else ""))
     if there is not None and need.total > there:
         trainer.reporter.say(f"this may not fit; {_advice(recipe)} would need less")
@@ -43,7 +43,8 @@ def try_worst_batch(trainer: Trainer) -> None:
 def _try(trainer: Trainer) -> None:
     model, machine = trainer.model, trainer.machine
     # of the epoch that will be read next: its packing is then ready
-    batch = next(trainer.prepared.train.batches(trainer.standing.place.epoch)).to(machine.device)
+    whole = next(trainer.prepared.train.batches(trainer.standing.place.epoch))
+    batch = trainer.team.share(whole).to(machine.device)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     moments = 0 if trainer.optimiser.state else trainer.recipe.optimiser.moments
     try:
@@ -53,7 +54,8 @@ def _try(trainer: Trainer) -> None:
             task, batches = trainer.recipe.task, [batch]
             if task.carries:  # once more, over what is remembered of the first time
                 batches.append(replace(batch, begins=False))
-            accumulate_gradients(reading(model, task.carries), task, batches, labelled(batch), machine)
+            reader = reading(model, task.carries) if trainer.team.alone else trainer.trained
+            accumulate_gradients(reader, task, batches, labelled(whole), machine)
             if machine.cuda:
                 torch.cuda.synchronize()
             del held

@@ -1,0 +1,104 @@
+"""Parallelism, applied to a model from outside: model files know nothing of it.
+
+ddp: `replica.py`. fsdp: every block is a unit that keeps a part of its weights and borrows the rest of them when it
+runs; embeddings, norms outside of blocks and the head are a unit of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from allyouneed.nn.block import Block
+from allyouneed.nn.context import Context, Replay
+from allyouneed.nn.state import State
+from allyouneed.tasks.task import Task
+from allyouneed.train.parallel import Parallel
+from allyouneed.train.replica import Replica
+from allyouneed.train.team import Team
+
+
+def compute_twice(model: nn.Module) -> None:
+    """Blocks keep only what goes in, and compute their insides once more for the backward pass (Chen et al. 2016)."""
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.forward = _twice(module.forward)  # type: ignore[method-assign]
+
+
+def _twice(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(stream: Any, context: Context, states: dict[str, State] | None = None) -> Any:
+        if states or context.replay is not None or not torch.is_grad_enabled():
+            return forward(stream, context, states)
+        replay, before = Replay(), dict(context.plans)
+        times = 0
+
+        def compute(stream: Any) -> Any:
+            nonlocal times
+            times += 1
+            if times == 1:
+                return forward(stream, replace(context, replay=replay), states)
+            # as it was the first time: what this layer planned for those after it is planned again, for nobody
+            replay.again = 0
+            losses: list[Tensor] | None = None if context.losses is None else []
+            again = replace(context, plans=dict(before), losses=losses, replay=replay)
+            return forward(stream, again, states)
+
+        return checkpoint(compute, stream, use_reentrant=False)
+
+    return run
+
+
+def spread(model: nn.Module, parallel: Parallel, team: Team, device: torch.device) -> None:
+    """Give each process its part of the weights, where the recipe says so. The model is the same on all of them."""
+    if team.alone or parallel.kind != "fsdp":
+        return
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+    mesh = init_device_mesh(device.type, (team.world,))
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    for block in blocks:
+        block.register_forward_hook(_everyone_takes_part)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the head comes after `run`, and needs its weights
+    register_fsdp_forward_method(model, "run")
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # summed, not averaged: each process divides its loss by the tokens of all
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _everyone_takes_part(module: nn.Module, given: Any, found: Any) -> Any:
+    """Whoever has no gradient here (an expert that nobody chose, a layer whose rows are all empty) may have one
+    elsewhere, and they meet: here it is 0, not missing."""
+    if not torch.is_grad_enabled():
+        return found
+    weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if isinstance(found, Tensor):
+        return _TakesPart.apply(found, *weights)
+    return type(found)([_TakesPart.apply(found[0], *weights), *found[1:]])
+
+
+class _TakesPart(torch.autograd.Function):
+    """Nothing, with a gradient of 0 for each of the weights; one number, seen as many."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        ctx.like = [(weight.shape, weight.dtype, weight.device) for weight in weights]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        zeros = [torch.zeros((), dtype=dtype, device=device).expand(shape) for shape, dtype, device in ctx.like]
+        return gradients[0], *zeros
+
+
+def reader_of(model: nn.Module, reader: Any, task: Task, parallel: Parallel, team: Team) -> Any:
+    """What an update reads its batches with."""
+    return reader if team.alone or parallel.kind == "fsdp" else Replica(model, task)

@@ -1,0 +1,25 @@
+"""How a run is spread over the processes that torchrun started: what a recipe says about it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from allyouneed.config import Config, model_validator
+
+
+class Parallel(Config):
+    """ddp: each process has the whole model and reads its share of the rows (Li et al. 2020, "PyTorch Distributed").
+    fsdp: each keeps a part of weights, gradients and optimiser besides, and borrows a layer when it comes to it
+    (Rajbhandari et al. 2020, "ZeRO", stage 3). auto: ddp. With one process, nothing is parallel.
+    """
+
+    kind: Literal["auto", "none", "ddp", "fsdp"] = "auto"
+
+    @property
+    def text(self) -> str:
+        return "ddp" if self.kind == "auto" else self.kind
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_word_is_a_kind(cls, tree: Any) -> Any:
+        return {"kind": tree} if isinstance(tree, str) else tree
