@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tinyfolders
 import torch
 import yaml
 from rich.console import Console
@@ -235,3 +236,8 @@ def test_a_device_that_is_not_there_is_named(tmp_path: Path, device: str, monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=f"device '{device}'"):
         load(tmp_path, device)
+
+
+def test_a_class_may_be_named_without_a_list(tmp_path: Path) -> None:
+    folder = tinyfolders.write(tmp_path / "theirs", architectures="LlamaForCausalLM")
+    assert load(folder).task == {"kind": "causal-lm"}

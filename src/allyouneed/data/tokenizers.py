@@ -66,6 +66,10 @@ class TokenizerConfig(Config):
         return self
 
 
+def _nine_digits(number: str) -> str:
+    return f"{float(number):.9g}"
+
+
 class Tokenizer:
     """A trained tokenizer. Wraps any `tokenizers.Tokenizer`; a foreign one brings its own specials and `marks`.
 
@@ -113,9 +117,9 @@ class Tokenizer:
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the content, whatever the file's layout."""
-        tree = json.loads(self._inner.to_str())
-        if self.foreign:  # the library loses the last digit of some scores when it writes and reads them
-            tree = json.loads(self._inner.to_str(), parse_float=lambda score: f"{float(score):.9g}")
+        # the library loses the last digit of some scores when it writes and reads those of others
+        tree = json.loads(self._inner.to_str(), parse_float=_nine_digits if self.foreign else None)
+        if self.foreign:
             tree["ours"] = self.about
         canonical = json.dumps(tree, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()

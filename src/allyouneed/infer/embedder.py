@@ -14,7 +14,6 @@ from allyouneed.data.labels import Scored
 from allyouneed.errors import UserError
 from allyouneed.evaluate.answers import pearson, recall_at_1, spearman
 from allyouneed.infer.decoding import Decoding
-from allyouneed.infer.pieces import quoted
 from allyouneed.infer.predictor import Judged, Predictor, checked, in_batches, spread
 from allyouneed.nn.batch import Batch
 
@@ -28,7 +27,7 @@ class Embedder(Predictor):
         """The vector of a text (width,), or of each text of a list (texts, width)."""
         if isinstance(texts, str):
             return self.embed([texts])[0]
-        rows = [self._row(text) for text in checked(texts, "embed")]
+        rows = [self.beginning(text) for text in checked(texts, "embed")]
         if not rows:
             return torch.zeros(0, self.model.config.head.width or self.model.config.width)
 
@@ -48,13 +47,6 @@ class Embedder(Predictor):
         vectors = self.embed([text for pair in many for text in pair])
         found: list[float] = nn.functional.cosine_similarity(vectors[::2], vectors[1::2]).tolist()
         return found[0] if one else found
-
-    def _row(self, text: str) -> tuple[list[int], list[int]]:
-        ids = self.tokenizer.encode(text)
-        room = self.longest - self.tokenizer.marks.count()
-        if len(ids) > room:
-            warnings.warn(f"{quoted(text)}: {len(ids)} tokens; only the first {room} were read", stacklevel=4)
-        return self.tokenizer.framed(ids[:room])
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0

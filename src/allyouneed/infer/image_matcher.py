@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,6 @@ from allyouneed.errors import UserError
 from allyouneed.evaluate.answers import accuracy
 from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.image_classifier import Image, pixels_of, read_images
-from allyouneed.infer.pieces import quoted
 from allyouneed.infer.predictor import Judged, Predictor, checked, in_batches, spread
 from allyouneed.nn.batch import Signal
 
@@ -70,7 +68,7 @@ class ImageMatcher(Predictor):
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
         """(texts, width), each of length 1. Texts that are longer than the model can place are read up to there."""
-        framed = [self._row(text) for text in checked(texts, "embed_texts")]
+        framed = [self.beginning(text) for text in checked(texts, "embed_texts")]
 
         def answer(batch: list[int]) -> list[Tensor]:
             return list(self.model.vectors("text", self.given([framed[n] for n in batch])).float().cpu())
@@ -79,13 +77,6 @@ class ImageMatcher(Predictor):
 
     def _stacked(self, vectors: list[Tensor]) -> Tensor:
         return torch.stack(vectors) if vectors else torch.zeros(0, self.model.config.width)
-
-    def _row(self, text: str) -> tuple[list[int], list[int]]:
-        ids = self.tokenizer.encode(text)
-        room = self.longest - self.tokenizer.marks.count()
-        if len(ids) > room:
-            warnings.warn(f"{quoted(text)}: {len(ids)} tokens; only the first {room} were read", stacklevel=4)
-        return self.tokenizer.framed(ids[:room])
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0

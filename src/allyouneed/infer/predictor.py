@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.inputs import Called
+from allyouneed.infer.pieces import quoted
 from allyouneed.nn.batch import Rows
 
 BUDGET = 8192  # tokens that go through the model together, padding counted
@@ -94,6 +96,14 @@ class Predictor(ABC):
         if any(any(types) for _, types in framed):
             rows = replace(rows, types=Rows.of([types for _, types in framed]).tokens)
         return rows.to(self.device)
+
+    def beginning(self, text: str) -> tuple[list[int], list[int]]:
+        """A text between its marks, with types, as far as it can be read at once; a warning where that is not all."""
+        ids = self.tokenizer.encode(text)
+        room = self.longest - self.tokenizer.marks.count()
+        if len(ids) > room:
+            warnings.warn(f"{quoted(text)}: {len(ids)} tokens; only the first {room} were read", stacklevel=4)
+        return self.tokenizer.framed(ids[:room])
 
     @property
     def device(self) -> torch.device:

@@ -38,6 +38,8 @@ class Checkpoint:
     def open(cls, path: Path | str) -> Checkpoint:
         path = Path(path)
         config = read_json(path, "config.json")
+        if isinstance(config.get("architectures"), str):  # one name, as some write it
+            config["architectures"] = [config["architectures"]]
         files = _files(path)
         shards = {name: _opened(inside(path, name)) for name in sorted(set(files.values()))}
         weights = Shards(shards, files) if _named(files) else next(iter(shards.values()))

@@ -31,15 +31,10 @@ TARGETS = {"hf": "export", "ctranslate2": "ctranslate2"}  # module of this packa
 
 def writer(target: str) -> Callable[[Folder, Path], list[str]]:
     """What writes for this target."""
-    ready = {name: module for name, module in TARGETS.items() if _there(module)}
-    if target not in ready:
-        raise UserError(f"--to {target}: nothing is written for that here; there are: {', '.join(ready)}")
-    found: Callable[[Folder, Path], list[str]] = import_module(f"allyouneed.interop.{ready[target]}").write
+    if target not in TARGETS:
+        raise UserError(f"--to {target}: nothing is written for that here; there are: {', '.join(TARGETS)}")
+    found: Callable[[Folder, Path], list[str]] = import_module(f"allyouneed.interop.{TARGETS[target]}").write
     return found
-
-
-def _there(module: str) -> bool:
-    return (Path(__file__).parent / f"{module}.py").is_file()
 
 
 def write(folder: Folder, out: Path) -> list[str]:

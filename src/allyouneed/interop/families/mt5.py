@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from allyouneed.interop.families.t5 import (
     DEFAULTS,
     HARMLESS,
     IGNORE,
     LINES,
     SPARE,
+    back,
     channel,
     completed,
     depths,
-    feed_forward,
     reads_only,
     tree_with,
     undone,
     without_decoder,
-    words,
 )
 from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
 from allyouneed.interop.table import Family
 
 OTHERS = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
@@ -33,11 +33,6 @@ def tree(config: Reader) -> Tree:
     return without_decoder(found) if reads_only(config) else found
 
 
-def back(said: Said) -> Tree:
-    reads = said["kind"] == "encoder"
-    return words(said, "MT5EncoderModel" if reads else "MT5ForConditionalGeneration") | feed_forward(said)
-
-
 FAMILY = Family(
     "mt5",
     tree,
@@ -45,6 +40,6 @@ FAMILY = Family(
     IGNORE,
     before=completed,
     spare=SPARE,
-    back=back,
+    back=partial(back, name="MT5"),
     after=undone,
 )

@@ -216,9 +216,9 @@ def without_decoder(tree: Tree) -> Tree:
     return kept | {"kind": "encoder", "embed": kept["embed"] | {"tied": True}, "head": {"kind": "none"}}
 
 
-def back(said: Said) -> Tree:
+def back(said: Said, name: str = "T5") -> Tree:
     reads = said["kind"] == "encoder"
-    return words(said, "T5EncoderModel" if reads else "T5ForConditionalGeneration") | feed_forward(said)
+    return words(said, f"{name}EncoderModel" if reads else f"{name}ForConditionalGeneration") | feed_forward(said)
 
 
 FAMILY = Family(
