@@ -14,8 +14,9 @@ from allyouneed.data.tokenizers import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.engine import Engine, Request
-from allyouneed.infer.scheduler import PATIENCE, Scheduler, Ticket
+from allyouneed.infer.scheduler import PATIENCE, Scheduler
 from allyouneed.infer.spoken import StopStrings, text_of
+from allyouneed.infer.tickets import Ticket
 
 GREEDY = Decoding(method="greedy", max_length=12)
 WAYS = [

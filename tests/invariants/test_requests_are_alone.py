@@ -10,6 +10,7 @@ import torch
 from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.infer.scheduler import Scheduler
+from allyouneed.nn.paged import Pool
 from anypart import CASES, VOCAB, case
 
 REMEMBERS = ("mixer", "cross", "channel", "layers")  # what has a state; encoders, norms and wirings have none
@@ -51,3 +52,19 @@ def test_alone_or_among_strangers_who_come_and_go(name: str) -> None:
         assert [h.tokens for h in ticket.answer] == [h.tokens for h in alone]
         torch.testing.assert_close([h.score for h in ticket.answer], [h.score for h in alone], atol=1e-5, rtol=0)
     assert busy.idle and not busy.held
+
+
+@pytest.mark.parametrize("name", DECODES[::4])
+def test_in_one_pool_of_blocks_too(name: str) -> None:
+    engine, asked = Engine(case(name), 1, 2, 0), requests(6)
+    pool = Pool(blocks=800, size=2)  # a source summed up is large beside a token
+    busy, tickets = Scheduler(engine, rows=9, budget=7, pool=pool), []
+    for request, decoding in asked:
+        tickets.append(busy.submit(request, decoding))
+        busy.step()
+    busy.run()
+    for ticket, (request, decoding) in zip(tickets, asked, strict=True):
+        (alone,) = engine.generate([request.source or ()], decoding, [request.prompt[1:]], places=[request.place])
+        assert ticket.answer is not None
+        assert [h.tokens for h in ticket.answer] == [h.tokens for h in alone]
+    assert pool.used == 0 and busy.idle and not busy.held

@@ -32,6 +32,11 @@ class Beams(Search):
         super().join(other)
         self.scores = stacked(self.scores, other.scores)
 
+    def stay(self, places: Sequence[int]) -> list[int]:
+        order = super().stay(places)
+        self.scores = self.scores[list(places)]
+        return order
+
     def step(self, logits: Tensor, tight: bool = False) -> list[int] | None:
         beams, ages, fresh = self.group, self.clock - self.births, self.fresh
         logits, mass = self.ruled(logits), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -124,8 +125,29 @@ class Crew:
                 placed.append((one, list(range(len(moved), len(moved) + len(past)))))
                 moved += past
         self.searches, self.rows = [one for one, _ in placed], [rows for _, rows in placed]
-        if moved and moved != list(range(len(self.states.lengths))):
+        if not moved:
+            self.states.close()
+        elif moved != list(range(len(self.states.lengths))):
             self.states.select(moved)
+
+    def leave(self) -> None:
+        """Rows that need not go on leave now."""
+        orders = [one.leave(True) for one in self.searches]
+        if any(order is not None for order in orders):
+            self.rearrange(orders)
+
+    def part(self, asked: Asked) -> Crew:
+        """One who asks goes on alone."""
+        number = next(n for n, one in enumerate(self.searches) if asked in one.asked)
+        search, rows = self.searches[number], self.rows[number]
+        place, new = search.asked.index(asked), copy(self)
+        own = slice(place * search.group, (place + 1) * search.group)
+        new.searches, new.states = [search.pick([place])], self.states.pick(rows[own])
+        new.rows = [list(range(search.group))]
+        orders: list[list[int] | None] = [None] * len(self.searches)
+        orders[number] = search.stay([n for n in range(len(search.asked)) if n != place])
+        self.rearrange(orders)
+        return new
 
     def join(self, other: Crew) -> None:
         """Go on together with others who have chosen their first token."""

@@ -109,12 +109,13 @@ class Lines(Search):
         if not any(gone) or (LEAVERS * sum(gone) < len(gone) and not tight):
             return None
         places = [place for place, left in enumerate(gone) if not left]
-        order = [place * self.group + line for place in places for line in range(self.group)]
-        self.reorder(order)
+        return self.stay(places)
+
+    def stay(self, places: Sequence[int]) -> list[int]:
+        order = super().stay(places)
         index = torch.tensor(order, dtype=torch.long, device=self.device)
         self.over = self.over.index_select(0, index)
         self.chances = None if self.chances is None else self.chances.index_select(0, index)
-        self.keep(places)
         return order
 
 

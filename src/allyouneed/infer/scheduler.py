@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -20,73 +20,32 @@ from allyouneed.errors import UserError
 from allyouneed.infer.crew import Crew
 from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.engine import Engine, Request
+from allyouneed.infer.pool import Declared, Prefixes
 from allyouneed.infer.search import Asked, Hypothesis, Stops, Way
+from allyouneed.infer.tickets import Reading, Ticket
 from allyouneed.nn.batch import Rows
+from allyouneed.nn.paged import PagedStates, Pool, PoolFullError
 from allyouneed.nn.state import States
 
 PATIENCE = 64  # steps: who has waited so long counts as one more urgent
 
 
-@dataclass(eq=False)
-class Ticket:
-    """What became of a request. `tokens`: those it has heard so far; of a beam search all of the best, at its end.
-    `answer`: the hypotheses, best first, once it is `done`. `error`: what its own listener raised."""
-
-    request: Request
-    decoding: Decoding
-    priority: int
-    client: str
-    number: int
-    asked: Asked
-    listener: Callable[[int], None] | None = None
-    tokens: list[int] = field(default_factory=list)
-    answer: list[Hypothesis] | None = None
-    error: Exception | None = None
-    since: int = 0  # the step in which it came
-
-    @property
-    def done(self) -> bool:
-        return self.answer is not None or self.asked.gone
-
-    @property
-    def cancelled(self) -> bool:
-        return self.asked.gone
-
-    def cancel(self) -> None:
-        """Nobody waits for it any more. What has been said stays in `tokens`; of one that is done, everything."""
-        if not self.asked.done:
-            self.asked.gone = True
-
-    def hear(self, token: int) -> None:
-        """A listener that fails loses its own request and nobody else's."""
-        if self.error is not None:
-            return
-        self.tokens.append(token)
-        if self.listener is not None:
-            try:
-                self.listener(token)
-            except Exception as error:
-                self.error = error
-                self.cancel()
-
-
-@dataclass(eq=False)
-class Reading:
-    """Requests whose prompts are being read: how many tokens of each have been."""
-
-    states: States
-    tickets: list[Ticket]
-    read: list[int]
-
-
 class Scheduler:
     """`rows`: so many are written at once, beams counted. `budget`: tokens read of new requests in one step. `memory`:
-    bytes that the states may need in all, as their config declares; None: as many as it takes.
+    bytes that the states may need in all, as their config declares; None: as many as it takes. `pool`: blocks that the
+    states lie in; when there are too few, who is least urgent is put aside and goes on later.
 
     One thread makes the steps; any thread may `submit` and `cancel`.
     """
 
-    def __init__(self, engine: Engine, rows: int = 64, budget: int = 512, memory: int | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        rows: int = 64,
+        budget: int = 512,
+        memory: int | None = None,
+        pool: Pool | None = None,
+    ) -> None:
         if rows < 1 or budget < 1:
             raise UserError(f"rows={rows}, budget={budget}: both must be at least 1")
         self.engine, self.rows, self.budget, self.memory = engine, rows, budget, memory
@@ -97,6 +56,13 @@ class Scheduler:
         self.held: list[Ticket] = []  # those who are read or written
         self.served: dict[str, int] = {}  # tokens read and granted so far, by client
         self.steps, self._numbers = 0, count()
+        self.aside: list[Crew] = []  # put aside until there are blocks again
+        self.pool, self.prefixes = pool, None if pool is None else Prefixes(pool)
+        self.declared: Declared | None = None
+        self.preempted = 0
+        if pool is not None:
+            trial = PagedStates(engine.model.start(1) if _reads_nothing(engine) else _heard(engine), pool)
+            self.declared = Declared(engine.model.config, pool.size, trial.pages)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -140,6 +106,8 @@ class Scheduler:
             )
         if self.memory is not None and (needs := self._needs([ticket])) > self.memory:
             raise UserError(f"a request that needs {needs:,} bytes of state, there are {self.memory:,}; shorten it")
+        if self.pool is not None and (blocks := self._most(ticket)) > self.pool.blocks:
+            raise UserError(f"a request that needs {blocks} blocks of state, there are {self.pool.blocks}; shorten it")
         config = getattr(self.engine.model, "config", None)
         if config is not None and config.vocabs is not None:
             sides = ((request.source or (), config.vocabs.source), (request.prompt, config.vocabs.target))
@@ -155,11 +123,29 @@ class Scheduler:
         each = (cost.state_per_token * length + cost.state_constant) * next(self.engine.model.parameters()).itemsize
         return round(each * sum(ticket.decoding.rows for ticket in tickets))
 
+    def _own(self, ticket: Ticket) -> int:
+        """Blocks to reserve for what does not lie in blocks."""
+        assert self.declared is not None
+        length = len(ticket.request.prompt) + ticket.asked.limit
+        return self.declared.own(length, len(ticket.request.source or ())) * ticket.decoding.rows
+
+    def _most(self, ticket: Ticket) -> int:
+        """Blocks it can come to need."""
+        assert self.declared is not None
+        length = len(ticket.request.prompt) + ticket.asked.limit
+        blocks = self.declared.pages_of(length)
+        return self._own(ticket) + (blocks and blocks + 1) * ticket.decoding.rows
+
+    def _soon(self, ticket: Ticket, left: int) -> int:
+        """Blocks it will need while so many tokens are read, and for its first token."""
+        assert self.declared is not None
+        return self.declared.pages_of(left) + 2 * ticket.decoding.rows * self.declared.pages
+
     # --- steps -------------------------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        return not (self.arrivals or self.waiting or self.readings or self.crews)
+        return not (self.arrivals or self.waiting or self.readings or self.crews or self.aside)
 
     def run(self) -> None:
         """Until everyone is done."""
@@ -186,8 +172,8 @@ class Scheduler:
         try:
             with torch.inference_mode():
                 self._admit()
-                for crew in self.crews:
-                    crew.read()
+                for crew in list(self.crews):
+                    self._roomily(crew.read, crew)
                 self.crews = [crew for crew in self.crews if crew.searches]
                 self._read()
         finally:
@@ -198,22 +184,120 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Take in whoever has room, in order: one for whom there is none is not overtaken by a smaller one."""
+        self._resume()
         while self.arrivals:
             ticket = self.arrivals.popleft()
             self.waiting.setdefault((ticket.priority, ticket.client), deque()).append(ticket)
         taken: list[Ticket] = []
         rows, tokens = sum(held.decoding.rows for held in self.held), 0
-        while (ticket := self._next()) is not None:  # type: ignore[assignment]
+        free = 0 if self.pool is None else self._free()
+        while not self.aside and (ticket := self._next()) is not None:  # type: ignore[assignment]
             size = len(ticket.request.source or ticket.request.prompt)
             rows, tokens = rows + ticket.decoding.rows, tokens + size
             full = rows > self.rows or (self.memory is not None and self._needs([*self.held, ticket]) > self.memory)
+            if self.pool is not None:
+                free -= self._own(ticket) + self._soon(ticket, len(ticket.request.prompt))
+                full = full or (free < 0 and bool(self.held))
             if full or (taken and tokens > self.budget):
                 break
+            if self.pool is not None:
+                while len(self.pool.free) < self._own(ticket) and self.prefixes is not None and self.prefixes.drop():
+                    pass
+                ticket.reserved = self.pool.take(self._own(ticket))
             taken.append(self.waiting[ticket.priority, ticket.client].popleft())
             self.held.append(ticket)
             self.served[ticket.client] = self.served.get(ticket.client, 0) + size + ticket.asked.limit
         if taken:
-            self.readings.append(Reading(self._start(taken), taken, [0] * len(taken)))
+            states = self._start(taken)
+            if isinstance(states, PagedStates) and self._alike(states):
+                assert self.prefixes is not None
+                for row, ticket in enumerate(taken):
+                    states.begin(row, self.prefixes.find(ticket.request.prompt))
+            self.readings.append(Reading(states, taken, list(states.lengths)))
+
+    # --- blocks ------------------------------------------------------------------------------------------------------
+
+    def _alike(self, states: PagedStates) -> bool:
+        """Texts that begin alike can share their beginning: all of it lies in blocks and depends on nothing else."""
+        return states.whole and not states.sources and not self.engine.seen_whole
+
+    def _free(self) -> int:
+        """Blocks that nobody holds or is about to take; those kept for others to come count as free."""
+        assert self.pool is not None and self.prefixes is not None
+        kept = sum(self.pool.holders[block] == 1 for block in self.prefixes.known.values())
+        coming = sum(self._soon(*both) for r in self.readings for both in zip(r.tickets, r.left, strict=True))
+        return len(self.pool.free) + kept - coming
+
+    def _roomily(self, act: Callable[[], None], crew: Crew | None = None) -> None:
+        """Do it; as long as there are too few blocks for it, somebody lets go of some."""
+        while crew is None or crew.searches:
+            try:
+                act()
+                return
+            except PoolFullError:
+                if not self._make_room():
+                    raise
+
+    def _make_room(self) -> bool:
+        for crew in self.crews:
+            before = len(crew)
+            crew.leave()
+            if len(crew) < before:
+                return True
+        if self.prefixes is not None and self.prefixes.drop():
+            return True
+        running = [(ticket, crew) for crew in self.crews for ticket in self._of(crew)]
+        if not running or len(running) + len(self.readings) < 2:  # those who are read were admitted with blocks enough
+            return False
+        ticket, crew = max(running, key=lambda both: self._urgency(both[0]))
+        alone = crew.part(ticket.asked)
+        assert isinstance(alone.states, PagedStates)
+        alone.states.swap_out()
+        self.aside.append(alone)
+        self._let_go(ticket)
+        self.preempted += 1
+        return True
+
+    def _let_go(self, ticket: Ticket) -> None:
+        if self.pool is not None:
+            self.pool.release(ticket.reserved)
+        ticket.reserved = []
+
+    def _of(self, crew: Crew) -> list[Ticket]:
+        here = {asked for one in crew.searches for asked in one.asked}
+        return [ticket for ticket in self.held if ticket.asked in here]
+
+    def _resume(self) -> None:
+        """Those who were put aside go on, the most urgent first, as soon as there are blocks for them."""
+        self.aside = [crew for crew in self.aside if not crew.searches[0].asked[0].gone]
+        self.aside.sort(key=lambda crew: self._urgency(self._of(crew)[0]))
+        while self.aside:
+            crew, states = self.aside[0], self.aside[0].states
+            assert self.pool is not None and isinstance(states, PagedStates)
+            (ticket,) = self._of(crew)
+            own = self._own(ticket)
+            needs = own + states.swapped + 2 * len(crew)
+            while len(self.pool.free) < needs and self.prefixes is not None and self.prefixes.drop():
+                pass
+            if len(self.pool.free) < needs and (self.crews or self.readings):
+                return
+            ticket.reserved = self.pool.take(own)
+            states.swap_in()
+            self._gather(self.aside.pop(0))
+
+    def waste(self) -> float:
+        """Which share of the blocks in use holds nothing."""
+        assert self.pool is not None
+        filled: dict[int, int] = {}
+        for states in [crew.states for crew in self.crews] + [reading.states for reading in self.readings]:
+            assert isinstance(states, PagedStates)
+            for blocks, length in zip(states.held, states.lengths, strict=True):
+                for number, block in enumerate(blocks):
+                    used = min(self.pool.size, length - number * self.pool.size)
+                    filled[block] = max(filled.get(block, 0), used)
+        return 1 - sum(filled.values()) / (len(filled) * self.pool.size) if filled else 0.0
+
+    # --- reading -----------------------------------------------------------------------------------------------------
 
     def _next(self) -> Ticket | None:
         """The most urgent of those who wait: of one priority and client, who came first."""
@@ -237,7 +321,7 @@ class Scheduler:
             raise UserError("some requests have a source and some have none; a model reads one or it does not")
         device = next(engine.model.parameters()).device
         states: States = begin(Rows.of(sources, engine.pad).to(device) if sources else len(tickets))
-        return states
+        return states if self.pool is None else PagedStates(states, self.pool)
 
     def _read(self) -> None:
         """A piece of every prompt that is not yet read; all pieces together are no larger than the budget."""
@@ -245,7 +329,7 @@ class Scheduler:
         for reading in self.readings:
             self._drop(reading)
             if reading.tickets:
-                self._piece(reading, max(1, share // len(reading.tickets)))
+                self._roomily(partial(self._piece, reading, max(1, share // len(reading.tickets))))
         self.readings = [reading for reading in self.readings if reading.tickets]
 
     def _drop(self, reading: Reading) -> None:
@@ -257,6 +341,8 @@ class Scheduler:
     def _keep(self, reading: Reading, stay: list[int]) -> None:
         if stay:
             reading.states.select(stay)
+        elif not reading.taken:
+            reading.states.close()
         reading.tickets, reading.read = [reading.tickets[n] for n in stay], [reading.read[n] for n in stay]
 
     def _piece(self, reading: Reading, size: int) -> None:
@@ -284,15 +370,21 @@ class Scheduler:
             ways.setdefault(self.engine.way(reading.tickets[n].decoding).kind, []).append(n)
         order = [n for numbers in ways.values() for n in numbers]
         whole = order == list(range(len(reading.tickets)))
-        states = reading.states if whole else reading.states.pick(order)
+        if isinstance(reading.states, PagedStates) and self._alike(reading.states) and self.prefixes is not None:
+            for n in some:
+                self.prefixes.keep(reading.tickets[n].request.prompt, reading.states.held[n])
+        states, reading.taken = (reading.states, True) if whole else (reading.states.pick(order), False)
         asked = [(way, [reading.tickets[n].asked for n in numbers]) for way, numbers in ways.items()]
         crew = Crew(self.engine.model, states, asked, self.engine.limit)
         crew.choose(last[order])
         if not crew.searches:
             return
         crew.states.ungroup()
+        self._gather(crew)
+
+    def _gather(self, crew: Crew) -> None:
         for other in self.crews:
-            if states.joins and other.states.joins and other.states.group == states.group:
+            if other.searches and crew.states.joins and other.states.group == crew.states.group:
                 other.join(crew)
                 return
         self.crews.append(crew)
@@ -300,6 +392,7 @@ class Scheduler:
     def _settle(self) -> None:
         """Whoever is done gets the answer; whose rows have left holds nothing any more."""
         here = {asked for crew in self.crews for one in crew.searches for asked in one.asked}
+        here |= {asked for crew in self.aside for asked in crew.searches[0].asked}
         here |= {ticket.asked for reading in self.readings for ticket in reading.tickets}
         for ticket in self.held:
             if ticket.asked.done and not ticket.done:
@@ -307,4 +400,17 @@ class Scheduler:
                 if ticket.decoding.rows > 1:
                     for token in ticket.answer[0].tokens:
                         ticket.hear(token)
+        for ticket in self.held:
+            if ticket.asked not in here:
+                self._let_go(ticket)
         self.held = [ticket for ticket in self.held if ticket.asked in here]
+
+
+def _reads_nothing(engine: Engine) -> bool:
+    return not hasattr(engine.model, "encode") or engine.search is not None
+
+
+def _heard(engine: Engine) -> States:
+    """States of the shortest source there is, to see what they are made of."""
+    states: States = engine.model.start(Rows(torch.tensor([[engine.eos]])).to(next(engine.model.parameters()).device))
+    return states

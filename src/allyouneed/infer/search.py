@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -132,8 +133,26 @@ class Search(ABC):
         self.limits = torch.tensor([one.limit for one in self.asked], dtype=torch.long, device=self.device)
         self.births = torch.tensor(self.born, dtype=torch.long, device=self.device)
 
+    def stay(self, places: Sequence[int]) -> list[int]:
+        """Only these sources stay; their rows, as they were."""
+        order = [place * self.group + line for place in places for line in range(self.group)]
+        self.reorder(order)
+        self.keep(places)
+        return order
+
+    def pick(self, places: Sequence[int]) -> Self:
+        """These sources once more, in a search of their own."""
+        new = copy(self)
+        new.penalties = copy(self.penalties)
+        new.stay(places)
+        return new
+
+    def leave(self, tight: bool) -> list[int] | None:
+        """Rows that need not go on may leave; those that stay, as they were, or None."""
+        return None
+
     def keep(self, places: Sequence[int]) -> None:
-        """Only these sources stay."""
+        """Only these sources are listed."""
         self.asked, self.born = [self.asked[n] for n in places], [self.born[n] for n in places]
         self.settle()
 

@@ -210,6 +210,9 @@ class States:
         same = heads == list(range(len(self.lengths) // self.group))
         self._select(list(rows), sources=None if same else heads)
 
+    def close(self) -> None:
+        """Nobody will use them any more; what they hold elsewhere is given back."""
+
     def pick(self, rows: Sequence[int]) -> Self:
         """These rows once more, as states of their own."""
         new = copy(self)
