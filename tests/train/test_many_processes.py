@@ -5,20 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from many import train_with
 from microrun import BLOCK, MODEL, Make
 
 from allyouneed.errors import UserError
-from allyouneed.nn.batch import Batch, Rows
 from allyouneed.train import Recipe, train
-from allyouneed.train.feed import labelled
 from allyouneed.train.log import read_log
-from allyouneed.train.prepare import Run, prepare
-from allyouneed.train.progress import Reporter
-from allyouneed.train.team import share_of
 
+READS = {"kind": "attention", "heads": 2, "pattern": "causal & block-window(16, 2)", "positions": "transformer-xl"}
 ENCODER = {"kind": "encoder", "vocab": 1, "width": 16, "encoder": [BLOCK]}
 DRY: dict[str, Any] = MODEL | {"dropout": 0.0}
 EXPERTS = {"kind": "moe", "experts": 8, "top": 1, "expert": {"kind": "ffn", "hidden": 8}, "balance": 0.0}
@@ -89,6 +84,37 @@ def test_dropout_differs_between_processes_and_is_the_same_again(make: Make, tmp
     assert steps(alone)[0]["loss"] != pytest.approx(steps(once)[0]["loss"], rel=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_pairs_of_all_processes_are_compared(make: Make, tmp_path: Path, kind: str):
+    """Nine rows: one process has one more, and both have as many pairs as stand in theirs."""
+    model = ENCODER | {"head": {"kind": "pooled"}}
+    recipe = make(valid=True, task={"kind": "contrastive"}, model=model, steps=5, batch={"rows": 9, "row": 64})
+    one = run(recipe, tmp_path / "one", 1)
+    assert_same_run(one, run(recipe, tmp_path / "two", 2, f"parallel={kind}"))
+
+
+READING_ON: dict[str, Any] = {
+    "task": {"kind": "causal-lm", "memory": True},
+    "model": {
+        "kind": "decoder",
+        "vocab": 1,
+        "width": 16,
+        "decoder": [{"mixer": READS | {"cache": "hidden"}, "channel": {"kind": "ffn", "hidden": 32}}],
+    },
+    "validate": {},
+}
+
+
+def test_each_remembers_its_rows_and_others_take_them_over(make: Make, tmp_path: Path):
+    """Two processes, then one, then three, which have other rows each; memory is in the checkpoint."""
+    recipe = make(**READING_ON, steps=9, batch={"rows": 5, "row": 16}, data={})
+    straight = run(recipe, tmp_path / "straight", 1)
+    changed = run(recipe, tmp_path / "changed", 2, "steps=3")
+    run(recipe, changed, 1, "steps=6")
+    run(recipe, changed, 3, "parallel=fsdp")
+    assert_same_run(straight, changed)
+
+
 def test_what_is_not_a_number_in_one_process_is_refused_by_all(make: Make, tmp_path: Path):
     recipe = make(model=DRY, steps=4, clip=None, schedule={"kind": "constant", "peak": 1e30})
     found = steps(run(recipe, tmp_path / "bad", 2, "steps=3"))
@@ -100,37 +126,15 @@ def test_what_is_not_a_number_in_one_process_is_refused_by_all(make: Make, tmp_p
 # --- without starting any -------------------------------------------------------------------------------------------
 
 
-def test_the_shares_of_a_batch_are_the_batch(make: Make):
-    recipe = make(batch={"rows": 5, "row": 64})
-    batch = next(prepare(recipe, Run(recipe.output), Reporter()).train.batches(0))
-    for readers in (2, 3, 5):
-        shares = [share_of(batch, number, readers) for number in range(readers)]
-        for side in ("source", "target"):
-            parts = [getattr(share, side) for share in shares]
-            for name, tensor in vars(getattr(batch, side)).items():
-                if isinstance(tensor, torch.Tensor):
-                    assert torch.equal(torch.cat([getattr(part, name) for part in parts]), tensor)
-        assert torch.equal(torch.cat([share.labels for share in shares]), batch.labels)
-    idle = share_of(batch, 0, 6)
-    assert labelled(idle) == 0 and len(idle.rows.tokens) == 1
-    assert sum(labelled(share_of(batch, number, 6)) for number in range(6)) == labelled(batch)
-
-
-def test_labels_of_sentences_go_where_their_rows_go():
-    segments = torch.tensor([[1, 1, 2], [1, 0, 0], [0, 0, 0], [1, 2, 3]])
-    batch = Batch(Rows(torch.arange(12).view(4, 3), segments=segments), labels=torch.arange(6))
-    assert [share_of(batch, number, 2).labels.tolist() for number in (0, 1)] == [[0, 1, 2], [3, 4, 5]]
-    assert [share_of(batch, number, 4).labels.tolist() for number in range(4)] == [[0, 1], [2], [], [3, 4, 5]]
-    idle = share_of(batch, 0, 5)
-    assert idle.labels.tolist() == [] and not idle.rows.segments.any()
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"parallel": "none"}, "parallel.kind: none, but torchrun started 4 processes"),
         ({"batch": {"rows": 3, "row": 64}}, "batch.rows: 3 rows cannot be shared by 4 processes"),
-        ({"task": {"kind": "contrastive"}, "model": ENCODER}, "task.kind: contrastive compares all pairs"),
+        (
+            {"task": {"kind": "contrastive"}, "model": ENCODER, "parallel": {"tensor": 2}},
+            "task.kind: contrastive gathers the texts",
+        ),
     ],
 )
 def test_what_cannot_be_shared_is_refused_by_name(

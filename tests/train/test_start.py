@@ -7,9 +7,12 @@ import torch
 import yaml
 from microrun import Make
 
+import allyouneed as ayn
 from allyouneed.config import ConfigError
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
+from allyouneed.nn.filling import named
+from allyouneed.nn.storing import shrunk, widened
 from allyouneed.train import load_recipe, train
 from allyouneed.train.log import read_log
 
@@ -45,3 +48,28 @@ def test_start_and_model_exclude_each_other_and_a_missing_folder_is_named(make: 
         load_recipe(path, ["tokenizer.vocab=300"])
     with pytest.raises(UserError, match="no such model folder"):
         load_recipe(path, [f"start={tmp_path}/nowhere"])
+
+
+def test_a_run_starts_from_a_model_in_eight_bits(make: Make, tmp_path: Path):
+    first = train(make(steps=12, schedule={"kind": "constant", "peak": 0.01, "warmup": 0}))
+    folder, plain = Folder.load(first.model), Folder.load(first.model)
+    folder.model = shrunk(folder.model, "int8")
+    folder.save(tmp_path / "small")
+    path = second_stage(make, tmp_path / "small", tmp_path)
+    after = Folder.load(train(load_recipe(path, ["schedule.peak=1e-12"])).model)
+    assert named(after.model).keys() == named(plain.model).keys()
+    for old, new in zip(plain.model.parameters(), after.model.parameters(), strict=True):
+        step = old.abs().amax(-1, keepdim=True) / 127
+        assert ((new - old).abs() <= 0.51 * step + 1e-6).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_was_stored_in_eight_bits_has_the_names_of_what_trains(tied: bool):
+    model = ayn.build("gpt2", [f"embed.tied={str(tied).lower()}", "decoder[0].repeat=1"], vocab=50)
+    wanted = {name: tensor.shape for name, tensor in named(model).items()}
+    assert {name: tensor.shape for name, tensor in widened(shrunk(model, "int8")).items()} == wanted
+
+
+def test_what_was_packed_into_two_bits_does_not_train():
+    with pytest.raises(UserError, match="cannot be trained"):
+        widened(shrunk(ayn.build("transformer-tiny", ["linear={kind: bit}"], vocab=50), "ternary"))

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from allyouneed.data.shares import WHOLE, Share, blank
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE, Batch, Neighbours, Rows
 
@@ -74,6 +76,10 @@ class Batches(Protocol):
     """What training and validation read from, packed or padded."""
 
     items: Items
+
+    def shared(self, share: Share) -> Batches:
+        """The same batches, of each of them the rows of one of several readers; no other rows are made."""
+        ...
 
     def steps_per_epoch(self, epoch: int) -> int: ...
 
@@ -152,7 +158,13 @@ class PackedBatches:
         if rows < 1:
             raise UserError(f"a batch needs at least one row, not {rows}")
         self.items, self.capacities, self.rows, self.seed = items, tuple(capacities), rows, seed
+        self.share = WHOLE
         self._packed: tuple[int, Groups] | None = None
+
+    def shared(self, share: Share) -> Self:
+        found = copy(self)
+        found.share = share
+        return found
 
     def packing(self, epoch: int) -> Groups:
         """The rows of an epoch, in order."""
@@ -179,8 +191,13 @@ class PackedBatches:
         return [int(n) for row in self._rows(epoch, step) for n in row]
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        own = self.share.rows(self.rows)
         for step in range(start_step, self.steps_per_epoch(epoch)):
-            yield self._batch(epoch, self._rows(epoch, step))
+            rows = self._rows(epoch, step)
+            if mine := rows[own.start : own.stop]:
+                yield self._batch(epoch, mine, len(own))
+            else:  # the last batch is filled up with empty rows
+                yield blank(self._batch(epoch, rows[:1], len(own)))
 
     def _rows(self, epoch: int, step: int) -> list[Ints]:
         packing = self.packing(epoch)
@@ -188,7 +205,8 @@ class PackedBatches:
             raise IndexError(f"step {step} of {self.steps_per_epoch(epoch)}")
         return [packing[n] for n in range(step * self.rows, min((step + 1) * self.rows, len(packing)))]
 
-    def _batch(self, epoch: int, rows: list[Ints]) -> Batch:
+    def _batch(self, epoch: int, rows: list[Ints], height: int) -> Batch:
+        """`height`: how many rows it has, the last ones empty."""
         members = np.concatenate(rows)
         counts = np.array([len(row) for row in rows])
         row_of = np.repeat(np.arange(len(rows)), counts)
@@ -204,7 +222,7 @@ class PackedBatches:
             row_begins = np.concatenate([[0], ends])[np.cumsum(counts) - counts]
             begin = row_of * width + (ends - lengths) - np.repeat(row_begins, counts)
             position = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
-            cells = Cells(np.repeat(begin, lengths) + position, (self.rows, width))
+            cells = Cells(np.repeat(begin, lengths) + position, (height, width))
             facts = {"segments": np.repeat(segment, lengths), "positions": position} | side.besides
             spread: Any = {name: cells.spread(values, 0) for name, values in facts.items()}
             found.append((Rows(cells.spread(side.tokens, pad), **spread), cells))
@@ -241,7 +259,13 @@ class PaddedBatches:
 
     def __init__(self, items: Items, budget: int, seed: int | None = None) -> None:
         self.items, self.budget, self.seed = items, budget, seed
+        self.share = WHOLE
         self._grouped: tuple[int, Groups] | None = None
+
+    def shared(self, share: Share) -> Self:
+        found = copy(self)
+        found.share = share
+        return found
 
     def grouping(self, epoch: int) -> Groups:
         epoch = 0 if self.seed is None else epoch
@@ -284,18 +308,25 @@ class PaddedBatches:
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         for step in range(start_step, self.steps_per_epoch(epoch)):
             members = self.grouping(epoch)[step]
+            own = self.share.rows(len(members))
             drawn = 0 if self.seed is None else epoch
-            filled = self.items.fill(drawn, members)
-            found = []
-            for side, all_lengths, pad in zip(filled.sides, self.items.lengths(drawn), self.items.pads, strict=True):
-                lengths = all_lengths[members].astype(np.int64)
-                width = int(lengths.max())
-                position = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-                cells = Cells(np.repeat(np.arange(len(members)) * width, lengths) + position, (len(members), width))
-                besides: Any = {name: cells.spread(values, 0) for name, values in side.besides.items()}
-                rows = Rows(cells.spread(side.tokens, pad), lengths=torch.from_numpy(lengths), **besides)
-                found.append((rows, cells))
-            yield _batch_of(found, filled)
+            if len(own):
+                yield self._batch(drawn, members[own.start : own.stop])
+            else:
+                yield blank(self._batch(drawn, members[:1]))
+
+    def _batch(self, epoch: int, members: Ints) -> Batch:
+        filled = self.items.fill(epoch, members)
+        found = []
+        for side, all_lengths, pad in zip(filled.sides, self.items.lengths(epoch), self.items.pads, strict=True):
+            lengths = all_lengths[members].astype(np.int64)
+            width = int(lengths.max())
+            position = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            cells = Cells(np.repeat(np.arange(len(members)) * width, lengths) + position, (len(members), width))
+            besides: Any = {name: cells.spread(values, 0) for name, values in side.besides.items()}
+            rows = Rows(cells.spread(side.tokens, pad), lengths=torch.from_numpy(lengths), **besides)
+            found.append((rows, cells))
+        return _batch_of(found, filled)
 
 
 def marked(tokens: Ints, lengths: Ints, first: Sequence[int] = (), last: Sequence[int] = ()) -> Ints:

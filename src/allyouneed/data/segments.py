@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
+from typing import Self
 
 import numpy as np
 import torch
 
 from allyouneed.data.packing import Ints, Items, generator
+from allyouneed.data.shares import WHOLE, Share
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 
 
@@ -22,7 +25,14 @@ class SegmentBatches:
 
     def __init__(self, items: Items, documents: Ints, rows: int, row: int, seed: int | None = None) -> None:
         self.items, self.documents, self.rows, self.row, self.seed = items, documents, rows, row, seed
+        self.share = WHOLE
         self._streamed: tuple[int, Ints, Ints] | None = None
+
+    def shared(self, share: Share) -> Self:
+        """A reader's rows are the same in every batch, so that what it remembers of them goes on."""
+        found = copy(self)
+        found.share = share
+        return found
 
     def stream(self, epoch: int) -> tuple[Ints, Ints]:
         """Items in the order of an epoch, and where each ends."""
@@ -45,10 +55,12 @@ class SegmentBatches:
         return [int(n) for begin, end in self._spans(epoch, step) for n in self._members(epoch, begin, end)[0]]
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        own = self.share.rows(self.rows)
         for step in range(start_step, self.steps_per_epoch(epoch)):
-            tokens = np.full((self.rows, self.row), self.items.pads[-1], dtype=np.int64)
-            labels = np.full((self.rows, self.row), IGNORE, dtype=np.int64)
-            for row, (begin, end) in enumerate(self._spans(epoch, step)):
+            tokens = np.full((len(own), self.row), self.items.pads[-1], dtype=np.int64)
+            labels = np.full((len(own), self.row), IGNORE, dtype=np.int64)
+            spans = list(self._spans(epoch, step))
+            for row, (begin, end) in enumerate(spans[own.start : own.stop]):
                 if begin < end:
                     members, before = self._members(epoch, begin, end)
                     filled = self.items.fill(epoch, members)

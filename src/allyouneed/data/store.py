@@ -329,7 +329,7 @@ def _read_meta(folder: Path) -> dict[str, Any]:
 
 
 def _open_column(folder: Path, name: str, dtype: str) -> Column:
-    offsets: NDArray[np.int64] = np.fromfile(folder / f"{name}.offsets", dtype="<i8")
+    offsets: NDArray[np.int64] = np.memmap(folder / f"{name}.offsets", dtype="<i8", mode="r")
     path = folder / f"{name}.values"
     # An empty file cannot be mapped: a column that is empty in all examples has one.
     values = np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)

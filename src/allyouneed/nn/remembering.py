@@ -6,7 +6,7 @@ later exactly as if nothing had been, keeps it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -67,6 +67,23 @@ class Remembering:
             for name, value in told.items():
                 _unpacked(value, layer[name], tensors, states.device)
         self.states = states
+
+    def keep(self, rows: range) -> None:
+        """Of what it remembers these rows only."""
+        if self.states is not None:
+            self.states.select(rows)
+
+    def joined(self, parts: Iterable[tuple[Tensors, Any]]) -> tuple[Tensors, Any]:
+        """What several that read other rows have written, as if one had read all."""
+        whole = Remembering(self.model)
+        for tensors, tree in parts:
+            one = Remembering(self.model)
+            one.restore(tensors, tree)
+            if whole.states is None or one.states is None:
+                whole = one
+            else:
+                whole.states.join(one.states)
+        return whole.written()
 
 
 def reading(model: Any, carries: bool) -> Any:

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from allyouneed.errors import UserError
 from allyouneed.nn.bitlinear import BitLinear
-from allyouneed.nn.filling import one_dtype
+from allyouneed.nn.filling import named, one_dtype
 from allyouneed.nn.quantized import Int8Linear, Int8Table, to_int8
 from allyouneed.nn.ternary import PackedBitLinear, pack
 
@@ -43,6 +43,22 @@ def shrunk(model: nn.Module, manner: str) -> nn.Module:
     if manner not in STORED:
         raise UserError(f"stored as {manner!r}: it may be {', '.join(STORED)}")
     return STORED[manner](model)
+
+
+def widened(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a model by the names of one that trains: what was stored in eight bits, in 32. What two bits stand
+    for was lost when they were packed."""
+    if (manner := stored_as(model)) == "ternary":
+        raise UserError(f"its weights are stored as {manner}, which cannot be trained; start from what it was made of")
+    found, wide = named(model), {}
+    for name, tensor in found.items():
+        home, _, leaf = name.rpartition(".")
+        if leaf == "codes":
+            tensor, leaf = tensor * found[f"{home}.step"][:, None], "weight"
+        elif leaf == "step" and f"{home}.codes" in found:
+            continue
+        wide[".".join(part for part in (*home.split("."), leaf) if part != "product")] = tensor
+    return wide
 
 
 def stored_as(model: nn.Module) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from allyouneed.data.documents import Pieces
 from allyouneed.data.packing import Filled, Ints, Items, Side, generator
 from allyouneed.data.segments import SegmentBatches
+from allyouneed.data.shares import Share
 from allyouneed.data.store import Store
 from allyouneed.data.tokenizers import Tokenizer
 from allyouneed.nn.batch import IGNORE, Batch, Rows
@@ -61,6 +64,11 @@ class PermutedSegments:
         self.chance, self.pad = items.seed, items.tokenizer.pad
         self.inner = SegmentBatches(items, items.pieces.documents, rows, size, seed)
 
+    def shared(self, share: Share) -> Self:
+        found = copy(self)
+        found.inner = self.inner.shared(share)
+        return found
+
     def steps_per_epoch(self, epoch: int) -> int:
         return self.inner.steps_per_epoch(epoch)
 
@@ -77,10 +85,11 @@ class PermutedSegments:
         order = np.where(real, 0, self.told + 1)  # padding is said last: nobody sees it
         places = np.zeros((len(tokens), self.told), dtype=np.int64)
         answers = np.full_like(places, IGNORE)
+        first = self.inner.share.rows(self.inner.rows).start
         for row, count in enumerate(real.sum(1).tolist()):
             if count:
                 told = max(count // self.one_in, 1)
-                chance = generator(self.chance, epoch, step, row)
+                chance = generator(self.chance, epoch, step, first + row)
                 drawn = chance.permutation(self.draw(count, told, chance))
                 order[row, drawn] = np.arange(1, told + 1)
                 places[row, :told], answers[row, :told] = drawn, tokens[row, drawn]

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from allyouneed.data.shares import WHOLE, Share
 from allyouneed.errors import UserError
 from allyouneed.files import checksum, sha256, sync, write_text
 from allyouneed.folder import WEIGHTS, Folder, read_weights
@@ -37,6 +38,8 @@ NAME = re.compile(r"step-(\d{8,})")
 UNFINISHED = ".writing-"
 TRAINER = "trainer.json"
 SHARDS = "shards"
+
+Memory = tuple[dict[str, Tensor], Any]  # as `Remembering` writes it
 
 
 @dataclass(frozen=True)
@@ -92,19 +95,21 @@ class Checkpoint:
         (read_sharded if is_sharded(model) else read_weights)(model, self.path / WEIGHTS)
         shards = self.path / "training" / SHARDS
         if shards.is_dir():
-            state = read_shards(shards, dict(model.named_parameters()))
+            state = read_shards(shards, model)
         else:
             state = load_file(self.path / "training" / "optimiser.safetensors")
         load_state_tensors(optimiser, model, state)
         random = Randomness(about["random"], load_file(self.path / "training" / "random.safetensors"))
         return Standing.from_tree(about["standing"]), random
 
-    def remind(self, reader: Any) -> None:
-        """Give a model that reads on from batch to batch what it remembered."""
+    def remind(self, reader: Any, share: Share = WHOLE) -> None:
+        """Give a model that reads on from batch to batch what it remembered of its rows."""
         from safetensors.torch import load_file
 
         if isinstance(reader, Remembering):
-            reader.restore(load_file(self.path / "training" / "memory.safetensors"), self.trainer()["memory"])
+            tree = self.trainer(check=share.number == 0)["memory"]
+            reader.restore(load_file(self.path / "training" / "memory.safetensors"), tree)
+            reader.keep(share.rows(0 if tree is None else len(tree["lengths"])))
 
 
 class Checkpoints:
@@ -156,13 +161,13 @@ class Checkpoints:
         optimiser: torch.optim.Optimizer,
         standing: Standing,
         regular: bool,
-        reader: Any = None,
+        memory: Memory | None = None,
         random: Randomness | None = None,
         shards: Path | None = None,
     ) -> Checkpoint | None:
         """Write a checkpoint; None when the disk would not take it: what there was before is still there.
 
-        `reader`: the model as it reads, which may remember something. `random`: of all processes, where there are many.
+        `memory`: of a model that reads on from batch to batch. `random`: of all processes, where there are many.
         `shards`: what they wrote of the optimiser.
         `regular`: on schedule, so that averaging counts it. One saved because of Ctrl-C is not, or a run that was
         interrupted would end in another model than one that was not.
@@ -176,7 +181,7 @@ class Checkpoints:
         try:
             shutil.rmtree(work, ignore_errors=True)
             folder.save(work)
-            write_training(work, folder.model, optimiser, standing, regular, reader, random, shards)
+            write_training(work, folder.model, optimiser, standing, regular, memory, random, shards)
             work.rename(path)
             sync(self.folder)
         except (OSError, SafetensorError) as error:
@@ -231,7 +236,7 @@ def write_training(
     optimiser: torch.optim.Optimizer,
     standing: Standing,
     regular: bool,
-    reader: Any = None,
+    memory: Memory | None = None,
     random: Randomness | None = None,
     shards: Path | None = None,
 ) -> None:
@@ -246,16 +251,14 @@ def write_training(
     else:
         shards.rename(training / SHARDS)
     save_file(random.torch, training / "random.safetensors")
-    memory = None
-    if isinstance(reader, Remembering):
-        tensors, memory = reader.written()
-        save_file(tensors, training / "memory.safetensors")
+    if memory is not None:
+        save_file(memory[0], training / "memory.safetensors")
     files = sorted(path for path in work.rglob("*") if path.is_file())
     about: dict[str, Any] = {
         "standing": asdict(standing),
         "regular": regular,
         "random": random.plain,
-        "memory": memory,
+        "memory": None if memory is None else memory[1],
         "torch": torch.__version__,
         "sha256": {path.relative_to(work).as_posix(): sha256(path) for path in files},
     }

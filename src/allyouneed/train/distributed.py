@@ -1,26 +1,30 @@
 """Parallelism, applied to a model from outside: model files know nothing of it.
 
-ddp: `replica.py`. fsdp: every block is a unit that keeps a part of its weights and borrows the rest of them when it
-runs; embeddings, norms outside of blocks and the head are a unit of their own.
+ddp: `replica.py`. tensor: `tensor.py`. fsdp: every block is a unit that keeps a part of its weights and borrows the
+rest of them when it runs; embeddings, norms outside of blocks and the head are a unit of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from allyouneed.nn.block import Block
 from allyouneed.nn.context import Context, Replay
 from allyouneed.nn.state import State
-from allyouneed.tasks.task import Task
 from allyouneed.train.parallel import Parallel
-from allyouneed.train.replica import Replica
+from allyouneed.train.replica import Copy, Replica
 from allyouneed.train.team import Team
+from allyouneed.train.tensor import AXIS, split
+from allyouneed.train.together import Objective
 
 
 def compute_twice(model: nn.Module) -> None:
@@ -55,18 +59,24 @@ def _twice(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def spread(model: nn.Module, parallel: Parallel, team: Team, device: torch.device) -> None:
     """Give each process its part of the weights, where the recipe says so. The model is the same on all of them."""
-    if team.alone or parallel.kind != "fsdp":
+    if team.alone or (parallel.kind != "fsdp" and team.tensor == 1):
         return
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-    mesh = init_device_mesh(device.type, (team.world,))
+    both = _mesh(device, team)
+    if team.tensor > 1:
+        split(model, both[AXIS])
+    if not _fully_sharded(parallel, team):
+        return
+    mesh = both["data"]
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     for block in blocks:
         block.register_forward_hook(_everyone_takes_part)
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the head comes after `run`, and needs its weights
-    register_fsdp_forward_method(model, "run")
+    for way in ("run", "advance"):
+        if hasattr(model, way):
+            register_fsdp_forward_method(model, way)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # summed, not averaged: each process divides its loss by the tokens of all
@@ -74,12 +84,23 @@ def spread(model: nn.Module, parallel: Parallel, team: Team, device: torch.devic
             module.set_force_sum_reduction_for_comms(True)
 
 
+@cache
+def _mesh(device: torch.device, team: Team) -> DeviceMesh:
+    """Neighbours split matrices; those at the same place of each group meet."""
+    return init_device_mesh(device.type, (team.readers, team.tensor), mesh_dim_names=("data", AXIS))
+
+
+def _fully_sharded(parallel: Parallel, team: Team) -> bool:
+    return parallel.kind == "fsdp" and team.readers > 1
+
+
 def _everyone_takes_part(module: nn.Module, given: Any, found: Any) -> Any:
     """Whoever has no gradient here (an expert that nobody chose, a layer whose rows are all empty) may have one
     elsewhere, and they meet: here it is 0, not missing."""
     if not torch.is_grad_enabled():
         return found
-    weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    # matrices that are split (tensor.py) always have one
+    weights = [p for p in module.parameters() if p.requires_grad and not isinstance(p, DTensor)]
     if isinstance(found, Tensor):
         return _TakesPart.apply(found, *weights)
     return type(found)([_TakesPart.apply(found[0], *weights), *found[1:]])
@@ -99,6 +120,14 @@ class _TakesPart(torch.autograd.Function):
         return gradients[0], *zeros
 
 
-def reader_of(model: nn.Module, reader: Any, task: Task, parallel: Parallel, team: Team) -> Any:
+def reader_of(
+    model: nn.Module, reader: Any, task: Objective, parallel: Parallel, team: Team, device: torch.device
+) -> Any:
     """What an update reads its batches with."""
-    return reader if team.alone or parallel.kind == "fsdp" else Replica(model, task)
+    if team.readers == 1 or _fully_sharded(parallel, team):
+        return reader
+    return (
+        Replica(model, reader, task)
+        if team.tensor == 1
+        else Copy(model, reader, task, _mesh(device, team)["data"].get_group())
+    )

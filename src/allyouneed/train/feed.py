@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -29,23 +29,15 @@ class Update:
 
     batches: list[Batch]
     places: list[Place]
-    tokens: int  # labelled target tokens of all of them in all processes, counted before they left the host
+    tokens: int  # labelled target tokens of all of them, counted before they left the host
     next: Place
 
 
 class Feed:
     """Iterate over updates from a place on, without end. Close it when done."""
 
-    def __init__(
-        self,
-        data: Batches,
-        start: Place,
-        accumulate: int,
-        device: torch.device,
-        share: Callable[[Batch], Batch] | None = None,
-    ) -> None:
-        """`share`: what of a batch is ours, where several processes read it."""
-        self._data, self._accumulate, self._device, self._share = data, accumulate, device, share
+    def __init__(self, data: Batches, start: Place, accumulate: int, device: torch.device) -> None:
+        self._data, self._accumulate, self._device = data, accumulate, device
         self._queue: queue.Queue[Update | BaseException] = queue.Queue(AHEAD)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._fill, args=(start,), name="feed", daemon=True)
@@ -73,8 +65,6 @@ class Feed:
     def _fill(self, start: Place) -> None:
         try:
             for update in updates(self._data, start, self._accumulate):
-                if self._share is not None:
-                    update = replace(update, batches=[self._share(batch) for batch in update.batches])
                 if self._device.type == "cuda":
                     update = replace(update, batches=[_pinned(batch) for batch in update.batches])
                 if not self._put(update):

@@ -20,9 +20,9 @@ from allyouneed.infer.generator import Generator
 from allyouneed.infer.predictor import Judged
 from allyouneed.infer.uses import predictor
 from allyouneed.interop.folders import load
-from allyouneed.nn.filling import named
 from allyouneed.nn.remembering import Remembering, reading
-from allyouneed.train.checkpoints import Checkpoint, Checkpoints, Standing
+from allyouneed.nn.storing import widened
+from allyouneed.train.checkpoints import Checkpoint, Checkpoints, Memory, Standing
 from allyouneed.train.distributed import compute_twice, reader_of, spread
 from allyouneed.train.feed import Feed, Update
 from allyouneed.train.guard import Guard
@@ -37,6 +37,8 @@ from allyouneed.train.sharded import gathered, is_sharded, write_shards
 from allyouneed.train.signals import Interrupted, StopRequest
 from allyouneed.train.step import Measured, Pending, fetch, run_update
 from allyouneed.train.team import ALONE, Team
+from allyouneed.train.tensor import ways_of
+from allyouneed.train.together import all_pairs
 from allyouneed.train.validate import OF_THE_LOSS, better, validation_loss
 
 WHERE = ("kind", "path", "source", "target", "from", "to")  # keys of files that do not say how to read them
@@ -54,6 +56,7 @@ class Trainer:
         team: Team = ALONE,
     ) -> None:
         self.recipe, self.prepared, self.machine, self.reporter, self.team = recipe, prepared, machine, reporter, team
+        self.data = prepared.train.shared(team.share)
         seed_all(recipe.seed)
         self.config = recipe.model_for(prepared.vocabularies, prepared.labels)
         self.model: nn.Module = self.config.build().train()
@@ -62,7 +65,11 @@ class Trainer:
         self.directions: list[tuple[str | None, str]] = []
         if recipe.start is not None:
             start = load(recipe.start, as_stored=True)
-            fresh = read_body(self.model, named(start.model), recipe.start, start.labels == prepared.labels)
+            try:
+                weights = widened(start.model)
+            except UserError as error:
+                raise UserError(f"{recipe.start}: {error}") from None
+            fresh = read_body(self.model, weights, recipe.start, start.labels == prepared.labels)
             self.origin, self.originals, self.directions = start.origin, start.originals, start.directions
             if fresh:
                 reporter.say(f"{recipe.start}: its body is kept; new and untrained: {', '.join(fresh)}")
@@ -77,10 +84,11 @@ class Trainer:
         self.checkpoints = Checkpoints(run.checkpoints, recipe.save.keep, reporter.say, clean=team.first)
         self.guard = Guard(run.folder, prepared.spare, reporter.say, writes=team.first)
         self.standing = Standing()
-        if team.rank:
-            seed_all(recipe.seed, team.rank)
+        if team.reader:
+            seed_all(recipe.seed, team.reader)
         self.resumed = self._resume()
-        self.trained = reader_of(self.model, self.reader, recipe.task, recipe.parallel, team)
+        self.task = all_pairs(recipe.task, team)
+        self.trained = reader_of(self.model, self.reader, self.task, recipe.parallel, team, machine.device)
         self.log = Log(run.log if team.first else None, self.standing.step)
         shown = recipe.tensorboard and team.first
         self.board = _Board(run.folder / "tensorboard", self.standing.step) if shown else None
@@ -94,7 +102,7 @@ class Trainer:
         if newest is None:
             return False
         self._restore(newest)
-        newest.remind(self.reader)
+        newest.remind(self.reader, self.team.share)
         return True
 
     def _newest(self) -> Checkpoint | None:
@@ -103,14 +111,14 @@ class Trainer:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.standing, random = checkpoint.restore(self.model, self.optimiser, check=self.team.first)
-        own = random.of(self.team.rank)
+        own = random.of(self.team.reader)
         if own is None:
-            seed_all(self.recipe.seed, self.team.rank, self.standing.step)
+            seed_all(self.recipe.seed, self.team.reader, self.standing.step)
         else:
             own.restore()
 
     def _updates_per_epoch(self) -> int:
-        return -(-self.prepared.train.steps_per_epoch(0) // self.recipe.accumulate)
+        return -(-self.data.steps_per_epoch(0) // self.recipe.accumulate)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -123,13 +131,7 @@ class Trainer:
         try:
             with (
                 StopRequest(self.reporter.say, self.team.alone) as stop,
-                Feed(
-                    self.prepared.train,
-                    self.standing.place,
-                    self.recipe.accumulate,
-                    self.machine.device,
-                    self.team.share,
-                ) as feed,
+                Feed(self.data, self.standing.place, self.recipe.accumulate, self.machine.device) as feed,
             ):
                 self._look()  # a run that was stopped before a validation that was due
                 while not self.over:
@@ -179,9 +181,10 @@ class Trainer:
         return minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
 
     def _update(self, update: Update) -> None:
+        update = replace(update, tokens=self.team.total(update.tokens))
         step = self.standing.step + 1
         rate = self.recipe.schedule.rate(step, self.config.width, self.total)
-        model, task, clip = self.trained, self.recipe.task, self.recipe.clip
+        model, task, clip = self.trained, self.task, self.recipe.clip
         self.pending.append(run_update(model, task, self.optimiser, update, step, rate, clip, self.machine, self.team))
         tokens = self.standing.tokens + update.tokens
         self.standing = replace(self.standing, step=step, place=update.next, tokens=tokens)
@@ -299,11 +302,11 @@ class Trainer:
 
     def save(self, regular: bool, best: bool = False) -> Checkpoint | None:
         self.log.flush(sync=True)
-        saved, random, shards = None, self._randomness(), self._shards()
+        saved, random, shards, memory = None, self._randomness(), self._shards(), self._memory()
         with self.in_one_piece():
             if self.team.first:
                 saved = self.checkpoints.save(
-                    self.folder(), self.optimiser, self.standing, regular, self.reader, random, shards
+                    self.folder(), self.optimiser, self.standing, regular, memory, random, shards
                 )
         saved = self.team.told(saved)
         if saved is not None:
@@ -316,15 +319,22 @@ class Trainer:
         return saved
 
     def _randomness(self) -> Randomness:
-        """Of all processes, for the first."""
+        """Of all readers of the data, for the first; those of one reader draw alike."""
         now = Randomness.now()
         others = {
-            f"{rank}/{name}": state
-            for rank, states in enumerate(self.team.gathered(now.torch))
+            f"{reader}/{name}": state
+            for reader, states in enumerate(self.team.gathered(now.torch)[:: self.team.tensor])
             for name, state in states.items()
-            if rank
+            if reader
         }
         return Randomness(now.plain, now.torch | others)
+
+    def _memory(self) -> Memory | None:
+        """What is remembered of the rows of all, for the first."""
+        if not isinstance(self.reader, Remembering):
+            return None
+        own = self.reader.written()
+        return own if self.team.alone else self.reader.joined(self.team.gathered(own))
 
     def _shards(self) -> Path | None:
         """What the optimiser remembers, where each process has a part of it, written by all of them."""
@@ -333,7 +343,7 @@ class Trainer:
             return None
         place = self.team.told(self.checkpoints.begin_shards() if self.team.first else None)
         assert place is not None
-        write_shards(tensors, place)
+        write_shards(tensors, place, ways_of(self.model))
         return place
 
     @contextmanager

@@ -18,6 +18,7 @@ from allyouneed.train.team import ALONE, Team
 # What a sub-layer keeps for its backward pass besides the outputs of its linear maps, in units of width per token:
 # its input, the sum and the normalised sum of its residual connection, the dropout mask.
 AROUND = 3.0
+STACKS = ("encoder", "decoder", "first", "second")
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,13 @@ class Estimate:
 def estimate(recipe: Recipe, model: Model, machine: Machine, team: Team = ALONE) -> Estimate:
     """Of one process."""
     parameters = model.cost().parameters
+    if team.tensor > 1:  # the matrices of blocks are split, the rest is not
+        blocks = sum(layer.cost(model, 1).parameters for name in STACKS for layer in getattr(model, name, ()))
+        parameters -= blocks - blocks // team.tensor
     if recipe.parallel.kind == "fsdp":
-        parameters = -(-parameters // team.world)
+        parameters = -(-parameters // team.readers)
     vocab = _target_vocab(model)
-    rows = -(-recipe.batch.rows // team.world)
+    rows = -(-recipe.batch.rows // team.readers)
     tokens = rows * recipe.batch.row, rows * recipe.batch.source
     if isinstance(model, Retro):  # each neighbour is as long as two chunks
         tokens = tokens[0], 2 * model.neighbours * tokens[0]
@@ -56,16 +60,16 @@ def estimate(recipe: Recipe, model: Model, machine: Machine, team: Team = ALONE)
     return Estimate(
         weights=parameters * (8 + (2 if machine.bf16 else 0)),
         optimiser=parameters * 4 * recipe.optimiser.moments,
-        activations=int(passes * _activations(model, *tokens) * number),
+        activations=int(passes * _activations(model, *tokens, team.tensor) * number),
         logits=2 * chunk + 2 * 4 * vocab * model.width,
     )
 
 
-def _activations(model: Model, target: int, source: int) -> float:
+def _activations(model: Model, target: int, source: int, ways: int = 1) -> float:
     """Numbers kept for the backward pass. A linear map from `width` costs 2 · width FLOPs per output, so FLOPs of a
-    part that looks at one token only count its outputs."""
+    part that looks at one token only count its outputs. `ways`: over how many processes these are split."""
     total = 0.0
-    for name, tokens in (("encoder", source), ("decoder", target), ("first", target), ("second", target)):
+    for name, tokens in zip(STACKS, (source, target, target, target), strict=True):
         for layer in getattr(model, name, ()):
             parts = layer.sublayers
             flops = layer.channel.cost(model).flops if layer.channel is not None else 0.0
@@ -73,8 +77,8 @@ def _activations(model: Model, target: int, source: int) -> float:
                 flops += layer.mixer.cost(model, 1).flops
             if layer.cross is not None:
                 flops += layer.cross.cost(model, 1, cross=True).flops
-                total += layer.repeat * source * layer.cross.source_flops(model) / (2 * model.width)
-            total += layer.repeat * tokens * (flops / (2 * model.width) + AROUND * model.width * len(parts))
+                total += layer.repeat * source * layer.cross.source_flops(model) / (2 * model.width * ways)
+            total += layer.repeat * tokens * (flops / (2 * model.width * ways) + AROUND * model.width * len(parts))
     return total
 
 

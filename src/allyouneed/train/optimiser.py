@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from allyouneed.config import Part
 from allyouneed.train.sharded import like, norm_of_parts
+from allyouneed.train.tensor import row_orders, ways_of
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -52,15 +53,20 @@ class Adam(Optimiser):
 
 
 def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; vectors and whatever is looked up by number (embeddings, a head tied to one) do not."""
+    """Matrices decay; vectors and whatever is looked up by number (embeddings, a head tied to one) do not. One kernel
+    updates a group, so what is spread over processes in other ways is a group of its own."""
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    decays = [p.ndim >= 2 and id(p) not in looked_up for p in parameters]
-    found = [
-        {"params": [p for p, yes in zip(parameters, decays, strict=True) if yes], "weight_decay": weight_decay},
-        {"params": [p for p, yes in zip(parameters, decays, strict=True) if not yes], "weight_decay": 0.0},
+    found: dict[tuple[bool, Any], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            decays = parameter.ndim >= 2 and id(parameter) not in looked_up
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            found.setdefault((decays, mesh), []).append(parameter)
+    # those that decay first
+    return [
+        {"params": parameters, "weight_decay": weight_decay if decays else 0.0}
+        for (decays, _), parameters in sorted(found.items(), key=lambda entry: not entry[0][0])
     ]
-    return [group for group in found if group["params"]]
 
 
 def apply_update(optimiser: torch.optim.Optimizer, rate: float, norm: Tensor, clip: float | None, bad: Tensor) -> None:
@@ -95,9 +101,10 @@ def state_tensors(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[st
 
 
 def load_state_tensors(optimiser: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    parameters = dict(model.named_parameters())
+    parameters, orders = dict(model.named_parameters()), row_orders(model, ways_of(model))
     optimiser.state.clear()
     for path, tensor in tensors.items():
         key, _, name = path.partition("/")
         parameter = parameters[name]
-        optimiser.state[parameter][key] = tensor if isinstance(tensor, DTensor) else like(tensor, parameter)
+        own = tensor if isinstance(tensor, DTensor) else like(tensor, parameter, orders.get(name))
+        optimiser.state[parameter][key] = own

@@ -70,7 +70,9 @@ def _train(
         reporter.say(f"{run.folder}: this run is finished ({done['steps']:,} steps); the model is in {run.model}")
         return Result(run.model, done["steps"], done["scores"], already=True)
     machine = choose(recipe)
-    reporter.say(machine.why + (f"; {team.world} processes ({recipe.parallel.text})" if not team.alone else ""))
+    reporter.say(
+        machine.why + (f"; {team.world} processes ({recipe.parallel.text(team.readers)})" if not team.alone else "")
+    )
     if team.first:
         prepared = prepare(recipe, run, reporter)
     team.told(None)  # what the first has learnt and encoded, the others find

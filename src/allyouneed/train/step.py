@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.remembering import Remembering
-from allyouneed.tasks.task import Task
 from allyouneed.train.feed import Place, Update
 from allyouneed.train.machine import Machine
 from allyouneed.train.optimiser import apply_update, gradient_norm
-from allyouneed.train.replica import Replica
+from allyouneed.train.replica import Copy, Replica
 from allyouneed.train.team import ALONE, Team
+from allyouneed.train.together import Objective
 
-Reader = nn.Module | Remembering | Replica
+Reader = nn.Module | Remembering | Replica | Copy
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,16 @@ class Pending:
 
 
 def accumulate_gradients(
-    model: Reader, task: Task, batches: list[Batch], tokens: int, machine: Machine
+    model: Reader, task: Objective, batches: list[Batch], tokens: int, machine: Machine
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the loss per token over all batches: the same as of one batch as large as all of them. `tokens`: of
     all of them, those of other processes counted."""
     totals: list[Tensor] = []
     plains: list[Tensor] = []
     for left, batch in enumerate(batches, start=1 - len(batches)):
-        with model.gathering(left < 0) if isinstance(model, Replica) else nullcontext():
+        with model.gathering(left < 0) if isinstance(model, Replica | Copy) else nullcontext():
             with machine.autocast():
-                loss = model.loss(batch) if isinstance(model, Replica) else task.loss(model, batch)
+                loss = model.loss(batch) if isinstance(model, Replica | Copy) else task.loss(model, batch)
             share = loss.total / tokens
             share.backward()
         totals.append(share.detach())
@@ -77,7 +77,7 @@ def accumulate_gradients(
 
 def run_update(
     model: Reader,
-    task: Task,
+    task: Objective,
     optimiser: torch.optim.Optimizer,
     update: Update,
     step: int,

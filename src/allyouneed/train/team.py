@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from allyouneed.data.shares import Share
 from allyouneed.errors import UserError
-from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.tasks.contrastive import Contrastive
 from allyouneed.train.recipe import Recipe
+from allyouneed.train.tensor import tensor_problems
 
 T = TypeVar("T")
 PATIENCE = timedelta(hours=6)  # others wait while the first validates; torchrun itself notices who died
@@ -30,8 +31,11 @@ GONE = ("Connection closed by peer", "Connection reset by peer", "gloo/transport
 
 @dataclass(frozen=True)
 class Team:
+    """`tensor`: so many neighbours read the same rows, and together are one reader of the data."""
+
     rank: int = 0
     world: int = 1
+    tensor: int = 1
 
     @property
     def first(self) -> bool:
@@ -41,6 +45,15 @@ class Team:
     @property
     def alone(self) -> bool:
         return self.world == 1
+
+    @property
+    def reader(self) -> int:
+        """Which of the `readers` of the data this process belongs to."""
+        return self.rank // self.tensor
+
+    @property
+    def readers(self) -> int:
+        return self.world // self.tensor
 
     def any(self, *flags: bool) -> list[bool]:
         """Whether anybody says so, of each of these."""
@@ -68,62 +81,23 @@ class Team:
         return boxes or []
 
     def sum(self, numbers: Tensor) -> Tensor:
-        """Over all processes, on the device."""
+        """Over all readers of the data, on the device or on the host."""
         if not self.alone:
+            numbers = numbers if self.rank % self.tensor == 0 else torch.zeros_like(numbers)
             dist.all_reduce(numbers)
         return numbers
 
-    def share(self, batch: Batch) -> Batch:
-        """Our rows of a batch. All shares together are the batch, so an update is the same however many share it."""
-        return batch if self.alone else share_of(batch, self.rank, self.world)
+    def total(self, count: int) -> int:
+        """Of what readers have counted, each in its own rows; through the hosts' memory."""
+        return count if self.alone else int(self.sum(torch.tensor(count)))
+
+    @property
+    def share(self) -> Share:
+        """Of the rows of every batch. All shares together are the batch: an update is the same however many read."""
+        return Share(self.reader, self.readers)
 
 
 ALONE = Team()
-
-
-def share_of(batch: Batch, number: int, of: int) -> Batch:
-    """The rows of reader `number`, neighbours in the batch. One for whom there is none gets a row without labels."""
-    rows = _count(batch)
-    begin, end = number * rows // of, (number + 1) * rows // of
-    if begin == end:
-        return _idle(batch)
-    labels = batch.labels
-    if labels is not None:
-        starts = _label_starts(batch, rows)
-        labels = labels[starts[begin] : starts[end]]
-    return replace(batch.each(lambda tensor: tensor[begin:end] if len(tensor) == rows else tensor), labels=labels)
-
-
-def _count(batch: Batch) -> int:
-    target = batch.target
-    return len(target.tokens) if isinstance(target, Rows) else len(next(iter(vars(target).values())))
-
-
-def _label_starts(batch: Batch, rows: int) -> list[int]:
-    """Where the labels of each row begin: one entry a row, or one for each sentence of it."""
-    assert batch.labels is not None
-    segments = batch.target.segments if isinstance(batch.target, Rows) else None
-    if batch.labels.ndim > 1 or segments is None:
-        return list(range(rows + 1))
-    return [0, *segments.amax(1).cumsum(0).tolist()]
-
-
-def _idle(batch: Batch) -> Batch:
-    """Something to compute that counts for nothing: others wait for this process in every layer."""
-    rows = _count(batch)
-
-    def one(side: Any) -> Any:
-        first = side.each(lambda tensor: tensor[:1] if len(tensor) == rows else tensor)
-        if isinstance(first, Rows) and first.segments is not None:
-            return replace(first, segments=torch.zeros_like(first.segments))  # no sentence stands in it
-        return first
-
-    labels = batch.labels
-    if labels is not None:
-        packed = isinstance(batch.target, Rows) and batch.target.segments is not None
-        labels = labels[:0] if labels.ndim == 1 and packed else torch.full_like(labels[:1], IGNORE)
-    source = None if batch.source is None else one(batch.source)
-    return Batch(one(batch.target), source, labels, batch.begins)
 
 
 @contextmanager
@@ -139,7 +113,7 @@ def assembled(recipe: Recipe) -> Iterator[Team]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE)
     try:
-        yield Team(dist.get_rank(), world)
+        yield Team(dist.get_rank(), world, recipe.parallel.tensor)
     finally:
         dist.destroy_process_group()
 
@@ -149,15 +123,22 @@ def _check(recipe: Recipe, world: int) -> None:
     problems = []
     if recipe.parallel.kind == "none":
         problems.append(f"parallel.kind: none, but torchrun started {world} processes; start one, or say ddp or fsdp")
-    if recipe.batch.rows < world:
+    ways = recipe.parallel.tensor
+    if world % ways:
+        problems.append(f"parallel.tensor: {world} processes cannot be grouped by {ways}; start a multiple of {ways}")
+    if recipe.batch.rows < world // ways:
         problems.append(
             f"batch.rows: {recipe.batch.rows} rows cannot be shared by {world} processes; rows are those of all "
             "processes together"
         )
-    if isinstance(recipe.task, Contrastive):
-        problems.append("task.kind: contrastive compares all pairs of a batch with each other; it needs one process")
-    if recipe.task.carries:
-        problems.append("task.memory: what a model remembers from batch to batch stays in one process; start one")
+    if ways > 1:
+        problems += tensor_problems(recipe.model_for(None), ways)
+    if ways > 1 and recipe.task.carries:
+        problems.append("task.memory: what is remembered of every head is not split (parallel.tensor); leave one out")
+    if ways > 1 and isinstance(recipe.task, Contrastive):
+        problems.append(
+            "task.kind: contrastive gathers the texts of all processes, and these (parallel.tensor) read the same"
+        )
     if problems:
         raise UserError("\n".join(problems))
 

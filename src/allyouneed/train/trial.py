@@ -6,12 +6,15 @@ gradients, buffers and random states are as before.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from allyouneed.errors import UserError
-from allyouneed.nn.remembering import reading
+from allyouneed.nn.remembering import Remembering
 from allyouneed.train.feed import labelled
 from allyouneed.train.loop import Trainer
 from allyouneed.train.memory import available, estimate, size
@@ -43,19 +46,20 @@ def try_worst_batch(trainer: Trainer) -> None:
 def _try(trainer: Trainer) -> None:
     model, machine = trainer.model, trainer.machine
     # of the epoch that will be read next: its packing is then ready
-    whole = next(trainer.prepared.train.batches(trainer.standing.place.epoch))
-    batch = trainer.team.share(whole).to(machine.device)
+    batch = next(trainer.data.batches(trainer.standing.place.epoch))
+    tokens = trainer.team.total(labelled(batch))
+    batch = batch.to(machine.device)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     moments = 0 if trainer.optimiser.state else trainer.recipe.optimiser.moments
     try:
         with untouched():
             # what the optimiser will take at its first step is taken already now
             held = [torch.empty_like(p) for p in model.parameters() for _ in range(moments)]
-            task, batches = trainer.recipe.task, [batch]
-            if task.carries:  # once more, over what is remembered of the first time
+            task, batches = trainer.task, [batch]
+            if trainer.recipe.task.carries:  # once more, over what is remembered of the first time
                 batches.append(replace(batch, begins=False))
-            reader = reading(model, task.carries) if trainer.team.alone else trainer.trained
-            accumulate_gradients(reader, task, batches, labelled(whole), machine)
+            with _forgetful(trainer.reader):
+                accumulate_gradients(trainer.trained, task, batches, tokens, machine)
             if machine.cuda:
                 torch.cuda.synchronize()
             del held
@@ -64,6 +68,19 @@ def _try(trainer: Trainer) -> None:
         with torch.no_grad():
             for name, buffer in model.named_buffers():
                 buffer.copy_(before[name])
+
+
+@contextmanager
+def _forgetful(reader: Any) -> Iterator[None]:
+    """Whatever a model remembers inside was never there, and what it remembered is."""
+    if not isinstance(reader, Remembering):
+        yield
+        return
+    before, reader.states = reader.states, None
+    try:
+        yield
+    finally:
+        reader.states = before
 
 
 def _advice(recipe: Recipe) -> str:
