@@ -2,12 +2,15 @@
 
     python bench/translator.py prepare --data FOLDER --output runs/translator [--valid 200] [--encode]
     allyouneed train runs/translator/translator.yaml
-    python bench/translator.py score --model runs/translator/run/model --data runs/translator [--set test] [--beam 4]
+    allyouneed train runs/translator/translator-terms.yaml
+    python bench/translator.py score --model runs/translator/terms/model --data runs/translator [--set test] [--beam 4]
+    python bench/translator.py ship --model runs/translator/terms/model --data runs/translator
     python bench/translator.py back --model runs/translator/run/model --data runs/translator --to zh
-    python bench/translator.py ship --model runs/translator/run/model --data runs/translator [--dtype bfloat16]
+    python bench/translator.py adapt --data FOLDER --output runs/adapt [--pairs 2000]
 
 FOLDER holds mt/{zh-en,en-de,en-fr}/tatoeba.{train,valid,test}.tsv.gz and tatoeba-laser.test.tsv.gz. Nothing else is
-read: Tatoeba is CC BY 2.0 FR, and so is what is learnt from it.
+read but our own recipes/terms: Tatoeba is CC BY 2.0 FR, and so is what is learnt from it. Only `adapt` looks at
+mt/en-de/multi30k.*, to show what adapting brings; that model ships nowhere.
 """
 
 from __future__ import annotations
@@ -18,20 +21,24 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from allyouneed.config import parse
 from allyouneed.evaluate.translation import evaluate
 from allyouneed.folder import Folder
 from allyouneed.infer.translator import Translator
 from allyouneed.models import HERE, TRANSLATOR
+from allyouneed.nn.storing import shrunk
 
 ROOT = Path(__file__).parent.parent
-RECIPE = ROOT / "recipes" / "translator.yaml"
+RECIPES = [ROOT / "recipes" / name for name in ("translator.yaml", "translator-terms.yaml")]
+TERMS = ROOT / "recipes" / "terms"
 SOURCES = {"zh": ("zh-en", 0, 1), "de": ("en-de", 1, 0), "fr": ("en-fr", 1, 0)}  # folder, its column, English's column
+UNSEEN = ("机器学习很有趣", "机器学习很有趣。")  # what everybody tries first must be understood, not known by heart
 HELD_OUT = {"valid": "tatoeba.valid", "test": "tatoeba.test", "laser": "tatoeba-laser.test"}
-LIMIT = 25_000_000  # bytes of a folder that ships
+LIMIT = 25_000_000  # bytes of weights that ship
 Pairs = list[tuple[str, str]]  # English first
 
 
@@ -55,6 +62,30 @@ def of(data: Path, language: str, name: str) -> Pairs:
     return [(row[english], row[own]) for row in read(data / "mt" / folder / f"{name}.tsv.gz")]
 
 
+def terms() -> Iterator[dict[str, str]]:
+    """Our own sentences, each in four languages: every term of recipes/terms in every sentence."""
+    rows = [
+        [line.split("\t") for line in (TERMS / f"{name}.tsv").read_text("utf-8").splitlines()]
+        for name in ("terms", "sentences")
+    ]
+    for chinese, english, german, dative, french, gender in rows[0]:
+        article, bare = ("l'", french[2:]) if french.startswith("l'") else french.split(" ", 1)
+        of, to = {"le": ("du ", "au "), "la": ("de la ", "à la "), "l'": ("de l'", "à l'")}[article]
+        words = {
+            "zh": chinese, "en": english, "En": english[0].upper() + english[1:],
+            "de": german, "De": german[0].upper() + german[1:], "dem": dative,
+            "fr": french, "Fr": french[0].upper() + french[1:], "bare": bare, "du": of + bare, "au": to + bare,
+            "e": "e" if gender == "f" else "",
+        }  # fmt: skip
+        for sentence in rows[1]:
+            yield dict(zip(("zh", "en", "de", "fr"), (text.format(**words) for text in sentence), strict=True))
+
+
+def held_out(sentence: dict[str, str]) -> bool:
+    """One in twenty is never trained on, and what everybody tries first is among them."""
+    return sentence["zh"] in UNSEEN or int(hashlib.md5(sentence["zh"].encode()).hexdigest(), 16) % 20 == 0
+
+
 def prepare(given: argparse.Namespace) -> None:
     """English first in every file. Each corpus keeps its own held-out sentences out of its train file; here those of
     the others go too, for a model of all of them would meet them on its English side."""
@@ -75,7 +106,16 @@ def prepare(given: argparse.Namespace) -> None:
         kept = kept[:: given.every]
         write(output / f"en-{language}.train.tsv.gz", kept)
         print(f"en-{language}: {len(before):,} training pairs, {len(kept):,} kept")
-    shutil.copy(RECIPE, output / "translator.yaml")
+    ours = list(terms())
+    for language in SOURCES:
+        for name, wanted in (("terms", False), ("terms-test", True)):
+            write(
+                output / f"en-{language}.{name}.tsv.gz",
+                [(s["en"], s[language]) for s in ours if held_out(s) is wanted],
+            )
+    print(f"our own: {len(ours):,} sentences, {sum(map(held_out, ours))} held out")
+    for recipe in RECIPES:
+        shutil.copy(recipe, output)
     if given.encode:
         encode(output)
     for path in sorted(p for p in output.rglob("*") if p.is_file() and p.stat().st_size >= 100_000):
@@ -113,7 +153,8 @@ def score(given: argparse.Namespace) -> dict[str, Any]:
         pairs = [tuple(row) for row in read(given.data / f"en-{other}.{given.set}.tsv.gz")][: given.limit]
         sources, references = zip(*(pair if here == "en" else pair[::-1] for pair in pairs), strict=True)
         began = time.perf_counter()
-        texts = translator.translate(list(sources), there, from_=here, beam=given.beam)
+        options = {} if given.beam is None else {"beam": given.beam}
+        texts = translator.translate(list(sources), there, from_=here, **options)
         one = evaluate(texts, list(references), there, resamples=0)
         found[f"{here}-{there}"] = {
             "bleu": round(one.bleu, 2), "chrf": round(one.chrf, 2), "signature": one.bleu_signature,
@@ -145,50 +186,93 @@ CARD = """# translator
 
 English ↔ Chinese, German and French, everyday sentences: the translator that comes with allyouneed.
 
-- {parameters:,} parameters, stored as {dtype}; {kind}
+- {parameters:,} parameters, encoder-decoder, stored as {stored}
 - licence of the weights: CC BY 2.0 FR, as the data
-- data: Tatoeba (tatoeba.org, CC BY 2.0 FR) and nothing else; sentences of the test sets are in no training file
-- Chinese is simplified; traditional characters are not known
+- data: Tatoeba (tatoeba.org, CC BY 2.0 FR) and {terms:,} sentences of our own on science and engineering
+  (`recipes/terms`); sentences of the test sets are in no training file
 - limits: everyday sentences of up to {max_tokens} tokens. News, law, medicine and names it has not seen come out wrong;
-  between two languages other than English it goes through English. It can be confidently wrong: do not use it where
-  that does harm.
+  Chinese is simplified; between two languages other than English it goes through English. It can be confidently wrong:
+  do not use it where that does harm
 
 ## Scores
 
-Tatoeba test files, beam {beam}, sacreBLEU ({chrf})
+What ships, as it ships, on the Tatoeba test files: beam {beam}, sacreBLEU (chrF `{chrf}`)
 
-| direction | BLEU | chrF | signature |
+| direction | BLEU | chrF | BLEU signature |
 |---|---:|---:|---|
 {rows}
 
-## Training
+## As it was trained
 
-{log}
+First stage (`recipes/translator.yaml`):
 
-```yaml
-{recipe}
-```
-"""
+{first}
+
+Second stage (`recipes/translator-terms.yaml`):
+
+{trained}"""
 
 
 def ship(given: argparse.Namespace) -> None:
-    """The folder as it is packaged: small numbers, a card that says what it is; refused when it is too large."""
-    scores = score(given)
-    folder = Folder.load(given.model, dtype=given.dtype)
-    run = given.model.parent
-    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
-    tree: Any = folder.model.config
+    """The folder as it is packaged: in eight bits, with the scores it has then; refused when it is too large."""
+    folder = Folder.load(given.model)
+    before = (given.data / "run" / "model" / "README.md").read_text(encoding="utf-8")
+    trained = (folder.card or "").partition("\n- licence")
+    folder.model = shrunk(folder.model, given.to)
+    folder.save(given.into)
+    size = (given.into / "model.safetensors").stat().st_size
+    if size > LIMIT:
+        raise SystemExit(f"{given.into}: {size:,} bytes of weights, more than the {LIMIT:,} that may ship")
+    if given.scores is None:
+        scores = score(argparse.Namespace(**{**vars(given), "model": given.into}))
+    else:
+        scores = json.loads(given.scores.read_text(encoding="utf-8"))
+    config: Any = folder.model.config
     folder.card = CARD.format(
-        parameters=tree.cost().parameters, dtype=given.dtype, kind="encoder-decoder", max_tokens=folder.max_tokens,
+        parameters=config.cost().parameters, stored=given.to, max_tokens=folder.max_tokens, terms=len(list(terms())),
         beam=given.beam or folder.decoding.get("beam", 4), chrf=next(iter(scores.values()))["chrf_signature"],
         rows="\n".join(f"| {n} | {s['bleu']:.2f} | {s['chrf']:.2f} | `{s['signature']}` |" for n, s in scores.items()),
-        log=f"{result['steps']:,} steps, {result['tokens']:,} target tokens, {result['training_seconds']:.0f} s; "
-        f"{result['weights']}.",
-        recipe=(given.data / "translator.yaml").read_text(encoding="utf-8").rstrip(),
+        first="\n".join(line for line in before.splitlines() if line.startswith(("- trained on", "- weights"))),
+        trained=(trained[1] + trained[2]).lstrip().replace("## ", "### "),
     )  # fmt: skip
     folder.save(given.into)
-    size = sum(file.stat().st_size for file in given.into.rglob("*") if file.is_file())
-    print(f"{given.into}: {size:,} bytes" + ("" if size <= LIMIT else f", more than the {LIMIT:,} that may ship"))
+    print(f"{given.into}: {size:,} bytes of weights")
+
+
+def adapt(given: argparse.Namespace) -> None:
+    """What a user's own pairs bring: some image descriptions (Multi30k, en → de), a domain the translator never saw."""
+    from allyouneed.train import Recipe, train
+
+    def of_images(name: str) -> Pairs:
+        return [(here, there) for here, there in read(given.data / "mt" / "en-de" / f"multi30k.{name}.tsv.gz")]
+
+    given.output.mkdir(parents=True, exist_ok=True)
+    for name, pairs in (("train", of_images("train")[: given.pairs]), ("valid", of_images("valid")[:300])):
+        write(given.output / f"images.{name}.tsv.gz", pairs)
+    files = {
+        name: [{"path": str(given.output / f"images.{name}.tsv.gz"), "from": "en", "to": "de"}]
+        for name in ("train", "valid")
+    }
+    recipe = {
+        "start": str(given.model), "data": files, "batch": {"rows": 8, "row": 512},
+        "schedule": {"kind": "constant", "peak": 0.0001, "warmup": 50}, "steps": given.steps,
+        "validate": {"every": 100, "metric": "bleu"}, "save": {"every": 50, "keep": 4}, "average": 4,
+        "decoding": {"beam": 4, "length_penalty": 1.0}, "output": str(given.output / "run"),
+    }  # fmt: skip
+    result = train(parse(Recipe, recipe, "adapt"))
+    print(f"| {given.pairs:,} pairs, {given.steps} steps | sentences | before | after |\n|---|---:|---:|---:|")
+    for name in ("test2016", "test2017"):
+        sources, references = zip(*of_images(name), strict=True)
+        found = [
+            evaluate(
+                load(model, given.device).translate(list(sources), "de", from_="en", beam=4),
+                list(references),
+                "de",
+                resamples=0,
+            ).bleu
+            for model in (given.model, result.model)
+        ]
+        print(f"| {name} | {len(sources):,} | {found[0]:.2f} | {found[1]:.2f} |")
 
 
 def main() -> None:
@@ -215,8 +299,13 @@ def main() -> None:
     two = command(back, *model, ("--to", {"default": "zh"}))
     two.add_argument("--limit", type=int, help="so many sentences")
     three = command(ship, *model, *scored, ("--output", {"type": Path}))
-    three.add_argument("--dtype", default="bfloat16")
+    three.add_argument("--to", default="int8")
+    three.add_argument("--scores", type=Path, help="what `score --output` wrote of this folder, to score it only once")
     three.add_argument("--into", type=Path, default=HERE / TRANSLATOR)
+    four = command(adapt, ("--model", {"type": Path, "default": HERE / TRANSLATOR}), ("--device", {"default": "cpu"}))
+    four.add_argument("--output", required=True, type=Path)
+    four.add_argument("--pairs", type=int, default=2000)
+    four.add_argument("--steps", type=int, default=300)
     given = parser.parse_args()
     given.work(given)
 

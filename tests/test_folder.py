@@ -82,6 +82,7 @@ def test_everything_else_comes_back_too(saved, vocabularies):
     assert loaded.path == path
     files = ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
     assert sorted(file.name for file in path.iterdir()) == files
+    assert len({file.stat().st_mode & 0o777 for file in path.iterdir()}) == 1  # who may read one may read all
 
 
 def test_two_tokenizers_come_back_as_two(tmp_path, vocabularies, other_vocabularies):

@@ -67,6 +67,8 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     try:
         fill(work)
         for file in work.rglob("*"):
+            if file.is_file():  # safetensors lets nobody but the owner read; whoever may read the folder may read all
+                file.chmod(work.stat().st_mode & 0o666)
             sync(file)
         sync(work)
         if path.exists():
