@@ -1,8 +1,9 @@
 """What only a GPU can show: FlexAttention over tiles equals the dense mask, gradients included; packed rows, long rows
 of sparse patterns in whatever order their tokens are put, and LongNet's joined branches. Then small models of many
-presets: forward and backward on the GPU as on the CPU. `check_kernels.py` is about our own kernels.
+presets: forward and backward on the GPU as on the CPU; and answers that are written in seats (CUDA graphs) as the plain
+engine writes them on the CPU. `check_kernels.py` is about our own kernels.
 
-    python bench/check_gpu.py [packed] [padded] [alike] [models]
+    python bench/check_gpu.py [packed] [padded] [alike] [models] [seats]
 """
 
 from __future__ import annotations
@@ -115,6 +116,26 @@ def models() -> None:
             print(f"model {name:30s} FAILED: {type(failure).__name__}: {str(failure)[:300]}", flush=True)
 
 
+def seats() -> None:
+    """In single precision the same tokens; in bf16, how many answers are the same."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "infer"))
+    from seated import MODELS, WAYS, asked, engine_of, said
+
+    for name in MODELS:
+        for way, decoding in WAYS.items():
+            engine = engine_of(name)
+            requests = asked(engine, 19)
+            plain = said(engine._answers(requests, decoding, None))
+            engine.model.cuda()
+            assert engine.room.open(requests, decoding)
+            found = said(engine._answers(requests, decoding, None))
+            engine.model.bfloat16()
+            half = said(engine._answers(requests, decoding, None))
+            same, alike = (sum(a == b for a, b in zip(plain, other, strict=True)) for other in (found, half))
+            good = "ok" if same == len(plain) else "DIFFERS"
+            print(f"seats {name:14s} {way:12s} {same} of {len(plain)} (bf16: {alike})  {good}", flush=True)
+
+
 def packed_rows() -> None:
     target = packed([[100, 27, 90], [33, 64, 100, 40]], 256)
     source = packed([[80, 50, 126], [20, 60, 100, 70]], 256)
@@ -149,6 +170,7 @@ CHECKS = {
     "padded": lambda: sparse("padded", padded([1100, 700])),
     "alike": lambda: sparse("alike", Facts.of(Rows(torch.zeros(1, 1024, dtype=torch.long, device="cuda")))),
     "models": models,
+    "seats": seats,
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Our Triton kernels against the plain definitions in double precision: outputs, states, gradients, on odd sizes.
+"""Our Triton kernels against the plain definitions in double precision: outputs, states, gradients, on odd sizes. Those
+of decoding have no gradients, but leave keys and values where they belong.
 
     python bench/check_kernels.py                                   on a GPU
     TRITON_INTERPRET=1 python bench/check_kernels.py --device cpu   anywhere, by Triton's interpreter
@@ -15,9 +16,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from allyouneed.kernels import likeliest, narrow
+from allyouneed.kernels.norms import add_norm
+from allyouneed.kernels.paged import Cut, look
 from allyouneed.kernels.retention import retention
 from allyouneed.kernels.wkv import wkv
 from allyouneed.nn import retain
+from allyouneed.nn.feedforward import ACTIVATIONS as ACTIVATION
 from allyouneed.nn.wkv import LEAST, nothing, prefixes, weighted
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -26,6 +31,25 @@ RETENTIONS = [(2, 3, 1, 4, 5), (2, 1, 7, 16, 20), (1, 2, 63, 60, 100), (1, 1, 50
 LARGE_RETENTIONS = [(2, 3, 500, 60, 100), (1, 8, 5000, 64, 64), (2, 4, 2000, 256, 432), (1, 2, 33000, 128, 128)]
 SUMS = [(2, 1, 5), (3, 7, 70), (2, 63, 10)]  # batch, time, features
 LARGE_SUMS = [(3, 500, 100), (1, 4096, 512), (16, 1000, 768), (1, 65536, 64)]
+
+# rows, heads, kv heads, width, places, how many tokens a block has (see kernels/paged.py), shares of the keys
+LOOKS = [(3, 4, 4, 8, 20, 0, 1), (3, 8, 2, 10, 130, 0, 2), (5, 8, 2, 64, 200, 1, 3), (4, 2, 2, 16, 90, 8, 2)]
+LARGE_LOOKS = [
+    (64, 32, 4, 64, 500, 0, 1),
+    (1, 32, 4, 64, 4000, 0, 16),
+    (256, 8, 8, 64, 60, 1, 1),
+    (7, 6, 2, 80, 300, 8, 3),
+]
+# rows, outputs, inputs, gated, activation, parts
+MAPS = [
+    (1, 20, 48, False, "relu", 1),
+    (1, 20, 96, False, "", 2),
+    (5, 20, 40, True, "silu", 1),
+    (70, 33, 100, False, "", 3),
+]
+LARGE_MAPS = [(1, 5632, 2048, True, "silu", 1), (64, 2048, 5632, False, "", 4), (7, 50257, 768, False, "gelu", 1),
+              (300, 512, 2048, False, "", 2), (33, 2048, 512, False, "gelu-tanh", 1)]  # fmt: skip
+ACTIVATIONS = {"": lambda x: x, **{name: ACTIVATION[name] for name in ("relu", "silu", "gelu", "gelu-tanh")}}
 
 Sizes = Sequence[int]
 
@@ -108,6 +132,95 @@ class Check:
         kind = f"{'ragged' if ragged else 'whole'}{', begun' if begun else ''}"
         self.report(f"wkv {tuple(sizes)} {str(dtype)[6:]} {kind}", found, exact, LIMITS[dtype])
 
+    def look(self, sizes: Sizes, dtype: torch.dtype, new: bool, turned: bool) -> None:
+        """One query a row over keys that lie where the rows' tables say; what is stored on the way counts as well."""
+        rows, heads, kv, width, places, every, shares = sizes
+        torch.manual_seed(places)
+        slots, blocks = (places, rows) if every <= 1 else (every, rows * (places // every + 1))
+        keys, values = torch.randn(2, blocks, kv, slots, width).to(self.device, dtype)
+        seen = torch.randint(0, places - 1, (rows,))
+        if every == 1:  # rows that share their pasts are of one length
+            seen[:] = places - 5
+            table = torch.randint(0, rows, (rows, places))
+            table[:, places - 5] = torch.arange(rows)
+        else:
+            table = torch.randperm(blocks).view(rows, -1)
+        parts = torch.randn(2, rows, heads + 2 * kv, width).to(self.device)  # that are still to be added up
+        q, k, v = parts.split([heads, kv, kv], 2)
+        angle = torch.randn(places, width // 2, dtype=torch.double)
+        turns = torch.cat((angle.cos(), angle.sin()), -1).to(self.device)
+        at = torch.arange(places)
+        block = table[:, :1].expand(-1, places) if every == 0 else table[:, at // every]
+        spot = at % slots
+        whole = [cache[block.to(self.device), :, spot.to(self.device)].double() for cache in (keys, values)]
+        exact = self.looked(q.double().sum(0), k.double().sum(0), v.double().sum(0), *whole, seen, turns, new, turned)
+        told = (table.int().to(self.device), seen.to(self.device), width**-0.5, every)
+        out = look(q, keys, values, *told, (k, v) if new else None, turns.float() if turned else None,
+                   cut=Cut(shares, 32, 4))  # fmt: skip
+        mine = [cache[block.to(self.device), :, spot.to(self.device)] for cache in (keys, values)]
+        kind = f"{'new' if new else 'kept'}{', turned' if turned else ''}"
+        self.report(f"look {tuple(sizes)} {str(dtype)[6:]} {kind}", [out, *mine], exact, LIMITS[dtype])
+
+    def looked(
+        self, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, seen: Tensor, turns: Tensor, new: bool,
+        turned: bool,
+    ) -> list[Tensor]:  # fmt: skip
+        """The definition: keys and values (rows, places, heads, width)."""
+        rows, seen = torch.arange(len(seen), device=self.device), seen.to(self.device)
+        if turned:
+            cos, sin = turns[seen][:, None].chunk(2, -1)
+            q, k = (torch.cat((a * cos - b * sin, b * cos + a * sin), -1) for a, b in (q.chunk(2, -1), k.chunk(2, -1)))
+        if new:
+            keys[rows, seen], values[rows, seen] = k, v
+        group = q.shape[1] // keys.shape[2]
+        wide = [x.repeat_interleave(group, 2) for x in (keys, values)]
+        scores = torch.einsum("rhw,rphw->rhp", q, wide[0]) * q.shape[-1] ** -0.5
+        hidden = torch.arange(keys.shape[1], device=self.device) >= (seen + new)[:, None]
+        weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1).nan_to_num()
+        return [torch.einsum("rhp,rphw->rhw", weights, wide[1]), keys, values]
+
+    def narrow(self, sizes: tuple[int, int, int, bool, str, int], dtype: torch.dtype) -> None:
+        rows, outputs, inputs, gated, activation, parts = sizes
+        torch.manual_seed(rows)
+        shapes = ((rows, inputs), (outputs * (1 + gated), inputs), (outputs * (1 + gated),))
+        x, weight, bias = (torch.randn(shape).to(self.device, dtype) for shape in shapes)
+        tile = narrow.tile(rows, outputs, inputs, gated, parts > 1)._replace(parts=parts)
+        tile = tile if self.device == "cuda" else tile._replace(inputs=16, outputs=16)
+        out = narrow.linear(x, weight, bias, activation, gated, parts > 1, tile)
+        exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+        act = ACTIVATIONS[activation]
+        exact = act(exact[:, :outputs]) * exact[:, outputs:] if gated else act(exact)
+        self.report(f"linear {sizes} {str(dtype)[6:]}", [out.sum(0) if parts > 1 else out], [exact], LIMITS[dtype])
+
+    def norm(self, rows: int, width: int, centre: bool, parts: int, dtype: torch.dtype) -> None:
+        torch.manual_seed(width)
+        x, weight, bias = (torch.randn(*shape).to(self.device, dtype) for shape in ((rows, width), (width,), (width,)))
+        more = torch.randn(parts, rows, width, device=self.device)
+        found = add_norm(x, more, weight, bias if centre else None, 1e-5, centre, offset=0.0 if centre else 1.0)
+        total = (x.double() + more.double().sum(0)).to(dtype).double()
+        if centre:
+            exact = torch.nn.functional.layer_norm(total, (width,), weight.double(), bias.double())
+        else:
+            exact = torch.nn.functional.rms_norm(total, (width,), weight.double() + 1, 1e-5)
+        name = f"{'layer' if centre else 'rms'} norm of a sum ({rows}, {width}, {parts} parts) {str(dtype)[6:]}"
+        self.report(name, found, [total, exact], LIMITS[dtype])
+
+    def likeliest(self, rows: int, vocab: int, dtype: torch.dtype) -> None:
+        torch.manual_seed(vocab)
+        scores = (torch.randperm(rows * vocab).view(rows, vocab) / vocab).to(self.device)  # no two are equal
+        scores = scores.to(dtype) if dtype == torch.float32 else scores
+        bans = torch.zeros(2, vocab, device=self.device)
+        bans[:, 3], bans[1, vocab // 2 :] = -torch.inf, -torch.inf
+        ages = torch.arange(rows, device=self.device) % 7
+        allowed = (scores + bans[(ages < 3).long()]).double()
+        mass = scores.double().logsumexp(-1, keepdim=True)
+        best, tokens = allowed.topk(4)
+        newest, record = torch.zeros_like(ages), torch.zeros(8, 2, rows, device=self.device)
+        likeliest.say(scores, bans, ages, 3, newest, record, torch.full((1,), 5, device=self.device))
+        found = [newest, record[5, 1], *likeliest.few(scores, bans, ages, 3, 4)]
+        exact = [tokens[:, 0].double(), best[:, 0] - mass[:, 0], best, tokens.double(), mass]
+        self.report(f"likeliest ({rows}, {vocab})", found, exact, LIMITS[torch.float32])
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -127,6 +240,20 @@ def main() -> int:
         for ragged, begun in ((True, True), (False, False)):
             for dtype in (torch.float32, torch.bfloat16) if cuda else (torch.float32,):
                 check.wkv(sizes, dtype, ragged, begun)
+    half = torch.bfloat16 if cuda else torch.float16
+    print("what is seen, keys and values afterwards")
+    for sizes in LOOKS + (LARGE_LOOKS if cuda else []):
+        for dtype in (torch.float32, half):
+            for new, turned in ((True, True), (True, False), (False, False)):
+                check.look(sizes, dtype, new, turned)
+    print("linear maps, norms, likeliest tokens")
+    for one in MAPS + (LARGE_MAPS if cuda else []):
+        check.narrow(one, half)
+    for rows, width, centre, parts in ((4, 24, True, 3), (1, 2048, False, 2), (64, 512, True, 4)):
+        for dtype in (torch.float32, half):
+            check.norm(rows, width, centre, parts, dtype)
+    for rows, vocab in ((5, 100), (3, 5000), *(((64, 50257),) if cuda else ())):
+        check.likeliest(rows, vocab, torch.float32)
     return int(check.wrong > 0)
 
 

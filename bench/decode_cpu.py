@@ -1,14 +1,19 @@
 """Decoding on CPU: tokens per second of ours (int8), of CTranslate2 (int8) and of Hugging Face (bf16).
 
-    python bench/decode_cpu.py                      # all jobs
+    python bench/decode_cpu.py                      # all jobs, a table in markdown at the end
     python bench/decode_cpu.py base-b1 small-b32    # some of them
+    python bench/decode_cpu.py --page docs/results/decode-cpu.md
 
 The same sizes with random weights, 32 tokens in, 32 forced tokens out, two threads, OMP_WAIT_POLICY=active for all
-(CTranslate2 is several times slower without it). Each peer lives in a process of its own that stands still (SIGSTOP)
-while another has its turn; the best turn of each counts, and the load of the machine is printed, for other people's
-work falls on everybody's turns. `--processor` is for a machine that others use: one thread each, and the seconds that
-the processor worked for it, whoever else it worked for. Models are converted in another process again: conversion
-leaves threads behind.
+(CTranslate2 is several times slower without it). "torch" is ours as it is where no compiler is (kernels/native.py).
+Each peer lives in a process of its own that stands still (SIGSTOP) while another has its turn; the best turn of each
+counts, and the load of the machine is printed, for other people's work falls on everybody's turns. `--processor` is for
+a machine that others use: one thread each, and the seconds that the processor worked for it, whoever else it worked
+for. Models are converted in another process again: conversion leaves threads behind.
+
+The ceiling: nobody can say a token before every weight of the decoder has been read once for all rows, at the speed at
+which this machine reads so many bytes over and over, nor multiply faster than its best product of 8-bit matrices; both
+are measured here, in a process of their own, with as many threads.
 """
 
 from __future__ import annotations
@@ -28,9 +33,8 @@ from typing import Any, NamedTuple
 
 LENGTH = 32
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))  # of a peer's process
-OURS, CTRANSLATE2, HF = "ours int8", "CTranslate2 int8", "HF bf16"
-PEERS = ("ours", "ctranslate2", "hf")
-NAMES = dict(zip(PEERS, (OURS, CTRANSLATE2, HF), strict=True))
+NAMES = {"ours": "ours int8", "torch": "ours int8, torch", "ctranslate2": "CTranslate2 int8", "hf": "HF bf16"}
+TURN = 0.4  # seconds, about, before another has its turn
 
 
 class Shape(NamedTuple):
@@ -47,14 +51,26 @@ SHAPES = {
     "small": Shape(256, 6, 2, 4, 1024, 16000),
     "gpt2": Shape(768, 0, 12, 12, 3072, 50257),
 }
-JOBS = {  # name -> (shape, rows, beam, what is asked of ours: at least so many times CTranslate2)
-    "base-b1": ("base", 1, 1, 1.2),
-    "base-b32": ("base", 32, 1, 1.0),
-    "small-b1": ("small", 1, 1, 0.7),
-    "small-b32": ("small", 32, 1, 0.8),
-    "gpt2-b1": ("gpt2", 1, 1, 1.2),
-    "base-b1-beam4": ("base", 1, 4, 1.0),
-    "base-b32-beam4": ("base", 32, 4, 1.0),
+
+
+class Job(NamedTuple):
+    """`asked`: of ours, at least so many times CTranslate2; `hf`: so many times HF, which is measured only there."""
+
+    shape: str
+    rows: int
+    beam: int
+    asked: float
+    hf: float | None = None
+
+
+JOBS = {
+    "base-b1": Job("base", 1, 1, 1.2, 3.0),
+    "base-b32": Job("base", 32, 1, 1.0),
+    "small-b1": Job("small", 1, 1, 0.7),
+    "small-b32": Job("small", 32, 1, 0.8),
+    "gpt2-b1": Job("gpt2", 1, 1, 1.2, 1.0),
+    "base-b1-beam4": Job("base", 1, 4, 1.0, 1.0),
+    "base-b32-beam4": Job("base", 32, 4, 1.0),
 }
 
 
@@ -116,10 +132,12 @@ def ours(folder: Path, name: str, rows: int, beam: int) -> Callable[[], Any]:
     from allyouneed.config import parse
     from allyouneed.infer.decoding import Decoding
     from allyouneed.infer.engine import Engine
+    from allyouneed.kernels import native
     from allyouneed.nn.model import Model
     from allyouneed.nn.quantized import to_int8
 
     torch.set_num_threads(THREADS)
+    native.wait()
     shape = SHAPES[name]
     model = parse(Model, tree(shape)).build()  # type: ignore[type-abstract]
     model.load_state_dict(torch.load(folder / "weights.pt"))
@@ -172,8 +190,8 @@ def hf(folder: Path, name: str, rows: int, beam: int) -> Callable[[], Any]:
 
 def work(peer: str, folder: Path, job: str, clock: Callable[[], float]) -> None:
     """A peer's process: a turn for every line that comes in, its seconds out."""
-    name, rows, beam, _ = JOBS[job]
-    decode = {"ours": ours, "ctranslate2": ctranslate2, "hf": hf}[peer](folder, name, rows, beam)
+    makers = {"ours": ours, "torch": ours, "ctranslate2": ctranslate2, "hf": hf}
+    decode = makers[peer](folder, *JOBS[job][:3])
     decode()
     print("ready", flush=True)
     for _ in sys.stdin:
@@ -182,28 +200,103 @@ def work(peer: str, folder: Path, job: str, clock: Callable[[], float]) -> None:
         print(clock() - start, flush=True)
 
 
+# --- ceilings ---------------------------------------------------------------------------------------------------------
+
+
+class Ceilings(NamedTuple):
+    read: dict[str, float]  # bytes a second, of as many bytes as the decoder of a shape has
+    products: float  # operations a second, an addition and a multiplication being two
+
+
+def decoder_bytes(shape: Shape) -> int:
+    """Weights that every token of the target meets."""
+    square, wide = shape.width**2, shape.width * shape.hidden
+    crosses = 2 * square if shape.encoder else 0  # queries and output
+    return shape.decoder * (4 * square + crosses + 2 * wide) + shape.width * shape.vocab
+
+
+def ceilings(clock: Callable[[], float]) -> Ceilings:
+    import ctypes
+
+    import torch
+
+    from allyouneed.kernels import native
+    from allyouneed.nn.quantized import Codes, Int8Linear, Packed
+
+    torch.set_num_threads(THREADS)
+    native.wait()
+    codes = Codes.of(torch.randn(2048, 2048))
+    product, x = Packed(codes.numbers, codes.step, None), torch.randn(256, 2048)
+    swift = machine_product(Int8Linear(codes, None), x)
+
+    def best(work: Callable[[], Any]) -> float:
+        seconds = []
+        for _ in range(12):
+            start = clock()
+            work()
+            seconds.append(clock() - start)
+        return min(seconds)
+
+    def read(size: int) -> float:
+        """In large pages, where there is the machine."""
+        library = native.machine()
+        place = None if library is None else library.large(size)
+        room = bytearray(size) if place is None else (ctypes.c_char * size).from_address(place)
+        numbers = torch.frombuffer(room, dtype=torch.int64).zero_()
+        return size / best(numbers.sum)
+
+    with torch.inference_mode():
+        ways = [lambda: product.dynamic(x, product.alone, False), *([swift] if swift else [])]
+        speeds = {name: read(decoder_bytes(shape) // 8 * 8) for name, shape in SHAPES.items()}
+        return Ceilings(speeds, 2 * x.numel() * 2048 / min(map(best, ways)))
+
+
+def machine_product(linear: Any, x: Any) -> Callable[[], Any] | None:
+    from allyouneed.kernels import native
+    from allyouneed.nn.flat import Orders, told
+    from allyouneed.nn.swift import Arena, Program, packed_bytes
+
+    library = native.machine()
+    if library is None:
+        return None
+    orders = Orders()
+    orders.outputs.append(told(linear, orders.value(x.shape[1]), orders))
+    program = Program(orders, library, Arena(library, packed_bytes(orders.list[0])))
+    ones = [1] * len(x)
+    return lambda: program.run(len(x), 1, None, ones, ones, 0, 0, x=x)
+
+
+def ceiling(job: Job, most: Ceilings) -> float:
+    """Tokens a second."""
+    shape = SHAPES[job.shape]
+    square, wide, decoder = shape.width**2, shape.width * shape.hidden, decoder_bytes(shape)
+    source = shape.encoder * (4 * square + 2 * wide) + (shape.decoder * 2 * square if shape.encoder else 0)
+    given = job.rows * LENGTH * (source if shape.encoder else decoder - shape.width * shape.vocab)
+    step = max(decoder / most.read[job.shape], 2 * job.rows * job.beam * decoder / most.products)
+    return job.rows * LENGTH / (2 * given / most.products + LENGTH * step)
+
+
 # --- turns ------------------------------------------------------------------------------------------------------------
 
 
 class Worker:
     def __init__(self, peer: str, folder: Path, job: str, processor: bool) -> None:
-        threads = 1 if processor else 2
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "active"}
         command = [sys.executable, "-W", "ignore", __file__, "--work", peer, "--folder", str(folder), job]
         command += ["--processor"] if processor else []
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, **pipes)
+        self.process = subprocess.Popen(command, env=environment(peer, processor), stderr=subprocess.DEVNULL, **pipes)
         if self.line() != "ready":
             raise RuntimeError(f"{peer} cannot do {job}; run {' '.join(command)} to see why")
-        self.process.send_signal(signal.SIGSTOP)
+        self.times = 1
+        self.times = max(1, min(20, round(TURN / min(self.turn()))))
 
     def line(self) -> str:
         return str(self.process.stdout.readline()).strip()  # type: ignore[union-attr]
 
-    def turn(self, times: int) -> list[float]:
+    def turn(self) -> list[float]:
         self.process.send_signal(signal.SIGCONT)
         found = []
-        for _ in range(times):
+        for _ in range(self.times):
             self.process.stdin.write("go\n")  # type: ignore[union-attr]
             self.process.stdin.flush()  # type: ignore[union-attr]
             found.append(float(self.line()))
@@ -215,6 +308,11 @@ class Worker:
         self.process.wait()
 
 
+def environment(peer: str, processor: bool) -> dict[str, str]:
+    own = {"ALLYOUNEED_NATIVE": "off"} if peer == "torch" else {}
+    return os.environ | own | {"OMP_NUM_THREADS": "1" if processor else "2", "OMP_WAIT_POLICY": "active"}
+
+
 def measured(folder: Path, job: str, peers: list[str], rounds: int, processor: bool) -> dict[str, list[float]]:
     """Seconds of each peer's turns."""
     workers: dict[str, Worker] = {}
@@ -224,49 +322,129 @@ def measured(folder: Path, job: str, peers: list[str], rounds: int, processor: b
             workers[peer] = Worker(peer, folder, job, processor)
         for _ in range(rounds):
             for peer, worker in workers.items():
-                found[peer] += worker.turn(3)
+                found[peer] += worker.turn()
     finally:
         for worker in workers.values():
             worker.end()
     return found
 
 
+def line(name: str, seconds: dict[str, list[float]], most: Ceilings) -> str:
+    """A line of the table."""
+    job = JOBS[name]
+    best = {peer: job.rows * LENGTH / min(turns) for peer, turns in seconds.items()}
+    usual = {peer: job.rows * LENGTH / statistics.median(turns) for peer, turns in seconds.items()}
+    cells = [f"{best[peer]:,.0f} ({usual[peer]:,.0f})" if peer in best else "" for peer in NAMES]
+
+    def ratio(peer: str, asked: float | None) -> str:
+        return f"**{best['ours'] / best[peer]:.2f}** (≥ {asked})" if {"ours", peer} <= set(best) else ""
+
+    top = ceiling(job, most)
+    share = f"{best['ours'] / top:.0%}" if "ours" in best else ""
+    cells += [ratio("ctranslate2", job.asked), ratio("hf", job.hf), f"{top:,.0f}", share, f"{os.getloadavg()[0]:.1f}"]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def versions() -> str:
+    from importlib.metadata import version
+
+    return ", ".join(f"{name} {version(name)}" for name in ("torch", "ctranslate2", "transformers"))
+
+
+PAGE = """# Decoding on CPU
+
+```sh
+python bench/decode_cpu.py --page docs/results/decode-cpu.md
+```
+
+Random weights, 32 tokens in, 32 forced tokens out, greedy or a beam of 4. base: width 512, 6 + 6 layers, vocabulary
+32,000; small: 256, 6 + 2, 16,000; gpt2: 124M. *b1* and *b32*: rows decoded together. Tokens a second of the best turn,
+and of the median one. CTranslate2 runs with `OMP_WAIT_POLICY=active`, without which it is several times slower, on
+models converted in another process. What each peer must reach is in brackets. *ours int8, torch* is what a computer
+without a compiler gets (see below).
+
+{ran}. {versions}.
+
+{table}
+
+The ceiling counts what nobody gets around: every weight of the decoder is read once for each token of the longest row,
+at the speed at which this machine reads so many bytes over and over (in large pages; the base and small decoders
+partly stay in its caches), or multiplied with every row at the speed of its best product of 8-bit matrices, whichever
+takes longer; and the source is read once.
+
+## What runs
+
+A step of such models is short: two layers of width 256 need 60 µs of products, and torch needs as long for twenty
+calls. So a model of eight bits is written down once as a flat list of orders
+([nn/flat.py](../../src/allyouneed/nn/flat.py)), and a small machine of ours runs the whole list in one call
+([kernels/machine.cpp](../../src/allyouneed/kernels/machine.cpp)): products of 8-bit numbers, attention over the states'
+own keys and values, norms, activations, and the choice of the likeliest tokens. It is compiled by the user's own `g++`
+in the background, once ([kernels/native.py](../../src/allyouneed/kernels/native.py)); until it is there, and where
+there is no compiler or no AVX-512 VNNI, torch computes the same numbers. A model with a part that has no orders is
+computed by torch as well.
+
+Where the time of ours goes, on one thread:
+
+| job | layers of the decoder | vocabulary head | choosing tokens, keeping states, Python | encoder |
+|---|---:|---:|---:|---:|
+| base-b1 | 49% | 29% | 12% | 10% |
+| base-b32 | 49% | 20% | 6% | 25% |
+| small-b1 | 27% | 28% | 30% | 15% |
+| small-b32 | 27% | 25% | 14% | 34% |
+| gpt2-b1 | 68% | 25% | 7% | |
+| base-b32-beam4 | 44% | 21% | 28% | 7% |
+
+One row is bound by reading weights: packed in large pages they come twice as fast as in small ones. Many rows are bound
+by products (390 of 430 G operations/s in the inner loop) and by reading keys and values, which are in single precision.
+Torch alone reaches the peer only where products take all the time (base and GPT-2, one row): a product of FBGEMM's
+costs 12 µs before it multiplies anything, attention of one query 27 µs, and each small call 2 to 5.
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", help=", ".join(JOBS))
-    parser.add_argument("--peers", default=",".join(PEERS), help="those to measure, with commas")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peers", default=",".join(NAMES), help="those to measure, with commas")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processor", action="store_true", help="one thread each, seconds of processor time")
+    parser.add_argument("--page", type=Path, help="write the table, and what to know about it, here")
     parser.add_argument("--json", type=Path, help="keep the seconds of all turns here")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--write", help=argparse.SUPPRESS)
+    parser.add_argument("--ceilings", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    clock = time.process_time if asked.processor else time.perf_counter
     if asked.write:
         return write(asked.write, asked.folder)
     if asked.work:
-        return work(
-            asked.work, asked.folder, asked.jobs[0], time.process_time if asked.processor else time.perf_counter
-        )
+        return work(asked.work, asked.folder, asked.jobs[0], clock)
+    if asked.ceilings:
+        return print(json.dumps(ceilings(clock)))
+    own, began = [sys.executable, "-W", "ignore", __file__], time.perf_counter()
+    command = [*own, "--ceilings", *(["--processor"] if asked.processor else [])]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment("ours", asked.processor))
+    most = Ceilings(*json.loads(said.stdout))
+    speeds = ", ".join(f"{name}'s decoder {speed / 1e9:.0f} GB/s" for name, speed in most.read.items())
+    print(f"reading {speeds}; products {most.products / 1e9:.0f} G operations/s", flush=True)
+    columns = [*NAMES.values(), "ours / CTranslate2", "ours / HF", "ceiling", "ours of it", "load"]
+    table = [f"| tokens/s, best turn (median) | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     peers, kept = asked.peers.split(","), {}
-    print(f"{'tokens/s, best turn (median)':30}", *(f"{NAMES[peer]:>22}" for peer in peers), "ours/CT2  asked  ours/HF")
     with tempfile.TemporaryDirectory() as place:
         for job in asked.jobs or JOBS:
-            name, rows, _, wanted = JOBS[job]
-            folder = Path(place) / name
+            folder = Path(place) / JOBS[job].shape
             if not folder.exists():
-                command = [sys.executable, "-W", "ignore", __file__, "--write", name, "--folder", str(folder)]
-                subprocess.run(command, check=True)
-            seconds = kept[job] = measured(folder, job, peers, asked.rounds, asked.processor)
-            speeds = {
-                peer: (rows * LENGTH / min(s), rows * LENGTH / statistics.median(s)) for peer, s in seconds.items()
-            }
-            cells = [f"{f'{best:,.0f} ({usual:,.0f})':>22}" for best, usual in speeds.values()]
-            ratios = [speeds["ours"][0] / speeds[p][0] if {"ours", p} <= set(speeds) else 0 for p in PEERS[1:]]
-            load = os.getloadavg()[0]
-            print(
-                f"{job:30}", *cells, f"{ratios[0]:8.2f}  {wanted:5.1f}  {ratios[1]:7.2f}  load {load:.1f}", flush=True
-            )
+                subprocess.run([*own, "--write", JOBS[job].shape, "--folder", str(folder)], check=True)
+            here = [peer for peer in peers if peer != "hf" or JOBS[job].hf is not None]
+            kept[job] = measured(folder, job, here, asked.rounds, asked.processor)
+            table.append(line(job, kept[job], most))
+            print(table[-1], flush=True)
+    how = "one thread, seconds of the processor's time" if asked.processor else "two threads"
+    ran = f"{how}; reading {speeds}; products {most.products / 1e9:.0f} G operations/s"
+    print(f"\n{ran}; {time.perf_counter() - began:.0f} s in all\n", *table, sep="\n")
+    if asked.page:
+        text = PAGE.format(ran=ran[0].upper() + ran[1:], table="\n".join(table), versions=versions())
+        asked.page.write_text(text, encoding="utf-8")
     if asked.json:
         asked.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 

@@ -2,35 +2,48 @@
 
     python bench/train_gpu.py translation --pairs pairs.tsv
     python bench/train_gpu.py gpt2
+    python bench/train_gpu.py same
 
 translation: transformer-base (512, 6 + 6, vocabulary 32k, dropout 0.1) on real sentence pairs. The peer is
 torch.nn.Transformer, compiled, on the same sentences padded in batches of like length, as its users feed it; ours
 reads packed rows through the product's own feed. Counted are real target tokens.
 gpt2: 124M parameters, rows of 1,024 tokens without dropout. The peer is a plain GPT written as nanoGPT is (fused
 qkv, SDPA, vocabulary 50,304, bf16 autocast, fused AdamW), compiled whole.
+same: no speed; that updates replayed as a CUDA graph are those that are written.
 
 Beside each speed: its share of the matrix ceiling measured in this run (model FLOPs only, 3 × forward), and peak
-memory. Ours is what `allyouneed train` runs: run_update, Feed, Machine.
+memory. Ours is what `allyouneed train` runs: Updates, Feed, Machine.
+
+The peer of translation gets batches of four static shapes (LENGTHS, as many rows as make the tokens of a batch): its
+compilation for shapes that change does not end. Each of its layers and its loss is compiled. Sentences longer than the
+last of them are left out of its data, which favours it.
+
+Several of these runs may compile side by side and measure one after another: `--meet FOLDER N` lets N of them wait for
+each other before the first measures, and then for whoever is measuring.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import math
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from allyouneed.config import override, parse, preset_tree
 from allyouneed.data.filters import Filters
-from allyouneed.data.packing import PackedBatches, PaddedBatches
+from allyouneed.data.packing import PackedBatches, generator
 from allyouneed.data.pairs import PairFiles
 from allyouneed.data.store import Store
 from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies
@@ -39,13 +52,16 @@ from allyouneed.nn.model import Model
 from allyouneed.tasks.causal_lm import CausalLM
 from allyouneed.tasks.task import Task
 from allyouneed.tasks.translation import PairItems, Translation, pair_encoding
-from allyouneed.train.feed import Feed, Place, Update, labelled
+from allyouneed.train.capture import Updates
+from allyouneed.train.feed import Feed, Place, Update
 from allyouneed.train.machine import Machine
 from allyouneed.train.optimiser import Adam
-from allyouneed.train.step import fetch, run_update
+from allyouneed.train.step import fetch
 
 DEVICE = torch.device("cuda")
 SMOOTHING = 0.1
+PATIENCE = 60  # seconds to wait for others that compile
+LENGTHS = (8, 12, 16, 24)  # of the peer's batches; 99% of the sentence pairs are no longer
 MACHINE = Machine(DEVICE, bf16=True, compiled=True, why="")
 
 
@@ -70,34 +86,60 @@ class Runner:
     turn: Callable[[int], tuple[int, float]]
     flops: float  # forward, of one real token
     speeds: list[float] = field(default_factory=list)
-    peak: int = 0
+    waits: list[float] = field(default_factory=list)  # shares of its turns
+    peak: int = 0  # of its first turn: what a recording holds is counted when it is made, and not again
 
 
-def compare(runners: list[Runner], turns: int, peers: int, profile: bool) -> None:
-    top = ceiling()
-    runners = runners[:1] if profile else runners
-    for turn in range(turns + 1):  # the first one compiles
-        for runner in runners:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            begin = time.perf_counter()
-            tokens, seconds = runner.turn(turn)
-            runner.peak = torch.cuda.max_memory_allocated()
-            if turn:
-                runner.speeds.append(tokens / seconds)
-            else:
-                print(f"{runner.name}: first turn {time.perf_counter() - begin:.0f} s", flush=True)
-    if profile:
-        profiled(runners[0])
+@contextmanager
+def measuring(meet: list[str] | None) -> Iterator[None]:
+    """When all who compile are done, and nobody else measures."""
+    if meet is None:
+        yield
         return
-    best = max(statistics.median(r.speeds) for r in runners[-peers:])
+    folder, count = Path(meet[0]), int(meet[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.mkdtemp(dir=folder)
+    begin = time.monotonic()
+    while sum(path.is_dir() for path in folder.iterdir()) < count and time.monotonic() - begin < PATIENCE:
+        time.sleep(0.2)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def compare(runners: list[Runner], given: argparse.Namespace) -> None:
+    """The first of them is ours."""
+    runners = runners[:1] if given.alone else runners
+    for runner in runners:  # which compiles
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+        runner.turn(0)
+        runner.peak = torch.cuda.max_memory_allocated()
+        print(f"{runner.name}: first turn {time.perf_counter() - begin:.0f} s", flush=True)
+    with measuring(given.meet):
+        top = ceiling()
+        for turn in range(1, given.turns + 1):
+            for runner in runners:
+                tokens, seconds = runner.turn(turn)
+                runner.speeds.append(tokens / seconds)
+        report(runners, top)
+        if given.profile:
+            profiled(runners[0])
+
+
+def report(runners: list[Runner], top: float) -> None:
+    best = max(statistics.median(r.speeds) for r in runners[1:] or runners)
     print(f"\nmatrix ceiling {top / 1e12:.0f} TFLOP/s\n")
     print("| | tokens/s | lowest to highest | × best peer | share of ceiling | peak GiB |\n|---|---|---|---|---|---|")
     for r in runners:
         middle = statistics.median(r.speeds)
         share = 3 * r.flops * middle / top
         spread = f"{min(r.speeds):,.0f} – {max(r.speeds):,.0f}"
-        print(f"| {r.name} | {middle:,.0f} | {spread} | {middle / best:.2f} | {share:.1%} | {r.peak / 2**30:.1f} |")
+        print(
+            f"| {r.name} | {middle:,.0f} | {spread} | {middle / best:.2f} | {share:.1%} | {r.peak / 2**30:.1f} |",
+            flush=True,
+        )
 
 
 def profiled(runner: Runner) -> None:
@@ -125,16 +167,18 @@ def timed(step: Callable[[], int], count: int) -> tuple[int, float]:
 class Ours:
     """What the trainer does, step after step."""
 
-    def __init__(self, tree: dict, task: Task) -> None:
+    def __init__(self, tree: dict, task: Task, recorded: bool) -> None:
         self.config = parse(Model, tree)  # type: ignore[type-abstract]
         self.model, self.task = self.config.build().to(DEVICE).train(), task
         self.optimiser = Adam().build(self.model)
         MACHINE.speed_up(self.model)
+        self.updates = Updates(self.model, task, self.optimiser, 1.0, MACHINE)
+        self.updates.records &= recorded
         self.number = 0
 
     def step(self, update: Update) -> int:
         self.number += 1
-        pending = run_update(self.model, self.task, self.optimiser, update, self.number, 1e-4, 1.0, MACHINE)
+        pending = self.updates.run(update, self.number, 1e-4)
         if self.number % 10 == 0:
             (now,) = fetch([pending])
             assert now.finite, now
@@ -148,8 +192,8 @@ class TorchTransformer(nn.Module):
     def __init__(self, vocab: int, width: int = 512, heads: int = 8, layers: int = 6, hidden: int = 2048) -> None:
         super().__init__()
         self.width = width
-        self.embed = nn.Embedding(vocab, width)
-        nn.init.normal_(self.embed.weight, std=width**-0.5)
+        self.tokens = nn.Embedding(vocab, width)
+        nn.init.normal_(self.tokens.weight, std=width**-0.5)
         self.core = nn.Transformer(width, heads, layers, layers, hidden, 0.1, batch_first=True)
         for module in self.core.modules():  # the paper's dropout: neither on attention weights nor inside the FFN
             if isinstance(module, nn.MultiheadAttention):
@@ -160,55 +204,80 @@ class TorchTransformer(nn.Module):
         angles = torch.arange(1024)[:, None] * 10000 ** (-torch.arange(0, width, 2) / width)
         self.register_buffer("table", torch.cat([angles.sin(), angles.cos()], -1), persistent=False)
 
-    def forward(self, source: Tensor, source_pad: Tensor, target: Tensor, target_pad: Tensor, labels: Tensor) -> Tensor:
-        def embed(tokens: Tensor) -> Tensor:
-            return self.dropout(self.embed(tokens) * math.sqrt(self.width) + self.table[: tokens.shape[1]])
+    def compiled(self) -> TorchTransformer:
+        for layer in [*self.core.encoder.layers, *self.core.decoder.layers]:
+            layer.compile(dynamic=False)
+        self.embed, self.judge = torch.compile(self.embed, dynamic=False), torch.compile(self.judge, dynamic=False)
+        return self
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.dropout(self.tokens(tokens) * math.sqrt(self.width) + self.table[: tokens.shape[1]])
+
+    def judge(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        logits = (hidden @ self.tokens.weight.T.to(hidden.dtype)).flatten(0, 1).float()
+        return cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, label_smoothing=SMOOTHING, reduction="sum")
+
+    def forward(self, source: Tensor, source_pad: Tensor, target: Tensor, target_pad: Tensor, labels: Tensor) -> Tensor:
         time_target = target.shape[1]
         hidden = self.core(
-            embed(source),
-            embed(target),
+            self.embed(source),
+            self.embed(target),
             tgt_mask=torch.ones(time_target, time_target, dtype=torch.bool, device=target.device).triu(1),
             src_key_padding_mask=source_pad,
             tgt_key_padding_mask=target_pad,
             memory_key_padding_mask=source_pad,
             tgt_is_causal=True,
         )
-        logits = (hidden @ self.embed.weight.T.to(hidden.dtype)).flatten(0, 1).float()
-        return cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, label_smoothing=SMOOTHING, reduction="sum")
+        return self.judge(hidden, labels)
 
 
-def padded_inputs(batch: Batch, multiple: int = 8) -> tuple[Tensor, ...]:
-    """Both sides with masks of what is padding, filled up to a multiple so that shapes are few."""
-    found = []
-    assert batch.source is not None and batch.labels is not None
-    for rows in (batch.source, batch.rows):
-        tokens = rows.tokens
-        more = -tokens.shape[1] % multiple
-        lengths = rows.lengths if rows.lengths is not None else torch.full((len(tokens),), tokens.shape[1])
-        tokens = nn.functional.pad(tokens, (0, more))
-        found += [tokens, torch.arange(tokens.shape[1])[None] >= lengths[:, None]]
-    labels = nn.functional.pad(batch.labels, (0, -batch.labels.shape[1] % multiple), value=IGNORE)
-    return *(tensor.pin_memory() for tensor in found), labels.pin_memory()
+class Bucketed:
+    """Sentence pairs in batches of like lengths, each of one of a few shapes: as users feed a compiled model."""
+
+    def __init__(self, items: PairItems, tokens: int) -> None:
+        self.items, self.tokens = items, tokens
+
+    def batches(self, epoch: int) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """How many real target tokens, and what the model takes."""
+        rng = generator(1, epoch)
+        longest = np.maximum(*self.items.lengths(0)[:2])
+        groups: list[tuple[int, np.ndarray]] = []
+        for shorter, length in zip((0, *LENGTHS), LENGTHS, strict=False):
+            members = rng.permutation(np.flatnonzero((longest > shorter) & (longest <= length)))
+            rows = self.tokens // length
+            groups += [(length, members[n : n + rows]) for n in range(0, len(members) - rows + 1, rows)]
+        for number in rng.permutation(len(groups)):
+            yield self.padded(*groups[number])
+
+    def padded(self, length: int, members: np.ndarray) -> tuple[int, tuple[Tensor, ...]]:
+        filled = self.items.fill(0, members)
+        assert filled.labels is not None
+        found: list[Tensor] = []
+        for side, lengths in zip(filled.sides, self.items.lengths(0), strict=True):
+            counts = torch.from_numpy(lengths[members].astype(np.int64))
+            real = torch.arange(length) < counts[:, None]
+            found += [self.spread(side.tokens, real, 0), ~real]
+        labels = self.spread(filled.labels, real, IGNORE)
+        return int((labels != IGNORE).sum()), tuple(tensor.pin_memory() for tensor in (*found, labels))
+
+    def spread(self, values: np.ndarray, real: Tensor, empty: int) -> Tensor:
+        return torch.full(real.shape, empty).masked_scatter_(real, torch.from_numpy(values))
 
 
-def peer_turn(model: nn.Module, call: Callable[..., Tensor], batches: PaddedBatches, steps: int) -> Callable:
+def peer_turn(model: nn.Module, data: Bucketed, steps: int) -> Callable[[int], tuple[int, float]]:
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
 
     def turn(number: int) -> tuple[int, float]:
-        prepared = []
-        for place, batch in enumerate(batches.batches(number)):
-            if place == steps:
-                break
-            prepared.append((labelled(batch), padded_inputs(batch)))  # not timed: the peer's data costs it nothing
-        turns: Iterator[tuple[int, tuple[Tensor, ...]]] = iter(prepared)
+        # not timed: the peer's data costs it nothing; the first turn sees every shape
+        prepared = list(islice(data.batches(number), steps)) if number else one_of_each(data)
+        turns = iter(prepared)
 
         def step() -> int:
             tokens, inputs = next(turns)
             optimiser.zero_grad(set_to_none=True)
             given = [tensor.to(DEVICE, non_blocking=True) for tensor in inputs]
             with torch.autocast("cuda", torch.bfloat16):
-                loss = call(*given) / tokens
+                loss = model(*given) / tokens
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step()
@@ -219,20 +288,28 @@ def peer_turn(model: nn.Module, call: Callable[..., Tensor], batches: PaddedBatc
     return turn
 
 
+def one_of_each(data: Bucketed) -> list[tuple[int, tuple[Tensor, ...]]]:
+    """Two batches of every shape."""
+    found: dict[int, list[tuple[int, tuple[Tensor, ...]]]] = {}
+    for batch in data.batches(0):
+        found.setdefault(batch[1][0].shape[1], []).append(batch)
+        if len(found) == len(LENGTHS) and all(len(batches) > 1 for batches in found.values()):
+            break
+    return [batch for batches in found.values() for batch in batches[:2]]
+
+
 def translation(given: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         files = [PairFiles(path=given.pairs)]
         vocabularies = Vocabularies.train(TokenizerConfig(vocab=32000), files)
-        encoding = pair_encoding(vocabularies, max_tokens=255)
+        encoding = pair_encoding(vocabularies, max_tokens=given.row - 1)
         store = Store.build(Path(folder) / "store", files, Filters(), encoding)
         items = PairItems(store, vocabularies)
-        packed = PackedBatches(items, (512, 512), given.tokens // 512, seed=1)
-        padded = PaddedBatches(items, given.tokens, seed=1)
+        packed = PackedBatches(items, (given.row, given.row), given.tokens // given.row, seed=1)
         size = 32000  # as it is written in papers; a smaller vocabulary just leaves rows unused
         tree = override(preset_tree("transformer-base"), [f"vocab={size}", "dropout=0.1"])
-        ours = Ours(tree, Translation(smoothing=SMOOTHING))
-        flops = ours.config.cost(16).flops
-        waits: list[float] = []
+        ours = Ours(tree, Translation(smoothing=SMOOTHING), not given.written)
+        flops = ours.config.cost(10).flops
 
         def own_turn(number: int) -> tuple[int, float]:
             waited = [0.0]
@@ -245,26 +322,22 @@ def translation(given: argparse.Namespace) -> None:
                     waited[0] += time.perf_counter() - begin
                     return ours.step(update)
 
-                tokens, seconds = timed(step, given.steps)
-            waits.append(waited[0] / seconds)
+                tokens, seconds = timed(step, given.steps if number else 8)
+            if number:
+                runners[0].waits.append(waited[0] / seconds)
             return tokens, seconds
 
-        eager = TorchTransformer(size).to(DEVICE).train()
-        compiled = TorchTransformer(size).to(DEVICE).train()
-        runners = [
-            Runner("allyouneed, packed rows", own_turn, flops),
-            Runner(
-                "torch.nn.Transformer compiled, padded",
-                peer_turn(compiled, torch.compile(compiled, dynamic=True), padded, given.steps),
-                flops,
-            ),
-            Runner("torch.nn.Transformer eager, padded", peer_turn(eager, eager, padded, given.steps), flops),
-        ]
-        print(f"{len(store):,} sentence pairs; {given.tokens} tokens a batch on each side, padding counted")
-        if given.eager:
-            del runners[1]
-        compare(runners, given.turns, len(runners) - 1, given.profile)
-        print(f"\nours waited for data {max(waits[1:]):.2%} of the time (the worst turn)")
+        data = Bucketed(items, given.tokens)
+        runners = [Runner("allyouneed, packed rows", own_turn, flops)]
+        if not given.alone:
+            compiled = TorchTransformer(size).to(DEVICE).train().compiled()
+            call = peer_turn(compiled, data, given.steps)
+            runners.append(Runner("torch.nn.Transformer compiled, padded", call, flops))
+            if given.eager:
+                call = peer_turn(TorchTransformer(size).to(DEVICE).train(), data, given.steps)
+                runners.append(Runner("torch.nn.Transformer eager, padded", call, flops))
+        print(f"{len(store):,} sentence pairs; {given.tokens} tokens a batch on each side, padding counted", flush=True)
+        compare(runners, given)
 
 
 # --- gpt2 -------------------------------------------------------------------------------------------------------------
@@ -311,7 +384,7 @@ class PlainGPT(nn.Module):
 def gpt2(given: argparse.Namespace) -> None:
     vocab, rows, length = 50304, given.rows, 1024
     changes = [f"vocab={vocab}", "dropout=0.0", "decoder[0].mixer.dropout=0.0"]
-    ours = Ours(override(preset_tree("gpt2"), changes), CausalLM())
+    ours = Ours(override(preset_tree("gpt2"), changes), CausalLM(), not given.written)
     flops = ours.config.cost(length).flops
     pool = [torch.randint(0, 50257, (rows, length + 1)).pin_memory() for _ in range(8)]
 
@@ -324,7 +397,7 @@ def gpt2(given: argparse.Namespace) -> None:
             batch = Batch(Rows(text[:, :-1].contiguous()), labels=text[:, 1:].contiguous())
             return ours.step(Update([batch], [Place(0, 0)], rows * length, Place(0, 0)))
 
-        return timed(step, given.steps)
+        return timed(step, given.steps if number else 8)
 
     peer = PlainGPT().to(DEVICE).train()
     call = torch.compile(peer)
@@ -344,30 +417,62 @@ def gpt2(given: argparse.Namespace) -> None:
             optimiser.zero_grad(set_to_none=True)
             return rows * length
 
-        return timed(step, given.steps)
+        return timed(step, given.steps if number else 4)
 
     print(
         f"{rows} rows of {length} tokens, vocabulary {vocab}; ours has {ours.config.cost(length).parameters:,} weights"
     )
     runners = [Runner("allyouneed", own_turn, flops), Runner("a GPT as nanoGPT's, compiled", their_turn, flops)]
-    compare(runners, given.turns, 1, given.profile)
+    compare(runners, given)
+
+
+# --- recorded or written, the same ------------------------------------------------------------------------------------
+
+
+def same(given: argparse.Namespace) -> None:
+    """A small GPT-2 from the same weights over the same batches, both ways; without dropout they must agree."""
+    changes = ["vocab=50304", "dropout=0.0", "decoder[0].mixer.dropout=0.0", "decoder[0].repeat=2"]
+    text = [torch.randint(0, 50257, (4, 257), device=DEVICE) for _ in range(3)] * 4  # it learns them by heart
+    losses = []
+    for recorded in (False, True):
+        torch.manual_seed(1)
+        ours = Ours(override(preset_tree("gpt2"), changes), CausalLM(), recorded)
+        pending = []
+        for number, rows in enumerate(text, start=1):
+            batch = Batch(Rows(rows[:, :-1].contiguous()), labels=rows[:, 1:].contiguous())
+            update = Update([batch], [Place(0, 0)], 4 * 256, Place(0, 0))
+            pending.append(ours.updates.run(update, number, 1e-3 / number))
+        losses.append([one.loss for one in fetch(pending)])
+        print("recorded" if recorded else "written ", " ".join(f"{loss:.4f}" for loss in losses[-1]))
+    furthest = max(abs(a - b) / a for a, b in zip(*losses, strict=True))
+    print(f"furthest apart: {furthest:.1e} of a loss")
+    assert furthest < 1e-3, "a recorded update is another one than the written"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", choices=["translation", "gpt2"])
+    parser.add_argument("job", choices=["translation", "gpt2", "same"])
     parser.add_argument("--pairs", help="sentence pairs: a TSV file, .gz and .zst too")
     parser.add_argument("--tokens", type=int, default=24576, help="translation: tokens a batch, on each side")
     parser.add_argument("--rows", type=int, default=32, help="gpt2: rows a batch")
     parser.add_argument("--steps", type=int, default=40, help="of one turn")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--profile", action="store_true", help="only ours, and where its time goes")
-    parser.add_argument("--eager", action="store_true", help="translation: leave out the compiled peer")
+    parser.add_argument("--row", type=int, default=128, help="translation: tokens of a packed row")
+    parser.add_argument("--profile", action="store_true", help="where the time of ours goes, besides")
+    parser.add_argument("--alone", action="store_true", help="leave out the peers")
+    parser.add_argument("--eager", action="store_true", help="translation: the peer as it is written, besides")
+    parser.add_argument("--written", action="store_true", help="ours without recording updates as a CUDA graph")
+    parser.add_argument("--tune", action="store_true", help="let the compiler try more forms of every kernel")
+    parser.add_argument("--meet", nargs=2, metavar=("FOLDER", "N"), help="measure when N such runs have compiled")
     given = parser.parse_args()
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
+    if given.tune:
+        import torch._inductor.config as inductor
+
+        inductor.coordinate_descent_tuning = True
     print(f"{torch.cuda.get_device_name()}; torch {torch.__version__}")
-    (translation if given.job == "translation" else gpt2)(given)
+    {"translation": translation, "gpt2": gpt2, "same": same}[given.job](given)
 
 
 if __name__ == "__main__":

@@ -177,8 +177,8 @@ def soak(count: int, seed: int) -> None:
     assert empty(scheduler)
 
 
-def test_hundreds_who_come_and_go_leave_nothing_behind() -> None:
-    soak(500, seed=1)
+def test_two_thousand_who_come_and_go_leave_nothing_behind() -> None:
+    soak(2_000, seed=1)
 
 
 @pytest.mark.slow

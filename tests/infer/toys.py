@@ -39,7 +39,7 @@ class Heard(State):
     def select(self, rows: Tensor) -> None:
         self.tokens = self.tokens.index_select(0, rows)
 
-    def trim(self, length: int) -> None:
+    def trim(self, length: int, each: Tensor | None = None) -> None:
         pass
 
     @property

@@ -88,6 +88,7 @@ moves = st.lists(
         st.tuples(st.just("select"), st.just(0), st.lists(st.integers(0, 50), min_size=12, max_size=12)),
         st.tuples(st.just("drop"), st.integers(0, 50), st.just([])),
         st.tuples(st.just("trim"), st.integers(1, LONGEST), st.just([])),
+        st.tuples(st.just("cut"), st.just(0), st.lists(st.integers(1, LONGEST), min_size=12, max_size=12)),
     ),
     max_size=4,
 )
@@ -101,7 +102,8 @@ moves = st.lists(
 )
 def test_a_state_moved_about_equals_starting_again(name, pairs, moves):
     """fan: copies that share a source. select: beams of a source in another order, sources in another order.
-    drop: a source and its beams go. trim: the last tokens of all rows are taken back."""
+    drop: a source and its beams go. trim: the last tokens of all rows are taken back; cut: of each row as many as it
+    likes."""
     model = case(name)
     rows = [(list(s), list(t)) for s, t in pairs]
     states = start(model, [s for s, _ in rows])
@@ -125,6 +127,10 @@ def test_a_state_moved_about_equals_starting_again(name, pairs, moves):
         elif move == "trim":
             states.trim(amount)
             rows = [(s, t[:amount]) for s, t in rows]
+        elif move == "cut":
+            own = [picks[n % len(picks)] for n in range(len(rows))]
+            states.trim(own)
+            rows = [(s, t[:left]) for (s, t), left in zip(rows, own, strict=True)]
         assert states.lengths == [len(t) for _, t in rows]
         if max(len(t) for _, t in rows) < LONGEST:
             check_rows(model, states, rows, number)

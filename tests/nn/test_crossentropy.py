@@ -137,3 +137,13 @@ def test_what_a_gpu_compiles_is_the_plain_definition(cap, smoothing, biased):
     torch.testing.assert_close(slope, logits.grad)
     if biased:
         torch.testing.assert_close(slant, bias.grad)
+
+
+def test_chunks_of_a_gpu_are_alike_and_whole_tiles():
+    gpu = torch.device("cuda")
+    assert crossentropy._rows(gpu, 32768, 50304) == 8192 and crossentropy._rows(gpu, 24576, 32000) == 12288
+    for tokens, vocab in ((1, 9), (1000, 50304), (33000, 50304), (20001, 250000)):
+        rows = crossentropy._rows(gpu, tokens, vocab)
+        chunks = -(-tokens // rows)
+        assert rows % crossentropy.TILE == 0 and chunks * rows - tokens < chunks * crossentropy.TILE
+        assert (rows - crossentropy.TILE) * 4 * vocab <= max(crossentropy.GPU_CHUNK_BYTES, 1024 * 4 * vocab)

@@ -54,6 +54,10 @@ class Trial:
         self.state.trim(length)
         self.rows = [row[:length] for row in self.rows]
 
+    def cut(self, lengths):
+        self.state.trim(max(lengths), torch.tensor(lengths))
+        self.rows = [row[:length] for row, length in zip(self.rows, lengths, strict=True)]
+
     def check(self):
         alone = [fold(begin(1, row), row[None], None) for row in self.rows]
         for found, parts in zip(self.state.now, zip(*alone, strict=True), strict=True):
@@ -67,6 +71,7 @@ moves = st.lists(
         st.tuples(st.just("step"), st.integers(1, 5)),
         st.tuples(st.just("select"), st.lists(st.integers(0, 3), min_size=1, max_size=4)),
         st.tuples(st.just("trim"), st.integers(0, SLACK)),
+        st.tuples(st.just("cut"), st.lists(st.integers(0, SLACK), min_size=4, max_size=4)),
     ),
     min_size=1,
     max_size=12,
@@ -77,7 +82,7 @@ moves = st.lists(
 @given(moves)
 def test_any_history_gives_the_carry_of_its_rows(moves):
     trial = Trial(3)
-    greatest = 0
+    furthest = [0, 0, 0]  # what can be taken back counts from there
     for move, how in moves:
         rows = len(trial.rows)
         if move == "take" and any(how[:rows]):
@@ -87,9 +92,12 @@ def test_any_history_gives_the_carry_of_its_rows(moves):
                 trial.take([1] * rows)
         elif move == "select":
             trial.select([row % rows for row in how])
-        elif move == "trim" and (length := greatest - how) >= 0:
+            furthest = [furthest[row % rows] for row in how]
+        elif move == "trim" and (length := max(furthest) - how) >= 0:
             trial.trim(length)
-        greatest = max(greatest, *map(len, trial.rows))  # what can be taken back counts from there
+        elif move == "cut":
+            trial.cut([max(0, far - back) for far, back in zip(furthest, how, strict=False)])
+        furthest = [max(far, len(row)) for far, row in zip(furthest, trial.rows, strict=True)]
         if trial.state.now is not None:
             trial.check()
 

@@ -152,7 +152,7 @@ def test_token_by_token_and_chunk_after_chunk_equal_whole(model, searching, text
 @settings(max_examples=30)
 @given(
     texts=st.lists(text, min_size=1, max_size=3),
-    moves=st.lists(st.tuples(st.sampled_from(["fan", "select", "trim", "say"]), st.integers(1, 12)), max_size=6),
+    moves=st.lists(st.tuples(st.sampled_from(["fan", "select", "trim", "cut", "say"]), st.integers(1, 12)), max_size=6),
 )
 def test_a_state_moved_about_equals_starting_again(model, texts, moves):
     """Beams that write different chunks have different neighbours; what is taken back is searched for anew."""
@@ -170,6 +170,10 @@ def test_a_state_moved_about_equals_starting_again(model, texts, moves):
         elif move == "trim":
             states.trim(amount)
             rows = [t[:amount] for t in rows]
+        elif move == "cut":
+            own = [1 + (amount * (3 + row)) % len(t) for row, t in enumerate(rows)]
+            states.trim(own)
+            rows = [t[:left] for t, left in zip(rows, own, strict=True)]
         new = [[(amount * 3 + row + n) % (VOCAB - 1) + 1 for n in range(1 + row % 2)] for row in range(len(rows))]
         logits = step(model, states, new)
         rows = [t + added for t, added in zip(rows, new, strict=True)]

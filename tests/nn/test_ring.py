@@ -92,11 +92,15 @@ def test_rows_of_unequal_chunks_taken_back_and_moved_about(pattern, cuts, data):
             for row, chunk, logits in zip(rows, chunks, found, strict=True):
                 if chunk:
                     close(logits, whole(model, row)[len(row) - len(chunk) :])
-            move = data.draw(st.sampled_from(["none", "trim", "select"]))
+            move = data.draw(st.sampled_from(["none", "trim", "cut", "select"]))
             if move == "trim":
                 length = data.draw(st.integers(max(1, max(furthest) - 3), max(furthest)))
                 states.trim(length)
                 rows = [row[:length] for row in rows]
+            elif move == "cut":
+                own = [data.draw(st.integers(max(0, far - 3), far)) for far in furthest]
+                states.trim(own)
+                rows = [row[:length] for row, length in zip(rows, own, strict=True)]
             elif move == "select":
                 kept = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=len(rows), max_size=len(rows)))
                 states.select(kept)

@@ -168,7 +168,7 @@ def test_a_bad_line_is_named_and_spoils_nothing_before_it(ask: Callable[..., Ans
     whole = ask("fill-mask", "-i", tmp_path / "in.txt", "-o", tmp_path / "out.txt")
     assert whole.code == 2 and not (tmp_path / "out.txt").exists()
     assert f"{tmp_path / 'in.txt'}:3: 'no mask': there is no <mask> in it" in whole.err
-    assert f"note: what was finished is in {tmp_path / 'out.txt.part'}" in whole.err
+    assert f"note: {tmp_path / 'out.txt'}: 2 lines are done; the same command goes on there" in whole.err
     assert (tmp_path / "out.txt.part").read_text() == ask("fill-mask", "the<mask> sea").out + "\n"
     assert "standard input:2: 3 columns" in ask("classify", stdin="a\nb\tc\td\n").err
     assert "standard input:1: 1 column; give two texts" in ask("similarity", stdin="a\n").err

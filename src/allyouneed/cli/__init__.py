@@ -33,6 +33,7 @@ from allyouneed.cli.options import (
     SetOption,
     ToOption,
     option,
+    remembered,
 )
 from allyouneed.cli.quantize import quantize
 from allyouneed.cli.read import classify, embed, fill_mask, similarity, tag
@@ -79,7 +80,7 @@ USES: dict[str, Callable[..., None]] = {
     "match-image": match_image,
 }
 for _name, _command in USES.items():
-    app.command(_name, rich_help_panel=USE)(_command)
+    app.command(_name, rich_help_panel=USE)(remembered(_name, _command))
 
 
 @app.command(rich_help_panel=TRAIN)

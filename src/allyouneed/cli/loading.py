@@ -42,6 +42,11 @@ def loaded(folder: Path, device: str, dtype: str | None = None, task: str | None
     return model
 
 
+def drafted(draft: str | None, device: str, dtype: str | None, methods: str | tuple[str, ...], does: str) -> Any:
+    """Who guesses: "lookup", or a model; None when nobody is named."""
+    return draft if draft in (None, "lookup") else ready(Path(draft), device, dtype, methods, does)
+
+
 BODIES = ("masked-lm", "permutation-lm", "causal-lm")  # pretrained: their vectors can be used without a head
 
 

@@ -14,9 +14,11 @@ from allyouneed.cli.options import (
     BeamOption,
     DeviceOption,
     DtypeOption,
+    ForceOption,
     JsonOption,
     ModelOption,
     OutputOption,
+    RestartOption,
     TopOption,
     given,
     option,
@@ -64,6 +66,8 @@ def transcribe(
     dtype: DtypeOption = None,
     input_: ListOption = None,
     output: OutputOption = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
     beam: BeamOption = None,
 ) -> None:
     """Write down what is said in sound files of any length, a line each."""
@@ -86,7 +90,7 @@ def transcribe(
         blanks=False,
         chunk=4,
     )
-    run(use, sounds, input_, output, as_json)
+    run(use, sounds, input_, output, as_json, force=force, restart=restart)
 
 
 def classify_image(
@@ -99,6 +103,8 @@ def classify_image(
     dtype: DtypeOption = None,
     input_: ListOption = None,
     output: OutputOption = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
 ) -> None:
     """Say what is in each image."""
     classifier = ready(model, device, dtype, "classify_image_full", "tell images apart")
@@ -110,7 +116,7 @@ def classify_image(
         blanks=False,
         chunk=64,
     )
-    run(use, images, input_, output, as_json)
+    run(use, images, input_, output, as_json, force=force, restart=restart)
 
 
 def match_image(
@@ -126,6 +132,8 @@ def match_image(
     dtype: DtypeOption = None,
     input_: ListOption = None,
     output: OutputOption = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
 ) -> None:
     """Say how likely each of some texts belongs to an image.
 
@@ -147,4 +155,4 @@ def match_image(
         blanks=False,
         chunk=64,
     )
-    run(use, images, input_, output, as_json)
+    run(use, images, input_, output, as_json, force=force, restart=restart)

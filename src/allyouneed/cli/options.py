@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +39,12 @@ InputOption = Annotated[
     Path | None, option("--input", "-i", panel=FILES, metavar="FILE", help="a text a line (.gz, .zst too)")
 ]
 OutputOption = Annotated[
-    Path | None, option("--output", "-o", panel=FILES, metavar="FILE", help="written when it is complete")
+    Path | None,
+    option("--output", "-o", panel=FILES, metavar="FILE", help="appears when it is complete (.gz, .zst too)"),
+]
+ForceOption = Annotated[bool, option("--force", panel=FILES, help="replace an output that is there")]
+RestartOption = Annotated[
+    bool, option("--restart", panel=FILES, help="begin anew what was interrupted, instead of going on with it")
 ]
 WholeOption = Annotated[bool, option("--whole", panel=FILES, help="what is read is one text, line breaks included")]
 TopOption = Annotated[int | None, option("--top", min=1, help="so many of the likeliest, with their probabilities")]
@@ -56,11 +65,58 @@ StopOption = Annotated[
     list[str] | None, option("--stop", panel=SEARCH, metavar="TEXT", help="end before this text; repeatable")
 ]
 
+DraftOption = Annotated[
+    str | None,
+    option(
+        "--draft",
+        panel=SEARCH,
+        metavar="FOLDER|lookup",
+        help="a smaller model, or the text itself, guesses ahead: the same answers, sooner; not for beams",
+    ),
+]
+AheadOption = Annotated[
+    int | None, option(min=1, panel=SEARCH, help="so many tokens are guessed at a time (4, looked up 8)")
+]
+
 TemperatureOption = Annotated[float | None, option(panel=SAMPLING, help="higher is bolder")]
 TopKOption = Annotated[int | None, option(panel=SAMPLING, help="only among the k likeliest tokens")]
 TopPOption = Annotated[float | None, option(panel=SAMPLING, help="only among the likeliest of probability p")]
 MinPOption = Annotated[float | None, option(panel=SAMPLING, help="only those p times as likely as the likeliest")]
 SeedOption = Annotated[int | None, option(panel=SAMPLING, help="the same seed draws the same")]
+
+
+UNSAID = {"input_", "output", "force", "restart", "device"}  # they do not change how a line is answered
+_told: ContextVar[dict[str, Any]] = ContextVar("told")
+
+
+def remembered(name: str, command: Callable[..., None]) -> Callable[..., None]:
+    """The command, which remembers the options it was given while it runs: see `said`."""
+    options = {one.name for one in signature(command).parameters.values() if one.kind is Parameter.KEYWORD_ONLY}
+
+    @wraps(command)
+    def run(*args: Any, **values: Any) -> None:
+        before = _told.set({"command": name} | {key: value for key, value in values.items() if key in options})
+        try:
+            command(*args, **values)
+        finally:
+            _told.reset(before)
+
+    return run
+
+
+def said() -> dict[str, Any]:
+    """All that the command in hand was told and that decides its answers, as plain data."""
+    from allyouneed.cli.unfinished import glimpse
+    from allyouneed.models import shipped
+
+    told = dict(_told.get({}))
+    if "model" in told:
+        told["model"] = glimpse(told["model"] or shipped())
+    return {
+        name: value if isinstance(value, int | float | list) else str(value)
+        for name, value in told.items()
+        if name not in UNSAID and value is not None and value is not False
+    }
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -13,10 +13,12 @@ from allyouneed.cli.loading import ready
 from allyouneed.cli.options import (
     DeviceOption,
     DtypeOption,
+    ForceOption,
     InputOption,
     JsonOption,
     ModelOption,
     OutputOption,
+    RestartOption,
     TopOption,
     WholeOption,
     option,
@@ -55,6 +57,8 @@ def fill_mask(
     dtype: DtypeOption = None,
     input_: InputOption = None,
     output: OutputOption = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
     whole: WholeOption = False,
 ) -> None:
     """Fill each `<mask>` in a text with the likeliest tokens.
@@ -82,7 +86,7 @@ def fill_mask(
         lambda one: {"text": one.text, "filled": one.found},
         blanks=False,
     )
-    run(masks if hasattr(filler, "fill_mask") else gaps, texts, input_, output, as_json, whole)
+    run(masks if hasattr(filler, "fill_mask") else gaps, texts, input_, output, as_json, whole, force, restart)
 
 
 def classify(
@@ -98,6 +102,8 @@ def classify(
     dtype: DtypeOption = None,
     input_: InputOption = None,
     output: OutputOption = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
     whole: WholeOption = False,
 ) -> None:
     """Say which class each text, or each pair of texts, belongs to."""
@@ -116,7 +122,7 @@ def classify(
         read=_one_or_two,
         blanks=False,
     )
-    run(use, texts, input_, output, as_json, whole)
+    run(use, texts, input_, output, as_json, whole, force, restart)
 
 
 def tag(
@@ -130,6 +136,8 @@ def tag(
     dtype: DtypeOption = None,
     input_: InputOption = None,
     output: OutputOption = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
 ) -> None:
     """Tag each word of sentences.
 
@@ -149,7 +157,7 @@ def tag(
         return "".join(f"{word}\t{said}\n" for word, said in zip(one.found.words, one.found.tags, strict=True)) + "\n"
 
     use = Use("tagging", lambda asked, first: _each(asked, tagger.tag_full(asked)), plain, tree, blanks=False)
-    run(use, texts, input_, output, as_json)
+    run(use, texts, input_, output, as_json, force=force, restart=restart)
 
 
 def embed(
@@ -165,6 +173,8 @@ def embed(
         Path | None,
         option("--output", "-o", panel="Files", metavar="FILE", help="JSON lines; a name that ends in .npy: one array"),
     ] = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
     whole: WholeOption = False,
 ) -> None:
     """Make a vector of each text: a line of JSON each, or a NumPy array of all of them."""
@@ -176,12 +186,12 @@ def embed(
         lambda one: {"text": one.text, "vector": one.found},
     )
     if output is None or output.suffix != ".npy":
-        run(use, texts, input_, output)
+        run(use, texts, input_, output, False, whole, force, restart)
         return
     import numpy as np
 
     given = source(texts, input_, whole)
-    with whole_file(output) as file, notes_of_warnings():
+    with whole_file(output, force) as file, notes_of_warnings():
         found = answers(use, given)
         bar = progress(found, given.total, use.doing)
         rows = [np.array(one.found, dtype=np.float32) for _, one in bar if one is not None]
@@ -202,6 +212,8 @@ def similarity(
     dtype: DtypeOption = None,
     input_: InputOption = None,
     output: OutputOption = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
 ) -> None:
     """Say how alike two texts are, from -1 to 1: a pair, a pair a line, or one text against many."""
     if top is not None and query is None:
@@ -225,12 +237,12 @@ def similarity(
         blanks=False,
     )
     if top is None:
-        run(use, texts, input_, output, as_json)
+        run(use, texts, input_, output, as_json, force=force, restart=restart)
         return
     found = (one for _, one in answers(use, source(texts, input_)) if one is not None)
     with notes_of_warnings():
         best = heapq.nlargest(top, found, key=lambda one: one.found)
-    show(use, ((one.text, one) for one in best), output, as_json)
+    show(use, ((one.text, one) for one in best), output, as_json, force=force)
 
 
 def _one_or_two(line: str) -> Any:

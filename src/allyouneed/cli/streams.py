@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, BinaryIO, TextIO, TypeVar
 
+from allyouneed.cli.unfinished import beside, check_place
 from allyouneed.errors import UserError
 
 T = TypeVar("T")
+OFTEN = 30.0  # seconds between two lines that say how far it has come
 SHOWN = 3  # notes of one kind before they are only counted
 
 
@@ -58,43 +60,63 @@ def _raw_input() -> Iterator[bytes]:
 
 def count_lines(path: Path | None) -> int | None:
     """How much there is to do, where a look at the file tells."""
-    if path is None or not path.is_file() or path.suffix in (".gz", ".zst"):
+    if path is None or not path.is_file():
         return None
-    with path.open("rb") as file:
-        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+    from allyouneed.data.readers import chunks
+
+    found, last = 0, b"\n"
+    for chunk in chunks(path):
+        found, last = found + chunk.count(b"\n"), chunk[-1:] or last
+    return found + (last != b"\n")
 
 
 def json_text(tree: Any) -> str:
     return json.dumps(tree, ensure_ascii=False) + "\n"
 
 
+def packer(path: Path) -> Callable[[bytes], bytes]:
+    """How a piece of a file of this name is stored. Packed pieces behind one another are a packed file."""
+    if path.suffix == ".gz":
+        import gzip
+
+        return partial(gzip.compress, mtime=0)
+    if path.suffix == ".zst":
+        import zstandard
+
+        return zstandard.ZstdCompressor().compress
+    return bytes
+
+
 @contextmanager
-def sink(path: Path | None) -> Iterator[Callable[[str], None]]:
+def sink(path: Path | None, force: bool = True) -> Iterator[Callable[[str], None]]:
     """How to write results: to standard output, or to a file that is there when it is complete."""
     if path is None:
         yield _writer(sys.stdout)
         return
-    with whole_file(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
-        try:
-            yield _writer(text)
-        finally:
-            text.detach()  # the file is closed where it was opened
+    with whole_file(path, force) as file:
+        pack = packer(path)
+        yield lambda text: _flushed(file, pack(text.encode()))
+
+
+def _flushed(file: BinaryIO, data: bytes) -> None:
+    file.write(data)
+    file.flush()
+
+
+def is_plain(path: Path) -> bool:
+    """A pipe or a device is no plain file: it is written to as it is."""
+    return path.is_file() or not path.exists()
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def whole_file(path: Path, force: bool = True) -> Iterator[BinaryIO]:
     """A file appears under its name when it is complete; until then the old one stays."""
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder; name a file in it")
-    place = path.resolve()  # a link stays a link
-    if not place.parent.is_dir():
-        raise UserError(f"{path}: there is no folder {path.parent}; make it first")
-    plain = path.is_file() or not path.exists()  # a pipe or a device is written to as it is
-    work = place.with_name(place.name + ".part") if plain else place
+    check_place(path, force)
+    (part, journal), place, plain = beside(path), path.resolve(), is_plain(path)  # a link stays a link
+    if plain and journal.exists():
+        raise UserError(f"{path}: some of it was made from a file; finish that first, or delete {journal}")
+    work = part if plain else place
     try:
-        if path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         file = work.open("wb")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}; name another file") from None
@@ -119,14 +141,35 @@ def _writer(file: TextIO) -> Callable[[str], None]:
     return write
 
 
-def progress(items: Iterator[T], total: int | None, doing: str, quiet: bool = False) -> Iterator[T]:
-    """A progress bar on standard error while they come, when a person is there to see it."""
-    if quiet or not sys.stderr.isatty():
-        yield from items
-        return
+def progress(items: Iterator[T], total: int | None, doing: str, quiet: bool = False, done: int = 0) -> Iterator[T]:
+    """How far one has come and how long it will take, on standard error: a bar when a person is there to see it, else a
+    line now and then. `done`: so many of the total before."""
+    if quiet:
+        return items
+    return _bar(items, total, doing, done) if sys.stderr.isatty() else _told(items, total, doing, done)
+
+
+def _bar(items: Iterator[T], total: int | None, doing: str, done: int) -> Iterator[T]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        yield from bar.track(items, total=total)
+    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(elapsed_when_finished=True))
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=300) as bar:
+        task = bar.add_task(doing, total=total, completed=done)
+        for item in items:
+            yield item
+            bar.advance(task)
+
+
+def _told(items: Iterator[T], total: int | None, doing: str, done: int) -> Iterator[T]:
+    begun = last = monotonic()
+    for number, item in enumerate(items, 1):
+        yield item
+        now = monotonic()
+        if now - last >= OFTEN:
+            speed, last = number / (now - begun), now
+            said = f"{doing}: {done + number:,}"
+            if total is not None:
+                left = timedelta(seconds=round(max(0, total - done - number) / speed))
+                said += f" of {total:,} ({100 * (done + number) / max(1, total):.1f}%), about {left} left"
+            print(f"{said}, {speed:,.1f} a second", file=sys.stderr, flush=True)

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allyouneed.cli.loading import ready
+from allyouneed.cli.loading import drafted, ready
 from allyouneed.cli.options import (
     SEARCH,
+    AheadOption,
     BeamOption,
     BestOption,
     DeviceOption,
+    DraftOption,
     DtypeOption,
+    ForceOption,
     FromOption,
     InputOption,
     JsonOption,
@@ -29,6 +32,7 @@ from allyouneed.cli.options import (
     OutputOption,
     PenaltyOption,
     RepetitionOption,
+    RestartOption,
     SeedOption,
     StopOption,
     TemperatureOption,
@@ -40,7 +44,7 @@ from allyouneed.cli.options import (
     given,
     option,
 )
-from allyouneed.cli.texts import Use, answers, one_line, ranked, run, show, show_notes, source
+from allyouneed.cli.texts import Use, answer, one_line, placed, ranked, run, show_notes, source
 from allyouneed.models import shipped
 
 if TYPE_CHECKING:
@@ -65,6 +69,8 @@ def translate(
     dtype: DtypeOption = None,
     input_: InputOption = None,
     output: OutputOption = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
     to: ToOption = None,
     from_: FromOption = None,
     method: MethodOption = None,
@@ -75,8 +81,13 @@ def translate(
     top_k: TopKOption = None,
     top_p: TopPOption = None,
     seed: SeedOption = None,
+    draft: DraftOption = None,
+    ahead: AheadOption = None,
 ) -> None:
     """Translate texts, standard input, or a file; a line in is a line out.
+
+    `allyouneed translate in.txt out.txt` translates a file into a file, as `--input` and `--output` do (`-`: standard
+    input or output). Interrupted, the same command goes on where it was.
 
     A model of several languages sees which one a text is in. It translates into English, from English into the first it
     learnt; `--to` says another.
@@ -84,7 +95,9 @@ def translate(
     options = given(
         method=method, beam=beam, best=best, length_penalty=length_penalty,
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        draft=drafted(draft, device, dtype, "translate_full", "translate"), ahead=ahead,
     )  # fmt: skip
+    texts, input_, output = placed(texts, input_, output)
     translator = ready(model or shipped(), device, dtype, "translate_full", "translate")
 
     def plain(one: Translation) -> str:
@@ -100,7 +113,7 @@ def translate(
         plain,
         lambda one: {"source": one.source, "translation": one.text, **asdict(one)},
     )
-    run(use, texts, input_, output, as_json)
+    run(use, texts, input_, output, as_json, force=force, restart=restart)
 
 
 def generate(
@@ -120,6 +133,8 @@ def generate(
     dtype: DtypeOption = None,
     input_: InputOption = None,
     output: OutputOption = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
     whole: WholeOption = False,
     max_length: LengthOption = None,
     min_length: LeastOption = None,
@@ -134,6 +149,8 @@ def generate(
     top_p: TopPOption = None,
     min_p: MinPOption = None,
     seed: SeedOption = None,
+    draft: DraftOption = None,
+    ahead: AheadOption = None,
 ) -> None:
     r"""Go on with a prompt, shown as it comes; or with many prompts.
 
@@ -143,7 +160,9 @@ def generate(
         max_length=max_length, min_length=min_length, stop=stop or None, method=method, beam=beam, best=best,
         length_penalty=length_penalty, repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k,
         top_p=top_p, min_p=min_p, seed=seed, specials=specials or None,
+        draft=drafted(draft, device, dtype, "generate_full", "go on with texts"), ahead=ahead,
     )  # fmt: skip
+    prompts, input_, output = placed(prompts, input_, output)
     asked = source(prompts, input_, whole)
     writer = ready(model, device, dtype, "generate_full", "go on with texts")
     if index is not None:
@@ -160,13 +179,13 @@ def generate(
         lambda one: {"prompt": one.prompt, "text": one.text, **asdict(one)},
         blanks=False,
     )
-    as_it_comes = output is None and best is None and not as_json
+    as_it_comes = output in (None, Path("-")) and best is None and not as_json
     held = [] if asked.typed else list(islice(asked.questions, 2))
     if as_it_comes and (asked.typed or len(held) == 1):
         for number, (_, prompt) in enumerate(chain(held, asked.questions)):
             _tell(writer.stream(prompt, first=number, **options), prompt if echo else "")
         return
-    show(use, answers(use, replace(asked, questions=chain(held, asked.questions))), output, as_json, asked.total)
+    answer(use, replace(asked, questions=chain(held, asked.questions)), output, as_json, force, restart)
 
 
 def _tell(pieces: Any, before: str) -> None:
@@ -177,7 +196,7 @@ def _tell(pieces: Any, before: str) -> None:
             yield before
         full = yield from pieces
         yield "\n"
-        show_notes(full.notes)
+        show_notes([*full.notes, *([] if full.guesses is None else [f"draft: {full.guesses}"])])
 
     for piece in shown():
         sys.stdout.write(piece)
@@ -197,6 +216,8 @@ def seq2seq(
     dtype: DtypeOption = None,
     input_: InputOption = None,
     output: OutputOption = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
     whole: WholeOption = False,
     max_length: LengthOption = None,
     min_length: LeastOption = None,
@@ -210,6 +231,8 @@ def seq2seq(
     top_k: TopKOption = None,
     top_p: TopPOption = None,
     seed: SeedOption = None,
+    draft: DraftOption = None,
+    ahead: AheadOption = None,
 ) -> None:
     r"""From text to text: prompts of T5, summaries.
 
@@ -219,7 +242,9 @@ def seq2seq(
         max_length=max_length, min_length=min_length, method=method, beam=beam, best=best,
         length_penalty=length_penalty, repetition_penalty=repetition_penalty, no_repeat=no_repeat,
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, specials=specials or None,
+        draft=drafted(draft, device, dtype, "seq2seq_full", "rewrite texts"), ahead=ahead,
     )  # fmt: skip
+    texts, input_, output = placed(texts, input_, output)
     rewriter = ready(model, device, dtype, "seq2seq_full", "rewrite texts")
     use: Use[Any] = Use(
         "writing",
@@ -229,4 +254,4 @@ def seq2seq(
         read=lambda line: prefix + line,
         blanks=False,
     )
-    run(use, texts, input_, output, as_json, whole)
+    run(use, texts, input_, output, as_json, whole, force, restart)

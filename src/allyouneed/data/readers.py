@@ -208,7 +208,7 @@ def read_text(path: Path, report: Report) -> Iterator[tuple[int, str]]:
 def raw_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file without their ends and without the byte order mark of its beginning."""
     first, rest = True, b""
-    for chunk in _chunks(path):
+    for chunk in chunks(path):
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield _trim(line, path, first)
@@ -234,7 +234,8 @@ def decoded(raw: bytes) -> str | None:
         return None
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
+def chunks(path: Path) -> Iterator[bytes]:
+    """What is in a file, unpacked, piece by piece."""
     packed = path.suffix.lower()
     damaged = f"{path}: the {packed} file is truncated or damaged; download or compress it again"
     try:

@@ -38,7 +38,7 @@ class Beams(Search):
         return order
 
     def step(self, logits: Tensor, tight: bool = False) -> list[int] | None:
-        beams, ages, fresh = self.group, self.clock - self.births, self.fresh
+        beams, ages, fresh = self.group, self.ages, self.fresh
         logits, mass = self.ruled(logits), None
         if self.penalties is not None:  # as others do: log-probabilities are penalised, not logits
             logits = self.penalties.changed(logits.log_softmax(-1))
@@ -47,11 +47,16 @@ class Beams(Search):
         if self.way.ended:
             logits = self.at_last(logits if mass is not None else logits.log_softmax(-1), ages)
             mass = logits.new_zeros(len(self.asked), 1, 1)
-        if self.decoding.min_length > self.way.counted:  # the end mark gets no chance, but keeps its share
+        short = self.short()
+        if short == "some":  # the end mark gets no chance, but keeps its share
             mass = logits.logsumexp(-1, keepdim=True) if mass is None else mass
             logits = self.unending(logits, ages[:, None].expand(logits.shape[:2]))
-        found = expand(logits, self.scores, 2 * beams, self.never, mass)
-        ended = self.ending(found.tokens) | (self.limits <= ages + 1)[:, None] | self.at_stop(found, ages)
+        found = expand(logits, self.scores, 2 * beams, self.banned if short == "all" else self.never, mass)
+        ended = self.ending(found.tokens)
+        if self.at_limit():
+            ended = ended | (self.limits <= ages + 1)[:, None]
+        if any(one.stops is not None for one in self.asked):
+            ended = ended | self.at_stop(found, ages)
         finished = (ended & found.scores.isfinite())[:, :beams]
         if bool(finished.any()):
             self.collect(finished, found)

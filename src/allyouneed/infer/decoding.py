@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from allyouneed.config import Config, model_validator, parse
 from allyouneed.errors import UserError
-from allyouneed.infer.likeliest import Without, likeliest, log_chance
+from allyouneed.infer.likeliest import Without, best_few, likeliest
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
@@ -120,13 +120,20 @@ def expand(
     to normalise by (sources, beams, 1), where the logits are no longer those that make up the whole.
     """
     few = min(count, logits.shape[-1])
-    with Without(logits, banned):
-        best, tokens = likeliest(logits, few)  # (sources, beams, few)
-    mass = best[..., :1] - log_chance(logits, tokens[..., 0])[..., None] if mass is None else mass
-    gains = (best - mass).flatten(1)
-    totals = (best - mass + scores[..., None]).flatten(1)
+    if mass is None:
+        tokens, gains = best_few(logits, few, banned)  # (sources, beams, few)
+    else:
+        with Without(logits, banned):
+            best, tokens = likeliest(logits, few)
+        gains = best - mass
+    return among(gains, tokens, scores, count)
+
+
+def among(gains: Tensor, tokens: Tensor, scores: Tensor, count: int) -> Candidates:
+    """The `count` likeliest of each hypothesis' best few continuations (sources, beams, few), best first."""
+    few, totals = gains.shape[-1], (gains + scores[..., None]).flatten(1)
     kept, index = totals.topk(min(count, totals.shape[1]))
-    found = Candidates(kept, index // few, tokens.flatten(1).gather(1, index), gains.gather(1, index))
+    found = Candidates(kept, index // few, tokens.flatten(1).gather(1, index), gains.flatten(1).gather(1, index))
     missing = count - kept.shape[1]
     if missing:
         fills = (-torch.inf, 0, 0, 0.0)
@@ -162,6 +169,11 @@ def draw(logits: Tensor, chance: Tensor) -> Tensor:
 
     One number decides one row, so a row's luck does not depend on who its neighbours are.
     """
-    mass = logits.double().softmax(-1).cumsum(-1)
+    return inverted(logits.double().softmax(-1), chance)
+
+
+def inverted(weights: Tensor, chance: Tensor) -> Tensor:
+    """The token of each row (rows, vocab) whose share of the row's weight `chance` (rows,) falls into."""
+    mass = weights.cumsum(-1)
     picked = torch.searchsorted(mass, (chance[:, None] * mass[:, -1:]), right=True)[:, 0]
-    return picked.clamp(max=logits.shape[-1] - 1)
+    return picked.clamp(max=weights.shape[-1] - 1)

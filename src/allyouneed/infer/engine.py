@@ -13,11 +13,17 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from allyouneed.infer.crew import Crew, Job, search
 from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.drafts import Draft
 from allyouneed.infer.search import Asked, Hypothesis, Stops, Way
+from allyouneed.infer.seats import Room
+from allyouneed.infer.speculation import Speculation, refuse, speculate
 from allyouneed.nn.batch import Rows
+from allyouneed.nn.state import States
+from allyouneed.nn.swift import swift
 
 SHORT = 16  # a source counts as at least this long: short ones still need logits over the whole vocabulary
 
@@ -63,6 +69,7 @@ class Engine:
         self.ends, self.counted, self.ended = ends, counted, ended
         self.limit, self.budget = limit, budget
         self.search: Any = None  # for a model that retrieves: how neighbours of its chunks are found
+        self.room = Room(self)  # on a GPU, batches of a fixed shape
 
     def generate(
         self,
@@ -72,6 +79,7 @@ class Engine:
         on_progress: Callable[[int, int], None] | None = None,
         places: Sequence[Sequence[int]] | None = None,
         stops: Stops | None = None,
+        draft: Draft | None = None,
     ) -> list[list[Hypothesis]]:
         """The best hypotheses of each source, best first.
 
@@ -79,6 +87,7 @@ class Engine:
         `on_progress(done, total)` is called after each batch.
         `places`: numbers that name each source; with the seed they decide its samples. Its index when not given.
         `stops`: what else ends a target, besides the end mark.
+        `draft`: who guesses how targets go on, so that a pass can be worth several tokens.
         An empty source gets one empty hypothesis: nothing in, nothing out.
         """
         decoding = decoding or Decoding()
@@ -90,7 +99,7 @@ class Engine:
             prompt = [self.bos, *(prefix[number] if prefix is not None else ())]
             place = tuple(places[number]) if places is not None else (number,)
             requests.append(Request(prompt, decoding.limit(len(source)), place, source) if source else None)
-        return self._answers(requests, decoding, on_progress, stops)
+        return self._answers(requests, decoding, on_progress, stops, draft)
 
     def go_on(
         self,
@@ -99,35 +108,68 @@ class Engine:
         on_progress: Callable[[int, int], None] | None = None,
         first: int = 0,
         stops: Stops | None = None,
+        draft: Draft | None = None,
     ) -> list[list[Hypothesis]]:
         """How each prompt (begin mark included) goes on; the prompt is not repeated. `first`: the place of the first
-        one in a longer request. `stops`: what else ends a text, besides the end mark."""
+        one in a longer request. `stops`: what else ends a text, besides the end mark. `draft`: who guesses how it goes
+        on."""
         decoding = decoding or Decoding()
         requests = [Request(prompt, decoding.more(), (first + n,)) for n, prompt in enumerate(prompts)]
-        return self._answers(requests, decoding, on_progress, stops)
+        return self._answers(requests, decoding, on_progress, stops, draft)
 
     @torch.inference_mode()  # of a generator: whoever reads it is outside between two tokens
     def stream(
-        self, prompt: Sequence[int], decoding: Decoding, first: int = 0, stops: Stops | None = None
+        self,
+        prompt: Sequence[int],
+        decoding: Decoding,
+        first: int = 0,
+        stops: Stops | None = None,
+        draft: Draft | None = None,
     ) -> Generator[int, None, Hypothesis]:
         """The tokens of the best hypothesis of `go_on`, each as it is chosen; those of a beam search when it is over.
         What comes back at last is the hypothesis."""
+        if draft is not None:
+            refuse(decoding)
         was_training: bool = self.model.training
-        self.model.eval()
+        if was_training:  # only then: it is a walk through all parts
+            self.model.eval()
         try:
-            job = self._job([Request(prompt, decoding.more(), (first,))], decoding, stops)
+            request = Request(prompt, decoding.more(), (first,))
             heard: list[int] = []
-            one = Asked(job.limits[0], (first,), prompt, decoding.seed, stops, heard.append)
-            crew = Crew(self.model, job.states, [(self.way(decoding), [one])], self.limit)
-            crew.choose(job.last)
-            while not one.done:
+            one = Asked(self.most(request), (first,), prompt, decoding.seed, stops, heard.append)
+            for _ in self._rounds(request, one, decoding, draft):
                 yield from heard
                 heard.clear()
-                crew.read()
             yield from heard if decoding.rows == 1 else one.found[0].tokens
             return one.found[0]
         finally:
-            self.model.train(was_training)
+            if was_training:
+                self.model.train()
+
+    def _rounds(self, request: Request, one: Asked, decoding: Decoding, draft: Draft | None) -> Iterator[None]:
+        """Whenever there may be more to hear."""
+        if draft is None and self.room.open([request], decoding, one.stops):
+            yield from self.room.rounds(self.way(decoding), [(request, one)])
+            return
+        job = self._job([request], decoding, one.stops)
+        go_on = self._writing(job, one) if draft is None else Speculation(job, [request], draft, [one]).go_on
+        while not one.done:
+            yield
+            go_on()
+
+    def _writing(self, job: Job, one: Asked) -> Callable[[], None]:
+        crew = Crew(job.model, job.states, [(self.way(job.decoding), [one])], self.limit)
+        crew.choose(job.last)
+        return crew.read
+
+    @property
+    def decoder(self) -> Any:
+        """What decodes: the model, or its orders where it has them (nn/swift.py)."""
+        return swift(self.model)
+
+    def most(self, request: Request) -> int:
+        """So many tokens there may be: the last one is never read back, so it needs no place."""
+        return request.limit if self.limit is None else max(1, min(request.limit, self.limit + 1 - len(request.prompt)))
 
     def way(self, decoding: Decoding) -> Way:
         return Way(decoding, self.eos, tuple(self.forbidden), tuple(self.ends), self.counted, self.ended)
@@ -138,22 +180,31 @@ class Engine:
         decoding: Decoding,
         on_progress: Callable[[int, int], None] | None,
         stops: Stops | None = None,
+        draft: Draft | None = None,
     ) -> list[list[Hypothesis]]:
+        if draft is not None:
+            refuse(decoding)
         found = [[Hypothesis([], 0.0, 0.0, [], True)] for _ in requests]
         done = sum(request is None for request in requests)
         was_training: bool = self.model.training
-        self.model.eval()
+        if was_training:  # only then: it is a walk through all parts
+            self.model.eval()
         try:
-            for numbers, batch in self._batches(requests, decoding.rows):
+            if draft is None and self.room.open(requests, decoding, stops):
+                self.room.answer(requests, found, decoding, stops, on_progress)
+                return found
+            for numbers, batch in self._batches(requests, decoding.rows * (1 if draft is None else 1 + draft.ahead)):
                 with torch.inference_mode():
-                    answers = search(self._job(batch, decoding, stops))
+                    job = self._job(batch, decoding, stops)
+                    answers = search(job) if draft is None else speculate(job, batch, draft)
                 for number, answer in zip(numbers, answers, strict=True):
                     found[number] = answer
                 done += len(batch)
                 if on_progress is not None:
                     on_progress(done, len(requests))
         finally:
-            self.model.train(was_training)
+            if was_training:
+                self.model.train()
         return found
 
     def _batches(self, requests: Sequence[Request | None], rows: int) -> Iterator[tuple[list[int], list[Request]]]:
@@ -169,20 +220,23 @@ class Engine:
         if batch:
             yield [n for n, _ in batch], [r for _, r in batch]
 
-    def _job(self, requests: list[Request], decoding: Decoding, stops: Stops | None = None) -> Job:
-        """Let the model read what is given."""
+    def _job(self, requests: Sequence[Request], decoding: Decoding, stops: Stops | None = None) -> Job:
+        prompts, limits = [request.prompt for request in requests], [self.most(request) for request in requests]
+        states, last = self.read(requests)
+        names = [request.place for request in requests]
+        way = (self.eos, self.forbidden, prompts, stops, self.ends, self.counted, self.ended)
+        return Job(self.decoder, states, last, limits, names, decoding, *way, room=self.limit)
+
+    def read(self, requests: Sequence[Request]) -> tuple[States, Tensor]:
+        """Let the model read what is given; hidden states of the last token of each prompt (requests, width)."""
         device = next(self.model.parameters()).device
-        prompts, limits = [request.prompt for request in requests], [request.limit for request in requests]
-        if self.limit is not None:  # the last token is never read back, so it needs no place
-            limits = [max(1, min(n, self.limit + 1 - len(prompt))) for n, prompt in zip(limits, prompts, strict=True)]
+        prompts = [request.prompt for request in requests]
         sources = [request.source for request in requests if request.source is not None]
-        begin = self.model.start if self.search is None else partial(self.model.start, search=self.search)
+        model = self.decoder
+        begin = model.start if self.search is None else partial(model.start, search=self.search)
         states = begin(Rows.of(sources, self.pad).to(device) if sources else len(prompts))
         rows = Rows.of(prompts, self.pad).to(device)
         if self.seen_whole:
             given = torch.tensor([len(prompt) for prompt in prompts], device=device)
             rows = replace(rows, prompt=torch.arange(rows.tokens.shape[1], device=device) < given[:, None])
-        last = self.model.advance(rows, states, last=True)[:, 0]
-        names = [request.place for request in requests]
-        way = (self.eos, self.forbidden, prompts, stops, self.ends, self.counted, self.ended)
-        return Job(self.model, states, last, limits, names, decoding, *way, room=self.limit)
+        return states, model.advance(rows, states, last=True)[:, 0]

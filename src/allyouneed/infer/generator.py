@@ -12,11 +12,13 @@ from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding import SAMPLING, Decoding
+from allyouneed.infer.drafts import Draft, draft_for
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.pieces import quoted
 from allyouneed.infer.predictor import Judged, checked, spread
 from allyouneed.infer.retrieving import Retrieving
 from allyouneed.infer.search import Hypothesis
+from allyouneed.infer.speculation import Guesses, guesses_of, refuse
 from allyouneed.infer.spoken import Spoken, StopStrings, text_of
 
 SHOWN = 16  # tokens of a document that a sample of its continuation begins with
@@ -35,11 +37,12 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Generation:
-    """A prompt and how it goes on, best first."""
+    """A prompt and how it goes on, best first. `guesses`: how often a draft was right, where there was one."""
 
     prompt: str
     candidates: list[Continuation]
     notes: list[str] = field(default_factory=list)
+    guesses: Guesses | None = None
 
     @property
     def text(self) -> str:
@@ -91,17 +94,21 @@ class Generator(Retrieving):
         decoding: Decoding | None = None,
         on_progress: Callable[[int, int], None] | None = None,
         first: int = 0,
+        draft: Any = None,
+        ahead: int | None = None,
         **changes: Any,
     ) -> list[Generation]:
         """The same with scores, several continuations (`best=3`) and notes. `max_length` counts new tokens, `extra` is
         their number when it is not given. `stop`: strings before which a text ends. `specials`: what a prompt spells
         like a special token of an imported model is one. `first`: the place of the first prompt in a longer request;
-        samples depend on it and on the seed alone."""
+        samples depend on it and on the seed alone. `draft`: a smaller model, or "lookup", that guesses `ahead` tokens
+        at a time, so that they come sooner."""
         texts = checked(prompts, "generate_full")
         self.retrieve_as_trained()
         settled = self._settled(decoding, changes)
+        guesser = self._draft(draft, ahead, settled)
         encoded = [self._prompt(text, specials) for text in texts]
-        answers = self.engine.go_on(encoded, settled, on_progress, first, self._stops(settled))
+        answers = self.engine.go_on(encoded, settled, on_progress, first, self._stops(settled), guesser)
         return [self._told(*both, settled.stop) for both in zip(texts, encoded, answers, strict=True)]
 
     def stream(
@@ -111,6 +118,8 @@ class Generator(Retrieving):
         specials: bool = False,
         decoding: Decoding | None = None,
         first: int = 0,
+        draft: Any = None,
+        ahead: int | None = None,
         **changes: Any,
     ) -> Coroutine[str, None, Generation]:
         """What `generate` says, piece by piece as it comes: whole characters, and nothing of a string to stop at. A
@@ -120,11 +129,19 @@ class Generator(Retrieving):
         settled = self._settled(decoding, changes)
         if settled.best > 1:
             raise UserError(f"best={settled.best}: one text is told as it comes; leave it out, or use generate_full")
-        return self._pieces(text, self._prompt(text, specials), settled, first)
+        return self._pieces(text, self._prompt(text, specials), settled, first, self._draft(draft, ahead, settled))
 
-    def _pieces(self, text: str, prompt: list[int], settled: Decoding, first: int) -> Coroutine[str, None, Generation]:
+    def _draft(self, draft: Any, ahead: int | None, settled: Decoding) -> Draft | None:
+        found = draft_for(self, draft, ahead, lambda other: other.engine)
+        if found is not None:
+            refuse(settled)
+        return found
+
+    def _pieces(
+        self, text: str, prompt: list[int], settled: Decoding, first: int, draft: Draft | None
+    ) -> Coroutine[str, None, Generation]:
         spoken = Spoken(self.tokenizer, self._before(prompt), settled.stop)
-        tokens = self.engine.stream(prompt, settled, first, self._stops(settled))
+        tokens = self.engine.stream(prompt, settled, first, self._stops(settled), draft)
         while True:
             try:
                 piece = spoken.add(next(tokens))
@@ -172,7 +189,7 @@ class Generator(Retrieving):
             notes.append(
                 f"{quoted(text)}: {longest} tokens with what was added; it was trained on {self.folder.max_tokens}"
             )
-        return Generation(text, found, notes)
+        return Generation(text, found, notes, guesses_of([answers]))
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0

@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from allyouneed.kernels import native
+
 PIECE = 128
 WORTH = 1 << 16  # scores; below, one look at everything is as quick
 
@@ -52,6 +54,29 @@ def log_chance(scores: Tensor, tokens: Tensor) -> Tensor:
     """log softmax(scores) of one token each: (…, vocab) and (…) to (…)."""
     flat = scores.flatten(0, -2)
     return -nn.functional.cross_entropy(flat, tokens.flatten(), reduction="none").view(tokens.shape)
+
+
+def best(scores: Tensor, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The likeliest token of each row of scores (rows, vocab) that is not among the banned ones, and its log-chance, of
+    which those keep their share. The scores are as before."""
+    found = native.best(scores, 1, banned)
+    if found is not None:
+        return found[0][:, 0], found[1][:, 0]
+    with Without(scores, banned):
+        tokens = best_place(scores)
+    return tokens, log_chance(scores, tokens)
+
+
+def best_few(scores: Tensor, few: int, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The same for the `few` likeliest, best first, of scores (…, vocab)."""
+    found = native.best(scores.flatten(0, -2), few, banned)
+    if found is not None:
+        return found[0].view(*scores.shape[:-1], few), found[1].view(*scores.shape[:-1], few)
+    with Without(scores, banned):
+        top, tokens = likeliest(scores, few)
+    if banned is not None and len(banned):  # the likeliest of all may be one of them: its share is not that of `top`
+        return tokens, top - scores.logsumexp(-1, keepdim=True)
+    return tokens, top - (top[..., :1] - log_chance(scores, tokens[..., 0])[..., None])
 
 
 class Without:

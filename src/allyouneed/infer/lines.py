@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.infer.decoding import Decoding, draw, keep_likely
-from allyouneed.infer.likeliest import best_place, log_chance
+from allyouneed.infer.likeliest import best, best_place, log_chance
 from allyouneed.infer.search import Asked, Search, Way, stops
 from allyouneed.nn.state import stacked
 
@@ -50,17 +50,26 @@ class Lines(Search):
             logits = logits.repeat_interleave(self.group, 0)
             if self.penalties is not None:
                 self.penalties.fan(self.group)
-        self.fresh, ages = False, self.clock - self.births
+        self.fresh, ages = False, self.ages
         raw = self.ruled(logits)
-        chosen = self.choose(raw, ages)
-        gains = log_chance(raw, chosen)
+        short = self.short()
+        if self.chances is None and self.penalties is None and short != "some":
+            chosen, gains = best(raw, self.never if short == "none" else self.banned)
+        else:
+            chosen = self.choose(raw, ages)
+            gains = log_chance(raw, chosen)
         if self.way.ended:
             last = self.limits == ages + 1
             chosen, gains = chosen.masked_fill(last, self.way.eos), gains.masked_fill(last, 0.0)
         self.say(chosen, gains, ages)
         if self.group == 1 and any(one.hear is not None for one in self.asked):
             self.tell(chosen.tolist())
-        ended = (self.ending(chosen) | (self.limits <= ages + 1) | self.at_stop(ages + 1)) & ~self.over
+        ended = self.ending(chosen)
+        if self.at_limit():
+            ended = ended | (self.limits <= ages + 1)
+        if any(one.stops is not None for one in self.asked):
+            ended = ended | self.at_stop(ages + 1)
+        ended = ended & ~self.over
         if bool(ended.any()):
             self.collect(ended.nonzero()[:, 0].tolist())
             self.over |= ended

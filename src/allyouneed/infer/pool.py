@@ -38,12 +38,13 @@ class Declared:
 
 class Prefixes:
     """Full blocks of prompts that were read, by the tokens in them and what stands before. The longest unused go first,
-    and none before those that go on from it."""
+    and none before those that go on from it. `asked`, `hits`: tokens of prompts so far, and those that were known."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.known: dict[tuple[int, tuple[int, ...]], int] = {}  # (block before, tokens) -> block; last used last
         self.after: dict[int, int] = {}  # block -> how many are known that go on from it
+        self.asked = self.hits = 0
 
     def find(self, prompt: Sequence[int]) -> list[int]:
         """The blocks a prompt can begin with, now held by the one who asks; its last token is always left to read."""
@@ -55,6 +56,7 @@ class Prefixes:
                 break
             self.known[key] = block
             found.append(block)
+        self.asked, self.hits = self.asked + len(prompt), self.hits + (len(found) - 1) * size
         self.pool.hold(found[1:])
         return found[1:]
 

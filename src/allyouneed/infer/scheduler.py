@@ -54,7 +54,7 @@ class Scheduler:
         self.readings: list[Reading] = []
         self.crews: list[Crew] = []
         self.held: list[Ticket] = []  # those who are read or written
-        self.served: dict[str, int] = {}  # tokens read and granted so far, by client
+        self.served: dict[str, int] = {}  # tokens read and granted, by client
         self.steps, self._numbers = 0, count()
         self.aside: list[Crew] = []  # put aside until there are blocks again
         self.pool, self.prefixes = pool, None if pool is None else Prefixes(pool)
@@ -185,13 +185,15 @@ class Scheduler:
     def _admit(self) -> None:
         """Take in whoever has room, in order: one for whom there is none is not overtaken by a smaller one."""
         self._resume()
-        while self.arrivals:
-            ticket = self.arrivals.popleft()
-            self.waiting.setdefault((ticket.priority, ticket.client), deque()).append(ticket)
+        self._arrive()
+        if not self.waiting:
+            return
         taken: list[Ticket] = []
         rows, tokens = sum(held.decoding.rows for held in self.held), 0
         free = 0 if self.pool is None else self._free()
-        while not self.aside and (ticket := self._next()) is not None:  # type: ignore[assignment]
+        while (ticket := self._next()) is not None:
+            if self.aside and self._urgency(self._of(self.aside[0])[0]) < self._urgency(ticket):
+                break
             size = len(ticket.request.source or ticket.request.prompt)
             rows, tokens = rows + ticket.decoding.rows, tokens + size
             full = rows > self.rows or (self.memory is not None and self._needs([*self.held, ticket]) > self.memory)
@@ -214,6 +216,19 @@ class Scheduler:
                 for row, ticket in enumerate(taken):
                     states.begin(row, self.prefixes.find(ticket.request.prompt))
             self.readings.append(Reading(states, taken, list(states.lengths)))
+
+    def _arrive(self) -> None:
+        """Who comes is served like the one who has been given least so far: what others got before is not made up for
+        (the counters of Sheng et al. 2024, "Fairness in Serving Large Language Models", arXiv:2401.00588, 4.1)."""
+        here = {client for _, client in self.waiting} | {held.client for held in self.held}
+        if not here:
+            self.served.clear()
+        least = min((self.served.get(client, 0) for client in here), default=0)
+        while self.arrivals:
+            ticket = self.arrivals.popleft()
+            if ticket.client not in here:
+                self.served[ticket.client] = max(self.served.get(ticket.client, 0), least)
+            self.waiting.setdefault((ticket.priority, ticket.client), deque()).append(ticket)
 
     # --- blocks ------------------------------------------------------------------------------------------------------
 
@@ -315,7 +330,8 @@ class Scheduler:
     def _start(self, tickets: Sequence[Ticket]) -> States:
         """Nothing of the prompts read yet; sources are encoded together."""
         engine = self.engine
-        begin: Any = engine.model.start if engine.search is None else partial(engine.model.start, search=engine.search)
+        model = engine.decoder
+        begin: Any = model.start if engine.search is None else partial(model.start, search=engine.search)
         sources = [ticket.request.source for ticket in tickets if ticket.request.source is not None]
         if sources and len(sources) != len(tickets):
             raise UserError("some requests have a source and some have none; a model reads one or it does not")
@@ -355,7 +371,7 @@ class Scheduler:
         if engine.seen_whole:
             given = torch.tensor([len(piece) for piece in pieces], device=states.device)
             rows = replace(rows, prompt=torch.arange(rows.tokens.shape[1], device=states.device) < given[:, None])
-        last = engine.model.advance(rows, states, last=True)[:, 0]
+        last = engine.decoder.advance(rows, states, last=True)[:, 0]
         reading.read = [at + len(piece) for at, piece in zip(reading.read, pieces, strict=True)]
         done = [n for n, prompt in enumerate(prompts) if reading.read[n] == len(prompt)]
         for width in sorted({reading.tickets[n].decoding.rows for n in done}):
@@ -375,7 +391,7 @@ class Scheduler:
                 self.prefixes.keep(reading.tickets[n].request.prompt, reading.states.held[n])
         states, reading.taken = (reading.states, True) if whole else (reading.states.pick(order), False)
         asked = [(way, [reading.tickets[n].asked for n in numbers]) for way, numbers in ways.items()]
-        crew = Crew(self.engine.model, states, asked, self.engine.limit)
+        crew = Crew(self.engine.decoder, states, asked, self.engine.limit)
         crew.choose(last[order])
         if not crew.searches:
             return

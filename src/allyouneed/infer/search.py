@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -107,6 +107,8 @@ class Search(ABC):
         self._ends = torch.tensor(sorted(self.ends), device=device)
         never = [token for token in way.forbidden if token not in self.ends]
         self.never = torch.tensor(never, dtype=torch.long, device=device) if never else None
+        # nor, as long as an answer is too short to end
+        self.banned = self._ends if self.never is None else torch.cat([self.never, self._ends])
         self.settle()
 
     @staticmethod
@@ -132,6 +134,25 @@ class Search(ABC):
         """Limits and beginnings (sources,) of those who are here now."""
         self.limits = torch.tensor([one.limit for one in self.asked], dtype=torch.long, device=self.device)
         self.births = torch.tensor(self.born, dtype=torch.long, device=self.device)
+        self.together = len(set(self.born)) == 1  # all have said as many tokens
+        self.soonest = min((one.limit + born for one, born in zip(self.asked, self.born, strict=True)), default=0)
+
+    @property
+    def ages(self) -> Tensor:
+        """How many tokens have been said, by each source or, where a search follows rows, by each row."""
+        return self.clock - self.births
+
+    def at_limit(self) -> bool:
+        """Whether the token that is being said may be somebody's last."""
+        return self.clock + 1 >= self.soonest
+
+    def short(self) -> Literal["all", "some", "none"]:
+        """Whose answers are too short to end."""
+        least = self.decoding.min_length - self.way.counted
+        if least <= 0:
+            return "none"
+        counts = {self.clock - born < least for born in self.born}
+        return "some" if len(counts) > 1 else "all" if True in counts else "none"
 
     def stay(self, places: Sequence[int]) -> list[int]:
         """Only these sources stay; their rows, as they were."""
@@ -167,15 +188,20 @@ class Search(ABC):
     def unending(self, logits: Tensor, ages: Tensor) -> Tensor:
         """(…, vocab): where an answer of these ages (…) is too short to end, it does not."""
         least = self.decoding.min_length - self.way.counted
-        if all(self.age(place) >= least for place in range(len(self.asked))):
+        if self.short() == "none":
             return logits
         return torch.where((ages < least)[..., None], logits.index_fill(-1, self._ends, -torch.inf), logits)
 
     def say(self, tokens: Tensor, gains: Tensor, ages: Tensor) -> None:
         """All are (rows,)"""
-        place = ages.clamp(max=self.tokens.shape[1] - 1)[:, None]  # of a row that is over and still here, the last
-        self.tokens.scatter_(1, place, tokens[:, None])
-        self.gains.scatter_(1, place, gains[:, None])
+        last = self.tokens.shape[1] - 1  # of a row that is over and still here
+        if self.together:
+            place = min(self.clock - self.born[0], last)
+            self.tokens[:, place], self.gains[:, place] = tokens, gains
+        else:
+            places = ages.clamp(max=last)[:, None]
+            self.tokens.scatter_(1, places, tokens[:, None])
+            self.gains.scatter_(1, places, gains[:, None])
         self.newest = tokens
         self.clock += 1
         if self.penalties is not None:
@@ -199,10 +225,14 @@ class Search(ABC):
         return [row[max(0, reach - age) :] for row, age in zip(found, ages.tolist(), strict=True)]
 
     def hypothesis(self, one: Asked, tokens: list[int], gains: list[float], log_prob: float) -> Hypothesis:
-        ended = tokens[-1] in self.ends
-        score = log_prob / self.decoding.normalise(len(tokens) + self.way.counted)
-        stopped = ended or stops(one, tokens)
-        return Hypothesis(tokens[:-1] if ended else tokens, score, log_prob, gains, stopped)
+        return hypothesis(self.way, one, tokens, gains, log_prob)
+
+
+def hypothesis(way: Way, one: Asked, tokens: list[int], gains: list[float], log_prob: float) -> Hypothesis:
+    ended = tokens[-1] in (way.eos, *way.ends)
+    score = log_prob / way.decoding.normalise(len(tokens) + way.counted)
+    stopped = ended or stops(one, tokens)
+    return Hypothesis(tokens[:-1] if ended else tokens, score, log_prob, gains, stopped)
 
 
 def stops(one: Asked, tokens: Sequence[int]) -> bool:

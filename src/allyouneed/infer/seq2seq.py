@@ -10,11 +10,13 @@ from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.evaluate.translation import evaluate
 from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.drafts import draft_for
 from allyouneed.infer.pieces import quoted
 from allyouneed.infer.predictor import Judged, Predictor, checked, spread
 from allyouneed.infer.search import Hypothesis
+from allyouneed.infer.speculation import Guesses, guesses_of, refuse
 from allyouneed.infer.spoken import StopStrings, text_of
-from allyouneed.infer.writing import plain_frame, write
+from allyouneed.infer.writing import guessing, plain_frame, write
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """A text and what the model makes of it, best first."""
+    """A text and what the model makes of it, best first. `guesses`: how often a draft was right, if there was one."""
 
     source: str
     candidates: list[Answer]
     notes: list[str] = field(default_factory=list)
+    guesses: Guesses | None = None
 
     @property
     def text(self) -> str:
@@ -70,12 +73,18 @@ class Seq2Seq(Predictor):
         decoding: Decoding | None = None,
         on_progress: Callable[[int, int], None] | None = None,
         first: int = 0,
+        draft: Any = None,
+        ahead: int | None = None,
         **changes: Any,
     ) -> list[Rewriting]:
         """The same with scores, several answers (`best=3`) and notes. `first`: the place of the first text in a longer
-        request; samples depend on it and on the seed alone."""
+        request; samples depend on it and on the seed alone. `draft`: a smaller model, or "lookup", that guesses `ahead`
+        tokens at a time, so that they come sooner."""
         many = checked(texts, "seq2seq_full")
         settled = Decoding.of(self.folder.decoding if decoding is None else tree_of(decoding), **changes)
+        guesser = draft_for(self, draft, ahead, guessing)
+        if guesser is not None:
+            refuse(settled)
         both = self.folder.tokenizers
         frame = plain_frame(both)
         sources = [frame.source(ids) for ids in both.source.encode_batch(many, specials)]
@@ -91,9 +100,15 @@ class Seq2Seq(Predictor):
             on_progress=on_progress,
             places=[(first + number,) for number in range(len(many))],
             stops=StopStrings(both.target, settled.stop) if settled.stop else None,
+            draft=guesser,
         )
         return [
-            Rewriting(text, [self._answer(found, settled) for found in best], self._notes(text, best[0]))
+            Rewriting(
+                text,
+                [self._answer(found, settled) for found in best],
+                self._notes(text, best[0]),
+                guesses_of([best]),
+            )
             for text, best in zip(many, answers, strict=True)
         ]
 

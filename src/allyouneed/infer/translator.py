@@ -16,11 +16,13 @@ from allyouneed.evaluate.translation import Scores, evaluate
 from allyouneed.folder import Folder
 from allyouneed.infer.alignment import attention
 from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.drafts import Draft, draft_for
 from allyouneed.infer.pieces import Cutter, Piece, Plan, quoted
 from allyouneed.infer.predictor import Judged, Predictor, spread
 from allyouneed.infer.routes import Route, Routes
 from allyouneed.infer.search import Hypothesis
-from allyouneed.infer.writing import Frame, plain_frame, write
+from allyouneed.infer.speculation import Guesses, guesses_of, refuse
+from allyouneed.infer.writing import Frame, guessing, plain_frame, write
 
 TOGETHER = 64
 Progress = Callable[[int, int], None]
@@ -53,6 +55,7 @@ class Translation:
     notes: list[str] = field(default_factory=list)  # what a reader should know: splits, missing ends
     alignment: list[Link] | None = None  # of the best candidate, when asked for
     route: list[str] = field(default_factory=list)  # the languages it went through, of a model that tells them apart
+    guesses: Guesses | None = None  # how often a draft was right, where there was one
 
     @property
     def text(self) -> str:
@@ -114,30 +117,42 @@ class Translator(Predictor):
         align: bool = False,
         on_progress: Progress | None = None,
         first: int = 0,
+        draft: Any = None,
+        ahead: int | None = None,
         **changes: Any,
     ) -> list[Translation]:
         """Translations with scores, the n best (`best=5`), notes and, with `align`, who looked at whom.
 
         A model with a detector sees by itself which language a text is in, and chooses the one to translate into when
         `to` does not. `first` is the place of the first text in a longer request; samples depend on it and on the seed
-        alone.
+        alone. `draft`: a smaller model, or "lookup", that guesses `ahead` tokens at a time, so that they come sooner.
         """
         if isinstance(texts, str):
             raise UserError("translate_full takes a list of texts; write [text] for a single one")
         self._checked(to, from_)
         defaults = self.folder.decoding if decoding is None else tree_of(decoding)
         settled = Decoding.of(defaults, **changes)
+        guesser = draft_for(self, draft, ahead, guessing)
+        if guesser is not None:
+            refuse(settled)
         ways: dict[Route, list[int]] = {}
         for number, text in enumerate(texts):
             ways.setdefault(self.routes.of(text, to, from_), []).append(number)
         found: dict[int, Translation] = {}
         for way, numbers in ways.items():
             some, places = [texts[number] for number in numbers], [first + number for number in numbers]
-            found |= zip(numbers, self._along(way, some, places, settled, align, on_progress), strict=True)
+            found |= zip(numbers, self._along(way, some, places, settled, align, on_progress, guesser), strict=True)
         return [found[number] for number in range(len(texts))]
 
     def _along(
-        self, way: Route, texts: Sequence[str], places: list[int], settled: Decoding, align: bool, on_progress: Any
+        self,
+        way: Route,
+        texts: Sequence[str],
+        places: list[int],
+        settled: Decoding,
+        align: bool,
+        on_progress: Any,
+        draft: Draft | None,
     ) -> list[Translation]:
         """Texts of one route: left alone, translated, or translated again from the best translation into another."""
         route = way.named if self.routes.detector is not None else []
@@ -152,10 +167,11 @@ class Translator(Predictor):
         asked = list(texts)
         notes: list[list[str]] = [[] for _ in texts]
         for there in way.into[:-1]:
-            hop = self._hop(asked, places, self._frame(there, None), settled.model_copy(update={"best": 1}))
+            once = settled.model_copy(update={"best": 1})
+            hop = self._hop(asked, places, self._frame(there, None), once, draft=draft)
             asked, notes = [one.text for one in hop], [one.notes for one in hop]
         frame = self._frame(way.into[-1], None if self.routes.detector is not None else way.here)
-        last = self._hop(asked, places, frame, settled, align, on_progress)
+        last = self._hop(asked, places, frame, settled, align, on_progress, draft)
         return [
             replace(one, source=text, notes=[*said, *one.notes], route=route)
             for text, said, one in zip(texts, notes, last, strict=True)
@@ -169,6 +185,7 @@ class Translator(Predictor):
         settled: Decoding,
         align: bool = False,
         on_progress: Progress | None = None,
+        draft: Draft | None = None,
     ) -> list[Translation]:
         """From one language into another; `numbers`: the places of the texts in the whole request."""
         plans = Cutter(self.source, self.max_tokens, self.together, frame.marks).plans(texts)
@@ -178,7 +195,7 @@ class Translator(Predictor):
         ]
         encoded = self.source.encode_batch([piece.text for piece in pieces])
         sources = [frame.source(ids) for ids in encoded]
-        both, options = self.folder.tokenizers, {"on_progress": on_progress, "places": places}
+        both, options = self.folder.tokenizers, {"on_progress": on_progress, "places": places, "draft": draft}
         answers = iter(write(self.model, both, frame, sources, settled, self._places, **options))
         return [self._assembled(p, list(islice(answers, len(p.pieces))), settled.best, frame, align) for p in plans]
 
@@ -286,7 +303,7 @@ class Translator(Predictor):
         firsts = [hypotheses[rank] for hypotheses, rank in zip(answers, chosen[0][1], strict=True)]
         notes = plan.notes + [_unfinished(p, h) for p, h in zip(plan.pieces, firsts, strict=True) if not h.finished]
         links = self._links(plan, firsts, places[0], candidates[0].text, frame) if align else None
-        return Translation(plan.source, candidates, notes, links)
+        return Translation(plan.source, candidates, notes, links, guesses=guesses_of(answers))
 
     def _links(self, plan: Plan, answers: list[Hypothesis], starts: list[int], text: str, frame: Frame) -> list[Link]:
         """The source token (not the marks around the sentence) that weighs most for each target token."""

@@ -47,6 +47,12 @@ def never_said(target: Tokenizer) -> list[int]:
     return [target.pad, target.bos, *target.languages.values()]
 
 
+def guessing(model: Any) -> Engine:
+    """What a model guesses with for another."""
+    both = model.folder.tokenizers
+    return Engine(model.model, both.target.bos, both.target.eos, both.source.pad, limit=model.limit)
+
+
 def write(
     model: Any,
     vocabularies: Vocabularies,

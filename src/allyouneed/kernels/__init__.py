@@ -19,3 +19,17 @@ def _compiles(device: torch.device) -> bool:
     """NVIDIA's, from Ampere on; ours ran on no others."""
     there = torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
     return there and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def overlaps(device: torch.device) -> bool:
+    """Whether a kernel may begin while the one before it ends (Hopper's programmatic dependent launch): it fetches what
+    does not depend on that one, then waits for it."""
+    return OVERLAP and _capability(device) >= (9, 0)
+
+
+OVERLAP = True
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)

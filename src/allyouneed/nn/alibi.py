@@ -50,6 +50,7 @@ class AlibiModule(RelativeModule):
     def __init__(self, config: Alibi, heads: int) -> None:
         super().__init__()
         self.config, self.slopes = config, slopes(heads, config.octaves)
+        self.there: Tensor | None = None  # the slopes where they are needed, put there by whoever may not wait for them
 
     @property
     def static(self) -> Hashable:
@@ -59,4 +60,6 @@ class AlibiModule(RelativeModule):
         far = distances(queries, keys)[:, None]  # (batch or 1, 1, queries, keys)
         far = far.abs() if self.config.symmetric else far
         dtype = torch.promote_types(q.dtype, torch.float32)
+        if self.there is not None and self.there.device == q.device:
+            return far * -self.there.to(dtype)[:, None, None]
         return far * -torch.tensor(self.slopes, dtype=dtype, device=q.device)[:, None, None]

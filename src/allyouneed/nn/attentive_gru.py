@@ -197,8 +197,8 @@ class Attending(State):
         self.recent.join(other.recent)
         self.keys = self.memory = None  # the joint source is another one
 
-    def trim(self, length: int) -> None:
-        self.recent.trim(length)
+    def trim(self, length: int, each: Tensor | None = None) -> None:
+        self.recent.trim(length, each)
 
     @property
     def bytes(self) -> int:

@@ -143,9 +143,9 @@ class Several(State):
         for state in self.parts.values():
             state.select(rows)
 
-    def trim(self, length: int) -> None:
+    def trim(self, length: int, each: Tensor | None = None) -> None:
         for state in self.parts.values():
-            state.trim(length)
+            state.trim(length, each)
 
     @property
     def bytes(self) -> int:

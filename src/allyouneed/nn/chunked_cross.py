@@ -126,9 +126,9 @@ class MemoryKeyValues(SourceKeyValues):
         if self.asked is not None:
             self.asked.select(rows)
 
-    def trim(self, length: int) -> None:
+    def trim(self, length: int, each: Tensor | None = None) -> None:
         if self.asked is not None:
-            self.asked.trim(length)
+            self.asked.trim(length, each)
 
     @property
     def bytes(self) -> int:

@@ -179,10 +179,10 @@ class Recent(State):
             self.tokens = self.tokens.index_select(0, rows)
             self.lengths, self.oldest = self.lengths.index_select(0, rows), self.oldest.index_select(0, rows)
 
-    def trim(self, length: int) -> None:
+    def trim(self, length: int, each: Tensor | None = None) -> None:
         if self.tokens is None or self.lengths is None or self.oldest is None:
             return
-        kept = self.lengths.clamp(max=length)
+        kept = self.lengths.clamp(max=length if each is None else each)
         gone = (kept < self.lengths) & (self.oldest > (kept - self.back).clamp(min=0))
         if bool(gone.any()):
             raise ValueError(f"a convolution can take back {SLACK} tokens, not more: the others are gone")

@@ -16,6 +16,8 @@ from torch import Tensor
 from allyouneed.nn.batch import IGNORE
 
 CHUNK_BYTES = 1 << 24  # logits of one chunk: small enough to stay near the cores, large enough to feed them
+GPU_CHUNK_BYTES = 1 << 31  # of fp32, though they are kept in the precision of the product
+TILE = 256  # rows that a GPU's matrix product computes together
 
 
 def linear_cross_entropy(
@@ -39,9 +41,14 @@ def linear_cross_entropy(
     return total, plain
 
 
-def _rows(device: torch.device, vocab: int) -> int:
-    """Tokens whose logits are computed together."""
-    return max(1, CHUNK_BYTES // (4 * vocab)) if device.type == "cpu" else max(1024, (1 << 31) // (4 * vocab))
+def _rows(device: torch.device, tokens: int, vocab: int) -> int:
+    """Tokens whose logits are computed together. On a GPU chunks are alike, and whole tiles: a small one at the end
+    would leave most of it idle."""
+    if device.type == "cpu":
+        return max(1, CHUNK_BYTES // (4 * vocab))
+    most = max(1024, GPU_CHUNK_BYTES // (4 * vocab))
+    each = -(-tokens // max(1, -(-tokens // most)))
+    return max(TILE, -(-each // TILE) * TILE)
 
 
 def judged(
@@ -88,7 +95,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         features, matrix = x.to(dtype), weight.to(dtype)
         vocab = weight.shape[0]
-        rows = _rows(x.device, vocab)
+        rows = _rows(x.device, len(x), vocab)
         grad_x = torch.empty_like(features) if training else None
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=x.device) if training else None
         grad_bias = torch.zeros(vocab, dtype=torch.float32, device=x.device) if training and bias is not None else None

@@ -293,10 +293,10 @@ class Compressive(State):
         for name in names if self.memory is not None else ():
             setattr(self, name, getattr(self, name).index_select(0, rows))
 
-    def trim(self, length: int) -> None:
+    def trim(self, length: int, each: Tensor | None = None) -> None:
         if self.lengths is None or self.since is None:
             return
-        kept = self.lengths.clamp(max=length)
+        kept = self.lengths.clamp(max=length if each is None else each)
         if bool((kept < self.since).any()):
             raise ValueError(f"a compressive memory can take back {SLACK} tokens, not more: the others are gone")
         self.lengths, self.end = kept, min(self.end, length)

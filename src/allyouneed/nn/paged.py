@@ -96,7 +96,7 @@ class PagedKeyValues(Cache):
     def join(self, other: Self) -> None:
         pass
 
-    def trim(self, length: int) -> None:
+    def trim(self, length: int, each: Tensor | None = None) -> None:
         pass
 
     @property
@@ -136,11 +136,9 @@ class PagedStates(States):
         super().mark(new, end)
         if not self.pages:
             return
-        longest = max(map(len, self.held))
-        table = torch.zeros(rows, max(longest, -(-end // size)), dtype=torch.long)
-        for row, blocks in enumerate(self.held):
-            table[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.long)
-        self.tables = table.to(self.device)
+        longest = max(*map(len, self.held), -(-end // size))
+        table = [blocks + [0] * (longest - len(blocks)) for blocks in self.held]
+        self.tables = torch.tensor(table, dtype=torch.long, device=self.device)
         positions = new.positions.expand(rows, -1)
         into = self.tables.gather(1, positions // size)  # (batch, time)
         self.into, self.at = (into if new.real is None else into.where(new.real, 0)), positions % size
@@ -185,7 +183,8 @@ class PagedStates(States):
         """Keep what the blocks hold outside of the pool, and give them back."""
         blocks = sorted({block for held in self.held for block in held})
         self.outside = {n: (keys[blocks], values[blocks]) for n, (keys, values) in self.pool.storage.items()}
-        self.places = [[blocks.index(block) for block in held] for held in self.held]
+        place = {block: number for number, block in enumerate(blocks)}
+        self.places = [[place[block] for block in held] for held in self.held]
         self.close()
 
     def swap_in(self) -> None:
@@ -218,10 +217,10 @@ class PagedStates(States):
                     state.states = new
         return new
 
-    def trim(self, length: int) -> None:
+    def trim(self, length: int | Sequence[int]) -> None:
         super().trim(length)
-        kept = -(-length // self.pool.size)
-        for row, blocks in enumerate(self.held):
+        for row, (blocks, left) in enumerate(zip(self.held, self.lengths, strict=True)):
+            kept = -(-left // self.pool.size)
             self.pool.release(blocks[kept:])
             self.held[row] = blocks[:kept]
 

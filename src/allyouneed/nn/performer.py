@@ -287,7 +287,7 @@ class SourceSums(State):
     def select(self, rows: Tensor) -> None:
         self.sums = None if self.sums is None else self.sums.index_select(0, rows)
 
-    def trim(self, length: int) -> None:
+    def trim(self, length: int, each: Tensor | None = None) -> None:
         pass  # the source sentence stays what it is
 
     @property

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
+from warnings import catch_warnings, filterwarnings
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,15 @@ class Codes(NamedTuple):
         weight = weight.detach().float()
         step = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / MOST
         return cls((weight / step[:, None]).round_().clamp_(-MOST, MOST).to(torch.int8), step)
+
+
+class Changes:
+    """How often numbers of any such module have been replaced: what was made of them before is out of date."""
+
+    count = 0
+
+
+changes = Changes()
 
 
 class Int8Linear(nn.Module):
@@ -73,7 +83,13 @@ class Int8Linear(nn.Module):
         self.step = held[0].to(self.codes.device)
         self.bias = None if held[1] is None else held[1].to(self.codes.device)
         self._product = None
+        changes.count += 1
         return self
+
+    def _load_from_state_dict(self, *given: Any, **named: Any) -> None:
+        super()._load_from_state_dict(*given, **named)
+        self._product = None
+        changes.count += 1
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
@@ -152,7 +168,9 @@ class Packed:
 
     def __init__(self, codes: Tensor, step: Tensor, bias: Tensor | None) -> None:
         zeros = torch.zeros(len(codes), dtype=torch.long)
-        weight = torch._make_per_channel_quantized_tensor(codes, step.double(), zeros, 0)
+        with catch_warnings():  # torch means to drop such tensors one day; there is no other way to FBGEMM yet
+            filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
+            weight = torch._make_per_channel_quantized_tensor(codes, step.double(), zeros, 0)
         before = torch.backends.quantized.engine
         torch.backends.quantized.engine = "fbgemm"
         try:

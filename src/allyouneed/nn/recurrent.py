@@ -79,15 +79,16 @@ class Recurrent(State):
         if self.tail is not None and self.since is not None and self.lengths is not None:
             self.tail, self.since, self.lengths = _selected((self.tail, self.since, self.lengths), rows)
 
-    def trim(self, length: int) -> None:
+    def trim(self, length: int, each: Tensor | None = None) -> None:
         if self.tail is None or self.since is None or self.lengths is None:
             return
-        kept = self.lengths.clamp(max=length)
+        kept = self.lengths.clamp(max=length if each is None else each)
         gone = (kept < self.since) | ((self.lengths - kept > SLACK) & (self.since > 0))
         if bool(gone.any()):
             raise ValueError(f"a recurrence can take back {SLACK} tokens, not more: the others are gone")
-        inside = torch.arange(TAIL + 1, device=kept.device) < (kept - self.since)[:, None]
-        self.now, self.lengths = self.fold(self.snapshot, self.tail, inside), kept
+        again = max(1, int((kept - self.since).max()))
+        inside = torch.arange(again, device=kept.device) < (kept - self.since)[:, None]
+        self.now, self.lengths = self.fold(self.snapshot, self.tail[:, :again], inside), kept
 
     @property
     def bytes(self) -> int:

@@ -305,10 +305,10 @@ class RetroStates(States):
                 if isinstance(state, MemoryKeyValues):
                     state.forget(min(chunk for _, chunk in places) * block)
 
-    def trim(self, length: int) -> None:
+    def trim(self, length: int | Sequence[int]) -> None:
         """What was found for a chunk that is no longer full stays until other tokens fill it: nobody sees it before."""
         super().trim(length)
-        self.tokens = [tokens[:length] for tokens in self.tokens]
+        self.tokens = [tokens[:left] for tokens, left in zip(self.tokens, self.lengths, strict=True)]
 
     def _select(self, rows: list[int], sources: list[int] | None) -> None:
         super()._select(rows, sources=rows)

@@ -61,6 +61,11 @@ class Ring(Cache):
             return both[0], both[1], turn.places
         return self.keys[:, :, :-1], self.values[:, :, :-1], turn.places
 
+    def held(self) -> Facts:
+        """The places of what its slots hold."""
+        assert self.keys is not None and self.lengths is not None and self.written is not None
+        return self._places(self.lengths, self.written, self.keys.shape[2] - 1)
+
     def _roomy(self, cache: Tensor | None, new: Tensor) -> Tensor:
         """Room for all slots in use, and the one too many."""
         batch, heads, _, head_width = new.shape
@@ -108,10 +113,10 @@ class Ring(Cache):
         self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
         self.lengths, self.written = self.lengths.index_select(0, rows), self.written.index_select(0, rows)
 
-    def trim(self, length: int) -> None:
+    def trim(self, length: int, each: Tensor | None = None) -> None:
         if self.lengths is None or self.written is None:
             return
-        kept = self.lengths.clamp(max=length)
+        kept = self.lengths.clamp(max=length if each is None else each)
         gone = (self.written - kept > SLACK) & (self.written > self.first + self.ring)
         if bool(gone.any()):
             raise ValueError(f"a pattern that forgets can take back {SLACK} tokens, not more: the others are gone")

@@ -34,8 +34,9 @@ class State(ABC):
         """Row i becomes a copy of what was row `rows[i]`."""
 
     @abstractmethod
-    def trim(self, length: int) -> None:
-        """Forget everything from position `length` on."""
+    def trim(self, length: int, each: Tensor | None = None) -> None:
+        """Forget everything from position `length` on; `each` (rows,): in each row from its own on, of which `length`
+        is the last."""
 
     def join(self, other: Self) -> None:
         """Rows of a state of the same kind come after the own ones. Either both have seen something or neither."""
@@ -161,7 +162,7 @@ class KeyValues(Cache):
             self.keys = self.keys.index_select(0, rows)
             self.values = self.values.index_select(0, rows)
 
-    def trim(self, length: int) -> None:
+    def trim(self, length: int, each: Tensor | None = None) -> None:
         self.end = min(self.end, length)
 
     @property
@@ -176,7 +177,7 @@ class SourceKeyValues(KeyValues):
 
     shared = True
 
-    def trim(self, length: int) -> None:
+    def trim(self, length: int, each: Tensor | None = None) -> None:
         pass  # the source sentence stays what it is
 
 
@@ -247,13 +248,16 @@ class States:
             self.marks[name] = stacked(*sides)
         self.lengths = self.lengths + other.lengths
 
-    def trim(self, length: int) -> None:
-        """Forget every row's tokens from position `length` on."""
+    def trim(self, length: int | Sequence[int]) -> None:
+        """Forget every row's tokens from position `length` on, or from a position of its own."""
+        own = [length] * len(self.lengths) if isinstance(length, int) else list(length)
+        left = [min(both) for both in zip(self.lengths, own, strict=True)]
+        most = max(left, default=0)
+        each = None if isinstance(length, int) else torch.tensor(left, device=self.device)
         for layer in self.layers:
             for state in layer.values():
-                state.trim(length)
-        self.lengths = [min(seen, length) for seen in self.lengths]
-        self.marks = {name: marks[:, :length] for name, marks in self.marks.items()}
+                state.trim(most) if each is None else state.trim(most, each)
+        self.lengths, self.marks = left, {name: marks[:, :most] for name, marks in self.marks.items()}
 
     def detach(self) -> None:
         """Remember everything and let no gradient flow back into it (Dai et al. 2019, 3.2: SG)."""

@@ -22,6 +22,7 @@ from allyouneed.infer.uses import predictor
 from allyouneed.interop.folders import load
 from allyouneed.nn.remembering import Remembering, reading
 from allyouneed.nn.storing import widened
+from allyouneed.train.capture import Updates
 from allyouneed.train.checkpoints import Checkpoint, Checkpoints, Memory, Standing
 from allyouneed.train.distributed import compute_twice, reader_of, spread
 from allyouneed.train.feed import Feed, Update
@@ -89,6 +90,8 @@ class Trainer:
         self.resumed = self._resume()
         self.task = all_pairs(recipe.task, team)
         self.trained = reader_of(self.model, self.reader, self.task, recipe.parallel, team, machine.device)
+        asked = recipe.compile == "on"  # not by itself yet: no GPU has compared it with what is written
+        self.recorded = Updates(self.trained, self.task, self.optimiser, recipe.clip, machine, team, asked)
         self.log = Log(run.log if team.first else None, self.standing.step)
         shown = recipe.tensorboard and team.first
         self.board = _Board(run.folder / "tensorboard", self.standing.step) if shown else None
@@ -184,8 +187,12 @@ class Trainer:
         update = replace(update, tokens=self.team.total(update.tokens))
         step = self.standing.step + 1
         rate = self.recipe.schedule.rate(step, self.config.width, self.total)
-        model, task, clip = self.trained, self.task, self.recipe.clip
-        self.pending.append(run_update(model, task, self.optimiser, update, step, rate, clip, self.machine, self.team))
+        if self.recorded.records:
+            found = self.recorded.run(update, step, rate)
+        else:
+            model, task, clip = self.trained, self.task, self.recipe.clip
+            found = run_update(model, task, self.optimiser, update, step, rate, clip, self.machine, self.team)
+        self.pending.append(found)
         tokens = self.standing.tokens + update.tokens
         self.standing = replace(self.standing, step=step, place=update.next, tokens=tokens)
 
@@ -214,6 +221,7 @@ class Trainer:
             raise UserError("the loss is not finite from the start; lower the learning rate or use precision: fp32")
         place = self.standing.place
         self._restore(newest)
+        self.recorded.forget()
         self.standing = replace(self.standing, place=place)
         if isinstance(self.reader, Remembering):
             self.reader.forget()  # what it remembers may be what is not a number

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from allyouneed.errors import UserError
 from allyouneed.nn.block import Block
 from allyouneed.nn.embed import EmbedModule
+from allyouneed.nn.rotary import RotaryModule
 from allyouneed.nn.stack import Stack
 from allyouneed.train.recipe import Recipe
 
@@ -50,6 +51,9 @@ class Machine:
         """Compile the blocks that trace, and what traces in the others. One compiled graph serves all like layers."""
         if self.cuda and self.bf16:
             torch.set_float32_matmul_precision("high")
+        for module in model.modules():
+            if isinstance(module, RotaryModule):  # else every forward pass would wait for them to come
+                module.frequencies = module.frequencies.to(self.device)
         if not self.compiled:
             return
         for module in model.modules():

@@ -69,7 +69,9 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def apply_update(optimiser: torch.optim.Optimizer, rate: float, norm: Tensor, clip: float | None, bad: Tensor) -> None:
+def apply_update(
+    optimiser: torch.optim.Optimizer, rate: float | Tensor, norm: Tensor, clip: float | None, bad: Tensor
+) -> None:
     """One update at this rate, gradients divided by norm / clip where that exceeds 1; no update where `bad` is 1."""
     for group in optimiser.param_groups:
         group["lr"] = rate

@@ -58,7 +58,7 @@ class Pending:
 
 
 def accumulate_gradients(
-    model: Reader, task: Objective, batches: list[Batch], tokens: int, machine: Machine
+    model: Reader, task: Objective, batches: list[Batch], tokens: int | Tensor, machine: Machine
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the loss per token over all batches: the same as of one batch as large as all of them. `tokens`: of
     all of them, those of other processes counted."""
@@ -86,14 +86,30 @@ def run_update(
     machine: Machine,
     team: Team = ALONE,
 ) -> Pending:
+    numbers = measured(model, task, optimiser, update.batches, update.tokens, rate, clip, machine, team)
+    return Pending(step, update.places, update.tokens, rate, numbers)
+
+
+def measured(
+    model: Reader,
+    task: Objective,
+    optimiser: torch.optim.Optimizer,
+    batches: list[Batch],
+    tokens: int | Tensor,
+    rate: float | Tensor,
+    clip: float | None,
+    machine: Machine,
+    team: Team = ALONE,
+) -> Tensor:
+    """Do it all on the device, and what was measured: (loss, plain, norm). `tokens` and `rate` may lie there too."""
     optimiser.zero_grad(set_to_none=True)
-    loss, plain = accumulate_gradients(model, task, update.batches, update.tokens, machine)
+    loss, plain = accumulate_gradients(model, task, batches, tokens, machine)
     if not team.alone:
         loss, plain = team.sum(torch.stack([loss.float(), plain.float()])).unbind()
     norm = gradient_norm(model.parameters())
     bad = (~(loss.isfinite() & norm.isfinite())).float()
     apply_update(optimiser, rate, norm, clip, bad)
-    return Pending(step, update.places, update.tokens, rate, torch.stack([loss.float(), plain.float(), norm.float()]))
+    return torch.stack([loss.float(), plain.float(), norm.float()])
 
 
 def fetch(pending: list[Pending]) -> list[Measured]:

@@ -1,0 +1,241 @@
+"""One token of every row, over states of a fixed shape: what `advance` and the head do, with fewer and larger kernels
+and nothing for the host to decide. What is plain here (additive wirings, projections, softmax attention of one query)
+runs as fused kernels on a GPU; any other part is called as it is.
+
+The stream is kept as a sum that has not been made yet: the next norm makes it, adds and normalises in one reading.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from allyouneed.kernels import usable
+from allyouneed.nn.alibi import AlibiModule
+from allyouneed.nn.attention import CrossAttention, SelfAttention
+from allyouneed.nn.batch import Rows
+from allyouneed.nn.buckets import BucketsModule
+from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.decoder import DecoderModel
+from allyouneed.nn.embed import TokenEmbedModule
+from allyouneed.nn.encoder_decoder import EncoderDecoderModel
+from allyouneed.nn.feedforward import ACTIVATIONS, FFNModule, GLUModule
+from allyouneed.nn.head import VocabularyHeadModule
+from allyouneed.nn.linear import Joined
+from allyouneed.nn.norms import LayerNormModule, RMSNormModule
+from allyouneed.nn.patterns import And, Causal, Full, Or, Pattern, Prefix, Window
+from allyouneed.nn.relative import RelativeModule
+from allyouneed.nn.rotary import RotaryModule
+from allyouneed.nn.scores import ScoresModule
+from allyouneed.nn.static import StaticStates, look_at_source
+from allyouneed.nn.wiring import PostNorm, PreNorm, ResidualModule
+
+FUSED_ACTIVATIONS = {"relu", "silu", "gelu", "gelu-tanh"}
+_NAMES = {function: name for name, function in ACTIVATIONS.items()}
+
+
+def fits(model: Any) -> bool:
+    """Whether every part of what a model writes with has a fixed shape and asks the host nothing."""
+    if type(model) not in (DecoderModel, EncoderDecoderModel) or type(model.embed) is not TokenEmbedModule:
+        return False
+    head, stack = model.head, model.decoder
+    if type(head) is not VocabularyHeadModule or head.transform is not None or head.product is not None:
+        return False
+    if len(stack.recurrences) or len(stack.joints) or model.embed.asking is not None:
+        return False
+    return all(_fits(part) for block in stack.blocks for part in block.sublayers.values())
+
+
+def _fits(part: Any) -> bool:
+    if type(part) is SelfAttention:
+        relative = type(part.relative) in (RelativeModule, RotaryModule, AlibiModule, BucketsModule)
+        return relative and not part.own_score and not part.keeps_hidden and reckoned(part.pattern)
+    if type(part) is CrossAttention:
+        return not part.own_score and type(part.relative) is RelativeModule
+    return part.traces and part.new_state() is None
+
+
+def reckoned(pattern: Pattern) -> bool:
+    """Whether it is arithmetic of places alone: nothing is looked up that lies with the host."""
+    if isinstance(pattern, And | Or):
+        return reckoned(pattern.left) and reckoned(pattern.right)
+    return isinstance(pattern, Causal | Full | Window | Prefix)
+
+
+class OneStep:
+    def __init__(self, model: Any, states: StaticStates) -> None:
+        self.model, self.states = model, states
+        self.places = states.slots.positions
+        kinds = {type(block.wiring) for block in model.decoder.blocks}
+        wirings = [wiring for wiring in model.decoder.wirings]
+        self.chained = kinds == {ResidualModule} and all(
+            type(wiring) in (PreNorm, PostNorm) and wiring == wirings[0] and wiring.scale_start() is None
+            for wiring in wirings
+        )
+        self.ahead = type(wirings[0]) is PreNorm
+        for module in model.decoder.modules():
+            if isinstance(module, RotaryModule):  # nothing may come from the host while a graph is captured
+                module.frequencies = module.frequencies.to(states.device)
+            elif isinstance(module, AlibiModule):
+                module.there = torch.tensor(module.slopes, dtype=torch.float64, device=states.device)
+        self.turns: dict[Any, Tensor] = {}  # by key: (places, head_width)
+        limit = states.capacity if model.embed.limit is None else model.embed.limit
+        self.last = min(limit, states.capacity) - 1  # whoever is over and still here stays at the last place
+        self.positions: Tensor | None = model.embed.positions(self.places.clamp(max=self.last))
+        if self.positions is not None:
+            self.positions = self.positions[0].to(model.embed.tokens.weight.dtype)  # (places, width)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """(rows,) to scores (rows, vocab) of what comes next."""
+        states, decoder = self.states, self.model.decoder
+        at = states.lengths.clamp(max=self.last)
+        if states.group > 1:
+            states.table.scatter_(1, at[:, None], states.own.int()[:, None])
+        x = self.embedded(tokens, at)
+        context = Context(Facts(at[:, None]), states.slots, states.memory, x[:, None])
+        if self.chained:
+            last, more = self.chain(x, at, context)
+            if decoder.end is not None:
+                _, last = add_norm(last, more, decoder.end, context, keep=False)
+            elif more is not None:
+                last = last + summed(more).to(last.dtype)
+        else:
+            last = decoder(x[:, None], context, states.layers)[:, 0]
+        states.lengths.add_(1)
+        return self.scored(last)
+
+    def embedded(self, tokens: Tensor, at: Tensor) -> Tensor:
+        embed = self.model.embed
+        if embed.types is None and embed.norm is None and embed.widen is None:
+            x = embedding(tokens, embed.tokens.weight)
+            if self.positions is not None:
+                return torch.add(embedding(at, self.positions), x, alpha=embed.scale)
+            return x if embed.scale == 1 else x * embed.scale
+        # a start, so that the device is not asked how long the rows are: there are places for all of them
+        found: Tensor = embed(Rows(tokens[:, None]), Facts(at[:, None], start=0))[:, 0]
+        return found
+
+    def chain(self, x: Tensor, at: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
+        """The stream, and what is still to be added to it."""
+        more: Tensor | None = None
+        for block, layer in zip(self.model.decoder.blocks, self.states.layers, strict=True):
+            for (name, part), norm in zip(block.sublayers.items(), block.wiring.norms, strict=True):
+                if self.ahead:
+                    x, normal = add_norm(x, more, norm, context)
+                    more = self.part(part, normal, layer.get(name), at, context)
+                else:
+                    _, x = add_norm(x, self.part(part, x, layer.get(name), at, context), norm, context, keep=False)
+        return x, more
+
+    def part(self, part: Any, x: Tensor, state: Any, at: Tensor, context: Context) -> Tensor:
+        kind = type(part)
+        if kind is FFNModule and part.norm is None:
+            return linear(linear(x, part.up, activation=part.activation), part.down, parts=True)
+        if kind is GLUModule and part.norm is None:
+            return linear(linear(x, part.gate_up, activation=part.activation, gated=True), part.down, parts=True)
+        if (
+            kind in (SelfAttention, CrossAttention)
+            and part.sub_norm is None
+            and part.q_norm is None
+            and plain(part, self.states.capacity)
+        ):
+            seen = self.own(part, x, state, at) if kind is SelfAttention else self.source(part, x, state)
+            return linear(seen, part.out, parts=True)
+        found: Tensor = part(x[:, None], context, state)[:, 0]
+        return found
+
+    def own(self, part: Any, x: Tensor, state: Any, at: Tensor) -> Tensor:
+        width = part.head_width
+        if part.qkv is not None:  # the kernel that looks adds up what comes in parts
+            parts = type(part.scores).prepare is ScoresModule.prepare
+            q, k, v = linear(x, part.qkv, parts=parts).split([part.inner, part.narrow, part.narrow], -1)
+        else:
+            q, k, v = linear(x, part.q), linear(x, part.k), linear(x, part.v)
+        q, k, v = (y.unflatten(-1, (-1, width)) for y in (q, k, v))  # (rows, heads, head_width)
+        turns = self.turned(part.relative)
+        found: Tensor = state.look(part.scores.prepare(q), (k, v), at, part.manner().scale, turns)
+        return found.flatten(1)
+
+    def source(self, part: Any, x: Tensor, state: Any) -> Tensor:
+        q = part.scores.prepare(linear(x, part.q).unflatten(-1, (-1, part.head_width)))
+        return look_at_source(q, state, self.states, part.manner().scale).flatten(1)
+
+    def turned(self, relative: RelativeModule) -> Tensor | None:
+        """Cosines beside sines of every place (places, head_width)."""
+        if not isinstance(relative, RotaryModule):
+            return None
+        if relative.key not in self.turns:
+            cos, sin = relative.tables(self.places, torch.float32)[0][:, 0, 0]  # (places, head_width / 2) each
+            self.turns[relative.key] = torch.cat((cos, sin), -1)
+        return self.turns[relative.key]
+
+    def scored(self, x: Tensor) -> Tensor:
+        head = self.model.head
+        if head.maxout is not None or not narrow(x, head.weight) or head.weight.dtype != x.dtype:
+            found: Tensor = head(x)
+            return found
+        from allyouneed.kernels.narrow import linear as few
+
+        scores = few(x if head.scale == 1 else x * head.scale, head.weight, head.bias)
+        return scores if head.soft_cap is None else head.soft_cap * torch.tanh(scores / head.soft_cap)
+
+
+def everything(pattern: Pattern, capacity: int) -> bool:
+    """Whether the newest of so many tokens at most sees all of them."""
+    if isinstance(pattern, And):
+        return everything(pattern.left, capacity) and everything(pattern.right, capacity)
+    return isinstance(pattern, Causal | Full) or (isinstance(pattern, Window) and pattern.size >= capacity)
+
+
+def plain(part: Any, capacity: int) -> bool:
+    """Softmax of q·k over everything there is, turned by halves or not at all."""
+    if not part.manner().plain or not everything(part.pattern, capacity) or part.head_width % 2:
+        return False
+    if not isinstance(part.relative, RotaryModule):
+        return type(part.relative) is RelativeModule
+    turning = part.relative.config
+    whole = part.relative.width == part.head_width
+    return whole and turning.order == "halves" and turning.xpos is None and not turning.values
+
+
+def narrow(x: Tensor, weight: Tensor) -> bool:
+    """Few rows on a GPU, in half precision: our own kernel reads the weights faster."""
+    if not usable(x) or x.dtype not in (torch.bfloat16, torch.float16) or weight.dtype != x.dtype:
+        return False
+    from allyouneed.kernels.narrow import few
+
+    return few(len(x), weight) and weight.is_contiguous() and weight.shape[1] % 8 == 0
+
+
+def linear(x: Tensor, module: Any, activation: Any = None, gated: bool = False, parts: bool = False) -> Tensor:
+    """(rows, inputs) to (rows, outputs), or to parts of it that are still to be added up."""
+    if type(module) in (nn.Linear, Joined) and narrow(x, module.weight):
+        name = "" if activation is None else _NAMES.get(activation, "?")
+        if not name or name in FUSED_ACTIVATIONS:
+            from allyouneed.kernels.narrow import linear as few
+
+            return few(x, module.weight, module.bias, name, gated, parts)
+    found: Tensor = module(x)
+    if gated:
+        gate, up = found.chunk(2, -1)
+        return activation(gate) * up
+    return found if activation is None else activation(found)
+
+
+def summed(parts: Tensor) -> Tensor:
+    return parts.sum(0) if parts.dim() == 3 else parts
+
+
+def add_norm(x: Tensor, more: Tensor | None, norm: Any, context: Context, keep: bool = True) -> tuple[Tensor, Tensor]:
+    """The sum of both (rows, width), and its norm. `keep`: the sum itself is wanted too."""
+    if type(norm) in (LayerNormModule, RMSNormModule) and usable(x) and x.shape[1] <= 16384:
+        from allyouneed.kernels.norms import add_norm as fused
+
+        layer = type(norm) is LayerNormModule
+        offset = 0.0 if layer else float(norm.offset)
+        return fused(x.contiguous(), more, norm.weight, norm.bias, norm.eps, layer, offset, keep)
+    total = x if more is None else x + summed(more).to(x.dtype)
+    return total, norm(total[:, None], context)[:, 0]

@@ -1,0 +1,273 @@
+"""What is promised to whoever asks for text, whatever the model is made of and however much is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import takewhile
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from test_pool import empty, engine_of
+from test_scheduler import GREEDY, alone, ask, told, writer
+from toys import BOS
+
+import allyouneed as ayn
+from allyouneed.data.tokenizers import Tokenizer, Vocabularies
+from allyouneed.errors import UserError
+from allyouneed.folder import Folder
+from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.engine import Engine, Request
+from allyouneed.infer.generator import Generator
+from allyouneed.infer.scheduler import Scheduler
+from allyouneed.infer.seq2seq import Seq2Seq
+from allyouneed.infer.spoken import StopStrings
+from allyouneed.infer.translator import Translator
+from allyouneed.nn.paged import Pool
+from anypart import CASES, case
+from anypart import VOCAB as FEW_TOKENS
+
+Asks = Callable[..., list[str]]
+ATTENTION = {"kind": "attention", "heads": 2}
+FFN = {"kind": "ffn", "hidden": 24}
+CAUSAL = ATTENTION | {"pattern": "causal"}
+TREES: dict[str, Any] = {
+    "translate": {
+        "kind": "encoder-decoder",
+        "encoder": [{"mixer": ATTENTION, "channel": FFN}],
+        "decoder": [{"mixer": CAUSAL, "cross": ATTENTION, "channel": FFN}],
+    },
+    "generate": {"kind": "decoder", "decoder": [{"mixer": CAUSAL | {"positions": "rotary"}, "channel": FFN}]},
+}
+TREES["seq2seq"] = TREES["translate"]
+UNICODE = [
+    "👩‍👩‍👧‍👦 a family of four, 🏳️‍🌈",
+    "e\u0301 and a\u0308\u0323: marks that combine",
+    "שלום עולם",
+    "مرحبا بالعالم، كيف حالك؟",
+    "\u202eright to left\u202c",
+    "nul\x00inside",
+    "\x00",
+    "\ufeffa mark of byte order",
+    "𝕬𝖇𝖈 ﬁ a\u200bb \U0010ffff",
+    "a tab\there, \x1b[31mand red",
+    "<s> </s> <pad> <unk> <mask>",
+    "你好，世界。",
+]
+
+
+def uses(tokenizer: Tokenizer) -> dict[str, Asks]:
+    """Real models of every kind that writes, random, and decisive."""
+    found: dict[str, Asks] = {}
+    for name, tree in TREES.items():
+        torch.manual_seed(0)
+        model: Any = ayn.build({"vocab": tokenizer.size, "width": 16} | tree).eval()
+        with torch.no_grad():
+            model.embed.tokens.weight.normal_()
+        both = Vocabularies(tokenizer, tokenizer)
+        task = {"translate": "translation", "generate": "causal-lm", "seq2seq": "seq2seq"}[name]
+        kind: Any = {"translate": Translator, "generate": Generator, "seq2seq": Seq2Seq}[name]
+        found[name] = getattr(kind(Folder(model, both, task={"kind": task}, max_tokens=64)), name)
+    return found
+
+
+@pytest.fixture(scope="module", params=TREES)
+def writes(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Asks:
+    return uses(tokenizer)[request.param]
+
+
+# --- what comes in --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_and_one_and_an_empty_text(writes: Asks) -> None:
+    assert writes([], max_length=5) == []
+    (one,) = writes(["the cat"], max_length=5)
+    assert writes("the cat", max_length=5) == one  # type: ignore[comparison-overlap]
+    assert writes(["", "the cat", ""], max_length=5)[1] == one, "an empty one changes nothing for the others"
+
+
+@pytest.mark.parametrize("text", ["", " ", "\t", "\n", "\n\n", " \n \t\n"])
+def test_where_there_is_nothing_to_translate_nothing_is_said(tokenizer: Tokenizer, text: str) -> None:
+    assert uses(tokenizer)["translate"](text) == text  # type: ignore[comparison-overlap]
+
+
+def test_ten_thousand_and_each_gets_what_it_would_get_alone(tokenizer: Tokenizer) -> None:
+    dice, writes = Random(0), uses(tokenizer)["translate"]
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "你好", "ça", "va"]
+    kinds = [" ".join(dice.choices(words, k=dice.randrange(1, 6))) for _ in range(40)]
+    asked = [dice.choice(kinds) for _ in range(10_000)]
+    found = writes(asked, method="greedy", max_length=3)
+    single = {text: writes([text], method="greedy", max_length=3)[0] for text in kinds}
+    assert found == [single[text] for text in asked] and len(set(found)) > 10
+
+
+@pytest.mark.parametrize("text", UNICODE)
+def test_any_characters_go_through(echo: Callable[..., Folder], tokenizer: Tokenizer, text: str) -> None:
+    assert Translator(echo(tokenizer)).translate(text) == text
+
+
+def test_any_characters_in_a_prompt(writes: Asks) -> None:
+    found = writes(UNICODE, max_length=4, method="greedy")
+    assert found == [writes([text], max_length=4, method="greedy")[0] for text in UNICODE]
+    with pytest.raises(UserError, match="mend the text"):
+        writes(["half a pair: \ud800"])
+
+
+@pytest.mark.parametrize("huge", ["x" * 5000, "字" * 3000, "👩‍👩‍👧‍👦" * 200, "e\u0301" * 900])
+def test_a_huge_word_is_translated_in_parts_and_comes_back_whole(
+    echo: Callable[..., Folder], tokenizer: Tokenizer, huge: str
+) -> None:
+    translator = Translator(echo(tokenizer), max_tokens=50)
+    (full,) = translator.translate_full([f"before {huge} after"], method="greedy")
+    assert full.text == f"before {huge} after" and any("cut in" in note for note in full.notes)
+
+
+# --- what is asked of the search ------------------------------------------------------------------------------------
+
+
+def test_a_beam_wider_than_the_vocabulary(writes: Asks, tokenizer: Tokenizer) -> None:
+    wide = tokenizer.size + 50
+    assert writes(["the cat"], method="beam", beam=wide, max_length=2) == writes(
+        ["the cat"], method="beam", beam=tokenizer.size, max_length=2
+    )
+
+
+def test_a_string_to_stop_at_that_no_token_holds(tokenizer: Tokenizer) -> None:
+    generate, way = uses(tokenizer)["generate"], {"method": "sample", "seed": 1, "max_length": 40, "temperature": 1.5}
+    (text,) = generate(["the"], **way)
+    ids, across = tokenizer.encode(text), 0
+    for at in range(1, len(text) - 4, 4):
+        stop = text[at : at + 4]
+        if "\ufffd" in stop or any(stop in tokenizer.decode([token]) for token in ids):
+            continue
+        across += 1
+        assert generate(["the"], stop=[stop], **way) == [text[: text.index(stop)]]
+    assert across > 3
+
+
+# --- whatever the model is made of ----------------------------------------------------------------------------------
+
+
+def one_of_each_kind() -> list[str]:
+    """Of all that remembers something, one of each kind of mixer, and whether it looks at a source."""
+    found: dict[tuple[str, ...], str] = {}
+    for name in CASES:
+        if name.startswith(("mixer", "cross", "layers")):
+            found.setdefault(tuple(takewhile(lambda word: "=" not in word, name.split())), name)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("name", one_of_each_kind())
+def test_every_mixer_keeps_every_promise(name: str) -> None:
+    """Sources of no and of many tokens, beams wider than the vocabulary, stops, cancellations, and hardly more blocks
+    than the largest of them needs: everyone gets what it would get alone, and every block comes back."""
+    engine, dice = Engine(case(name), 1, 2, 0), Random(4)
+    ways = [
+        Decoding(method="greedy", max_length=9),
+        Decoding(beam=FEW_TOKENS + 3, best=4, max_length=3),
+        Decoding(method="sample", best=3, seed=8, max_length=6, temperature=1.5),
+        Decoding(beam=2, max_length=7),
+    ]
+    asked: list[tuple[Request, Decoding, Ends | None]] = []
+    for number in range(9):
+        way = ways[number % 4]
+        source = [dice.randrange(3, FEW_TOKENS) for _ in range(0 if number == 5 else dice.randrange(1, 9))]
+        prompt = [1, *(dice.randrange(3, FEW_TOKENS) for _ in range(dice.randrange(0, 7)))]
+        ends = Ends(dice.randrange(3, FEW_TOKENS)) if number % 3 == 2 else None
+        asked.append((Request(prompt, way.max_length or 0, (number,), source), way, ends))
+    expected = [
+        engine.generate([r.source or ()], way, [r.prompt[1:]], places=[r.place], stops=ends)[0]
+        for r, way, ends in asked
+    ]
+    room = Scheduler(engine, rows=40, pool=Pool(10**6, size=2))
+    most = max(room._most(room.submit(r, way)) for r, way, _ in asked)
+    scheduler = Scheduler(engine, rows=40, budget=8, pool=Pool(most, size=2))
+    tickets, gone = [], []
+    for number, (request, way, ends) in enumerate(asked):
+        tickets.append(scheduler.submit(request, way, stops=ends))
+        if number % 2:
+            gone.append(scheduler.submit(*asked[number - 1][:2]))
+        scheduler.step()
+    for ticket in gone:
+        ticket.cancel()
+        scheduler.step()
+    scheduler.run()
+    for ticket, best in zip(tickets, expected, strict=True):
+        assert ticket.answer is not None
+        assert [(h.tokens, h.finished) for h in ticket.answer] == [(h.tokens, h.finished) for h in best]
+    assert all(ticket.done for ticket in gone) and empty(scheduler)
+
+
+class Ends:
+    """Stops at two tokens of which the last is this one: they never lie in one token."""
+
+    reach = 2
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def __call__(self, tokens: Any) -> bool:
+        return len(tokens) == 2 and tokens[-1] == self.token
+
+
+# --- many at once ---------------------------------------------------------------------------------------------------
+
+
+def test_ten_thousand_at_once_in_a_small_pool() -> None:
+    engine, dice = engine_of(writer(vocab=23)), Random(0)
+    kinds = [[BOS, *(dice.randrange(3, 23) for _ in range(dice.randrange(6)))] for _ in range(20)]
+    way = Decoding(method="greedy", max_length=2)
+    scheduler = Scheduler(engine, rows=512, budget=4096, pool=Pool(2000, size=4))
+    asked = [dice.choice(kinds) for _ in range(10_000)]
+    tickets = [ask(scheduler, prompt, way) for prompt in asked]
+    scheduler.run()
+    single = {tuple(prompt): alone(engine, prompt, way) for prompt in kinds}
+    assert [told(ticket) for ticket in tickets] == [single[tuple(prompt)] for prompt in asked] and empty(scheduler)
+
+
+def test_what_others_were_given_before_is_not_made_up_for() -> None:
+    way, scheduler = Decoding(method="greedy", min_length=4, max_length=4), Scheduler(engine_of(writer()), rows=1)
+    before = [ask(scheduler, [BOS, 5], way, client="old") for _ in range(12)]
+    while not before[-2].done:
+        scheduler.step()
+    tickets = {
+        f"{client} {n}": ask(scheduler, [BOS, 5], way, client=client) for client in ("old", "new") for n in range(4)
+    }
+    order: list[str] = []
+    while not scheduler.idle:
+        scheduler.step()
+        order += [name for name, ticket in tickets.items() if ticket.done and name not in order]
+    assert sorted(order[:4]) == ["new 0", "new 1", "old 0", "old 1"], "they take turns from the first"
+
+
+def test_the_urgent_do_not_wait_for_those_who_were_put_aside() -> None:
+    engine = engine_of(writer())
+    long = GREEDY.model_copy(update={"max_length": 40, "min_length": 38})
+    scheduler = Scheduler(engine, rows=60, pool=Pool(40, size=4))
+    slow = [ask(scheduler, [BOS, n + 3], long, n) for n in range(12)]
+    while not scheduler.aside:
+        scheduler.step()
+    urgent = ask(scheduler, [BOS, 9], GREEDY, priority=5)
+    while not urgent.done:
+        assert scheduler.aside, "or it proves nothing"
+        scheduler.step()
+    scheduler.run()
+    assert told(urgent) == alone(engine, [BOS, 9], GREEDY) and all(ticket.answer for ticket in slow)
+    assert empty(scheduler)
+
+
+def test_a_stop_is_found_wherever_a_text_is_gone_on_with(tokenizer: Tokenizer) -> None:
+    """Put aside and taken up again, it still ends where it would have."""
+    engine = Engine(writer(vocab=tokenizer.size), tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.specials)
+    way = Decoding(method="sample", temperature=1.5, seed=3, max_length=40, min_length=39)
+    (free,) = engine.go_on([[tokenizer.bos]], way)[0]
+    text = tokenizer.decode(free.tokens)
+    stop = next(text[at : at + 2] for at in range(len(text) // 2, len(text)) if "\ufffd" not in text[at : at + 2])
+    stops = StopStrings(tokenizer, [stop])
+    (expected,) = engine.go_on([[tokenizer.bos]], way, stops=stops)[0]
+    scheduler = Scheduler(engine, rows=60, pool=Pool(30, size=4))
+    tickets = [ask(scheduler, [tokenizer.bos], way, stops=stops) for _ in range(9)]
+    scheduler.run()
+    assert scheduler.preempted and len(expected.tokens) < len(free.tokens)
+    assert all(told(ticket) == [expected.tokens] for ticket in tickets) and empty(scheduler)
