@@ -188,9 +188,8 @@ def _filled(
     model = model if manner is None else shrunk(model, manner)
     wanted = named(model)
     check_fit(file, stored, wanted, left_over=sorted(set(stored) - set(wanted)))
-    for name in wanted:
-        tensor = stored[name]
-        put(model, {name: tensor.to(device, dtype if tensor.is_floating_point() else None)})
+    found = ((name, stored[name]) for name in wanted)
+    put(model, {n: tensor.to(device, dtype if tensor.is_floating_point() else None) for n, tensor in found})
     return model.eval()
 
 

@@ -22,6 +22,7 @@ from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.infer.pool import Declared, Prefixes
 from allyouneed.infer.search import Asked, Hypothesis, Stops, Way
+from allyouneed.infer.seating import Seating
 from allyouneed.infer.tickets import Reading, Ticket
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.paged import PagedStates, Pool, PoolFullError
@@ -60,6 +61,7 @@ class Scheduler:
         self.pool, self.prefixes = pool, None if pool is None else Prefixes(pool)
         self.declared: Declared | None = None
         self.preempted = 0
+        self.seating = Seating(engine, rows) if pool is None and memory is None else None  # where the engine has seats
         if pool is not None:
             trial = PagedStates(engine.model.start(1) if _reads_nothing(engine) else _heard(engine), pool)
             self.declared = Declared(engine.model.config, pool.size, trial.pages)
@@ -145,7 +147,11 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not (self.arrivals or self.waiting or self.readings or self.crews or self.aside)
+        return not (self.arrivals or self.waiting or self.readings or self.crews or self.aside or self._seated)
+
+    @property
+    def _seated(self) -> bool:
+        return self.seating is not None and bool(self.seating.asked)
 
     def run(self) -> None:
         """Until everyone is done."""
@@ -175,6 +181,8 @@ class Scheduler:
                 for crew in list(self.crews):
                     self._roomily(crew.read, crew)
                 self.crews = [crew for crew in self.crews if crew.searches]
+                if self.seating is not None:
+                    self.seating.step()
                 self._read()
         finally:
             if was_training:
@@ -381,6 +389,9 @@ class Scheduler:
 
     def _begin(self, reading: Reading, some: list[int], last: torch.Tensor) -> None:
         """Those who have been read say their first token, and join the others."""
+        some = some if self.seating is None else self.seating.sit(reading, some)
+        if not some:
+            return
         ways: dict[Way, list[int]] = {}
         for n in some:
             ways.setdefault(self.engine.way(reading.tickets[n].decoding).kind, []).append(n)
@@ -410,6 +421,7 @@ class Scheduler:
         here = {asked for crew in self.crews for one in crew.searches for asked in one.asked}
         here |= {asked for crew in self.aside for asked in crew.searches[0].asked}
         here |= {ticket.asked for reading in self.readings for ticket in reading.tickets}
+        here |= set() if self.seating is None else self.seating.asked
         for ticket in self.held:
             if ticket.asked.done and not ticket.done:
                 ticket.answer = ticket.asked.found

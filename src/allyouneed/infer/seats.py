@@ -50,9 +50,12 @@ class Seats:
     def _step(self) -> None:
         self.saying.step(self.step(self.saying.newest))
 
-    def sit(self, seen: States, asked: Sequence[Asked], last: Sequence[int]) -> None:
+    def sit(
+        self, seen: States, asked: Sequence[Asked], last: Sequence[int], lengths: Sequence[int] | None = None
+    ) -> None:
+        """These go on from their `last` tokens, after so many of what has been `seen` (all of it)."""
         seats = [self.free.pop() for _ in asked]
-        self.states.take(self.model.decoder, seats, seen)
+        self.states.take(self.model.decoder, seats, seen, seen.lengths if lengths is None else lengths)
         self.saying.sit(seats, asked, last, self.now)
 
     def go(self, count: int) -> Run:

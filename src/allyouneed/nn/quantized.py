@@ -14,7 +14,7 @@ by its own range and nobody else's, to one of 256 numbers of which one means 0:
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 from warnings import catch_warnings, filterwarnings
 
@@ -34,7 +34,9 @@ class Codes(NamedTuple):
     @classmethod
     def of(cls, weight: Tensor) -> Codes:
         if weight.is_meta:  # a hollow model: the numbers will be put in
-            return cls(torch.empty_like(weight, dtype=torch.int8), torch.empty_like(weight[:, 0], dtype=torch.float32))
+            # not empty_like: for what has no memory torch would load its compiler first
+            empty = partial(torch.empty, device="meta")
+            return cls(empty(weight.shape, dtype=torch.int8), empty(len(weight), dtype=torch.float32))
         weight = weight.detach().float()
         step = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / MOST
         return cls((weight / step[:, None]).round_().clamp_(-MOST, MOST).to(torch.int8), step)

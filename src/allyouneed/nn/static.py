@@ -8,6 +8,7 @@ more room writes into the last place again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -138,11 +139,11 @@ class StaticStates:
                     state.end = sources
             self.layers.append(layer)
 
-    def take(self, stack: Any, seats: list[int], seen: States) -> None:
-        """These seats are taken by texts of which this has been seen (a row each)."""
+    def take(self, stack: Any, seats: list[int], seen: States, counts: Sequence[int]) -> None:
+        """These seats are taken by texts of which this has been seen (a row each), and so much of it counts."""
         chairs = torch.tensor(seats, device=self.device)
         rows = chairs[:, None] * self.group + torch.arange(self.group, device=self.device)  # (seats, group)
-        lengths = torch.tensor(seen.lengths, device=self.device)
+        lengths = torch.tensor(list(counts), device=self.device)
         self.lengths[rows] = lengths[:, None].expand_as(rows)
         if self.group > 1:  # what is given lies with the first of them
             self.table[rows] = rows[:, :1, None].int().expand(-1, -1, self.capacity)
