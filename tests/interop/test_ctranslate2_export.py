@@ -345,7 +345,15 @@ def test_the_readme_says_how_it_is_called(
 ) -> None:
     assert ask(trained, tmp_path / "out", "--no-check")[0] == 0
     assert "tokens = ['<2de>', *words.encode(" in example(tmp_path / "out")
-    way = {"penalty": "power", "length_penalty": 1.0, "early": True, "min_length": 1, "extra": 300, "max_length": 256}
+    way = {
+        "penalty": "power",
+        "length_penalty": 1.0,
+        "early": True,
+        "min_length": 1,
+        "loops": None,
+        "extra": 300,
+        "max_length": 256,
+    }
     ours = ayn.load(trained).translate("…", to="de", **way)
     assert run_example(tmp_path / "out", monkeypatch, capsys) == ours != ""
 
@@ -364,7 +372,7 @@ def test_two_tokenizers_and_original_files_come_along(
         len(json.loads((tmp_path / "out" / f"{side}_vocabulary.json").read_bytes())) for side in ("source", "target")
     ]
     assert sizes == [40, 45]
-    way = Decoding(penalty="power", length_penalty=1.0, early=True, min_length=1, extra=300, max_length=256)
+    way = Decoding(penalty="power", length_penalty=1.0, early=True, min_length=1, loops=None, extra=300, max_length=256)
     answer = Engine(folder.model, 1, 2, 0, [0, 1, 3]).generate([[3, 2]], way)[0][0]  # the example's text is unknown
     assert run_example(tmp_path / "out", monkeypatch, capsys) == folder.tokenizers.target.decode(answer.tokens) != ""
 

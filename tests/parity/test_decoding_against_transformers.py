@@ -52,7 +52,7 @@ def test_logits_are_the_same(pair: tuple[Any, Engine, list[list[int]]]) -> None:
 def test_greedy_tokens_are_the_same(pair: tuple[Any, Engine, list[list[int]]]) -> None:
     marian, engine, sources = pair
     expected, _ = theirs(marian, sources, num_beams=1)
-    ours = engine.generate(sources, Decoding(method="greedy", extra=1000, max_length=LENGTH))
+    ours = engine.generate(sources, Decoding(loops=None, method="greedy", extra=1000, max_length=LENGTH))
     assert [answers[0].tokens for answers in ours] == expected
     assert len({len(tokens) for tokens in expected}) > 3, "the test should see sentences end at different times"
 
@@ -65,7 +65,9 @@ def test_beam_search_finds_the_same_n_best_with_the_same_scores(
     expected, scores = theirs(
         marian, sources, num_beams=4, num_return_sequences=4, length_penalty=alpha, early_stopping=False
     )
-    decoding = Decoding(beam=4, best=4, length_penalty=alpha, penalty="power", extra=1000, max_length=LENGTH)
+    decoding = Decoding(
+        loops=None, beam=4, best=4, length_penalty=alpha, penalty="power", extra=1000, max_length=LENGTH
+    )
     ours = [hypothesis for answers in engine.generate(sources, decoding) for hypothesis in answers]
     assert [hypothesis.tokens for hypothesis in ours] == expected
     assert [hypothesis.score for hypothesis in ours] == pytest.approx(scores, rel=1e-5)
@@ -77,7 +79,7 @@ def test_a_smallest_length_and_forbidden_tokens_mean_the_same(pair: tuple[Any, E
     strict = Engine(engine.model, engine.bos, engine.eos, engine.pad, forbidden=[5, 6, 7])
     options: dict[str, Any] = {"min_new_tokens": 6, "bad_words_ids": [[5], [6], [7]], "length_penalty": 0.6}
     expected, _ = theirs(marian, sources, num_beams=3, **options)
-    decoding = Decoding(beam=3, penalty="power", extra=1000, max_length=LENGTH, min_length=6)
+    decoding = Decoding(loops=None, beam=3, penalty="power", extra=1000, max_length=LENGTH, min_length=6)
     assert [answers[0].tokens for answers in strict.generate(sources, decoding)] == expected
 
 
@@ -85,6 +87,6 @@ def test_a_forced_prefix_means_the_same(pair: tuple[Any, Engine, list[list[int]]
     marian, engine, sources = pair
     prefix = torch.tensor([[engine.bos, 9, 4]] * len(sources))
     expected, _ = theirs(marian, sources, num_beams=4, length_penalty=0.6, decoder_input_ids=prefix)
-    decoding = Decoding(beam=4, penalty="power", extra=1000, max_length=LENGTH)
+    decoding = Decoding(loops=None, beam=4, penalty="power", extra=1000, max_length=LENGTH)
     ours = engine.generate(sources, decoding, prefix=[[9, 4]] * len(sources))
     assert [[9, 4, *answers[0].tokens] for answers in ours] == expected

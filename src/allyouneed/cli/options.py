@@ -61,6 +61,10 @@ LeastOption = Annotated[int | None, option("--min-length", min=0, panel=SEARCH, 
 RepetitionOption = Annotated[
     float | None, option("--repetition-penalty", panel=SEARCH, help="above 1, what was said gets less likely")
 ]
+LoopsOption = Annotated[
+    int | None,
+    option("--loops", min=0, panel=SEARCH, help="stop what says the same so many times on end (8); 0: never"),
+]
 StopOption = Annotated[
     list[str] | None, option("--stop", panel=SEARCH, metavar="TEXT", help="end before this text; repeatable")
 ]

@@ -26,6 +26,7 @@ from allyouneed.cli.options import (
     JsonOption,
     LeastOption,
     LengthOption,
+    LoopsOption,
     MethodOption,
     MinPOption,
     ModelOption,
@@ -81,6 +82,7 @@ def translate(
     top_k: TopKOption = None,
     top_p: TopPOption = None,
     seed: SeedOption = None,
+    loops: LoopsOption = None,
     draft: DraftOption = None,
     ahead: AheadOption = None,
 ) -> None:
@@ -94,7 +96,7 @@ def translate(
     """
     options = given(
         method=method, beam=beam, best=best, length_penalty=length_penalty,
-        temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, loops=loops,
         draft=drafted(draft, device, dtype, "translate_full", "translate"), ahead=ahead,
     )  # fmt: skip
     texts, input_, output = placed(texts, input_, output)
@@ -149,6 +151,7 @@ def generate(
     top_p: TopPOption = None,
     min_p: MinPOption = None,
     seed: SeedOption = None,
+    loops: LoopsOption = None,
     draft: DraftOption = None,
     ahead: AheadOption = None,
 ) -> None:
@@ -159,7 +162,7 @@ def generate(
     options = given(
         max_length=max_length, min_length=min_length, stop=stop or None, method=method, beam=beam, best=best,
         length_penalty=length_penalty, repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k,
-        top_p=top_p, min_p=min_p, seed=seed, specials=specials or None,
+        top_p=top_p, min_p=min_p, seed=seed, loops=loops, specials=specials or None,
         draft=drafted(draft, device, dtype, "generate_full", "go on with texts"), ahead=ahead,
     )  # fmt: skip
     prompts, input_, output = placed(prompts, input_, output)
@@ -231,6 +234,7 @@ def seq2seq(
     top_k: TopKOption = None,
     top_p: TopPOption = None,
     seed: SeedOption = None,
+    loops: LoopsOption = None,
     draft: DraftOption = None,
     ahead: AheadOption = None,
 ) -> None:
@@ -241,7 +245,7 @@ def seq2seq(
     options = given(
         max_length=max_length, min_length=min_length, method=method, beam=beam, best=best,
         length_penalty=length_penalty, repetition_penalty=repetition_penalty, no_repeat=no_repeat,
-        temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, specials=specials or None,
+        temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, loops=loops, specials=specials or None,
         draft=drafted(draft, device, dtype, "seq2seq_full", "rewrite texts"), ahead=ahead,
     )  # fmt: skip
     texts, input_, output = placed(texts, input_, output)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.infer.decoding import Candidates, Decoding, expand
+from allyouneed.infer.loops import looping
 from allyouneed.infer.search import Asked, Search, Way, stops
 from allyouneed.nn.state import stacked
 
@@ -39,6 +40,7 @@ class Beams(Search):
 
     def step(self, logits: Tensor, tight: bool = False) -> list[int] | None:
         beams, ages, fresh = self.group, self.ages, self.fresh
+        over = self.in_loops()
         logits, mass = self.ruled(logits), None
         if self.penalties is not None:  # as others do: log-probabilities are penalised, not logits
             logits = self.penalties.changed(logits.log_softmax(-1))
@@ -58,6 +60,7 @@ class Beams(Search):
         if any(one.stops is not None for one in self.asked):
             ended = ended | self.at_stop(found, ages)
         finished = (ended & found.scores.isfinite())[:, :beams]
+        finished[over] = False
         if bool(finished.any()):
             self.collect(finished, found)
         scores, picked = found.scores.masked_fill(ended, -torch.inf).topk(beams)
@@ -92,6 +95,23 @@ class Beams(Search):
             insort(one.found, answer, key=lambda h: -h.score)
             del one.found[self.group :]
 
+    def in_loops(self) -> list[int]:
+        """Sources whose best hypothesis repeats itself. Those that found an end have it; the others end as they are."""
+        over = []
+        for place in [] if self.fresh else self.looked_at():
+            one, age, rows = self.asked[place], self.age(place), slice(place * self.group, (place + 1) * self.group)
+            said, gains = self.tokens[rows, :age].tolist(), self.gains[rows, :age].tolist()
+            if not looping(said[0], self.decoding):
+                continue
+            if not one.found:
+                ways = zip(said, gains, self.scores[place].tolist(), strict=True)
+                one.found = [self.hypothesis(one, *way) for way in ways if way[2] > float("-inf")]
+                one.found.sort(key=lambda h: -h.score)
+            del one.found[self.decoding.best :]
+            one.done = True
+            over.append(place)
+        return over
+
     def at_last(self, logits: Tensor, ages: Tensor) -> Tensor:
         """Where a source reaches its limit, only the end mark, for certain."""
         only = torch.full_like(logits[0, 0], -torch.inf)
@@ -118,7 +138,7 @@ class Beams(Search):
             full = len(one.found) == self.group
             worst = one.found[-1].score if full else float("-inf")
             running = score / self.decoding.normalise(self.age(place) + 1 + self.way.counted)
-            if one.gone:
+            if one.gone or one.done:
                 continue
             if running > worst and not (self.decoding.early and full):
                 stay.append(place)

@@ -39,6 +39,8 @@ class Decoding(Config):
     min_p: Annotated[float, Field(gt=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0  # what was read or said before gets less likely by it
     no_repeat: Annotated[int, Field(gt=0)] | None = None  # no run of so many tokens comes twice
+    # a text that says the same so many times on end (and for 32 tokens) is stopped; None or 0: it is not
+    loops: Annotated[Annotated[int, Field(gt=1)] | None, BeforeValidator(lambda n: n or None)] = 8
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)] = ()
     seed: Annotated[int, Field(ge=0)] = 0  # with a sentence's place in the request it decides what is drawn
 

@@ -46,7 +46,8 @@ class Request:
 class Engine:
     """`forbidden`: tokens never to be produced; `limit`: the longest target the model can place, if there is one;
     `budget`: how many tokens (times beams) are decoded together; `seen_whole`: a prompt's tokens all see each other;
-    `ends`, `counted`, `ended`: see `Job`."""
+    `ends`, `counted`, `ended`: see `Job`. `exact`: nobody shares a pass of the model with anybody, so that answers are
+    the same to the last bit whoever else is answered: another shape may be computed by another kernel."""
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class Engine:
         ends: Sequence[int] = (),
         counted: int = 0,
         ended: bool = False,
+        exact: bool = False,
     ) -> None:
         self.model = model  # an nn.Module that is a `Decoder`
         self.seen_whole = seen_whole
@@ -68,6 +70,7 @@ class Engine:
         self.forbidden = [token for token in dict.fromkeys(forbidden) if token != eos]
         self.ends, self.counted, self.ended = ends, counted, ended
         self.limit, self.budget = limit, budget
+        self.exact = exact
         self.search: Any = None  # for a model that retrieves: how neighbours of its chunks are found
         self.room = Room(self)  # on a GPU, batches of a fixed shape
 
@@ -148,7 +151,7 @@ class Engine:
 
     def _rounds(self, request: Request, one: Asked, decoding: Decoding, draft: Draft | None) -> Iterator[None]:
         """Whenever there may be more to hear."""
-        if draft is None and self.room.open([request], decoding, one.stops):
+        if draft is None and not self.exact and self.room.open([request], decoding, one.stops):
             yield from self.room.rounds(self.way(decoding), [(request, one)])
             return
         job = self._job([request], decoding, one.stops)
@@ -190,7 +193,7 @@ class Engine:
         if was_training:  # only then: it is a walk through all parts
             self.model.eval()
         try:
-            if draft is None and self.room.open(requests, decoding, stops):
+            if draft is None and not self.exact and self.room.open(requests, decoding, stops):
                 self.room.answer(requests, found, decoding, stops, on_progress)
                 return found
             for numbers, batch in self._batches(requests, decoding.rows * (1 if draft is None else 1 + draft.ahead)):
@@ -213,7 +216,7 @@ class Engine:
         batch: list[tuple[int, Request]] = []
         for number, request in sorted(real, key=lambda both: -both[1].size):
             largest = max((batch[0][1] if batch else request).size, SHORT)
-            if batch and (len(batch) + 1) * largest * rows > self.budget:
+            if batch and (self.exact or (len(batch) + 1) * largest * rows > self.budget):
                 yield [n for n, _ in batch], [r for _, r in batch]
                 batch = []
             batch.append((number, request))

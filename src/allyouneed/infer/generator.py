@@ -108,8 +108,9 @@ class Generator(Retrieving):
         settled = self._settled(decoding, changes)
         guesser = self._draft(draft, ahead, settled)
         encoded = [self._prompt(text, specials) for text in texts]
+        self.engine.exact = self.exact
         answers = self.engine.go_on(encoded, settled, on_progress, first, self._stops(settled), guesser)
-        return [self._told(*both, settled.stop) for both in zip(texts, encoded, answers, strict=True)]
+        return [self._told(*both, settled) for both in zip(texts, encoded, answers, strict=True)]
 
     def stream(
         self,
@@ -129,6 +130,7 @@ class Generator(Retrieving):
         settled = self._settled(decoding, changes)
         if settled.best > 1:
             raise UserError(f"best={settled.best}: one text is told as it comes; leave it out, or use generate_full")
+        self.engine.exact = self.exact
         return self._pieces(text, self._prompt(text, specials), settled, first, self._draft(draft, ahead, settled))
 
     def _draft(self, draft: Any, ahead: int | None, settled: Decoding) -> Draft | None:
@@ -152,7 +154,7 @@ class Generator(Retrieving):
                 yield piece
         if rest := spoken.end():
             yield rest
-        return self._told(text, prompt, [answer], settled.stop)
+        return self._told(text, prompt, [answer], settled)
 
     def _settled(self, decoding: Decoding | None, changes: dict[str, Any]) -> Decoding:
         """Who names an option of sampling wants to sample, whatever the model's own way is."""
@@ -178,10 +180,10 @@ class Generator(Retrieving):
         """What the text that is told goes on with: how a token is written may depend on the one before it."""
         return [] if self.answers else prompt
 
-    def _told(self, text: str, prompt: list[int], answers: list[Hypothesis], stop: Sequence[str]) -> Generation:
+    def _told(self, text: str, prompt: list[int], answers: list[Hypothesis], settled: Decoding) -> Generation:
         found = []
         for answer in answers:
-            added = text_of(self.tokenizer, answer.tokens, self._before(prompt), stop)
+            added = text_of(self.tokenizer, answer.tokens, self._before(prompt), settled.stop)
             found.append(Continuation(added, answer.score, len(answer.tokens), answer.finished))
         notes = []
         longest = len(prompt) + len(answers[0].tokens)
@@ -189,6 +191,11 @@ class Generator(Retrieving):
             notes.append(
                 f"{quoted(text)}: {longest} tokens with what was added; it was trained on {self.folder.max_tokens}"
             )
+        best, said = answers[0], len(answers[0].tokens)
+        if best.repeats:
+            notes.append(f"{quoted(text)}: repeats itself; stopped after {said} tokens (loops=0 lets it go on)")
+        elif not best.finished and said < settled.more():
+            notes.append(f"{quoted(text)}: stopped after {said} tokens, for the model has places for {self.limit}")
         return Generation(text, found, notes, guesses_of([answers]))
 
     def judge(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from allyouneed.infer.decoding import Decoding, draw, keep_likely
 from allyouneed.infer.likeliest import best, best_place, log_chance
+from allyouneed.infer.loops import looping
 from allyouneed.infer.search import Asked, Search, Way, stops
 from allyouneed.nn.state import stacked
 
@@ -69,6 +70,8 @@ class Lines(Search):
             ended = ended | (self.limits <= ages + 1)
         if any(one.stops is not None for one in self.asked):
             ended = ended | self.at_stop(ages + 1)
+        if looked_at := self.looked_at():
+            ended = ended | self.in_loops(looked_at)
         ended = ended & ~self.over
         if bool(ended.any()):
             self.collect(ended.nonzero()[:, 0].tolist())
@@ -100,6 +103,13 @@ class Lines(Search):
             return torch.zeros_like(self.over)
         past = self.past(ages, reach)
         return torch.tensor([stops(self.owner(row), said) for row, said in enumerate(past)], device=self.device)
+
+    def in_loops(self, places: Sequence[int]) -> Tensor:
+        rows = [place * self.group + line for place in places for line in range(self.group)]
+        found = torch.zeros(len(self.tokens), dtype=torch.bool)
+        for row, said in zip(rows, self.tokens[rows, : self.clock].tolist(), strict=True):
+            found[row] = looping(said[: self.age(row // self.group)], self.decoding)
+        return found.to(self.device)
 
     def owner(self, row: int) -> Asked:
         return self.asked[row // self.group]

@@ -31,7 +31,8 @@ class Listening(Config):
 
     def decoding(self, temperature: float, most: int) -> Decoding:
         """All hypotheses of a beam come back, for `best` to choose from."""
-        told: dict[str, Any] = {"max_length": most, "length_penalty": 1.0, "penalty": "power"}
+        # what repeats itself is doubted here, by the authors' own rule
+        told: dict[str, Any] = {"max_length": most, "length_penalty": 1.0, "penalty": "power", "loops": None}
         if temperature:
             return Decoding(method="sample", temperature=temperature, seed=self.seed, **told)
         return Decoding(method="greedy", **told) if self.beam == 1 else Decoding(beam=self.beam, best=self.beam, **told)

@@ -49,7 +49,10 @@ def _line(text: str) -> str:
 
 
 class Predictor(ABC):
-    """A model folder that is ready to answer."""
+    """A model folder that is ready to answer. `exact`: what is written is the same to the last bit whoever else is
+    answered (docs/decoding.md)."""
+
+    exact = False
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder

@@ -18,6 +18,7 @@ from torch import Tensor
 from allyouneed.infer.decoding import Candidates, among, draw, expand, keep_likely
 from allyouneed.infer.likeliest import best_place, log_chance
 from allyouneed.infer.lines import chances
+from allyouneed.infer.loops import due, looping
 from allyouneed.infer.search import Asked, Way, hypothesis, stops
 from allyouneed.kernels import usable
 from allyouneed.nn.static import StaticStates
@@ -176,6 +177,8 @@ class SayingLines(Saying):
                 if line in self.found[seat]:
                     continue
                 said, over = min(place[row] + 1, count), place[row] < count or age + count >= one.limit
+                if self.decoding.loops is not None:
+                    said, over = self.unlooped(sitter, row, age, said, over)
                 if one.stops is not None or one.hear is not None:
                     said, over = self.told(sitter, row, age, said, over)
                 if over:
@@ -187,6 +190,15 @@ class SayingLines(Saying):
                 del self.seated[seat]
                 free.append(seat)
         return free
+
+    def unlooped(self, sitter: Seated, row: int, age: int, said: int, over: bool) -> tuple[int, bool]:
+        """What it says before it is seen to repeat itself."""
+        for count in range(age + 1, age + said + 1):
+            if due(count, self.decoding):
+                tokens = self.past.since(sitter.birth, count)[:, 0, row].astype(int).tolist()
+                if looping(tokens, self.decoding):
+                    return count - age, True
+        return said, over
 
     def told(self, sitter: Seated, row: int, age: int, said: int, over: bool) -> tuple[int, bool]:
         """Tell its tokens to who listens, one by one, up to what it was to stop at."""
@@ -271,24 +283,40 @@ class SayingBeams(Saying):
                     continue
                 if anyone[seat]:
                     self.collect(sitter, seat, age, step[seat])
-                if one.gone or not self.hopeful(one, best[seat], age):
+                if one.gone or not self.hopeful(one, best[seat], age) or self.looped(sitter, seat, age + 1):
                     one.done = not one.gone
                     del one.found[self.decoding.best :]
                     del self.seated[seat]
                     free.append(seat)
         return free
 
+    def looped(self, sitter: Seated, seat: int, age: int) -> bool:
+        """Whether its best hypothesis repeats itself; where none has come to an end, they end as they are."""
+        one = sitter.one
+        if one.done or not due(age, self.decoding) or not looping(self.said(sitter, seat, age, 0)[0], self.decoding):
+            return False
+        if not one.found:
+            scores = self.past.since(sitter.birth, age)[-1, seat, :, 8].tolist()
+            ways = [(*self.said(sitter, seat, age, beam), score) for beam, score in enumerate(scores)]
+            one.found = [hypothesis(self.way, one, *way) for way in ways if way[2] > float("-inf")]
+            one.found.sort(key=lambda h: -h.score)
+        return True
+
+    def said(self, sitter: Seated, seat: int, age: int, beam: int) -> tuple[list[int], list[float]]:
+        """Tokens of a hypothesis when there were so many, and their log-probabilities."""
+        said, won = [], []
+        for then in self.past.since(sitter.birth, age)[::-1, seat]:  # (beams, 9)
+            said.append(int(then[beam, 6]))
+            won.append(float(then[beam, 7]))
+            beam = int(then[beam, 5])
+        return said[::-1], won[::-1]
+
     def collect(self, sitter: Seated, seat: int, age: int, step: NDArray[np.float32]) -> None:
-        past = self.past.since(sitter.birth, age)[:, seat]  # (age, beams, 9)
         for score, parent, token, gain, finished in step[:, :5]:
             if not finished:
                 continue
-            said, won, beam = [int(token)], [float(gain)], int(parent)
-            for then in past[::-1]:
-                beam, token, gain = int(then[beam, 5]), then[beam, 6], then[beam, 7]
-                said.append(int(token))
-                won.append(float(gain))
-            answer = hypothesis(self.way, sitter.one, said[::-1], won[::-1], float(score))
+            said, won = self.said(sitter, seat, age, int(parent))
+            answer = hypothesis(self.way, sitter.one, [*said, int(token)], [*won, float(gain)], float(score))
             insort(sitter.one.found, answer, key=lambda h: -h.score)
             del sitter.one.found[self.beams :]
 

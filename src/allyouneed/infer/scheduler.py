@@ -49,6 +49,8 @@ class Scheduler:
     ) -> None:
         if rows < 1 or budget < 1:
             raise UserError(f"rows={rows}, budget={budget}: both must be at least 1")
+        if engine.exact and pool is not None:
+            raise UserError("exact: with a pool, who begins alike is read together; leave out one of them")
         self.engine, self.rows, self.budget, self.memory = engine, rows, budget, memory
         self.arrivals: deque[Ticket] = deque()
         self.waiting: dict[tuple[int, str], deque[Ticket]] = {}  # by priority and client, first come first
@@ -61,7 +63,8 @@ class Scheduler:
         self.pool, self.prefixes = pool, None if pool is None else Prefixes(pool)
         self.declared: Declared | None = None
         self.preempted = 0
-        self.seating = Seating(engine, rows) if pool is None and memory is None else None  # where the engine has seats
+        shared = pool is None and memory is None and not engine.exact
+        self.seating = Seating(engine, rows) if shared else None  # where the engine has seats
         if pool is not None:
             trial = PagedStates(engine.model.start(1) if _reads_nothing(engine) else _heard(engine), pool)
             self.declared = Declared(engine.model.config, pool.size, trial.pages)
@@ -217,13 +220,13 @@ class Scheduler:
             taken.append(self.waiting[ticket.priority, ticket.client].popleft())
             self.held.append(ticket)
             self.served[ticket.client] = self.served.get(ticket.client, 0) + size + ticket.asked.limit
-        if taken:
-            states = self._start(taken)
+        for some in [[one] for one in taken] if self.engine.exact else [taken] if taken else []:
+            states = self._start(some)
             if isinstance(states, PagedStates) and self._alike(states):
                 assert self.prefixes is not None
-                for row, ticket in enumerate(taken):
+                for row, ticket in enumerate(some):
                     states.begin(row, self.prefixes.find(ticket.request.prompt))
-            self.readings.append(Reading(states, taken, list(states.lengths)))
+            self.readings.append(Reading(states, some, list(states.lengths)))
 
     def _arrive(self) -> None:
         """Who comes is served like the one who has been given least so far: what others got before is not made up for
@@ -372,7 +375,7 @@ class Scheduler:
     def _piece(self, reading: Reading, size: int) -> None:
         engine, states = self.engine, reading.states
         prompts = [ticket.request.prompt for ticket in reading.tickets]
-        if engine.seen_whole:  # tokens that see each other are read at once
+        if engine.seen_whole or engine.exact:  # tokens that see each other are read at once; pieces change last bits
             size = max(map(len, prompts))
         pieces = [prompt[at : at + size] for prompt, at in zip(prompts, reading.read, strict=True)]
         rows = Rows.of(pieces, engine.pad).to(states.device)
@@ -410,7 +413,7 @@ class Scheduler:
         self._gather(crew)
 
     def _gather(self, crew: Crew) -> None:
-        for other in self.crews:
+        for other in [] if self.engine.exact else self.crews:
             if other.searches and crew.states.joins and other.states.group == crew.states.group:
                 other.join(crew)
                 return

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.loops import LEAST, cut, due
 from allyouneed.infer.penalties import Penalties
 from allyouneed.nn.state import stacked
 
@@ -31,7 +32,7 @@ class Stops(Protocol):
 @dataclass(frozen=True)
 class Hypothesis:
     """One answer. `tokens` are without begin and end mark; `finished` says whether the model set the end mark itself,
-    or said what it was told to stop at.
+    or said what it was told to stop at; `repeats`: it was stopped because it said the same again and again.
 
     `score` is `log_prob` divided by the length penalty; `log_probs` has one entry a token, and one for the end mark.
     """
@@ -41,6 +42,7 @@ class Hypothesis:
     log_prob: float
     log_probs: list[float]
     finished: bool
+    repeats: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,12 @@ class Search(ABC):
         if self.penalties is not None:
             self.penalties.say(tokens.tolist())
 
+    def looked_at(self) -> list[int]:
+        """Places of those whose last tokens are looked at, whether they repeat themselves (loops.py)."""
+        if self.decoding.loops is None or self.clock < LEAST:
+            return []
+        return [place for place in range(len(self.asked)) if due(self.age(place), self.decoding)]
+
     def ending(self, tokens: Tensor) -> Tensor:
         return tokens == self.way.eos if len(self.ends) == 1 else torch.isin(tokens, self._ends)
 
@@ -230,9 +238,13 @@ class Search(ABC):
 
 def hypothesis(way: Way, one: Asked, tokens: list[int], gains: list[float], log_prob: float) -> Hypothesis:
     ended = tokens[-1] in (way.eos, *way.ends)
-    score = log_prob / way.decoding.normalise(len(tokens) + way.counted)
     stopped = ended or stops(one, tokens)
-    return Hypothesis(tokens[:-1] if ended else tokens, score, log_prob, gains, stopped)
+    end = None if stopped else cut(tokens, way.decoding)
+    if end is not None and end < len(tokens):
+        tokens, gains = tokens[:end], gains[:end]
+        log_prob = sum(gains)
+    score = log_prob / way.decoding.normalise(len(tokens) + way.counted)
+    return Hypothesis(tokens[:-1] if ended else tokens, score, log_prob, gains, stopped, end is not None)
 
 
 def stops(one: Asked, tokens: Sequence[int]) -> bool:

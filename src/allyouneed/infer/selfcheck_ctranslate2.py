@@ -102,7 +102,7 @@ class _Texts:
         rows, words = self.sentences(2, share=2), self.words
         steps = min(STEPS, max(1, (self.config.limit or 2 * STEPS) // 2 - 1))
         engine = Engine(self.folder.model, self.start, words.target.eos, words.source.pad)
-        decoding = Decoding(method="greedy", max_length=steps, extra=steps)
+        decoding = Decoding(method="greedy", max_length=steps, extra=steps, loops=None)
         if self.kind == "encoder-decoder":
             answers = engine.generate(rows, decoding)
             options = {"beam_size": 1, "max_decoding_length": steps, "min_decoding_length": 0}

@@ -97,6 +97,7 @@ class Seq2Seq(Predictor):
             sources,
             settled,
             self.limit,
+            self.exact,
             on_progress=on_progress,
             places=[(first + number,) for number in range(len(many))],
             stops=StopStrings(both.target, settled.stop) if settled.stop else None,
@@ -129,6 +130,8 @@ class Seq2Seq(Predictor):
     def _notes(self, text: str, found: Hypothesis) -> list[str]:
         if found.finished:
             return []
+        if found.repeats:
+            return [f"{quoted(text)}: repeats itself; stopped after {len(found.tokens)} tokens (loops=0 lets it go on)"]
         return [f"{quoted(text)}: stopped after {len(found.tokens)} tokens without coming to an end; max_length=…"]
 
     def judge(

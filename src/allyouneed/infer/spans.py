@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,10 +35,9 @@ class SpanFiller(Predictor):
         """The text, or each text of a list, with every `<mask>` filled. `options`: `beam=1`, `extra=20`, …"""
         many = checked([texts] if isinstance(texts, str) else texts, "fill")
         settled = Decoding.of(self.folder.decoding, **options)
-        found = [
-            self._joined(parts, gaps)
-            for parts, gaps in zip(*self._gaps([self._parts(text) for text in many], settled), strict=True)
-        ]
+        texts_in_parts = [self._parts(text) for text in many]
+        gaps = self._gaps(texts_in_parts, settled, many)
+        found = [self._joined(*both) for both in zip(texts_in_parts, gaps, strict=True)]
         return found[0] if isinstance(texts, str) else found
 
     def _parts(self, text: str) -> list[list[int]]:
@@ -47,19 +47,25 @@ class SpanFiller(Predictor):
         return parts
 
     def _gaps(
-        self, texts: list[list[list[int]]], decoding: Decoding
-    ) -> tuple[list[list[list[int]]], list[list[list[int]]]]:
-        """The texts, and for each the tokens that fill its gaps."""
+        self, texts: list[list[list[int]]], decoding: Decoding, names: Sequence[str] = ()
+    ) -> list[list[list[int]]]:
+        """For each text the tokens that fill its gaps. `names`: how it is called where something is to be said."""
         sources = []
         for parts in texts:
             source = list(parts[0])
             for mark, part in zip(self.marks, parts[1:], strict=False):
                 source += [mark, *part]
             sources.append([*source, self.tokenizer.eos])
+        limit = self.model.config.source_limit
+        for text, source in zip(names, sources, strict=False):
+            if limit is not None and len(source) > limit:
+                raise UserError(f"{quoted(text)}: {len(source)} tokens, the model can read {limit}; shorten it")
         answers = self.engine.generate(sources, decoding)
-        return texts, [
-            self._told(answer[0].tokens, len(parts) - 1) for answer, parts in zip(answers, texts, strict=True)
-        ]
+        for text, (best, *_) in zip(names, answers, strict=False):
+            if not best.finished:
+                why = "for it repeats itself" if best.repeats else "without coming to an end; extra=…"
+                warnings.warn(f"{quoted(text)}: stopped after {len(best.tokens)} tokens, {why}", stacklevel=3)
+        return [self._told(answer[0].tokens, len(parts) - 1) for answer, parts in zip(answers, texts, strict=True)]
 
     def _told(self, tokens: list[int], count: int) -> list[list[int]]:
         """What stands after each mark; nothing for a mark that was not said."""
@@ -88,7 +94,7 @@ class SpanFiller(Predictor):
             ids = self.tokenizer.encode(example.texts[0])[:SHOWN]
             middle = len(ids) // 2
             _, target = corrupt(ids, [(middle, middle + GAP)], self.marks)
-            _, gaps = self._gaps([[ids[:middle], ids[middle + GAP :]]], settled)
+            gaps = self._gaps([[ids[:middle], ids[middle + GAP :]]], settled)
             samples.append(
                 {
                     "text": MASK.join(self.tokenizer.decode_batch([ids[:middle], ids[middle + GAP :]])),

@@ -23,6 +23,7 @@ from allyouneed.infer.decoding import Decoding, inverted
 from allyouneed.infer.drafts import Draft, Guess, Text
 from allyouneed.infer.likeliest import log_chance
 from allyouneed.infer.lines import LEAVERS, chances
+from allyouneed.infer.loops import looping
 from allyouneed.infer.search import Asked, Hypothesis, Way, hypothesis, stops
 from allyouneed.nn.batch import Rows
 
@@ -198,6 +199,7 @@ class Speculation:
         if one.hear is not None and not ends:
             one.hear(token)
         line.over = ends or line.said >= one.limit or (one.stops is not None and stops(one, line.tokens[line.given :]))
+        line.over = line.over or looping(line.tokens[line.given :], self.way.decoding)
         if line.over:
             answer = hypothesis(self.way, one, line.tokens[line.given :], line.gains, sum(line.gains))
             one.found.append(Guessed(**vars(answer), guesses=line.guesses))

@@ -196,7 +196,7 @@ class Translator(Predictor):
         encoded = self.source.encode_batch([piece.text for piece in pieces])
         sources = [frame.source(ids) for ids in encoded]
         both, options = self.folder.tokenizers, {"on_progress": on_progress, "places": places, "draft": draft}
-        answers = iter(write(self.model, both, frame, sources, settled, self._places, **options))
+        answers = iter(write(self.model, both, frame, sources, settled, self._places, self.exact, **options))
         return [self._assembled(p, list(islice(answers, len(p.pieces))), settled.best, frame, align) for p in plans]
 
     def translate_stream(
@@ -345,6 +345,10 @@ def _one_line(text: str) -> str:
 
 
 def _unfinished(piece: Piece, answer: Hypothesis) -> str:
+    if answer.repeats:
+        return (
+            f"{quoted(piece.text)}: repeats itself; stopped after {len(answer.tokens)} tokens (loops=0 lets it go on)"
+        )
     loops = "; it repeats itself" if repeats(answer.tokens) else ""
     return f"{quoted(piece.text)}: stopped after {len(answer.tokens)} tokens without coming to an end{loops}"
 

@@ -9,6 +9,7 @@ from typing import Any
 from allyouneed.data.tokenizers import Tokenizer, Vocabularies
 from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.engine import Engine
+from allyouneed.infer.loops import echoes
 from allyouneed.infer.search import Hypothesis
 
 
@@ -60,6 +61,7 @@ def write(
     sources: Sequence[Sequence[int]],
     decoding: Decoding,
     limit: int | None,
+    exact: bool = False,
     **options: Any,
 ) -> list[list[Hypothesis]]:
     """The best targets of each source (framed); the forced beginning is not repeated in them."""
@@ -77,5 +79,18 @@ def write(
         ends=target.marks.stops,
         counted=forced,
         ended=target.marks.ended,
+        exact=exact,
     )
-    return engine.generate(sources, decoding, prefix=[frame.begin[1:]] * len(sources), **options)
+    given: dict[str, Any] = {
+        "prefix": [frame.begin[1:]] * len(sources),
+        "places": [(number,) for number in range(len(sources))],
+    } | options
+    echoing = [decoding.loops is not None and echoes(source, decoding.loops) for source in sources]
+    if not any(echoing):
+        return engine.generate(sources, decoding, **given)
+    found: dict[int, list[Hypothesis]] = {}
+    for echo, way in ((False, decoding), (True, decoding.model_copy(update={"loops": None}))):
+        numbers = [number for number, one in enumerate(echoing) if one == echo]
+        own = {name: [given[name][number] for number in numbers] for name in ("prefix", "places")}
+        found |= zip(numbers, engine.generate([sources[n] for n in numbers], way, **given | own), strict=True)
+    return [found[number] for number in range(len(sources))]

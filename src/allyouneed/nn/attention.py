@@ -21,7 +21,7 @@ from allyouneed.nn.context import Context, Facts
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dense import Manner, Plan, attention_weights, dense_mask
 from allyouneed.nn.norms import Norm
-from allyouneed.nn.patterns import Full, Pattern
+from allyouneed.nn.patterns import Causal, Full, Pattern
 from allyouneed.nn.relative import Heads, NoRelative, Relative, RelativeModule
 from allyouneed.nn.ring import Ring, ring_size
 from allyouneed.nn.scores import ScaledDot, Scores, ScoresModule
@@ -242,7 +242,10 @@ class _Heads(Looking):
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (batch, heads, time, head_width)
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: Facts) -> Tensor:
-        seen = self.look(q, k, v, context, keys).transpose(1, 2).flatten(2)  # (batch, time, inner)
+        return self.outward(self.look(q, k, v, context, keys), context)
+
+    def outward(self, seen: Tensor, context: Context) -> Tensor:
+        seen = seen.transpose(1, 2).flatten(2)  # (batch, time, inner)
         found: Tensor = self.out(seen if self.sub_norm is None else self.sub_norm(seen, context))
         return found
 
@@ -286,9 +289,17 @@ class SelfAttention(_Heads):
             count = kept.queries.time
             if self.keeps_hidden:
                 k, v, keys = self.recalled(x[:, :count], kept, state)
+            elif self.sees_all(context) and (seen := state.meet(q, k, v, context, self.manner().scale)) is not None:
+                return self.outward(seen, context)
             else:
                 k, v, keys = state.append(k[:, :, :count], v[:, :, :count], kept)
         return self.mixed(q, k, v, context, keys)
+
+    def sees_all(self, context: Context) -> bool:
+        """Whether a new token looks at all there is by plain scores, and nobody watches."""
+        return (
+            isinstance(self.pattern, Causal) and self.manner().plain and context.record is None and context.said is None
+        )
 
     def recalled(self, x: Tensor, context: Context, state: Cache) -> tuple[Tensor, Tensor, Facts]:
         """Keys and values of everything that may be seen, made of the hidden states that are remembered. To the cache

@@ -6,7 +6,7 @@ writes into a block that others hold as well gets a copy of it first. Leaving, j
 in tables and no keys.
 
 Attention sees what it always sees: `PagedKeyValues.append` gathers a row's blocks side by side. That is the definition;
-a kernel that reads the blocks where they lie needs `Pool.storage` of its layer and `PagedStates.tables`.
+of one new token a row, a kernel reads the blocks where they lie (`PagedKeyValues.meet`, kernels/paged.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from allyouneed.kernels import usable
 from allyouneed.nn.context import Context, Facts
 from allyouneed.nn.state import Cache, KeyValues, State, States
 
@@ -77,11 +78,8 @@ class PagedKeyValues(Cache):
     def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, Facts]:
         slots, states = context.slots, self.states
         assert slots is not None
-        stored = states.pool.layer(self.number, keys, values)
+        stored = self._stored(keys, values)
         for cache, new in zip(stored, (keys, values), strict=True):
-            if states.copies:
-                old, own = zip(*states.copies, strict=True)
-                cache[list(own)] = cache[list(old)]
             cache[states.into, :, states.at] = new.transpose(1, 2)  # (batch, time, heads, width)
         found = [
             # (batch, blocks, heads, size, width) -> (batch, heads, end, width)
@@ -89,6 +87,28 @@ class PagedKeyValues(Cache):
             for cache in stored
         ]
         return found[0], found[1], slots
+
+    def _stored(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's storage, in which whoever writes has a block of its own."""
+        states = self.states
+        stored = states.pool.layer(self.number, keys, values)
+        if states.copies:
+            old, own = (list(blocks) for blocks in zip(*states.copies, strict=True))
+            for cache in stored:
+                cache[own] = cache[old]
+        return stored
+
+    def meet(self, q: Tensor, keys: Tensor, values: Tensor, context: Context, scale: float) -> Tensor | None:
+        """On a GPU a kernel reads the blocks where they lie."""
+        queries = context.queries
+        if not usable(q) or queries.time != 1 or queries.segments is not None or q.shape[-1] % 2:
+            return None
+        from allyouneed.kernels.paged import look
+
+        stored, states = self._stored(keys, values), self.states
+        seen = queries.positions[:, 0].expand(len(q)).contiguous()
+        new = keys[:, :, 0].contiguous(), values[:, :, 0].contiguous()
+        return look(q[:, :, 0].contiguous(), *stored, states.tables, seen, scale, states.pool.size, new)[:, :, None]
 
     def select(self, rows: Tensor) -> None:
         pass

@@ -121,6 +121,11 @@ class Cache(State):
     def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, Facts]:
         """Take in new keys and values (batch, heads, time, head_width); all that may be looked at, and its places."""
 
+    def meet(self, q: Tensor, keys: Tensor, values: Tensor, context: Context, scale: float) -> Tensor | None:
+        """Take in one new token a row, and let it look at all there is, by softmax(q·k · scale): (batch, heads, 1,
+        head_width). None, and nothing taken in: there is no quicker way here than `append`, and then to look."""
+        return None
+
 
 class KeyValues(Cache):
     """A cache that grows with the sentence: keys and values (batch, heads, capacity, head_width)."""
