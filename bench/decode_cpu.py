@@ -143,7 +143,7 @@ def ours(folder: Path, name: str, rows: int, beam: int) -> Callable[[], Any]:
     model.load_state_dict(torch.load(folder / "weights.pt"))
     engine = Engine(to_int8(model), bos=1, eos=2, pad=0, budget=10**9)
     way: dict[str, Any] = {"method": "beam", "beam": beam} if beam > 1 else {"method": "greedy"}
-    decoding = Decoding(**way, min_length=LENGTH, max_length=LENGTH)
+    decoding = Decoding(**way, min_length=LENGTH, max_length=LENGTH, loops=None)  # others do not look for them
     given = prompts(shape, rows)
     return lambda: (engine.generate if shape.encoder else engine.go_on)(given, decoding)
 

@@ -53,7 +53,7 @@ def seconds(act: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - begin, found
 
 
-# --- models that are told what to say ----------------------------------------------------------------------------------
+# --- models that are told what to say ---------------------------------------------------------------------------------
 
 
 class Told(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import shutil
 from pathlib import Path
 
@@ -18,9 +19,12 @@ from allyouneed.infer.engine import Engine
 from allyouneed.kernels import native
 from allyouneed.nn import swift as swift_file
 from allyouneed.nn.batch import Rows
+from allyouneed.nn.context import Context
 from allyouneed.nn.flat import Orders, Untold, Value
 from allyouneed.nn.model import Model
 from allyouneed.nn.quantized import to_int8
+from allyouneed.nn.state import States
+from allyouneed.nn.storing import shrunk
 from allyouneed.nn.swift import Swift, swift
 from anypart import CASES
 
@@ -39,8 +43,10 @@ def _without_gradients():
         yield
 
 
-def made(name: str) -> nn.Module:
-    return to_int8(anypart.build(CASES[name]).float())
+def made(name: str, stored: str = "int8") -> nn.Module:
+    """`single`: not stored in fewer bits at all."""
+    model = anypart.build(CASES[name]).float()
+    return model if stored == "single" else shrunk(model, stored)
 
 
 def writer(**keys: object) -> nn.Module:
@@ -94,6 +100,44 @@ def test_there_is_a_machine_where_there_is_a_compiler() -> None:
 
 
 FEW = [name for name in CASES if "mixer" not in name or ("mixer attention" in name and "pattern" not in name)]
+
+
+@pytest.mark.parametrize("stored", ["single", "bf16"])
+@pytest.mark.parametrize("name", FEW[::2])
+def test_weights_of_more_bits_are_multiplied_as_they_are(name: str, stored: str) -> None:
+    """In single precision, whatever the weights were rounded to."""
+    model = made(name, stored)
+    judge, one = copy.deepcopy(model).float(), swift(model)
+    if not isinstance(one, Swift):
+        return
+    theirs = judge.start(Rows.of(SOURCES))  # type: ignore[operator]
+    ours = States(judge.decoder.new_states(), 3, theirs.device, theirs.memory)  # type: ignore[operator,union-attr]
+    for layer, twin in zip(theirs.layers, ours.layers, strict=True):
+        if "cross" in layer:  # what the model makes of a source is rounded as it is
+            part = judge.decoder.blocks[theirs.layers.index(layer)].sublayers["cross"]  # type: ignore[union-attr,index]
+            twin["cross"].keys, twin["cross"].values = part.source(theirs.memory.hidden, Context(theirs.memory.facts))
+    for token in (4, 7, 2, 9):
+        new = Rows(torch.full((3, 1), token))
+        found, expected = one.advance(new, ours)[:, -1], judge.advance(new, theirs)[:, -1]  # type: ignore[operator]
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+    scores = judge.head(expected)  # type: ignore[operator]
+    torch.testing.assert_close(one.head(expected), scores, rtol=1e-5, atol=1e-5 * float(scores.abs().max()))
+
+
+def test_what_is_kept_in_half_precision_goes_on_in_either_way() -> None:
+    model = made("wiring pre-norm", "bf16")
+    expected = decoded(model, Rows.of(SOURCES), STARTS)
+    for turns in ([1, 0, 1], [0, 1, 1]):
+        states = swift(model).start(Rows.of(SOURCES))
+        swift(model).advance(Rows.of(STARTS), states)
+        for turn, token in zip(turns, (4, 7, 2), strict=True):
+            new = Rows(torch.full((3, 1), token))
+            if turn:
+                found = swift(model).advance(new, states)[:, -1]
+            else:  # two at once are the model's own affair, and one of them is taken back
+                swift(model).advance(Rows(torch.full((3, 2), token)), states)
+                states.trim([length - 1 for length in states.lengths])
+        assert (found.float() - expected[3].float()).abs().max() < 0.1
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -162,12 +206,54 @@ def test_a_long_text_grows_caches_and_tables() -> None:
             assert_same([found], [model.advance(new, twin)[:, -1]])
 
 
+@pytest.mark.parametrize("stored", ["int8", "bf16"])
+def test_nothing_is_written_beyond_what_was_reserved(stored: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rows there are, and however long they have got."""
+    make, guards = torch.empty, []
+
+    def guarded(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        count = math.prod(sizes)
+        whole = make(count + 64, dtype=dtype).fill_(77)
+        guards.append(whole[count:])
+        return whole[:count].view(sizes)
+
+    model = made("wiring post-norm", stored)
+    monkeypatch.setattr(torch, "empty", guarded)
+    for rows in (1, 2, 7, 3):
+        one = swift(model)
+        states = one.start(Rows.of([[n % 9 + 1 for n in range(2 * rows + 1)]] * rows))
+        one.advance(Rows.of([[1, 2, 3][: row % 3 + 1] for row in range(rows)]), states)
+        for _ in range(45):
+            one.head(one.advance(Rows(torch.full((rows, 1), 5)), states)[:, -1])
+    assert len(guards) > 100 * isinstance(swift(model), Swift)
+    assert all(guard.eq(77).all() for guard in guards)
+
+
 def test_a_text_beyond_the_last_position_is_refused_as_always() -> None:
     model = writer(positions={"kind": "learned", "length": 6})
     states = swift(model).start(1)
     swift(model).advance(Rows.of([[1, 2, 3, 4, 5, 6]]), states)
     with pytest.raises(UserError, match="6 learned positions"):
         swift(model).advance(Rows.of([[1]]), states)
+
+
+@pytest.mark.parametrize("token", [31, 10**9, -1])
+def test_what_is_no_token_is_refused(token: int) -> None:
+    model = writer()
+    one = swift(model)
+    with pytest.raises(IndexError):
+        one.advance(Rows(torch.tensor([[1, token]])), one.start(1))
+
+
+def test_rows_that_are_not_there_are_refused() -> None:
+    model = writer()
+    one = swift(model)
+    states = one.start(2)
+    one.advance(Rows.of([[1], [2]]), states)
+    with pytest.raises((RuntimeError, ValueError)):
+        one.advance(Rows.of([[1], [2], [3]]), states)
+    with pytest.raises(RuntimeError):
+        one.head(torch.zeros(2, 23))
 
 
 def test_other_weights_are_other_orders() -> None:
@@ -188,14 +274,23 @@ def test_a_part_without_orders_leaves_the_model_as_it_is(name: str) -> None:
     assert swift(model) is model
 
 
-def test_nor_has_a_model_that_trains_or_is_not_in_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_has_a_model_that_trains_or_a_computer_without_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     model = writer()
     assert swift(model.train()) is model
-    plain = parse(Model, {**model.config.model_dump()}).build().eval()  # type: ignore[operator,type-abstract,union-attr]
-    assert swift(plain) is plain
     monkeypatch.setattr(swift_file, "machine", lambda: None)
-    alone = writer()
-    assert swift(alone) is alone
+    assert swift(model.eval()) is model
+
+
+def test_a_step_of_training_is_seen() -> None:
+    model = parse(Model, writer().config.model_dump()).build().eval()  # type: ignore[type-abstract,operator,union-attr]
+    before = decoded(swift(model), 3, STARTS)
+    with torch.inference_mode(False):
+        for weight in model.parameters():
+            weight.data.mul_(1.5)
+    after = decoded(swift(model), 3, STARTS)
+    assert (after[1] - before[1]).abs().max() > 0.01
+    for found, expected in zip(after, decoded(model, 3, STARTS), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_formula_of_other_words_has_no_orders() -> None:
@@ -223,14 +318,22 @@ def test_nobody_waits_for_it_to_be_made(new_shop: Path) -> None:
         assert [path.suffix for path in (new_shop / "allyouneed").iterdir()] == [".so"]
 
 
-@pytest.mark.parametrize(
-    "why", ["no compiler", "a compiler that fails", "a place that cannot be written", "not wanted"]
-)
+WHY = ["no compiler", "a compiler that fails", "no place to write", "no home", "somebody else's", "not wanted"]
+
+
+@pytest.mark.parametrize("why", WHY)
 def test_where_it_cannot_be_made_nobody_hears_of_it(
     why: str, new_shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if why == "no place to write":
         new_shop.write_text("a file, not a folder")
+    elif why == "no home":
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(native.os.path, "expanduser", lambda path: path)
+    elif why == "somebody else's":
+        native.wait()
+        monkeypatch.setattr(native, "Shop", type("Shop", (), {"found": None, "closed": False, "making": None}))
+        monkeypatch.setattr(native.os, "getuid", lambda: 12345)
     elif why == "not wanted":
         monkeypatch.setenv("ALLYOUNEED_NATIVE", "off")
     else:

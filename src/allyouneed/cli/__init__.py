@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from allyouneed import __version__
+from allyouneed.cli.bench import bench
 from allyouneed.cli.exchange import export, import_
 from allyouneed.cli.index import index
 from allyouneed.cli.loading import loaded, ready
@@ -193,6 +194,7 @@ def demo(
     run(folder, ask)
 
 
+app.command(rich_help_panel=TRAIN)(bench)
 app.command(rich_help_panel=TRAIN)(index)
 app.command(rich_help_panel=LOOK)(models)
 app.add_typer(look_app, name="look", rich_help_panel=LOOK)

@@ -51,7 +51,7 @@ class Unfinished:
 
     def __enter__(self) -> Self:
         with _saying(self.path):
-            self._log = os.open(self.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            self._log = os.open(self.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             self._files.append(self._log)
         try:
             self._begin()
@@ -76,7 +76,7 @@ class Unfinished:
         else:
             self.mark = self.begun = begun
         with _saying(self.path):
-            self._out = os.open(self.part, os.O_RDWR | os.O_CREAT)
+            self._out = os.open(self.part, os.O_RDWR | os.O_CREAT, 0o666)
             self._files.append(self._out)
             if os.fstat(self._out).st_size < self.mark.size:
                 raise UserError(f"{self.part}: some of it is missing; --restart begins anew")

@@ -60,7 +60,7 @@ SpecialsOption = Annotated[
 def translate(
     texts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TEXT", help="what to translate; standard input if nothing is given"),
+        typer.Argument(metavar="TEXT", help="what to translate; or a file, and the one to write; or standard input"),
     ] = None,
     *,
     model: TranslatorOption = None,

@@ -12,6 +12,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -19,11 +20,11 @@ from torch import Tensor
 
 SOURCE = Path(__file__).with_name("machine.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-w")
-PATIENCE = 60  # seconds for a compiler
+PATIENCE = 300  # seconds for a compiler that lets everybody else go first
 
 
 class Order(ctypes.Structure):
-    """One thing to do; machine.cpp has the same."""
+    """One thing to do; machine/orders.h has the same."""
 
     _fields_ = (
         ("kind", ctypes.c_int32),
@@ -49,7 +50,7 @@ class Cache(ctypes.Structure):
 
 
 class Pass(ctypes.Structure):
-    """What all orders of one pass share; machine.cpp has the same."""
+    """What all orders of one pass share; machine/orders.h has the same."""
 
     _fields_ = (
         ("orders", ctypes.c_int32),
@@ -106,15 +107,18 @@ def machine() -> ctypes.CDLL | None:
 def wait() -> ctypes.CDLL | None:
     """The same for those who have time."""
     if machine() is None and Shop.making is not None:
-        Shop.making.wait(PATIENCE)
+        with suppress(subprocess.TimeoutExpired):
+            Shop.making.wait(PATIENCE)
     return machine()
 
 
 def loaded(path: Path) -> ctypes.CDLL:
+    if path.stat().st_uid != os.getuid():
+        raise OSError("somebody else's")  # a place that others can write to
     library = ctypes.CDLL(str(path))
     number, place = ctypes.c_int32, ctypes.c_void_p
     for name, given, back in (
-        ("run", [place], None),
+        ("run", [place], number),
         ("best", [place, number, number, place, number, number, number, place, place], None),
         ("pack", [place, number, number, place, place], None),
         ("large", [ctypes.c_int64], place),
@@ -154,9 +158,12 @@ def compiler() -> str:
 
 def place() -> Path:
     """Where the library lies, once it is made of this source for this processor."""
-    told = (SOURCE.read_text("utf-8"), *FLAGS, compiler(), str(omp()), processor())
+    sources = [SOURCE, *sorted(SOURCE.with_suffix("").glob("*.h"))]
+    told = (*(source.read_text("utf-8") for source in sources), *FLAGS, compiler(), str(omp()), processor())
     name = hashlib.sha256("\n".join(told).encode()).hexdigest()[:24]
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if home.startswith("~"):
+        raise OSError("a user without a home")
     return Path(home) / "allyouneed" / f"machine-{name}.so"
 
 

@@ -143,7 +143,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     grad_bias += gradient.sum(0)
                 gradient = gradient.to(dtype)
                 torch.mm(gradient, matrix, out=grad_x[start : start + rows])
-                grad_weight += gradient.T @ part
+                if dtype == torch.float32:  # added as it is made: this product is as large as all weights
+                    torch.addmm(grad_weight, gradient.T, part, out=grad_weight)
+                else:
+                    grad_weight += gradient.T @ part
         ctx.save_for_backward(grad_x, grad_weight, grad_bias)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(plain)

@@ -20,6 +20,7 @@ from allyouneed.nn.attention import CrossAttention, SelfAttention, _Heads
 from allyouneed.nn.embed import TokenEmbedModule
 from allyouneed.nn.feedforward import ACTIVATIONS, FFNModule, GLUModule
 from allyouneed.nn.head import VocabularyHeadModule
+from allyouneed.nn.linear import Joined
 from allyouneed.nn.norms import LayerNormModule, RMSNormModule
 from allyouneed.nn.patterns import Causal, Full
 from allyouneed.nn.positions import NoPositionsModule
@@ -31,6 +32,8 @@ from allyouneed.nn.stack import Stack, changes
 from allyouneed.nn.wiring import ResiDualEnd, ResidualModule
 
 EMBED, PRODUCT, NORM, ADD, SCALE, ACTIVATE, GATE, ATTEND = range(8)
+EIGHT, SINGLE, HALF = range(3)  # weights: packed numbers of 8 bits, or float32 or bfloat16 as they lie
+FORMS = {torch.float32: SINGLE, torch.bfloat16: HALF}
 CACHED, SOURCE, OWN = range(3)  # keys and values: of the state, of the source, of these tokens themselves
 NUMBERED = ("identity", "relu", "relu-squared", "gelu", "gelu-tanh", "quick-gelu", "silu", "sigmoid", "tanh")
 
@@ -111,16 +114,16 @@ class Orders:
         order.numbers[: len(numbers)] = list(numbers)
         order.factors[: len(factors)] = list(factors)
         for n, place in enumerate(places):
-            order.places[n] = None if place is None else self.keep(place)
+            # weights stay as they are; what is added or scaled with is small, and in single precision
+            order.places[n] = None if place is None else self.keep(place if place.dim() == 2 else single(place))
         self.list.append(order)
         return out
 
     def keep(self, tensor: Tensor) -> int:
-        if tensor.device.type != "cpu" or tensor.dtype not in (torch.float32, torch.int8, torch.int32):
+        if tensor.device.type != "cpu":
             raise Untold
-        tensor = tensor.detach().contiguous()
-        self.kept.append(tensor)
-        return tensor.data_ptr()
+        self.kept.append(tensor.detach().contiguous())
+        return self.kept[-1].data_ptr()
 
     def assigned(self) -> tuple[list[int], list[int]]:
         """Registers (widths) and which one each value has: one whose last reader has been gets another value."""
@@ -150,6 +153,12 @@ class Orders:
         return registers, chosen
 
 
+def single(tensor: Tensor) -> Tensor:
+    if tensor.dtype not in (*FORMS, torch.int32):
+        raise Untold
+    return tensor if tensor.dtype is torch.int32 else tensor.float()
+
+
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
@@ -171,22 +180,39 @@ def tells(kind: type) -> Callable[[Any], Any]:
 
 
 @tells(Int8Linear)
-def _map(part: Int8Linear, x: Value, orders: Orders) -> Value:
+@tells(nn.Linear)
+@tells(Joined)
+def _map(part: Int8Linear | nn.Linear, x: Value, orders: Orders) -> Value:
     return product([part], x, orders)
 
 
-def product(maps: Sequence[nn.Module], x: Value, orders: Orders) -> Value:
+def product(maps: Sequence[nn.Module | None], x: Value, orders: Orders) -> Value:
     """What several maps make of one input, side by side."""
-    known = [one for one in maps if type(one) is Int8Linear]
-    if len(known) < len(maps):
+    eight = [one for one in maps if type(one) is Int8Linear]
+    dense = [one for one in maps if isinstance(one, nn.Linear) and type(one) in (nn.Linear, Joined)]
+    if len(eight) == len(maps):
+        codes, step = (side_by_side([getattr(one, name) for one in eight]) for name in ("codes", "step"))
+        return multiplied(codes, step, biases(eight), x, orders)
+    if len(dense) < len(maps):
         raise Untold
-    codes, step = (side_by_side([getattr(one, name) for one in known]) for name in ("codes", "step"))
-    bias = None
-    if any(one.bias is not None for one in known):
-        bias = side_by_side([torch.zeros_like(one.step) if one.bias is None else one.bias for one in known])
-    outputs, inputs = codes.shape
-    places = [codes, step, None, bias]  # the third: sums of codes, when they are packed
-    return orders.add(PRODUCT, outputs, x, numbers=[inputs, outputs, 0], places=places)
+    return multiplied(side_by_side([one.weight for one in dense]), None, biases(dense), x, orders)
+
+
+def multiplied(weight: Tensor, step: Tensor | None, bias: Tensor | None, x: Value, orders: Orders) -> Value:
+    """`step`: of numbers of 8 bits. The place between: for their sums, when they are packed."""
+    form = EIGHT if step is not None else FORMS.get(weight.dtype)
+    if form is None:
+        raise Untold
+    outputs, inputs = weight.shape
+    numbers = [inputs, outputs, 0, form]
+    return orders.add(PRODUCT, outputs, x, numbers=numbers, places=[weight, step, None, bias])
+
+
+def biases(maps: Sequence[Int8Linear] | Sequence[nn.Linear]) -> Tensor | None:
+    if all(one.bias is None for one in maps):
+        return None
+    all_of: list[Any] = list(maps)
+    return side_by_side([torch.zeros(m.out_features) if m.bias is None else m.bias.float() for m in all_of])
 
 
 def side_by_side(tensors: Sequence[Tensor]) -> Tensor:
@@ -330,7 +356,8 @@ def embedded(part: nn.Module, orders: Orders) -> Value:
     if type(part) is not TokenEmbedModule:
         raise Untold
     tokens: Any = part.tokens
-    if type(tokens) is not Int8Table:
+    eight = type(tokens) is Int8Table
+    if not eight and (type(tokens) is not nn.Embedding or tokens.weight.dtype not in FORMS):
         raise Untold
     if part.types is not None or part.asking is not None or part.chosen != "none":
         raise Untold
@@ -339,17 +366,21 @@ def embedded(part: nn.Module, orders: Orders) -> Value:
         table = len(orders.tables)
         most = part.limit
         orders.tables.append(
-            lambda n: positions(torch.arange(n if most is None else min(n, most))[None])[0].contiguous()
+            lambda n: positions(torch.arange(n if most is None else min(n, most))[None])[0].float().contiguous()
         )
-    width, places = tokens.embedding_dim, [tokens.codes, tokens.step]
-    x = orders.add(EMBED, width, numbers=[width, table], factors=[part.scale], places=places)
+    width, places = tokens.embedding_dim, [tokens.codes, tokens.step] if eight else [tokens.weight]
+    numbers = [width, table, EIGHT if eight else FORMS[tokens.weight.dtype], tokens.num_embeddings]
+    x = orders.add(EMBED, width, numbers=numbers, factors=[part.scale], places=places)
     x = x if part.norm is None else told(part.norm, x, orders)
     return x if part.widen is None else told(part.widen, x, orders)
 
 
 def scored(part: nn.Module, x: Value, orders: Orders) -> Value:
-    if type(part) is not VocabularyHeadModule or part.product is None or part.soft_cap is not None:
+    if type(part) is not VocabularyHeadModule or part.soft_cap is not None:
         raise Untold
     if part.transform is not None or part.maxout is not None:
         raise Untold
-    return told(part.product, x if part.scale == 1.0 else x * part.scale, orders)
+    x = x if part.scale == 1.0 else x * part.scale
+    if part.product is not None:
+        return told(part.product, x, orders)
+    return multiplied(part.weight, None, part.bias, x, orders)

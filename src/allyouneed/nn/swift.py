@@ -7,6 +7,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from threading import Lock
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -18,10 +19,15 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context, Facts, Memory
 from allyouneed.nn.decoder import DecoderModel
 from allyouneed.nn.encoder_decoder import EncoderDecoderModel
-from allyouneed.nn.flat import PRODUCT, Orders, Slot, Untold, embedded, scored, sources, stacked
+from allyouneed.nn.flat import EIGHT, PRODUCT, Orders, Slot, Untold, embedded, scored, sources, stacked
 from allyouneed.nn.state import KeyValues, SourceKeyValues, State, States
+from allyouneed.nn.threads import Team
 
-WIDE, QUAD, SPARE = 64, 4, 64  # machine.cpp: outputs side by side, inputs of one instruction, bytes after a token
+WIDE, QUAD, SPARE = (
+    64,
+    4,
+    64,
+)  # machine/products.h: outputs side by side, inputs of one instruction, bytes after a token
 AHEAD = 64  # places that tables have at least
 
 
@@ -44,6 +50,10 @@ class Arena:
         return sums
 
 
+def packs(order: Order) -> bool:
+    return order.kind == PRODUCT and order.numbers[3] == EIGHT
+
+
 def packed_bytes(order: Order) -> int:
     inputs, outputs = order.numbers[0], order.numbers[1]
     return -(-outputs // WIDE) * WIDE * -(-inputs // QUAD) * QUAD
@@ -62,7 +72,7 @@ class Program:
             order.input, order.other, order.output = (
                 -1 if number < 0 else chosen[number] for number in (order.input, order.other, order.output)
             )
-            if order.kind == PRODUCT:
+            if packs(order):
                 self.kept.append(arena.pack(order))
         self.widths = widths
         self.orders = (Order * len(orders.list))(*orders.list)
@@ -70,8 +80,9 @@ class Program:
         self._widths = (ctypes.c_int32 * len(widths))(*widths)
         self._tables = (ctypes.c_void_p * max(1, len(self.makers)))()
         self.tables: list[Tensor] = []
+        self.teams: dict[int, Team] = {}
         self.places = self.room = self.longest = self.threads = 0
-        self.inputs = max((order.numbers[0] for order in orders.list if order.kind == PRODUCT), default=0)
+        self.inputs = max((order.numbers[0] for order in orders.list if packs(order)), default=0)
         self.all = Pass(
             orders=len(self.orders),
             order=ctypes.addressof(self.orders),
@@ -93,11 +104,10 @@ class Program:
             self.rounded = torch.empty(tokens * (self.inputs + QUAD + SPARE), dtype=torch.uint8)
             self.all.rounded = self.rounded.data_ptr()
             self.longest = self.threads = 0
-        if longest + 4 > self.longest or threads > self.threads:  # keys are looked at in fours
+        if longest + 4 > self.longest or threads != self.threads:  # keys are looked at in fours
             self.longest, self.threads = 2 * longest + 4, threads
             self.scratch = torch.empty(2 * self.room + threads * self.longest)
             self.all.scratch, self.all.longest = self.scratch.data_ptr(), self.longest
-        self.all.threads = threads
         if places > self.places:
             self.places = max(2 * places, AHEAD)
             self.tables = [make(self.places) for make in self.makers]
@@ -131,8 +141,20 @@ class Program:
             out = [torch.empty(rows * time, self.widths[number]) for number in self.fresh]
             for number, tensor in zip(self.fresh, out, strict=True):
                 self.registers[number] = tensor.data_ptr()
-            self.library.run(ctypes.addressof(given))
+            team = self.team(rows * time)
+            given.threads = team.size
+            began = perf_counter()
+            if self.library.run(ctypes.addressof(given)):
+                raise IndexError("a token is none of the vocabulary")
+            team.took(given.threads, perf_counter() - began)
         return out
+
+    def team(self, tokens: int) -> Team:
+        """Of passes over about so many tokens."""
+        size = tokens.bit_length()
+        if size not in self.teams or self.teams[size].most != self.threads:
+            self.teams[size] = Team(self.threads)
+        return self.teams[size]
 
 
 class Bound:
@@ -158,6 +180,8 @@ class Bound:
         """To where a state's keys and values lie now."""
         state, cache = self.states[number], self.caches[number]
         keys, values = state.keys, state.values
+        if keys.dtype is not torch.float32:
+            state.keys, state.values = keys, values = keys.float(), values.float()
         if keys.stride() != values.stride() or keys.stride(3) != 1:
             state.keys = keys = keys.contiguous()
             state.values = values = values.contiguous()
@@ -181,7 +205,8 @@ class Swift:
         writing: Any = model.embed
         self.limit: int | None = writing.limit
         self.source_limit: int | None = None
-        if isinstance(model, EncoderDecoderModel):
+        self.eight = type(writing.tokens) is quantized.Int8Table
+        if isinstance(model, EncoderDecoderModel) and self.eight:
             reading: Any = model.embed if model.source_embed is None else model.source_embed
             try:
                 reader = Orders()
@@ -191,12 +216,18 @@ class Swift:
             except Untold:
                 reader = None
         all_orders = [orders for orders in (decoder, head, reader) if orders is not None]
-        size = sum(packed_bytes(o) for orders in all_orders for o in orders.list if o.kind == PRODUCT)
-        arena = Arena(library, size)
+        self.kept = list(model.parameters())
+        self.was = self.signature()
+        arena = Arena(library, sum(packed_bytes(o) for orders in all_orders for o in orders.list if packs(o)) or 1)
         self.decoder, self.scores = Program(decoder, library, arena), Program(head, library, arena)
         self.reader = None if reader is None else Program(reader, library, arena)
         self.width = width
         self.bounds: weakref.WeakKeyDictionary[States, Bound] = weakref.WeakKeyDictionary()
+
+    def signature(self) -> tuple[Any, ...]:
+        """Another one: weights are no longer what they were."""
+        tensors = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in self.kept]
+        return (quantized.changes.count, *tensors)
 
     @property
     def model(self) -> Any:
@@ -226,7 +257,7 @@ class Swift:
         end = max(states.lengths, default=0) + time
         bound = self.bound(states, rows, end) if self.takes(new, states, end) else None
         if bound is None:
-            return self.model.advance(new, states, last)
+            return self.model.advance(new, self.handed(states), last)
         lengths = [time] * rows if new.lengths is None else new.lengths.tolist()
         sources = 0 if states.memory is None else states.memory.facts.time
         (hidden,) = self.decoder.run(
@@ -248,12 +279,25 @@ class Swift:
             found = found.take_along_dim(places, 1)
         return found
 
+    def handed(self, states: States) -> States:
+        """What was remembered in single precision, in the model's own."""
+        dtype = self.kept[0].dtype
+        if dtype is torch.float32:
+            return states
+        for layer in states.layers:
+            for state in layer.values():
+                if isinstance(state, KeyValues) and state.keys is not None and state.values is not None:
+                    state.keys, state.values = state.keys.to(dtype), state.values.to(dtype)
+        return states
+
     def takes(self, new: Rows, states: States, end: int) -> bool:
         return (
             type(states) is States
+            and len(states.lengths) == len(new.tokens)
             and not states.marks
             and plain(new)
             and bool(new.tokens.numel())
+            and (self.eight or new.tokens.shape[1] == 1)  # many tokens of floats at once: torch's products are as good
             and not torch.is_grad_enabled()
             and (self.limit is None or end <= self.limit)
         )
@@ -272,9 +316,13 @@ class Swift:
                     assert memory is not None
                     state.keys, state.values = self.crosses[slot.layer].source(memory.hidden, Context(memory.facts))
                     state.end = memory.facts.time
+                if state.keys.shape[0] * states.group != rows:
+                    return None
             else:
                 state.end = end
                 capacity = 0 if state.keys is None else state.keys.shape[2]
+                if state.keys is not None and state.keys.shape[0] != rows:
+                    return None
                 if end > capacity:
                     sizes = rows, slot.heads, max(end, 2 * capacity, 16), slot.head_width
                     for name in ("keys", "values"):
@@ -287,7 +335,13 @@ class Swift:
         return bound
 
     def head(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or x.dim() != 2 or not len(x) or x.dtype is not torch.float32:
+        if (
+            torch.is_grad_enabled()
+            or x.dim() != 2
+            or not len(x)
+            or x.dtype is not torch.float32
+            or x.shape[1] != self.width
+        ):
             return self.model.head(x)
         ones = [1] * len(x)
         (logits,) = self.scores.run(len(x), 1, None, ones, ones, 0, 0, x=x.contiguous())
@@ -300,25 +354,25 @@ def plain(rows: Rows) -> bool:
     return rows.side == "right" and all(fact is None for fact in said) and rows.tokens.device.type == "cpu"
 
 
-_KNOWN: weakref.WeakKeyDictionary[nn.Module, tuple[int, Swift | None]] = weakref.WeakKeyDictionary()
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, Swift] = weakref.WeakKeyDictionary()
+_UNTOLD: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def swift(model: Any) -> Any:
     """The model by orders, where it has them and the machine is there; else the model itself."""
-    if not isinstance(model, EncoderDecoderModel | DecoderModel) or model.training:
+    if not isinstance(model, EncoderDecoderModel | DecoderModel) or model.training or model in _UNTOLD:
         return model
-    tokens: Any = model.embed.tokens
-    if type(tokens) is not quantized.Int8Table:  # nothing is compiled for those who have no use for it
+    weights: Any = model.embed.tokens
+    if next(weights.buffers() if type(weights) is quantized.Int8Table else weights.parameters()).device.type != "cpu":
         return model
     library = machine()
     if library is None:
         return model
     known = _KNOWN.get(model)
-    if known is None or known[0] != quantized.changes.count:
-        made: Swift | None
+    if known is None or known.was != known.signature():
         try:
-            made = Swift(model, library)
+            known = _KNOWN[model] = Swift(model, library)
         except Untold:
-            made = None
-        _KNOWN[model] = known = quantized.changes.count, made
-    return known[1] or model
+            _UNTOLD.add(model)
+            return model
+    return known
