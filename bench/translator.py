@@ -38,6 +38,7 @@ TERMS = ROOT / "recipes" / "terms"
 SOURCES = {"zh": ("zh-en", 0, 1), "de": ("en-de", 1, 0), "fr": ("en-fr", 1, 0)}  # folder, its column, English's column
 UNSEEN = ("机器学习很有趣", "机器学习很有趣。")  # what everybody tries first must be understood, not known by heart
 HELD_OUT = {"valid": "tatoeba.valid", "test": "tatoeba.test", "laser": "tatoeba-laser.test"}
+LONGEST = 40  # tokens of a sentence that is translated in one go; of 400 it was trained on, one has more
 LIMIT = 25_000_000  # bytes of weights that ship
 Pairs = list[tuple[str, str]]  # English first
 
@@ -190,9 +191,10 @@ English ↔ Chinese, German and French, everyday sentences: the translator that 
 - licence of the weights: CC BY 2.0 FR, as the data
 - data: Tatoeba (tatoeba.org, CC BY 2.0 FR) and {terms:,} sentences of our own on science and engineering
   (`recipes/terms`); sentences of the test sets are in no training file
-- limits: everyday sentences of up to {max_tokens} tokens. News, law, medicine and names it has not seen come out wrong;
-  Chinese is simplified; between two languages other than English it goes through English. It can be confidently wrong:
-  do not use it where that does harm
+- limits: everyday sentences, one at a time; what has more than {max_tokens} tokens is cut between clauses. News, law,
+  medicine and names it has not seen come out wrong, and so do long numbers (check them), emoji, markup, web addresses,
+  text in capitals and single words; Chinese is simplified; between two languages other than English it goes through
+  English. It can be confidently wrong: do not use it where that does harm
 
 ## Scores
 
@@ -219,6 +221,7 @@ def ship(given: argparse.Namespace) -> None:
     before = (given.data / "run" / "model" / "README.md").read_text(encoding="utf-8")
     trained = (folder.card or "").partition("\n- licence")
     folder.model = shrunk(folder.model, given.to)
+    folder.together, folder.max_tokens = 0, LONGEST  # it has learnt single sentences, hardly ever longer ones
     folder.save(given.into)
     size = (given.into / "model.safetensors").stat().st_size
     if size > LIMIT:

@@ -53,6 +53,7 @@ class Folder:
     unused: Mapping[str, Tensor] = field(default_factory=dict)  # the original's weights that ours has no use for
     originals: dict[str, bytes] = field(default_factory=dict)  # its small files as they were, by name: tokenizers, …
     detector: Detector | None = None  # which language a text is in, for models of several
+    together: int | None = None  # a line of at most so many tokens is translated whole; None: as the translator has it
 
     @property
     def tokenizers(self) -> Vocabularies:
@@ -93,6 +94,7 @@ class Folder:
                 "tokenizer_hash": None if self.vocabularies is None else self.vocabularies.hash,
                 "sha256": {name: sha256(folder / name) for name in written},
                 **({"stored": stored} if (stored := stored_as(self.model)) else {}),
+                **({} if self.together is None else {"together": self.together}),
                 "model": tree_of(config),
             }
             about |= {"origin": self.origin, "notes": self.notes} if self.origin else {}
@@ -160,6 +162,7 @@ class Folder:
                 if Path(name).parent == Path(ORIGINALS)
             },
             Detector.load(path / LANGUAGES) if LANGUAGES in about["sha256"] else None,
+            about.get("together"),
         )
 
 

@@ -76,3 +76,11 @@ def test_sentences_are_drawn_from_all_of_a_large_file(tmp_path: Path, monkeypatc
 def test_what_has_no_letters_is_no_language_to_tell() -> None:
     found = Detector.learn(TEXTS | {"iso": ["2026-11-15"]})
     assert found.languages == ["de", "en", "zh"] and found.detect("the other station") == "en"
+
+
+def test_a_script_that_no_language_has_is_strange():
+    detector = Detector.learn({"en": ["the cat sees a dog", "a house"], "zh": ["我喜欢机器学习", "很有趣"]})
+    assert detector.strange("где вокзал?")
+    assert detector.strange("これはペンです")
+    for known in ("where is it?", "学习", "Où ça ?", "", "12:30", "iPhone в 2024"):
+        assert not detector.strange(known), known

@@ -45,6 +45,16 @@ def test_it_knows_what_it_reads_and_goes_where_it_is_told(model, text, to, words
     assert all(word in found for word in words), found
 
 
+def test_sentences_of_a_line_are_translated_one_by_one(model):
+    alone = [model.translate(one, "de") for one in ("I got up at six.", "I had breakfast.", "I went to bed.")]
+    assert model.translate("I got up at six. I had breakfast. I went to bed.", "de") == " ".join(alone)
+
+
+def test_a_script_it_does_not_know_is_said(model):
+    (full,) = model.translate_full(["Где вокзал?"])
+    assert any("none of its languages" in note for note in full.notes)
+
+
 def test_the_command_needs_no_model_named(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "allyouneed", "translate", "机器学习很有趣"],

@@ -24,6 +24,7 @@ SAMPLED = 20_000  # sentences of each language to learn from
 KEPT = 2000  # runs of characters of each language to remember
 LONGEST = 3  # characters of a run
 READ = 1000  # characters of a text that are looked at: enough to be sure
+RARE = 70  # -10 · ln p of a script: a letter in a thousand runs
 SURE = 3.0  # nats between the first language and the second: twenty to one
 
 
@@ -57,6 +58,15 @@ class Detector:
         if sure and len(totals) > 1 and totals[1][0] - totals[0][0] < 10 * SURE:
             return None
         return totals[0][1]
+
+    def strange(self, text: str) -> bool:
+        """Whether most letters of a text are of scripts that none of the languages is written in."""
+        scripts = [_script(letter) for letter in text[:READ] if letter.isalpha()]
+        return 2 * sum(self._foreign(script) for script in scripts) > len(scripts)
+
+    def _foreign(self, script: str) -> bool:
+        """One that hardly ever comes in any of them."""
+        return min(self.scores.get(script, (RARE,))) >= RARE
 
     @classmethod
     def learn(cls, texts: Mapping[str, Iterable[str]]) -> Detector:

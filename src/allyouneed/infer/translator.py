@@ -74,12 +74,13 @@ class Translator(Predictor):
     in parts, and a note says so.
     """
 
-    def __init__(self, folder: Folder, max_tokens: int | None = None, together: int = TOGETHER) -> None:
+    def __init__(self, folder: Folder, max_tokens: int | None = None, together: int | None = None) -> None:
         super().__init__(folder)
         self._places: int | None = getattr(getattr(self.model, "embed", None), "limit", None)
         trained = max_tokens or folder.max_tokens
         self.max_tokens = trained if self._places is None else min(trained, self._places)
-        self.together = min(together, self.max_tokens)
+        whole = next(number for number in (together, folder.together, TOGETHER) if number is not None)
+        self.together = min(whole, self.max_tokens)
         self.routes = Routes(folder.directions, folder.detector)
 
     @property
@@ -142,6 +143,11 @@ class Translator(Predictor):
         for way, numbers in ways.items():
             some, places = [texts[number] for number in numbers], [first + number for number in numbers]
             found |= zip(numbers, self._along(way, some, places, settled, align, on_progress, guesser), strict=True)
+        for number, text in enumerate(texts):
+            if self.routes.detector is not None and from_ is None and self.routes.detector.strange(text):
+                known = ", ".join(self.routes.detector.languages)
+                note = f"{quoted(text)}: is written as none of its languages is ({known})"
+                found[number] = replace(found[number], notes=[note, *found[number].notes])
         return [found[number] for number in range(len(texts))]
 
     def _along(
