@@ -349,11 +349,12 @@ def test_a_pipe_or_device_is_written_to_and_a_link_stays_a_link(ask, model, trut
     assert (tmp_path / "real.txt").read_text() == truth[0] + "\n"
 
 
-def test_a_file_may_be_translated_onto_itself(ask, model, truth, tmp_path):
+def test_no_file_is_translated_onto_itself(ask, model, tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("\n".join(DATES), "utf-8")
-    assert ask("translate", "-m", model, "-i", file, "-o", file, "--force").code == 0
-    assert file.read_text("utf-8") == "\n".join(truth) + "\n"
+    said = ask("translate", "-m", model, "-i", file, "-o", file, "--force")
+    assert said.code == 2 and said.err.endswith("text.txt: is the file that is read; name another file\n")
+    assert file.read_text("utf-8") == "\n".join(DATES) and list(tmp_path.iterdir()) == [file]
 
 
 def test_a_full_disk_is_one_message(model):

@@ -201,8 +201,10 @@ def test_ctrl_c_says_how_to_go_on(book: Path, out: Path, capsys: pytest.CaptureF
     stop_at(book, out, "LINE 60", restart=True)
     assert "48 lines are done; the same command without --restart goes on" in capsys.readouterr().err
     stop_at(book, out, "LINE 50")  # nothing more was done, and nothing is lost
-    assert capsys.readouterr().err == f"note: {out}: 48 lines are done; the same command goes on there\n"
+    going = f"note: {out}: going on after line 48\n"
+    assert capsys.readouterr().err == going + f"note: {out}: 48 lines are done; the same command goes on there\n"
     run(loud(), None, book, out)
+    assert capsys.readouterr().err == going
     assert out.read_bytes() == truth(book, out.parent)
     out.unlink()
     stop_at(book, out, "LINE 2")
@@ -301,20 +303,49 @@ def test_made_by_somebody_else_meanwhile(book: Path, half: Path) -> None:
     assert half.read_bytes() == truth(book, half.parent)
 
 
-def test_a_file_onto_itself_once_even_when_killed(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    was, expected, killer = book.read_bytes(), truth(book, book.parent), Killer(monkeypatch)
-    for moment in range(1000):
-        book.write_bytes(was)
-        killer.left = moment
-        try:
-            run(loud(), None, book, book, force=True)
-            break
-        except KilledError:
-            killer.left = float("inf")
-            if left(book) != [book.name]:  # else all was done
-                run(loud(), None, book, book, force=True)
-        assert (left(book), book.read_bytes()) == ([book.name], expected)
-    assert moment > 50
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("way", ["its name", "a link to the output", "a link to the input", "another name"])
+def test_no_file_is_written_onto_itself(book: Path, way: str, whole: bool) -> None:
+    was, link = book.read_bytes(), book.with_name("link.txt")
+    if way == "another name":
+        link.hardlink_to(book)
+    elif way != "its name":
+        link.symlink_to(book)
+    given = link if way == "a link to the input" else book
+    output = book if way in ("its name", "a link to the input") else link
+    names = left(book)
+    for restart in (False, True):
+        with pytest.raises(UserError, match=r"\.txt: is the file that is read; name another file"):
+            run(loud(), None, given, output, whole=whole, force=True, restart=restart)
+    assert book.read_bytes() == was and left(book) == names
+
+
+def test_standard_input_is_not_written_onto_itself(book: Path, model: Path) -> None:
+    was = book.read_bytes()
+    command = [sys.executable, "-m", "allyouneed", "translate", "-m", str(model), "--force", "-o", str(book)]
+    with book.open("rb") as file:
+        found = subprocess.run(command, stdin=file, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 2 and "is the file that is read; name another file" in found.stderr
+    assert book.read_bytes() == was and left(book) == [book.name]
+
+
+def test_named_but_not_told_so_ends_well_and_another_input_is_not_taken_for_it(
+    book: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the last two things: the file has its name, the journal is still there."""
+    expected = truth(book, out.parent)
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(Unfinished, "__exit__", lambda work, *_: work._close())
+        patch.setattr(Path, "unlink", lambda *_: (_ for _ in ()).throw(KilledError))
+        run(loud(), None, book, out)
+    assert left(out) == [out.name, out.name + ".journal"] and out.read_bytes() == expected
+    was = book.read_text()
+    book.write_text(was.replace("line 5\n", "line five\n"))
+    with pytest.raises(UserError, match="does not begin with the lines"):
+        run(loud(), None, book, out)
+    book.write_text(was)
+    run(loud(), None, book, out)
+    assert left(out) == [out.name] and out.read_bytes() == expected
 
 
 def test_two_at_once_are_refused(book: Path, half: Path) -> None:
@@ -335,6 +366,20 @@ def test_files_that_are_not_ours_are_left_alone(book: Path, half: Path) -> None:
         with pytest.raises(UserError, match=r"\.journal: no journal of ours; move it away"):
             run(loud(), None, book, half)
         assert journal.read_text() == content
+
+
+def test_a_part_that_is_not_ours_is_left_alone(book: Path, out: Path) -> None:
+    part = out.with_name(out.name + ".part")
+    part.write_text("theirs")
+    for more in ({}, {"restart": True}, {"force": True}):
+        with pytest.raises(UserError, match=r"\.part: no work of ours goes on there; move it away"):
+            run(loud(), None, book, out, **more)
+    with pytest.raises(UserError, match=r"\.part: is there already; --force replaces it, or move it away"):
+        run(loud(), ["x"], None, out)
+    assert part.read_text() == "theirs" and left(out) == [part.name]
+    part.unlink()
+    run(loud(), None, book, out)
+    assert left(out) == [out.name]
 
 
 def test_a_full_disk_keeps_what_was_finished(
@@ -465,7 +510,8 @@ def test_two_files_are_an_input_and_an_output(
         (".", "out.txt", "is a folder; name a file in it"),
         ("dates.txt", ".", "is a folder; name a file in it"),
         ("dates.txt", "no/out.txt", "there is no folder no; make it first"),
-        ("dates.txt", "dates.txt", "is there already; --force replaces it"),
+        ("dates.txt", "dates.txt", "is the file that is read; name another file"),
+        ("dates.txt", "./dates.txt", "is the file that is read; name another file"),
     ],
 )
 def test_what_is_wrong_with_files_is_said(
@@ -517,6 +563,18 @@ def test_options_and_the_model_decide_whether_it_goes_on(
         copy.joinpath(path.name).write_bytes(path.read_bytes())
     assert command("translate", "-m", copy, "--beam", 1, "-i", dates, "-o", out) == 0, "a model may be moved"
     assert out.read_text("utf-8").splitlines() == ayn.load(model).translate(DATES[:4], beam=1) * 30
+
+
+def test_where_standard_output_is_closed_it_ends_without_many_words(model: Path, dates: Path) -> None:
+    def closed(*args: Any) -> tuple[int, str]:
+        command = ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "allyouneed", "translate", "-m", model, *args]
+        found = subprocess.run([str(part) for part in command], stderr=subprocess.PIPE, text=True, timeout=300)
+        return found.returncode, found.stderr
+
+    assert closed("--beam", 1, "May 5, 2020") == (1, "")
+    out = dates.with_name("iso.txt")
+    assert closed("--beam", 1, "--json", dates, out) == (0, ""), "what needs none does without it"
+    assert len(out.read_text("utf-8").splitlines()) == len(DATES)
 
 
 KILLS = """

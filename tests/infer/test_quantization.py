@@ -104,6 +104,7 @@ def test_too_great_a_loss_is_refused_and_nothing_is_written(
 ) -> None:
     done = ask("quantize", folder, tmp_path / "small", "--to", "int8", "--limit", "0")
     assert done.code == 2 and "more than --limit 0; nothing is written" in done.err
+    assert "--data FILE" in done.err and "--force" in done.err
     assert "tokens/s" in done.out and not (tmp_path / "small").exists()
     done = ask("quantize", folder, tmp_path / "small", "--to", "int8", "--limit", "0", "--force", "--json")
     assert done.code == 0 and (tmp_path / "small" / "model.safetensors").is_file()

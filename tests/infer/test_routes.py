@@ -92,7 +92,12 @@ def test_what_is_in_the_language_already_is_left_alone(translator: Translator) -
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"to": "de"}, "does not translate into 'de'"), ({"from_": "de"}, "does not translate from 'de'; it knows: en")],
+    [
+        ({"to": "de"}, "does not translate into 'de'; it knows: en"),
+        ({"from_": "de"}, "does not translate from 'de'; it knows: en"),
+        ({"to": "FR"}, r"does not translate into 'FR' \(did you mean 'fr'\?\)"),
+        ({"from_": "FR"}, r"does not translate from 'FR' \(did you mean 'fr'\?\)"),
+    ],
 )
 def test_unknown_languages_are_refused_at_once(translator: Translator, options: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):

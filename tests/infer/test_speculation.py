@@ -319,7 +319,7 @@ def test_a_wider_vocabulary_of_the_draft() -> None:
 
 def test_a_beam_is_refused() -> None:
     engine = engine_of(writer())
-    with pytest.raises(UserError, match=r"a beam search of 4 .* say method 'greedy' or 'sample'"):
+    with pytest.raises(UserError, match=r"a beam search of 4 .* take the method greedy or sample"):
         engine.go_on([[BOS]], Decoding(), draft=Lookup())
     with pytest.raises(UserError, match="a beam search of 2"):
         next(engine.stream([BOS], Decoding(beam=2), draft=Lookup()))
@@ -373,7 +373,7 @@ def test_a_model_that_is_loaded_or_the_text_itself(folders: dict[str, Any]) -> N
         ({"draft": "strange"}, "another vocabulary"),
         ({"draft": "runs/small"}, 'it is "lookup", or a model'),
         ({"draft": "lookup", "ahead": 0}, "from 1 to 63"),
-        ({"ahead": 3}, "name one: draft="),
+        ({"ahead": 3}, 'name one: "lookup"'),
         ({"draft": "lookup", "method": "beam"}, "a beam search of 4"),
         ({"draft": "translator"}, "is for translation; take a model for the same task"),
     ],

@@ -181,6 +181,11 @@ def test_mistakes_are_explained(echo: MakeFolder, tokenizer: Tokenizer) -> None:
     translator = Translator(echo(tokenizer))
     with pytest.raises(UserError, match="must be a string, not int"):
         translator.translate([3])  # type: ignore[list-item]
+    for texts, kind in ((None, "NoneType"), (5, "int"), (["a", None], "NoneType"), (b"x", "bytes"), ([b"x"], "bytes")):
+        for ask in (translator.translate, translator.translate_full):
+            with pytest.raises(UserError, match=f"^a text must be a string, not {kind}$"):
+                ask(texts)  # type: ignore[operator]
+    assert translator.translate(iter(["x"])) == translator.translate(["x"])  # type: ignore[call-overload]
     with pytest.raises(UserError, match="takes a list"):
         translator.translate_full("hello")
     with pytest.raises(UserError, match="surrogate"):

@@ -318,6 +318,48 @@ def test_nobody_waits_for_it_to_be_made(new_shop: Path) -> None:
         assert [path.suffix for path in (new_shop / "allyouneed").iterdir()] == [".so"]
 
 
+def hurt(content: bytes, how: str) -> bytes:
+    half = len(content) // 2
+    return {
+        "empty": b"",
+        "cut": content[:half],
+        "zeros": bytes(len(content)),
+        "zeros at its end": content[:half] + bytes(len(content) - half),
+        "unsealed": content[: -native.SEAL],
+        "another byte": content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :],
+    }[how]
+
+
+HURT = ["empty", "cut", "zeros", "zeros at its end", "unsealed", "another byte"]
+
+
+def test_a_library_that_was_hurt_is_made_anew_and_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if native.wait() is None:
+        assert not native.able() or shutil.which("g++") is None
+        return
+    good = native.place()
+    content, path = good.read_bytes(), tmp_path / good.name
+    assert native.sound(good) and not native.sound(path)
+    asked, idle = list[Path](), type("Idle", (), {"poll": lambda self: None})()
+    monkeypatch.setattr(native, "place", lambda: path)
+    monkeypatch.setattr(native, "made", lambda library: asked.append(library) or idle)
+    for how in HURT:
+        monkeypatch.setattr(native, "Shop", type("Shop", (), {"found": None, "closed": False, "making": None}))
+        path.write_bytes(hurt(content, how))
+        assert native.machine() is None and asked.pop() == path, how
+    monkeypatch.setattr(native, "Shop", type("Shop", (), {"found": None, "closed": False, "making": None}))
+    path.write_bytes(content)
+    assert native.machine() is not None and not asked
+
+
+def test_what_was_hurt_is_whole_again(new_shop: Path) -> None:
+    if native.able() and shutil.which("g++") is not None:
+        path = native.place()
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"\x7fELF" + bytes(1000))
+        assert native.wait() is not None and native.sound(path)
+
+
 WHY = ["no compiler", "a compiler that fails", "no place to write", "no home", "somebody else's", "not wanted"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from microrun import MODEL, RECIPE
 import allyouneed as ayn
 from allyouneed import models
 from allyouneed.cli import main
+from allyouneed.errors import UserError
+from allyouneed.infer.evaluate import evaluate as judge
 from allyouneed.train import load_recipe, train
 from allyouneed.train.log import read_log
 
@@ -110,6 +113,113 @@ def test_it_is_adapted_to_somebodys_own_pairs(first: Path, tmp_path: Path) -> No
     assert after.directions == before.directions
     assert after.detector.scores == before.detector.scores
     assert after.tokenizers.hash == before.tokenizers.hash
+
+
+def adapting(folder: Path, start: Path, *train: dict[str, Any], **more: Any) -> Path:
+    tree = {
+        "start": str(start),
+        "data": {"train": list(train), "max_tokens": 48},
+        "batch": RECIPE["batch"],
+        "steps": 1,
+        "save": {"every": 1, "keep": 1},
+        "average": 0,
+        "device": "cpu",
+        "precision": "fp32",
+        "output": str(folder / "own"),
+    }
+    (folder / "own.yaml").write_text(yaml.safe_dump(tree | more))
+    return folder / "own.yaml"
+
+
+def test_pairs_that_do_not_say_their_languages_are_refused(first: Path, tmp_path: Path) -> None:
+    path, start = write(tmp_path / "own.tsv", WORDS, GREEK), first / "run" / "model"
+    said = {"path": path, "from": "la", "to": "gr"}
+    with pytest.raises(UserError) as refused:
+        load_recipe(adapting(tmp_path, start, said, {"path": path}))
+    where = f"data.train[1] ({path}): say `from:` and `to:`; "
+    assert where in str(refused.value) and str(refused.value).endswith("cy, gr, la")
+    with pytest.raises(UserError, match="say `from:`; "):
+        load_recipe(adapting(tmp_path, start, {"path": path, "to": "gr"}))
+    both = {"train": [said], "valid": {"path": path}, "test": {"path": path}, "max_tokens": 48}
+    with pytest.raises(UserError, match=r"2 problems\n  data\.valid\[0\].*\n  data\.test\[0\]"):
+        load_recipe(adapting(tmp_path, start, data=both))
+    assert load_recipe(adapting(tmp_path, start, said)).start == start
+
+
+def test_a_language_that_the_start_does_not_know_is_refused(first: Path, tmp_path: Path) -> None:
+    path, start = write(tmp_path / "own.tsv", WORDS, GREEK), first / "run" / "model"
+    with pytest.raises(UserError) as refused:
+        load_recipe(adapting(tmp_path, start, {"path": path, "from": "la", "to": "ja"}))
+    message = str(refused.value)
+    assert f"data.train[0] ({path}): `to: ja`" in message and "it knows: cy, gr, la. Name one of them" in message
+    with pytest.raises(UserError, match=r"`to: GR` \(did you mean 'gr'\?\)"):
+        load_recipe(adapting(tmp_path, start, {"path": path, "from": "la", "to": "GR"}))
+
+
+@pytest.mark.parametrize(("title", "licence"), [("# Letters", "CC0"), ("# Letters", None), (None, None)])
+def test_the_card_says_what_it_started_from(
+    first: Path, tmp_path: Path, title: str | None, licence: str | None
+) -> None:
+    start = shutil.copytree(first / "run" / "model", tmp_path / "letters")
+    lines = [title or "", "", *([f"- licence of the weights: {licence}"] if licence else [])]
+    (start / "README.md").write_text("\n".join([*lines, "", "## Recipe", "", "licence: not this one", ""]))
+    path = write(tmp_path / "own.tsv", WORDS, GREEK)
+    result = train(load_recipe(adapting(tmp_path, start, {"path": path, "from": "la", "to": "gr"})))
+    name = "letters" if title is None else "Letters"
+    wanted = f"\n- started from {name} (licence {licence or 'not stated'})\n"
+    assert wanted in (result.model / "README.md").read_text()
+
+
+# --- a file that does not say which way it goes ----------------------------------------------------------------------
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in words])
+    return int(stop.value.code or 0), *capsys.readouterr()
+
+
+@pytest.mark.parametrize(("letters", "there"), [(GREEK, "gr"), (CYRILLIC, "cy")])
+def test_evaluate_finds_the_direction(
+    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], letters: str, there: str
+) -> None:
+    words = ["evaluate", write(tmp_path / "test.tsv", WORDS, letters), "--model", first / "run" / "model", "--json"]
+    code, out, note = told(capsys, *words)
+    assert code == 0 and f"note: taken for la → {there}" in note
+    assert (0, out) == told(capsys, *words, "--to", there, "--from", "la")[:2]
+    assert "taken for" not in told(capsys, *words, "--to", there)[2]
+
+
+def test_quantize_finds_the_direction(first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write(tmp_path / "test.tsv", WORDS, CYRILLIC)
+    words = ["quantize", first / "run" / "model", tmp_path / "small", "--to", "bf16", "--limit", 100, "--data", data]
+    code, _, said = told(capsys, *words)
+    assert code == 0 and f"note: {data}: taken for la → cy" in said
+    model = ayn.load(first / "run" / "model")
+    judged = judge(model, data)[0]
+    assert judged.figures == judge(model, data, to="cy", from_="la")[0].figures
+    assert judged.figures != judge(model, data, to="gr", from_="la")[0].figures
+
+
+def test_without_a_detector_the_directions_are_named(
+    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ayn.load(first / "run" / "model").folder
+    folder.detector = None
+    folder.save(tmp_path / "deaf")
+    data = write(tmp_path / "test.tsv", WORDS[:3], CYRILLIC)
+    for words, options, way in (
+        (["evaluate", data, "--model", tmp_path / "deaf"], "--from and --to", "--to"),
+        (
+            ["quantize", tmp_path / "deaf", tmp_path / "q", "--to", "bf16", "--data", data],
+            "--from and --into",
+            "--into",
+        ),
+    ):
+        code, _, said = told(capsys, *words)
+        assert code == 2 and "la → gr, gr → la, la → cy, cy → la" in said and f"say which one with {options}" in said
+        more = [] if words[0] == "evaluate" else ["--limit", 100]
+        assert told(capsys, *words, way, "cy", *more)[0] == 0
 
 
 # --- the translator that comes with the package, here a toy one ------------------------------------------------------

@@ -144,6 +144,10 @@ def test_a_tie_goes_to_the_lower_loss():
     assert not better("bleu", True, {"bleu": 1.0, "loss": 1.0}, {"bleu": 2.0, "loss": 9.0})
     assert better("loss", False, {"loss": 1.0}, {"loss": 2.0})
     assert better("bleu", True, {"bleu": 0.0, "loss": 6.7}, None)
+    # the trace of BLEU that long nonsense gets is shown as 0.000, and is no more than the 0 of short right answers
+    assert better("bleu", True, {"bleu": 0.0, "loss": 0.1}, {"bleu": 0.0004, "loss": 6.7})
+    assert not better("bleu", True, {"bleu": 0.0004, "loss": 6.7}, {"bleu": 0.0, "loss": 0.1})
+    assert better("bleu", True, {"bleu": 0.002, "loss": 6.7}, {"bleu": 0.0, "loss": 0.1})
     assert not better("bleu", True, {"bleu": float("nan"), "loss": 1.0}, None)
 
 

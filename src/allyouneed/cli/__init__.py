@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -126,6 +126,7 @@ def evaluate(
     """Score a model by what its task is judged by: translations, or a file of them, with BLEU and chrF."""
     from allyouneed.evaluate.translation import WORDS
     from allyouneed.evaluate.translation import evaluate as score
+    from allyouneed.infer.direction import direction
 
     if (model is None) == (hypotheses is None):
         raise UserError("give --model (translate, then score) or --hypotheses (score a file), one of the two")
@@ -150,6 +151,11 @@ def evaluate(
         assert model is not None
         translator = ready(model, device, None, "translate_stream", "translate")
         options: dict[str, Any] = {} if beam is None else {"beam": beam}
+        if (routes := getattr(translator, "routes", None)) is not None:
+            way = direction(routes, sources, references, to, from_)
+            to, from_ = way.to, way.from_
+            if way.note:
+                print(f"note: {way.note}", file=sys.stderr)
         stream = translator.translate_stream(sources, to, from_=from_, chunk=256, **options)
         if to is None and len(translator.languages) == 1:
             to = translator.languages[0]
@@ -246,11 +252,22 @@ def _test_pairs(
     return [pair.source for pair in found], [pair.target for pair in found]
 
 
+def _unread() -> TextIO:
+    """What nobody reads: as where a reader has gone, whoever writes to it ends, and who does not is not disturbed."""
+    read, write = os.pipe()
+    os.close(read)
+    return open(write, "w", encoding="utf-8", buffering=1)
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 done, 2 the user can mend it, 130 interrupted, 1 a bug of ours (with its traceback) or
     nobody reads the output any more."""
     # before torch is loaded: on a busy machine threads that spin while they wait for each other are ten times slower
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if sys.stdout is None:  # closed from the start (>&-)
+        sys.stdout = _unread()
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (as long as we live)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # text is UTF-8, whatever the locale

@@ -24,7 +24,7 @@ from allyouneed.cli.options import (
     option,
 )
 from allyouneed.cli.streams import json_text, progress, whole_file
-from allyouneed.cli.texts import Use, answers, notes_of_warnings, one_line, ranked, run, show, source
+from allyouneed.cli.texts import Use, answers, notes_of_warnings, one_line, ranked, refuse_itself, run, show, source
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
@@ -239,7 +239,9 @@ def similarity(
     if top is None:
         run(use, texts, input_, output, as_json, force=force, restart=restart)
         return
-    found = (one for _, one in answers(use, source(texts, input_)) if one is not None)
+    given = source(texts, input_)
+    refuse_itself(given, output)
+    found = (one for _, one in answers(use, given) if one is not None)
     with notes_of_warnings():
         best = heapq.nlargest(top, found, key=lambda one: one.found)
     show(use, ((one.text, one) for one in best), output, as_json, force=force)

@@ -115,6 +115,8 @@ def whole_file(path: Path, force: bool = True) -> Iterator[BinaryIO]:
     (part, journal), place, plain = beside(path), path.resolve(), is_plain(path)  # a link stays a link
     if plain and journal.exists():
         raise UserError(f"{path}: some of it was made from a file; finish that first, or delete {journal}")
+    if plain and part.exists() and not force:
+        raise UserError(f"{part}: is there already; --force replaces it, or move it away")
     work = part if plain else place
     try:
         file = work.open("wb")

@@ -45,13 +45,14 @@ class Use(Generic[A]):
 @dataclass(frozen=True)
 class Source:
     """What is asked: `typed` by somebody who waits for each answer, or `named` as arguments, or lines that are read.
-    `name`: where they stand; None: nowhere, line by line."""
+    `name`: where they stand; None: nowhere, line by line. `path`: the file they are read from."""
 
     questions: Iterator[Question]
     total: int | None
     typed: bool = False
     named: bool = False
     name: str | None = None
+    path: Path | None = None
 
 
 def placed(
@@ -82,7 +83,10 @@ def source(texts: Sequence[str] | None, input_: Path | None, whole: bool = False
     typed = input_ is None and sys.stdin is not None and sys.stdin.isatty()
     if typed:
         print("Type a text; Ctrl-D ends it." if whole else "Type a text and Enter; Ctrl-D ends.", file=sys.stderr)
-    return Source(_joined(found), 1) if whole else Source(found, count_lines(input_), typed, name=str(where))
+    path = input_ or Path("/dev/stdin")
+    if whole:
+        return Source(_joined(found), 1, path=path)
+    return Source(found, count_lines(input_), typed, name=str(where), path=path)
 
 
 def _unless_standard(path: Path | None) -> Path | None:
@@ -112,12 +116,20 @@ def answer(
 ) -> None:
     """`force`: replace a file that is there. `restart`: begin anew even if some of it is done."""
     output = _unless_standard(output)
+    refuse_itself(given, output)
     if output is None or not is_plain(output) or given.typed or given.name is None:
         found = answers(use, given)
         show(use, found, output, as_json, given.total, force)
     else:
         use.ask([], 0)  # options that cannot be are refused before anything is read
         _written(use, given, output, as_json, force, restart)
+
+
+def refuse_itself(given: Source, output: Path | None) -> None:
+    """What is read is never written over, be it through a link: there would be no way back."""
+    read = given.path
+    if output is not None and output.is_file() and read is not None and read.exists() and output.samefile(read):
+        raise UserError(f"{output}: is the file that is read; name another file")
 
 
 def show(
@@ -162,7 +174,7 @@ def _written(use: Use[A], given: Source, output: Path, as_json: bool, force: boo
         for _, text in islice(reader, mark.lines):
             seen.add(text)
         same = (reader.count, seen.text if mark.lines else "") == (mark.lines, mark.read)
-        if not (same and not (mark.whole and next(reader, None))) and not work.named:
+        if not same or (mark.whole and next(reader, None)):
             raise UserError(
                 f"{output}: {mark.lines:,} lines of it are done, but {given.name} does not begin with the lines "
                 "that were read for them; --restart begins anew"
@@ -170,6 +182,8 @@ def _written(use: Use[A], given: Source, output: Path, as_json: bool, force: boo
         if mark.whole:
             work.name()
             return
+        if mark.lines:
+            show_notes([f"{output}: going on after line {mark.lines:,}"])
         number, asked, held = mark.lines, mark.asked, list[str]()
         found = _answers(use, replace(given, questions=reader), use.blanks, asked, number)
         try:

@@ -50,6 +50,8 @@ class Unfinished:
         self._files: list[int] = []
 
     def __enter__(self) -> Self:
+        if self.part.exists() and not self.journal.exists():  # of ours the journal comes first and goes last
+            raise UserError(f"{self.part}: no work of ours goes on there; move it away")
         with _saying(self.path):
             self._log = os.open(self.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             self._files.append(self._log)
@@ -82,11 +84,6 @@ class Unfinished:
                 raise UserError(f"{self.part}: some of it is missing; --restart begins anew")
             os.ftruncate(self._out, self.mark.size)
             os.lseek(self._out, 0, os.SEEK_END)
-
-    @property
-    def named(self) -> bool:
-        """It has its name already; where a file is written onto itself, what was read is no more."""
-        return self.mark.whole and not self.part.exists() and self.place.is_file()
 
     def _taken(self) -> bool:
         return self.path.exists() and not self.force

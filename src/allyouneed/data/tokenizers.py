@@ -28,7 +28,7 @@ from allyouneed.data.plain import plain, unknown
 from allyouneed.data.readers import Files, Report
 from allyouneed.data.reported import reported
 from allyouneed.data.subwords import learn
-from allyouneed.errors import UserError
+from allyouneed.errors import UserError, near
 
 PAD, BOS, EOS, MASK = "<pad>", "<s>", "</s>", "<mask>"
 LANGUAGE = re.compile(r"<2(.+)>")
@@ -131,7 +131,8 @@ class Tokenizer:
             return self.languages[alike[0]]
         if tag not in self.languages:
             known = ", ".join(sorted(alike or self.languages)) or "none"
-            raise UserError(f"the tokenizer knows no language {tag!r}; it knows: {known}")
+            meant = "" if alike else near(tag, self.languages)
+            raise UserError(f"the tokenizer knows no language {tag!r}{meant}; it knows: {known}")
         return self.languages[tag]
 
     def special(self, token: str) -> int:

@@ -247,7 +247,9 @@ def draft_for(model: Predictor, draft: Any, ahead: int | None, engine: Callable[
     """What a user names as `draft`: "lookup", or a model that was loaded. `engine` makes one of such a model."""
     if draft is None:
         if ahead is not None:
-            raise UserError(f'ahead={ahead}: so many tokens are guessed by a draft; name one: draft="lookup"')
+            raise UserError(
+                f'ahead={ahead}: so many tokens are guessed by a draft; name one: "lookup", or a smaller model'
+            )
         return None
     more = {} if ahead is None else {"ahead": ahead}
     own = model.folder.tokenizers

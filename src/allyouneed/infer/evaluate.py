@@ -10,19 +10,25 @@ from typing import Any
 
 from allyouneed.config import parse
 from allyouneed.data.filters import Filters
+from allyouneed.data.pairs import Pair
 from allyouneed.data.readers import Files, Report
 from allyouneed.data.store import Store
 from allyouneed.errors import UserError
 from allyouneed.evaluate.likelihood import mean_loss
+from allyouneed.infer.direction import direction
 from allyouneed.infer.predictor import Judged, Predictor
+from allyouneed.infer.translator import Translator
 from allyouneed.tasks.task import HELD_OUT, Task
 
 RESAMPLES = 1000
 SHOWN = 5  # labels that are named
 
 
-def evaluate(model: Predictor, path: Path | str) -> tuple[Judged, Report]:
-    """The judgement, and what could not be read. The file is read as the training data was: same columns, same keys."""
+def evaluate(
+    model: Predictor, path: Path | str, to: str | None = None, from_: str | None = None, options: str = "from_ and to"
+) -> tuple[Judged, Report]:
+    """The judgement, and what could not be read. The file is read as the training data was: same columns, same keys.
+    `to`, `from_`: the languages of pairs, for a model of several; `options`: what a user may say them by."""
     kind = model.folder.task.get("kind")
     if kind not in Task.registry:
         raise UserError(
@@ -35,10 +41,16 @@ def evaluate(model: Predictor, path: Path | str) -> tuple[Judged, Report]:
     examples = list(entry.read(report))
     if not examples:
         raise UserError(f"none of the {entry.examples} in {path} can be used\n{report.text()}")
+    notes: list[str] = []
+    if isinstance(model, Translator) and isinstance(examples[0], Pair):
+        sides = [pair.source for pair in examples], [pair.target for pair in examples]
+        way = direction(model.routes, *sides, to, from_, options)
+        examples = [pair._replace(to=way.to, from_=way.from_) for pair in examples]
+        notes = [f"{path}: {way.note}"] if way.note else []
     judged = model.judge(examples, resamples=RESAMPLES)
     if not judged.figures:
         return _by_likelihood(model, task, entry), report
-    return replace(judged, notes=_unseen(examples, model.folder.labels)), report
+    return replace(judged, notes=[*notes, *_unseen(examples, model.folder.labels)]), report
 
 
 def _unseen(examples: Sequence[Any], known: Sequence[str]) -> list[str]:

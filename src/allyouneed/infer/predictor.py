@@ -121,12 +121,13 @@ def spread(items: Sequence[T], count: int) -> list[T]:
 
 def checked(texts: Any, what: str) -> list[str]:
     """A list of texts, or a message."""
-    if isinstance(texts, str) or not isinstance(texts, Iterable):
+    if isinstance(texts, str):
         raise UserError(f"{what} takes a list of texts; write [text] for a single one")
-    for text in texts:
+    many = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, bytes | bytearray) else [texts]
+    for text in many:
         if not isinstance(text, str):
             raise UserError(f"a text must be a string, not {type(text).__name__}")
-    return list(texts)
+    return many
 
 
 def by_length(lengths: Sequence[int], budget: int = BUDGET) -> Iterator[list[int]]:

@@ -34,6 +34,7 @@ class Comparison:
     rows: dict[str, tuple[float, float]] = field(default_factory=dict)
     loss: float = 0.0
     unit: str = ""
+    notes: list[str] = field(default_factory=list)  # what a reader of the figures should know
 
     def text(self) -> str:
         wide = max(map(len, self.rows))
@@ -60,13 +61,16 @@ def quantized(path: Path, to: str) -> tuple[Folder, Folder]:
     return before, after
 
 
-def compare(before: Folder, after: Folder, data: Path | None = None) -> Comparison:
-    """By what the task is judged by, on a file; without one, by what both make of random texts."""
+def compare(
+    before: Folder, after: Folder, data: Path | None = None, into: str | None = None, from_: str | None = None
+) -> Comparison:
+    """By what the task is judged by, on a file (of pairs in these languages); without one, by what both make of random
+    texts."""
     found = Comparison()
     if data is None:
         _agreement(before, after, found)
     else:
-        _judged(before, after, data, found)
+        _judged(before, after, data, found, into, from_)
     speeds = [_speed(folder) for folder in (before, after)]
     found.rows["tokens/s"] = (speeds[0], speeds[1])
     sizes = [sum(tensor.nbytes for tensor in named(folder.model).values()) / 1e6 for folder in (before, after)]
@@ -74,8 +78,9 @@ def compare(before: Folder, after: Folder, data: Path | None = None) -> Comparis
     return found
 
 
-def _judged(before: Folder, after: Folder, data: Path, found: Comparison) -> None:
-    figures = [evaluate(predictor(folder), data)[0].figures for folder in (before, after)]
+def _judged(before: Folder, after: Folder, data: Path, found: Comparison, into: str | None, from_: str | None) -> None:
+    both = [evaluate(predictor(folder), data, into, from_, "--from and --into")[0] for folder in (before, after)]
+    found.notes, figures = both[0].notes, [judged.figures for judged in both]
     for name in figures[0]:
         found.rows[name] = (figures[0][name], figures[1][name])
     judge = next((name for name in JUDGED if name in figures[0]), None)

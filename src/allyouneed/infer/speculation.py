@@ -73,7 +73,7 @@ def refuse(decoding: Decoding) -> None:
     if decoding.method == "beam" and decoding.beam > 1:
         raise UserError(
             f"draft: a beam search of {decoding.beam} goes on with several texts at once, and guesses are for one; "
-            "say method 'greedy' or 'sample'"
+            "take the method greedy or sample"
         )
 
 

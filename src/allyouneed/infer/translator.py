@@ -11,14 +11,14 @@ from typing import Any, overload
 from allyouneed.config import tree_of
 from allyouneed.data.pairs import Pair
 from allyouneed.data.tokenizers import Tokenizer
-from allyouneed.errors import UserError
+from allyouneed.errors import UserError, near
 from allyouneed.evaluate.translation import Scores, evaluate
 from allyouneed.folder import Folder
 from allyouneed.infer.alignment import attention
 from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.drafts import Draft, draft_for
 from allyouneed.infer.pieces import Cutter, Piece, Plan, quoted
-from allyouneed.infer.predictor import Judged, Predictor, spread
+from allyouneed.infer.predictor import Judged, Predictor, checked, spread
 from allyouneed.infer.routes import Route, Routes
 from allyouneed.infer.search import Hypothesis
 from allyouneed.infer.speculation import Guesses, guesses_of, refuse
@@ -128,8 +128,7 @@ class Translator(Predictor):
         `to` does not. `first` is the place of the first text in a longer request; samples depend on it and on the seed
         alone. `draft`: a smaller model, or "lookup", that guesses `ahead` tokens at a time, so that they come sooner.
         """
-        if isinstance(texts, str):
-            raise UserError("translate_full takes a list of texts; write [text] for a single one")
+        texts = checked(texts, "translate_full")
         self._checked(to, from_)
         defaults = self.folder.decoding if decoding is None else tree_of(decoding)
         settled = Decoding.of(defaults, **changes)
@@ -253,7 +252,10 @@ class Translator(Predictor):
             return
         unknown = from_ is not None and from_ not in detector.languages
         if unknown and to is None:
-            raise UserError(f"this model does not translate from {from_!r}; it knows: {', '.join(detector.languages)}")
+            names = detector.languages
+            raise UserError(
+                f"this model does not translate from {from_!r}{near(from_, names)}; it knows: {', '.join(names)}"
+            )
         if to is not None:
             self._frame(to, from_ if unknown else None)
 
@@ -270,10 +272,13 @@ class Translator(Predictor):
             raise UserError(f"this model translates into several languages; say which: {', '.join(known)}")
         to = to or known[0]
         if to not in known:
-            raise UserError(f"this model does not translate into {to!r}; it knows: {', '.join(known)}")
+            raise UserError(f"this model does not translate into {to!r}{near(to, known)}; it knows: {', '.join(known)}")
         sources = sorted({source for source, target in self.folder.directions if source and target == to})
         if from_ is not None and from_ not in sources:
-            raise UserError(f"this model has not learned to translate from {from_!r} into {to!r}; from: {sources}")
+            meant = near(from_, sources)
+            raise UserError(
+                f"this model has not learned to translate from {from_!r} into {to!r}{meant}; from: {sources}"
+            )
         return replace(plain, before=(*plain.before, self.source.language(to)))
 
     def _spoken(self, plain: Frame, to: str | None, from_: str | None) -> Frame:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 SOURCE = Path(__file__).with_name("machine.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-w")
+SEAL = 64  # characters at the end of the library: the checksum of those before them
 PATIENCE = 300  # seconds for a compiler that lets everybody else go first
 
 
@@ -91,7 +92,7 @@ def machine() -> ctypes.CDLL | None:
             raise OSError("not wanted")
         if Shop.making is None:
             path = place()
-            if not path.exists():
+            if not sound(path):
                 Shop.making = made(path)
         if Shop.making is not None:
             if (code := Shop.making.poll()) is None:
@@ -110,6 +111,12 @@ def wait() -> ctypes.CDLL | None:
         with suppress(subprocess.TimeoutExpired):
             Shop.making.wait(PATIENCE)
     return machine()
+
+
+def sound(path: Path) -> bool:
+    """Whether it is there, as it was made: what a crash left of it would end the process that loads it."""
+    content = path.read_bytes() if path.exists() else b""
+    return hashlib.sha256(content[:-SEAL]).hexdigest().encode() == content[-SEAL:]
 
 
 def loaded(path: Path) -> ctypes.CDLL:
@@ -175,9 +182,13 @@ def made(library: Path) -> subprocess.Popen[bytes]:
     steps = (
         [compiler(), *FLAGS, "-c", str(SOURCE), "-o", parts],
         [compiler(), "-shared", parts, "-o", whole, "-lgomp" if threads is None else str(threads)],
+        ["sync", whole],
         ["mv", whole, str(library)],  # at once: others may be waiting for it, or making it too
     )
-    script = " && ".join(shlex.join(["nice", *step]) for step in steps)
+    compiled, linked, *kept = (shlex.join(["nice", *step]) for step in steps)
+    file = shlex.quote(whole)
+    sealed = f'seal=$(sha256sum < {file}) && printf %.{SEAL}s "$seal" >> {file}'
+    script = " && ".join([compiled, linked, sealed, *kept])
     none = subprocess.DEVNULL
     command = ["sh", "-c", f"{script}; code=$?; rm -f {shlex.quote(parts)}; exit $code"]
     return subprocess.Popen(command, start_new_session=True, stdin=none, stdout=none, stderr=none)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.evaluate.translation import RESAMPLES
 from allyouneed.files import write_text
-from allyouneed.folder import WEIGHTS, read_weights
+from allyouneed.folder import CARD, WEIGHTS, read_weights
 from allyouneed.train.checkpoints import Checkpoint
 from allyouneed.train.loop import Trainer
 from allyouneed.train.prepare import Run
@@ -54,6 +56,7 @@ def card(facts: dict[str, Any], recipe_text: str) -> str:
         f"A model of kind `{facts['kind']}` with {facts['parameters']:,} parameters, trained by allyouneed.",
         "",
         f"- licence: {facts['licence']}",
+        *([f"- {facts['origin']}"] if facts["origin"] else []),
         f"- vocabulary: {facts['vocabulary']}",
         f"- task: {facts['task']}",
         *([f"- labels: {', '.join(facts['labels'])}"] if facts["labels"] else []),
@@ -94,6 +97,7 @@ def finish(trainer: Trainer, last: Checkpoint | None, run: Run, recipe_text: str
         "kind": tree_of(trainer.config)["kind"],
         "parameters": trainer.config.cost().parameters,
         "licence": recipe.licence,
+        "origin": "" if recipe.start is None else _started(recipe.start),
         "task": recipe.task_kind,
         "labels": trainer.prepared.labels,
         "vocabulary": f"{' and '.join(f'{n:,}' for n in sizes)} tokens ({_tokenizer(trainer)})",
@@ -119,6 +123,18 @@ def finish(trainer: Trainer, last: Checkpoint | None, run: Run, recipe_text: str
     write_text(run.result, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     say(f"the model is in {run.model}")
     return scores
+
+
+def _started(start: Path) -> str:
+    """What it goes on from, and under which licence, if that model's card says it."""
+    try:
+        head = (start / CARD).read_text(encoding="utf-8").split("\n## ")[0]
+    except (OSError, UnicodeDecodeError):
+        head = ""
+    title = re.search(r"^# (.+)$", head, re.MULTILINE)
+    licence = re.search(r"^(?:- )?licen[cs]e[^:\n]*:[ ]*(\S.*)$", head, re.MULTILINE | re.IGNORECASE)
+    name = title[1].strip() if title else start.name
+    return f"started from {name} (licence {licence[1].strip() if licence else 'not stated'})"
 
 
 def _tokenizer(trainer: Trainer) -> str:

@@ -21,6 +21,7 @@ from allyouneed.interop.folders import about
 from allyouneed.nn.model import Model
 from allyouneed.tasks.task import MAX_TOKENS, Task
 from allyouneed.tasks.translation import Translation
+from allyouneed.train.languages import problems
 from allyouneed.train.optimiser import Adam, Optimiser
 from allyouneed.train.parallel import Parallel
 from allyouneed.train.schedule import Paper, Schedule
@@ -295,6 +296,10 @@ def load_recipe(path: Path | str, overrides: Iterable[str] = ()) -> Recipe:
         recipe.model_for(None)
     except ConfigError as error:
         raise ConfigError([f"model.{problem}" for problem in error.problems], str(path)) from None
+    if recipe.start is not None and recipe.task.two_vocabularies:
+        unsaid = problems(recipe.start, {split: getattr(recipe.data, split) for split in SPLITS})
+        if unsaid:
+            raise ConfigError(unsaid, str(path))
     return recipe
 
 

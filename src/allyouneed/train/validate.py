@@ -12,6 +12,7 @@ from allyouneed.evaluate.likelihood import mean_loss
 from allyouneed.tasks.task import Task
 from allyouneed.train.machine import Machine
 
+DIGITS = 3  # that are shown of a figure; below them two are equal
 OF_THE_LOSS = ("loss", "perplexity")  # figures that need no answers
 
 
@@ -22,12 +23,13 @@ def validation_loss(model: nn.Module, task: Task, data: Batches, machine: Machin
 
 
 def better(metric: str, higher: bool, new: Mapping[str, float], old: Mapping[str, float] | None) -> bool:
-    """By the metric (`higher` is better, or lower); where that ties (BLEU is 0 for a while), by the loss."""
+    """By the metric (`higher` is better, or lower); where that ties as it is shown (BLEU is 0 for a while, and always
+    for right answers of fewer than four words, while nonsense gets a trace of it), by the loss."""
     if math.isnan(new[metric]):
         return False
     sign = 1 if higher else -1
 
     def rank(scores: Mapping[str, float]) -> tuple[float, float]:
-        return sign * scores[metric], -scores["loss"]
+        return sign * round(scores[metric], DIGITS), -scores["loss"]
 
     return old is None or rank(new) > rank(old)
