@@ -375,8 +375,8 @@ python bench/decode_cpu.py --page docs/results/decode-cpu.md
 Random weights, 32 tokens in, 32 forced tokens out, greedy or a beam of 4. base: width 512, 6 + 6 layers, vocabulary
 32,000; small: 256, 6 + 2, 16,000; gpt2: 124M. *b1* and *b32*: rows decoded together. Tokens a second of the best turn,
 and of the median one. CTranslate2 runs in three ways, with one thread, with two that wait busily and with two that
-sleep, on models converted in another process; its quickest counts. What each peer must reach is in brackets. *ours int8,
-torch* is what a computer without a compiler gets (see below).
+sleep, on models converted in another process; its quickest counts. What each peer must reach is in brackets. *ours
+int8, torch* is what a computer without a compiler gets (see below).
 
 {ran}. {versions}.
 
