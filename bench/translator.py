@@ -236,7 +236,7 @@ def ship(given: argparse.Namespace) -> None:
         beam=given.beam or folder.decoding.get("beam", 4), chrf=next(iter(scores.values()))["chrf_signature"],
         rows="\n".join(f"| {n} | {s['bleu']:.2f} | {s['chrf']:.2f} | `{s['signature']}` |" for n, s in scores.items()),
         first="\n".join(line for line in before.splitlines() if line.startswith(("- trained on", "- weights"))),
-        trained=(trained[1] + trained[2]).lstrip().replace("## ", "### "),
+        trained=(trained[1] + trained[2]).lstrip().replace("## ", "### ").replace(f"{given.data.resolve()}/", ""),
     )  # fmt: skip
     folder.save(given.into)
     print(f"{given.into}: {size:,} bytes of weights")
