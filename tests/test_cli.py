@@ -513,6 +513,15 @@ def test_a_multilingual_model_finds_the_language_or_is_told(ask, polyglot):
     assert "tok:zh" in ask("evaluate", "-m", polyglot, pairs, "--to", "zh", "--beam", 1).out
 
 
+def test_what_is_evaluated_is_not_written_over(refused, model, tmp_path):
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("May 5, 2020\t2020-05-05\n")
+    (tmp_path / "link.tsv").symlink_to(pairs)
+    for output in ("pairs.tsv", "link.tsv"):
+        assert "is the file that is read" in refused("evaluate", "-m", model, pairs, "-o", tmp_path / output)
+    assert pairs.read_text() == "May 5, 2020\t2020-05-05\n"
+
+
 def test_pairs_that_cannot_be_used_are_named(ask, refused, model, work, sides, tmp_path):
     mixed = tmp_path / "mixed.tsv"
     mixed.write_text("one\ttwo\nno tab\n")

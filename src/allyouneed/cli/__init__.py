@@ -39,6 +39,7 @@ from allyouneed.cli.options import (
 from allyouneed.cli.quantize import quantize
 from allyouneed.cli.read import classify, embed, fill_mask, similarity, tag
 from allyouneed.cli.streams import lines, progress, sink
+from allyouneed.cli.texts import refuse_itself
 from allyouneed.cli.write import generate, seq2seq, translate
 from allyouneed.errors import UserError
 
@@ -144,6 +145,8 @@ def evaluate(
                 raise UserError(f"{name} is for translation, and {model} was trained for something else; leave it out")
         _evaluate_answers(pairs, model, device, as_json)
         return
+    for read in (pairs, source, target):
+        refuse_itself(read, output)
     sources, references = _test_pairs(pairs, source, target, needs_source=model is not None)
     if hypotheses is not None:
         found = list(lines(hypotheses))

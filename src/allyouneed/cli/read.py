@@ -240,7 +240,7 @@ def similarity(
         run(use, texts, input_, output, as_json, force=force, restart=restart)
         return
     given = source(texts, input_)
-    refuse_itself(given, output)
+    refuse_itself(given.path, output)
     found = (one for _, one in answers(use, given) if one is not None)
     with notes_of_warnings():
         best = heapq.nlargest(top, found, key=lambda one: one.found)

@@ -116,7 +116,7 @@ def answer(
 ) -> None:
     """`force`: replace a file that is there. `restart`: begin anew even if some of it is done."""
     output = _unless_standard(output)
-    refuse_itself(given, output)
+    refuse_itself(given.path, output)
     if output is None or not is_plain(output) or given.typed or given.name is None:
         found = answers(use, given)
         show(use, found, output, as_json, given.total, force)
@@ -125,9 +125,8 @@ def answer(
         _written(use, given, output, as_json, force, restart)
 
 
-def refuse_itself(given: Source, output: Path | None) -> None:
+def refuse_itself(read: Path | None, output: Path | None) -> None:
     """What is read is never written over, be it through a link: there would be no way back."""
-    read = given.path
     if output is not None and output.is_file() and read is not None and read.exists() and output.samefile(read):
         raise UserError(f"{output}: is the file that is read; name another file")
 
