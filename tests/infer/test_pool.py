@@ -7,11 +7,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from test_scheduler import FFN, GREEDY, LAYERS, WAYS, alone, ask, build, prompts, told, writer
+from test_scheduler import FFN, GREEDY, LAYERS, WAYS, alone, ask, build, prompts, soak, told, writer
 from toys import BOS, EOS, PAD, VOCAB
 
 from allyouneed.errors import UserError
-from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.infer.pool import Prefixes
 from allyouneed.infer.scheduler import Scheduler
@@ -148,39 +147,17 @@ def test_little_is_reserved_that_holds_nothing(capsys: pytest.CaptureFixture[str
     assert 0 < sum(wastes) / len(wastes) < 0.04 and empty(scheduler)
 
 
-def soak(count: int, seed: int) -> None:
-    engine = engine_of(writer(vocab=23))
-    dice, scheduler = Random(seed), Scheduler(engine, rows=48, budget=96, pool=Pool(100, size=4))
-    asked: list[tuple[Ticket, list[int], Decoding, int]] = []
-    running: list[Ticket] = []
+def soak_the_pool(count: int, seed: int) -> None:
+    dice, scheduler = Random(seed), Scheduler(engine_of(writer(vocab=23)), rows=48, budget=96, pool=Pool(100, size=4))
     begins = [[BOS, *(dice.randrange(3, 23) for _ in range(n))] for n in (1, 9, 14)]
-    for number in range(count):
-        way = dice.choice(WAYS).model_copy(update={"seed": dice.randrange(3), "max_length": dice.randrange(4, 24)})
-        prompt = [*dice.choice(begins), *(dice.randrange(3, 23) for _ in range(int(dice.expovariate(0.3))))]
-        client, priority = f"client {dice.randrange(4)}", dice.randrange(3)
-        ticket = ask(scheduler, prompt, way, number, client=client, priority=priority)
-        asked.append((ticket, prompt, way, number))
-        running.append(ticket)
-        while len(running) > 100 or dice.random() < 0.1:
-            scheduler.step()
-            if dice.random() < 0.2:
-                dice.choice(running).cancel()
-            running = [ticket for ticket in running if not ticket.done]
-            if not running:
-                break
-    scheduler.run()
-    assert scheduler.preempted and all(ticket.done for ticket, *_ in asked)
-    answered = [one for one in asked if one[0].answer is not None]
-    assert 0.5 * count < len(answered) < count
-    for ticket, *one in dice.sample(answered, 40):
-        assert told(ticket) == alone(engine, *one)
-    assert empty(scheduler)
+    soak(scheduler, count, seed, begins, rare=0.3, most=24)
+    assert scheduler.preempted and empty(scheduler)
 
 
 def test_two_thousand_who_come_and_go_leave_nothing_behind() -> None:
-    soak(2_000, seed=1)
+    soak_the_pool(2_000, seed=1)
 
 
 @pytest.mark.slow
 def test_twenty_thousand_who_come_and_go_leave_nothing_behind() -> None:
-    soak(20_000, seed=2)
+    soak_the_pool(20_000, seed=2)

@@ -371,14 +371,16 @@ def test_states_never_need_more_than_they_were_given(speaker: Engine) -> None:
 # --- everything at once ---------------------------------------------------------------------------------------------
 
 
-def soak(count: int, seed: int) -> None:
-    engine = Engine(writer(vocab=23), BOS, EOS, PAD, forbidden=[PAD, BOS])
-    dice, scheduler = Random(seed), Scheduler(engine, rows=48, budget=96, memory=2_000_000)
+def soak(scheduler: Scheduler, count: int, seed: int, begins: list[list[int]], rare: float, most: int) -> None:
+    """So many who ask in all ways, each beginning in one of these, and some of whom do not wait for the answer:
+    everybody is done in the end, and those who waited got what they would get alone. `rare`: the larger, the shorter
+    prompts."""
+    dice = Random(seed)
     asked: list[tuple[Ticket, list[int], Decoding, int]] = []
     running: list[Ticket] = []
     for number in range(count):
-        way = dice.choice(WAYS).model_copy(update={"seed": dice.randrange(3), "max_length": dice.randrange(4, 12)})
-        prompt = [BOS, *(dice.randrange(3, 23) for _ in range(int(dice.expovariate(0.15))))]
+        way = dice.choice(WAYS).model_copy(update={"seed": dice.randrange(3), "max_length": dice.randrange(4, most)})
+        prompt = [*dice.choice(begins), *(dice.randrange(3, 23) for _ in range(int(dice.expovariate(rare))))]
         client, priority = f"client {dice.randrange(4)}", dice.randrange(3)
         ticket = ask(scheduler, prompt, way, number, client=client, priority=priority)
         asked.append((ticket, prompt, way, number))
@@ -396,13 +398,18 @@ def soak(count: int, seed: int) -> None:
     answered = [one for one in asked if one[0].answer is not None]
     assert 0.5 * count < len(answered) < count
     for ticket, *one in dice.sample(answered, 40):
-        assert told(ticket) == alone(engine, *one)
+        assert told(ticket) == alone(scheduler.engine, *one)
+
+
+def crowded() -> Scheduler:
+    engine = Engine(writer(vocab=23), BOS, EOS, PAD, forbidden=[PAD, BOS])
+    return Scheduler(engine, rows=48, budget=96, memory=2_000_000)
 
 
 def test_hundreds_who_come_and_go() -> None:
-    soak(500, seed=1)
+    soak(crowded(), 500, seed=1, begins=[[BOS]], rare=0.15, most=12)
 
 
 @pytest.mark.slow
 def test_twenty_thousand_who_come_and_go() -> None:
-    soak(20_000, seed=2)
+    soak(crowded(), 20_000, seed=2, begins=[[BOS]], rare=0.15, most=12)
