@@ -156,3 +156,12 @@ def test_broken_lines_of_the_test_set_are_told(make: Make, listener: Listener, t
     test.write_text("1. Mai 1999\t1999-05-01\nno tab here\n", encoding="utf-8")
     train(make(steps=1, data={"train": "", "max_tokens": 48, "test": str(test)}), console=listener.console)
     assert f"{test}:2" in listener.text
+
+
+def test_a_card_does_not_tell_whose_machine_it_was(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = make(steps=2)
+    assert str(tmp_path) in str(recipe.output)
+    card = Folder.load(train(recipe).model).card
+    assert str(tmp_path) not in card
+    assert "output: " in card

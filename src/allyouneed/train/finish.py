@@ -76,8 +76,13 @@ def card(facts: dict[str, Any], recipe_text: str) -> str:
         lines.append("| none | " + " | ".join("" for _ in facts["columns"]) + " |")
     lines += ["", "## Data", ""]
     lines += [f"- `{name}` sha256 `{digest}`" for name, digest in facts["sha256"].items()]
-    lines += ["", "## Recipe", "", "```yaml", recipe_text.rstrip(), "```", ""]
+    lines += ["", "## Recipe", "", "```yaml", _portable(recipe_text).rstrip(), "```", ""]
     return "\n".join(lines)
+
+
+def _portable(text: str) -> str:
+    """Paths as others may read them: a card is passed on with its model, and need not tell whose machine it was."""
+    return text.replace(f"{Path.cwd()}/", "").replace(f"{Path.home()}/", "~/")
 
 
 def finish(trainer: Trainer, last: Checkpoint | None, run: Run, recipe_text: str) -> dict[str, dict[str, float]]:
