@@ -15,13 +15,16 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from allyouneed.kernels import likeliest, narrow
+from allyouneed.kernels import crossentropy, likeliest, narrow
 from allyouneed.kernels.norms import add_norm
 from allyouneed.kernels.paged import Cut, look
 from allyouneed.kernels.retention import retention
 from allyouneed.kernels.wkv import wkv
+from allyouneed.nn import crossentropy as chunked
 from allyouneed.nn import retain
+from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.feedforward import ACTIVATIONS as ACTIVATION
 from allyouneed.nn.wkv import LEAST, nothing, prefixes, weighted
 
@@ -49,6 +52,12 @@ MAPS = [
 ]
 LARGE_MAPS = [(1, 5632, 2048, True, "silu", 1), (64, 2048, 5632, False, "", 4), (7, 50257, 768, False, "gelu", 1),
               (300, 512, 2048, False, "", 2), (33, 2048, 512, False, "gelu-tanh", 1)]  # fmt: skip
+# rows, width of the logits, of which are scores
+ENTROPIES = [(1, 37, 37), (7, 37, 37), (3, 64, 50), (2, 16000, 16000), (5, 50304, 50304), (4, 50304, 50257)]
+LARGE_ENTROPIES = [(1000, 16000, 16000), (8192, 50304, 50304), (4096, 50304, 50257), (33, 250112, 250100)]
+# tokens, vocab, width of the whole, from vectors to gradients
+HEADS = [(9, 37, 8), (300, 50, 16), (5, 1001, 12)]
+LARGE_HEADS = [(20000, 32000, 512), (9000, 50257, 768)]
 ACTIVATIONS = {"": lambda x: x, **{name: ACTIVATION[name] for name in ("relu", "silu", "gelu", "gelu-tanh")}}
 
 Sizes = Sequence[int]
@@ -221,12 +230,53 @@ class Check:
         exact = [tokens[:, 0].double(), best[:, 0] - mass[:, 0], best, tokens.double(), mass]
         self.report(f"likeliest ({rows}, {vocab})", found, exact, LIMITS[torch.float32])
 
+    def entropy(self, sizes: Sizes, dtype: torch.dtype, smoothing: float, cap: float | None, biased: bool) -> None:
+        rows, width, vocab = sizes
+        torch.manual_seed(rows)
+        logits = (4 * torch.randn(rows, width)).to(self.device, dtype)
+        bias = torch.randn(vocab, device=self.device) if biased else None
+        labels = torch.randint(0, vocab, (rows,), device=self.device)
+        labels[2::5] = IGNORE
+        labels[-1] = vocab - 1
+        exact = logits[:, :vocab].double().requires_grad_()
+        scores = exact if bias is None else exact + bias.double()
+        scores = scores if cap is None else cap * torch.tanh(scores / cap)
+        told = {"ignore_index": IGNORE, "reduction": "none"}
+        losses = cross_entropy(scores, labels, label_smoothing=smoothing, **told)
+        (slope,) = torch.autograd.grad(losses.sum(), [exact])
+        slope = torch.nn.functional.pad(slope, (0, width - vocab))
+        found = torch.full((2, rows), torch.nan, device=self.device)
+        quiet = logits.clone()
+        crossentropy.judge(quiet, labels, IGNORE, bias, smoothing, cap, vocab, *found, gradient=False)
+        assert torch.equal(quiet, logits), "logits are written over though no gradient is asked for"
+        alone = found.clone()
+        crossentropy.judge(logits, labels, IGNORE, bias, smoothing, cap, vocab, *found.fill_(torch.nan))
+        assert torch.equal(found, alone) and not logits[labels == IGNORE].any() and not logits[:, vocab:].any()
+        plain = cross_entropy(scores, labels, **told)
+        kind = f"{smoothing or ''} {'capped ' if cap else ''}{'biased' if biased else ''}"
+        name = f"cross-entropy {tuple(sizes)} {str(dtype)[6:]} {kind}"
+        self.report(name, found, [losses, plain], LIMITS[torch.float32])
+        self.report(f"{name}, gradient", [logits], [slope], LIMITS[dtype])
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    device = parser.parse_args().device
-    check, cuda = Check(device), device == "cuda"
+    def head(self, sizes: Sizes, dtype: torch.dtype, smoothing: float, biased: bool) -> None:
+        """Of vectors, through all chunks."""
+        tokens, vocab, width = sizes
+        torch.manual_seed(tokens)
+        given = [torch.randn(tokens, width), torch.randn(vocab, width) / width**0.5, torch.randn(vocab)]
+        given = [x.to(dtype) for x in given[: 2 + biased]]
+        labels = torch.randint(0, vocab, (tokens,), device=self.device)
+        labels[1::7] = IGNORE
+        exact = [self.leaf(x, torch.float64) for x in given]
+        scores = torch.nn.functional.linear(*exact)
+        wanted = [cross_entropy(scores, labels, label_smoothing=e, reduction="sum") for e in (smoothing, 0.0)]
+        wanted += torch.autograd.grad(wanted[0] * 0.5, exact)
+        own = [self.leaf(x, dtype) for x in given]
+        found = list(chunked.linear_cross_entropy(own[0], own[1], labels, smoothing, *own[2:]))
+        found += torch.autograd.grad(found[0] * 0.5, own)
+        self.report(f"head {tuple(sizes)} {str(dtype)[6:]} {smoothing or ''}", found, wanted, LIMITS[dtype])
+
+
+def sums(check: Check, cuda: bool) -> None:
     print("o, r, S, z, gradients of q, k, v (and log, S before)")
     for sizes in RETENTIONS + (LARGE_RETENTIONS if cuda else []):
         for steady, begun in ((False, True), (True, False)):
@@ -240,6 +290,9 @@ def main() -> int:
         for ragged, begun in ((True, True), (False, False)):
             for dtype in (torch.float32, torch.bfloat16) if cuda else (torch.float32,):
                 check.wkv(sizes, dtype, ragged, begun)
+
+
+def decoding(check: Check, cuda: bool) -> None:
     half = torch.bfloat16 if cuda else torch.float16
     print("what is seen, keys and values afterwards")
     for sizes in LOOKS + (LARGE_LOOKS if cuda else []):
@@ -254,6 +307,35 @@ def main() -> int:
             check.norm(rows, width, centre, parts, dtype)
     for rows, vocab in ((5, 100), (3, 5000), *(((64, 50257),) if cuda else ())):
         check.likeliest(rows, vocab, torch.float32)
+
+
+def entropies(check: Check, cuda: bool) -> None:
+    print("losses, plain losses; gradient by the logits; a whole head with gradients of vectors, weights and bias")
+    for sizes in ENTROPIES + (LARGE_ENTROPIES if cuda else []):
+        for smoothing, cap, biased in ((0.0, None, False), (0.1, None, False), (0.1, 5.0, True), (0.0, 30.0, False)):
+            for dtype in (torch.float32, torch.bfloat16):
+                check.entropy(sizes, dtype, smoothing, cap, biased)
+    if not cuda:
+        chunked.usable = lambda x: True  # type: ignore[assignment]
+        chunked._rows = lambda device, tokens, vocab: 128
+    for sizes in HEADS + (LARGE_HEADS if cuda else []):
+        for smoothing, biased in ((0.0, False), (0.1, True)):
+            for dtype in (torch.float32, torch.bfloat16):
+                check.head(sizes, dtype, smoothing, biased)
+
+
+JOBS = {"sums": sums, "decoding": decoding, "entropies": entropies}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--only", choices=list(JOBS), help="retention and wkv; what decoding needs; cross-entropy")
+    given = parser.parse_args()
+    check = Check(given.device)
+    for name, job in JOBS.items():
+        if given.only in (None, name):
+            job(check, given.device == "cuda")
     return int(check.wrong > 0)
 
 

@@ -1,5 +1,8 @@
 """linear_cross_entropy against its plain definition: values and gradients."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -147,3 +150,54 @@ def test_chunks_of_a_gpu_are_alike_and_whole_tiles():
         chunks = -(-tokens // rows)
         assert rows % crossentropy.TILE == 0 and chunks * rows - tokens < chunks * crossentropy.TILE
         assert (rows - crossentropy.TILE) * 4 * vocab <= max(crossentropy.GPU_CHUNK_BYTES, 1024 * 4 * vocab)
+
+
+def judge_in_place(logits, labels, ignore, bias, smoothing, cap, vocab, totals, plains, gradient):
+    """What our kernel does, one row at a time by the definition."""
+    for row, label in enumerate(labels):
+        total, plain, slope, _ = judged(logits[None, row, :vocab], label[None], bias, smoothing, cap)
+        totals[row], plains[row] = total, plain
+        if gradient:
+            logits[row, :vocab], logits[row, vocab:] = slope[0], 0.0
+
+
+@pytest.mark.parametrize("vocab", [13, 16, 70])  # two that are filled up, to 64 and to 128
+@pytest.mark.parametrize("cap", [None, 3.0])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_chunks_given_to_the_kernel_make_the_definition(monkeypatch, vocab, cap, biased, training):
+    """The kernel itself is tried by bench/check_kernels.py."""
+    widths = []
+
+    def judge(logits, *given, gradient):
+        widths.append(logits.shape[1])
+        judge_in_place(logits, *given, gradient)
+
+    monkeypatch.setitem(sys.modules, "allyouneed.kernels.crossentropy", SimpleNamespace(judge=judge))
+    monkeypatch.setattr(crossentropy, "usable", lambda x: True)
+    monkeypatch.setattr(crossentropy, "_rows", lambda device, tokens, vocab: 8)
+    x, weight, labels = drawn(19, vocab, 5, ignored=0.3)
+    leaves = [x, weight] + [torch.randn(vocab, requires_grad=True)] * biased
+    scores = torch.nn.functional.linear(*leaves)
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    expected = cross_entropy(scores, labels, label_smoothing=0.1, reduction="sum")
+    bias = leaves[2] if biased else None
+    total, nll = crossentropy._LinearCrossEntropy.apply(x, weight, bias, labels, 0.1, cap, training)
+    assert widths == 3 * [{13: 64, 16: 16, 70: 128}[vocab]]
+    torch.testing.assert_close(total, expected.detach())
+    torch.testing.assert_close(nll, cross_entropy(scores, labels, reduction="sum").detach())
+    if training:
+        wanted = torch.autograd.grad(expected * 0.7, leaves)
+        for one, other in zip(torch.autograd.grad(total * 0.7, leaves), wanted, strict=True):
+            assert one.is_contiguous()
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_first_product_is_put_and_the_others_are_added(dtype):
+    into, wanted = torch.full((3, 5), torch.nan), torch.zeros(3, 5)
+    for number in range(3):
+        a, b = torch.randn(4, 3).to(dtype), torch.randn(4, 5).to(dtype)
+        crossentropy.add_product(into, a.T, b, first=number == 0)
+        wanted += a.T @ b
+    torch.testing.assert_close(into, wanted)

@@ -9,7 +9,7 @@ import torch
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
-from allyouneed.nn.feedforward import ACTIVATIONS, FFN, GLU, Activation
+from allyouneed.nn.feedforward import ACTIVATIONS, FFN, GLU, Activation, shorter_gelu_tanh
 
 CONTEXT = Context(Facts.of(Rows.of([[1, 2, 3]])))
 COMMON = Common(width=7)
@@ -38,6 +38,16 @@ def test_the_words_for_activations_are_those_of_the_table():
 @pytest.mark.parametrize("name", EQUATIONS)
 def test_an_activation_is_its_equation(name):
     torch.testing.assert_close(ACTIVATIONS[name](X * 3), EQUATIONS[name](X * 3), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype, near", [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_the_shorter_way_to_gelu_has_its_values_and_its_slope(dtype, near):
+    x = torch.cat([torch.linspace(-12, 12, 999), torch.tensor([-3e4, 0.0, 3e4])]).to(dtype).requires_grad_()
+    found, exact = shorter_gelu_tanh(x), EQUATIONS["gelu-tanh"](x.double())
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), exact, rtol=near, atol=near)
+    slope, wanted = (torch.autograd.grad(y.sum(), x)[0] for y in (found, exact))
+    torch.testing.assert_close(slope.double(), wanted.double(), rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -116,7 +116,7 @@ def test_a_recording_that_fails_says_what_to_do(make: Make, recorded: list[int],
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(capture, "_recorded", fails)
-    with pytest.raises(UserError, match="say compile: off and run it again"):
+    with pytest.raises(UserError, match="say compile: blocks and run it again"):
         for step in range(REHEARSALS + 1):
             runs.run(some[0], step, 0.01)
 

@@ -96,3 +96,4 @@ def test_on_and_off_mean_what_they_say(tmp_path: Path):
     assert load_recipe(path, ["compile=on"]).compile == "on"
     assert load_recipe(path, ["compile=off"]).compile == "off"
     assert load_recipe(path, ["compile=auto"]).compile == "auto"
+    assert load_recipe(path, ["compile=blocks"]).compile == "blocks"

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -125,6 +126,23 @@ def test_a_compiled_run_trains_and_validates(make: Make, monkeypatch: pytest.Mon
     train(make(still, valid=True, steps=4, compile="on"), fresh=True)
     compiled = [e["loss"] for e in read_log(make().output / "log.jsonl") if "loss" in e]
     assert compiled == pytest.approx(plain, rel=1e-5)
+
+
+def test_updates_are_recorded_unless_only_blocks_shall_be_compiled(make: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: None)
+    asked: list[bool] = []
+
+    class Spy(loop.Updates):
+        def __init__(self, *given: Any) -> None:
+            asked.append(given[-1])
+            super().__init__(*given)
+
+    monkeypatch.setattr(loop, "Updates", Spy)
+    for word in ("auto", "on", "blocks"):
+        recipe = make(steps=1, compile=word)
+        assert choose(recipe).compiled == (word != "auto")  # which compiles on a GPU only
+        train(recipe, fresh=True)
+    assert asked == [True, True, False]
 
 
 def test_the_log_forgets_what_comes_after_a_checkpoint_and_half_a_line(tmp_path: object, make: Make):

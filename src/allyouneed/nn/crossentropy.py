@@ -13,11 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from allyouneed.kernels import usable
 from allyouneed.nn.batch import IGNORE
 
 CHUNK_BYTES = 1 << 24  # logits of one chunk: small enough to stay near the cores, large enough to feed them
 GPU_CHUNK_BYTES = 1 << 31  # of fp32, though they are kept in the precision of the product
 TILE = 256  # rows that a GPU's matrix product computes together
+EVEN = 64  # a GPU's product is slow where rows are of odd length: an odd vocabulary is filled up to a multiple of this
+KERNEL = True  # of our own on GPUs, else what a compiler makes of `judged`
+IN_PLACE = True  # products are added to the gradient of the weights as they are made
 
 
 def linear_cross_entropy(
@@ -80,6 +84,129 @@ def _compiled_judged() -> Any:
     return torch.compile(judged, dynamic=False)
 
 
+class _Sums:
+    """What chunk after chunk adds up to. The matrix may have more rows than the vocabulary, of zeros."""
+
+    def __init__(self, features: Tensor, matrix: Tensor, vocab: int, biased: bool, training: bool) -> None:
+        self.features, self.matrix, self.vocab = features, matrix, vocab
+        fp32: Any = {"dtype": torch.float32, "device": features.device}
+        self.total, self.plain = torch.zeros((), **fp32), torch.zeros((), **fp32)
+        self.x = torch.empty_like(features) if training else None
+        empty = torch.empty if len(features) else torch.zeros
+        self.weight = empty(matrix.shape, **fp32) if training else None
+        self.bias = torch.zeros(vocab, **fp32) if training and biased else None
+
+    def add(self, start: int, gradient: Tensor) -> None:
+        """The gradient by the logits of the rows from here on."""
+        assert self.x is not None and self.weight is not None
+        rows = slice(start, start + len(gradient))
+        torch.mm(gradient, self.matrix, out=self.x[rows])
+        add_product(self.weight, gradient.T, self.features[rows], first=start == 0)
+
+
+def add_product(into: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """into += a @ b, or into = a @ b if it is the first. `into` has fp32; a GPU adds products of bf16 up in that too,
+    and none need be rounded, laid down and taken up again."""
+    if a.dtype == into.dtype:
+        torch.addmm(into, a, b, beta=0 if first else 1, out=into)
+    elif IN_PLACE and _adds_wide(a.device, a.dtype):
+        torch.addmm(into, a, b, into.dtype, beta=0 if first else 1, out=into)
+    elif first:
+        into.copy_(a @ b)
+    else:
+        into += a @ b
+
+
+@cache
+def _adds_wide(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this torch adds products of such numbers to fp32 there."""
+    into, few = torch.zeros(16, 16, device=device), torch.zeros(16, 16, dtype=dtype, device=device)
+    try:
+        torch.addmm(into, few, few, into.dtype, out=into)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def _by_kernel(sums: _Sums, labels: Tensor, bias: Tensor | None, smoothing: float, cap: float | None) -> None:
+    """A chunk's logits are read by one kernel, which leaves their gradient in their place."""
+    from allyouneed.kernels.crossentropy import judge
+
+    tokens, wide = len(labels), len(sums.matrix)
+    rows = min(tokens, _rows(labels.device, tokens, wide))
+    logits = torch.empty(rows, wide, dtype=sums.features.dtype, device=labels.device)
+    labels = labels.contiguous()
+    losses = torch.empty(2, tokens, dtype=torch.float32, device=labels.device)
+    for start in range(0, tokens, rows):
+        part = slice(start, min(start + rows, tokens))
+        here = torch.mm(sums.features[part], sums.matrix.T, out=logits[: part.stop - start])
+        total, plain = losses[0, part], losses[1, part]
+        judge(here, labels[part], IGNORE, bias, smoothing, cap, sums.vocab, total, plain, gradient=sums.x is not None)
+        if sums.x is not None:
+            sums.add(start, here)
+        if sums.bias is not None:
+            sums.bias += here[:, : sums.vocab].sum(0, dtype=torch.float32)
+    sums.total, sums.plain = losses[0].sum(), losses[1].sum()
+
+
+def _compiled(sums: _Sums, labels: Tensor, bias: Tensor | None, smoothing: float, cap: float | None) -> None:
+    rows, judge = _rows(labels.device, len(labels), sums.vocab), _compiled_judged()
+    for start in range(0, len(labels), rows):
+        logits = sums.features[start : start + rows] @ sums.matrix.T
+        total, plain, gradient, slant = judge(logits, labels[start : start + rows], bias, smoothing, cap)
+        sums.total += total
+        sums.plain += plain
+        if sums.x is not None:
+            sums.add(start, gradient)
+        if sums.bias is not None:
+            sums.bias += slant
+
+
+def _written(sums: _Sums, labels: Tensor, bias: Tensor | None, smoothing: float, cap: float | None) -> None:
+    rows = _rows(labels.device, len(labels), sums.vocab)
+    for start in range(0, len(labels), rows):
+        label = labels[start : start + rows]
+        kept = (label != IGNORE).float()
+        index = label.clamp(min=0)[:, None]
+        logits = (sums.features[start : start + rows] @ sums.matrix.T).float()  # (rows, vocab)
+        if bias is not None:
+            logits += bias.float()
+        if cap is not None:
+            logits = cap * torch.tanh(logits / cap)
+        slope = 1 - (logits / cap).square() if cap is not None and sums.x is not None else None
+        log_sum = logits.logsumexp(-1)
+        nll = log_sum - logits.gather(1, index).squeeze(1)
+        sums.plain += (nll * kept).sum()
+        if smoothing:
+            even = log_sum - logits.mean(-1)
+            sums.total += (((1 - smoothing) * nll + smoothing * even) * kept).sum()
+        else:
+            sums.total += (nll * kept).sum()
+        if sums.x is None:
+            continue
+        # d loss / d logits = softmax − target, written over the logits
+        gradient = logits.sub_(log_sum[:, None]).exp_()
+        if smoothing:
+            gradient.sub_(smoothing / sums.vocab)
+        gradient.scatter_add_(1, index, torch.full_like(index, smoothing - 1, dtype=torch.float32))
+        gradient = gradient.mul_(kept[:, None])
+        if slope is not None:
+            gradient.mul_(slope)
+        if sums.bias is not None:
+            sums.bias += gradient.sum(0)
+        sums.add(start, gradient.to(sums.features.dtype))
+
+
+def _filled_up(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The matrix in this precision, rows of zeros below it where the vocabulary is odd."""
+    vocab, width = weight.shape
+    if vocab % 8 == 0:
+        return weight.to(dtype)
+    matrix = weight.new_zeros(-(-vocab // EVEN) * EVEN, width, dtype=dtype)
+    matrix[:vocab] = weight
+    return matrix
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -93,64 +220,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         training: bool,
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-        features, matrix = x.to(dtype), weight.to(dtype)
-        vocab = weight.shape[0]
-        rows = _rows(x.device, len(x), vocab)
-        grad_x = torch.empty_like(features) if training else None
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=x.device) if training else None
-        grad_bias = torch.zeros(vocab, dtype=torch.float32, device=x.device) if training and bias is not None else None
-        total = torch.zeros((), dtype=torch.float32, device=x.device)
-        plain = torch.zeros((), dtype=torch.float32, device=x.device)
-        judge = _compiled_judged() if x.device.type == "cuda" else None
-        for start in range(0, len(features), rows):
-            part, label = features[start : start + rows], labels[start : start + rows]
-            if judge is not None:
-                loss, nothing_else, gradient, slant = judge(part @ matrix.T, label, bias, smoothing, cap)
-                total += loss
-                plain += nothing_else
-                if grad_x is not None and grad_weight is not None:
-                    torch.mm(gradient, matrix, out=grad_x[start : start + rows])
-                    grad_weight += gradient.T @ part
-                    if grad_bias is not None:
-                        grad_bias += slant
-                continue
-            kept = (label != IGNORE).float()
-            index = label.clamp(min=0)[:, None]
-            logits = (part @ matrix.T).float()  # (rows, vocab)
-            if bias is not None:
-                logits += bias.float()
-            if cap is not None:
-                logits = cap * torch.tanh(logits / cap)
-            slope = 1 - (logits / cap).square() if cap is not None and training else None
-            log_sum = logits.logsumexp(-1)
-            nll = log_sum - logits.gather(1, index).squeeze(1)
-            plain += (nll * kept).sum()
-            if smoothing:
-                even = log_sum - logits.mean(-1)
-                total += (((1 - smoothing) * nll + smoothing * even) * kept).sum()
-            else:
-                total += (nll * kept).sum()
-            if grad_x is not None and grad_weight is not None:
-                # d loss / d logits = softmax − target, written over the logits
-                gradient = logits.sub_(log_sum[:, None]).exp_()
-                if smoothing:
-                    gradient.sub_(smoothing / vocab)
-                gradient.scatter_add_(1, index, torch.full_like(index, smoothing - 1, dtype=torch.float32))
-                gradient = gradient.mul_(kept[:, None])
-                if slope is not None:
-                    gradient.mul_(slope)
-                if grad_bias is not None:
-                    grad_bias += gradient.sum(0)
-                gradient = gradient.to(dtype)
-                torch.mm(gradient, matrix, out=grad_x[start : start + rows])
-                if dtype == torch.float32:  # added as it is made: this product is as large as all weights
-                    torch.addmm(grad_weight, gradient.T, part, out=grad_weight)
-                else:
-                    grad_weight += gradient.T @ part
-        ctx.save_for_backward(grad_x, grad_weight, grad_bias)
+        features, vocab = x.to(dtype), len(weight)
+        kernel = KERNEL and len(x) > 0 and usable(features)
+        matrix = _filled_up(weight, dtype) if kernel else weight.to(dtype)
+        sums = _Sums(features, matrix, vocab, bias is not None, training)
+        way = _by_kernel if kernel else _compiled if x.is_cuda else _written
+        way(sums, labels, bias, smoothing, cap)
+        ctx.save_for_backward(sums.x, None if sums.weight is None else sums.weight[:vocab], sums.bias)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
-        ctx.mark_non_differentiable(plain)
-        return total, plain
+        ctx.mark_non_differentiable(sums.plain)
+        return sums.total, sums.plain
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

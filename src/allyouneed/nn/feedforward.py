@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Literal
@@ -30,6 +31,14 @@ def _quick_gelu(x: Tensor) -> Tensor:
 def _relu_squared(x: Tensor) -> Tensor:
     """So et al. 2021, "Primer", section 4."""
     return nn.functional.relu(x).square()
+
+
+def shorter_gelu_tanh(x: Tensor) -> Tensor:
+    """The same numbers as GELU by tanh: (1 + tanh u) / 2 = σ(2u). On a GPU there is a long way to tanh, longer than it
+    takes to bring x from memory; for e^x it has an instruction."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    u = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
+    return (wide * torch.sigmoid(2 * u)).to(x.dtype)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

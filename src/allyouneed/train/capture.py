@@ -110,7 +110,7 @@ class Updates:
         except RuntimeError as error:
             raise UserError(
                 f"an update could not be recorded as a CUDA graph ({str(error).splitlines()[0]}); "
-                "say compile: off and run it again, it goes on from the last checkpoint"
+                "say compile: blocks and run it again, it goes on from the last checkpoint"
             ) from error
         finally:
             for group in self.optimiser.param_groups:

@@ -90,7 +90,7 @@ class Trainer:
         self.resumed = self._resume()
         self.task = all_pairs(recipe.task, team)
         self.trained = reader_of(self.model, self.reader, self.task, recipe.parallel, team, machine.device)
-        asked = recipe.compile == "on"  # not by itself yet: no GPU has compared it with what is written
+        asked = recipe.compile != "blocks"
         self.recorded = Updates(self.trained, self.task, self.optimiser, recipe.clip, machine, team, asked)
         self.log = Log(run.log if team.first else None, self.standing.step)
         shown = recipe.tensorboard and team.first

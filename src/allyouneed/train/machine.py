@@ -92,7 +92,7 @@ def choose(recipe: Recipe) -> Machine:
         reason = "the GPU's matrix units"
     else:
         reason = "the CPU has bf16 instructions" if fast else "the CPU has no bf16 instructions"
-    compiled = recipe.compile == "on" or (recipe.compile == "auto" and device.type == "cuda")
+    compiled = recipe.compile in ("on", "blocks") or (recipe.compile == "auto" and device.type == "cuda")
     words = f"{name}; {'bf16' if bf16 else 'fp32'} ({reason}); {'compiled' if compiled else 'not compiled'}"
     return Machine(device, bf16, compiled, words)
 

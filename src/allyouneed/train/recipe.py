@@ -39,7 +39,8 @@ def _switched(value: Any) -> Any:
     return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
-Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switched)]  # YAML reads a bare `on` as true
+# YAML reads a bare `on` as true; `blocks`: compile them, but record no update (capture.py)
+Switch = Annotated[Literal["auto", "on", "blocks", "off"], BeforeValidator(_switched)]
 Entries = Annotated[tuple[Files, ...], BeforeValidator(_listed)]
 SPLITS = ("train", "valid", "test")
 
