@@ -164,7 +164,8 @@ class Check:
         whole = [cache[block.to(self.device), :, spot.to(self.device)].double() for cache in (keys, values)]
         exact = self.looked(q.double().sum(0), k.double().sum(0), v.double().sum(0), *whole, seen, turns, new, turned)
         told = (table.int().to(self.device), seen.to(self.device), width**-0.5, every)
-        out = look(q, keys, values, *told, (k, v) if new else None, turns.float() if turned else None,
+        own = turns[seen.to(self.device)].float() if turned else None
+        out = look(q, keys, values, *told, (k, v) if new else None, own,
                    cut=Cut(shares, 32, 4))  # fmt: skip
         mine = [cache[block.to(self.device), :, spot.to(self.device)] for cache in (keys, values)]
         kind = f"{'new' if new else 'kept'}{', turned' if turned else ''}"
@@ -214,6 +215,47 @@ class Check:
         name = f"{'layer' if centre else 'rms'} norm of a sum ({rows}, {width}, {parts} parts) {str(dtype)[6:]}"
         self.report(name, found, [total, exact], LIMITS[dtype])
 
+    def turned(self, sizes: Sizes, dtype: torch.dtype, interleaved: bool) -> None:
+        from allyouneed.kernels.turning import turned
+
+        batch, heads, time, width = sizes
+        x = torch.randn(batch, time, 3 * heads * width, device=self.device, dtype=dtype)[..., : heads * width]
+        x = x.unflatten(-1, (heads, width)).transpose(1, 2)  # as queries lie among keys and values
+        table = torch.randn(2, batch if batch % 2 else 1, 1, time, width // 2, device=self.device)
+        (cos, sin), wide = table.double(), x.double()
+        a, b = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
+        pair = a * cos - b * sin, b * cos + a * sin
+        exact = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+        name = f"turned {sizes} {str(dtype)[6:]} {'in turns' if interleaved else 'halves'}"
+        self.report(name, [turned(x, table, interleaved)], [exact], LIMITS[dtype])
+
+    def gated(self, rows: int, hidden: int, activation: str, dtype: torch.dtype) -> None:
+        from allyouneed.kernels.gated import gated
+
+        both = torch.randn(rows, 2, 2 * hidden, device=self.device, dtype=dtype)
+        gate, up = both.double().chunk(2, -1)
+        exact = ACTIVATIONS[activation](gate) * up
+        name = f"gated ({rows}, {hidden}) {str(dtype)[6:]} {activation}"
+        self.report(name, [gated(both, activation)], [exact], LIMITS[dtype])
+
+    def begun(self, rows: int, width: int, turn: int, dtype: torch.dtype) -> None:
+        from allyouneed.kernels.beginning import begin
+
+        vectors, positions = torch.randn(2, 50, width, device=self.device, dtype=dtype)
+        turns = torch.randn(50, turn, device=self.device) if turn else None
+        tokens, lengths = torch.randint(0, 50, (2, rows), device=self.device)
+        table, before, at = torch.full((rows, 50), -1, device=self.device), lengths.clone(), lengths.clamp(max=30)
+        table = table.int()
+        x, places, turned = begin(tokens, lengths, 30, vectors, 3.0, positions, turns, table)
+        exact = [vectors[tokens].double() * 3 + positions[at].double(), at.double(), (before + 1).double()]
+        found = [x, places, lengths]
+        if turns is not None and turned is not None:
+            exact, found = [*exact, turns[at].double()], [*found, turned]
+        own = torch.arange(rows, device=self.device)
+        new = torch.full_like(table, -1).scatter_(1, at[:, None], own[:, None].int())
+        name = f"begun ({rows}, {width}, {turn}) {str(dtype)[6:]}"
+        self.report(name, [*found, table], [*exact, new.double()], LIMITS[dtype])
+
     def likeliest(self, rows: int, vocab: int, dtype: torch.dtype) -> None:
         torch.manual_seed(vocab)
         scores = (torch.randperm(rows * vocab).view(rows, vocab) / vocab).to(self.device)  # no two are equal
@@ -225,9 +267,10 @@ class Check:
         mass = scores.double().logsumexp(-1, keepdim=True)
         best, tokens = allowed.topk(4)
         newest, record = torch.zeros_like(ages), torch.zeros(8, 2, rows, device=self.device)
-        likeliest.say(scores, bans, ages, 3, newest, record, torch.full((1,), 5, device=self.device))
-        found = [newest, record[5, 1], *likeliest.few(scores, bans, ages, 3, 4)]
-        exact = [tokens[:, 0].double(), best[:, 0] - mass[:, 0], best, tokens.double(), mass]
+        older = ages.clone()
+        likeliest.say(scores, bans, older, 3, newest, record, torch.full((1,), 5, device=self.device))
+        found = [newest, record[5, 1], older, *likeliest.few(scores, bans, ages, 3, 4)]
+        exact = [tokens[:, 0].double(), best[:, 0] - mass[:, 0], (ages + 1).double(), best, tokens.double(), mass]
         self.report(f"likeliest ({rows}, {vocab})", found, exact, LIMITS[torch.float32])
 
     def entropy(self, sizes: Sizes, dtype: torch.dtype, smoothing: float, cap: float | None, biased: bool) -> None:
@@ -305,6 +348,16 @@ def decoding(check: Check, cuda: bool) -> None:
     for rows, width, centre, parts in ((4, 24, True, 3), (1, 2048, False, 2), (64, 512, True, 4)):
         for dtype in (torch.float32, half):
             check.norm(rows, width, centre, parts, dtype)
+    for sizes in ((2, 3, 5, 8), (3, 5, 33, 20), *(((64, 32, 127, 64),) if cuda else ())):
+        for dtype in (torch.float32, half):
+            check.turned(sizes, dtype, False)
+            check.turned(sizes, dtype, True)
+    for rows, width, turn in ((5, 24, 10), (3, 100, 0), *(((64, 2048, 64),) if cuda else ())):
+        for dtype in (torch.float32, half):
+            check.begun(rows, width, turn, dtype)
+    for activation in ("relu", "silu", "gelu-tanh", *(("gelu",) if cuda else ())):  # erf is not interpreted
+        check.gated(3, 40 if cuda else 1100, activation, half)
+        check.gated(5, 5632 if cuda else 6, activation, torch.float32)
     for rows, vocab in ((5, 100), (3, 5000), *(((64, 50257),) if cuda else ())):
         check.likeliest(rows, vocab, torch.float32)
 

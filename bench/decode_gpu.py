@@ -32,6 +32,7 @@ from allyouneed.infer.engine import Engine, Request
 from allyouneed.nn.model import Model
 
 VOCAB, EOS = 32000, 2
+LEAST = 0.3  # seconds of a turn: a short call is made several times
 LAYERS, HIDDEN, WIDTH, HEADS, KV = 22, 5632, 2048, 32, 4
 Turn = Callable[[], Any]
 
@@ -170,12 +171,15 @@ def ceiling(job: Job, copied: float) -> float:
     return copied * job.rows / (2 * (weights + job.rows * job.beam * kept * seen))
 
 
-def timed(turn: Turn) -> float:
+def timed(turn: Turn, least: float = 0.0) -> float:
+    """Seconds of one call, of as many as take this long together."""
     torch.cuda.synchronize()
-    start = time.perf_counter()
-    turn()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+    start, calls, taken = time.perf_counter(), 0, 0.0
+    while not calls or taken < least:
+        turn()
+        torch.cuda.synchronize()
+        calls, taken = calls + 1, time.perf_counter() - start
+    return taken / calls
 
 
 def profile(turn: Turn) -> None:
@@ -216,7 +220,7 @@ def main() -> None:
         for _ in range(asked.turns):
             for peer, turn in turns.items():
                 if peer == "ours" or not (job.mixed and job.model == "llama"):
-                    seconds[peer].append(timed(turn))
+                    seconds[peer].append(timed(turn, LEAST))
         speeds = {peer: count / statistics.median(found) for peer, found in seconds.items()}
         own = speeds.pop("ours", 0.0)
         best = max(speeds.values(), default=0.0)

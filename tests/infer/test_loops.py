@@ -6,8 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from seated import engine_of as seated_engine
 from test_pool import empty
 from test_promises import uses
@@ -22,7 +25,7 @@ from allyouneed.infer.decoding import Decoding
 from allyouneed.infer.drafts import Lookup
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.infer.generator import Generator
-from allyouneed.infer.loops import LEAST, LONGEST, LOOK, cut, cycle, echoes, looping
+from allyouneed.infer.loops import LEAST, LONGEST, LOOK, cut, cycle, echoes, looked, looks, looping
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.search import Hypothesis
 from allyouneed.infer.translator import Translator
@@ -187,3 +190,10 @@ def test_a_text_that_ends_because_there_are_no_more_places_says_so(tokenizer: To
     assert not short.notes
     with pytest.raises(UserError, match="the model has places for 20; shorten it"):
         model.generate_full(["the cat " * 30])
+
+
+@given(st.integers(0, 200), st.integers(0, 40), st.sampled_from([None, 3]), st.integers(0, 120))
+def test_one_looks_at_many_as_at_one(before: int, more: int, loops: int | None, least: int) -> None:
+    decoding = Decoding(loops=loops, min_length=least)
+    found = looked(np.array([before]), np.array([before + more]), decoding)
+    assert found.tolist() == [bool(looks(before, before + more, decoding))]

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from allyouneed.infer.decoding import Decoding
 
 LOOK = 16  # tokens between two looks
@@ -17,6 +20,20 @@ LEAST = 32  # tokens of a loop: a line of dashes is none
 def due(said: int, decoding: Decoding) -> bool:
     """Whether one looks when an answer has so many tokens."""
     return said % LOOK == 0 and said >= LEAST and decoding.loops is not None and said > decoding.min_length
+
+
+def looks(before: int, said: int, decoding: Decoding) -> list[int]:
+    """When one looks while an answer grows from so many tokens to so many."""
+    if decoding.loops is None or said <= decoding.min_length:
+        return []
+    return [count for count in range(before - before % LOOK + LOOK, said + 1, LOOK) if due(count, decoding)]
+
+
+def looked(before: NDArray[np.int64], said: NDArray[np.int64], decoding: Decoding) -> NDArray[np.bool_]:
+    """Whether one looks at all while answers grow so."""
+    first = np.maximum(before - before % LOOK + LOOK, LEAST)
+    first = np.maximum(first, decoding.min_length // LOOK * LOOK + LOOK)
+    return (first <= said) & (decoding.loops is not None)
 
 
 def cycle(tokens: Sequence[int], loops: int) -> int:
@@ -38,7 +55,7 @@ def looping(tokens: Sequence[int], decoding: Decoding) -> bool:
 
 def cut(tokens: Sequence[int], decoding: Decoding) -> int | None:
     """Where these end, for they repeat themselves; None: they do not."""
-    found = (n for n in range(LEAST, len(tokens) + 1, LOOK) if looping(tokens[:n], decoding))
+    found = (n for n in looks(LEAST - 1, len(tokens), decoding) if looping(tokens[:n], decoding))
     return next(found, None)
 
 

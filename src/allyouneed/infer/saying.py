@@ -18,7 +18,7 @@ from torch import Tensor
 from allyouneed.infer.decoding import Candidates, among, draw, expand, keep_likely
 from allyouneed.infer.likeliest import best_place, log_chance
 from allyouneed.infer.lines import chances
-from allyouneed.infer.loops import due, looping
+from allyouneed.infer.loops import due, looked, looks, looping
 from allyouneed.infer.search import Asked, Way, hypothesis, stops
 from allyouneed.kernels import usable
 from allyouneed.nn.static import StaticStates
@@ -73,6 +73,8 @@ class Saying(ABC):
         self.bans[1, self.endings] = -torch.inf
         self.clock = torch.zeros(1, dtype=torch.long, device=self.device)
         self.seated: dict[int, Seated] = {}
+        self.births, self.most = np.zeros((2, states.seats), dtype=np.int64)  # by seat: when it began, and its limit
+        self.taken = np.zeros(states.seats, dtype=bool)
         self.past = Past()
 
     record: Tensor
@@ -85,27 +87,35 @@ class Saying(ABC):
     def hear(self, first: int, record: NDArray[np.float32]) -> list[int]:
         """What was said in some steps, of which this is the number of the first; the seats that are free now."""
 
-    def sit(self, seats: Sequence[int], asked: Sequence[Asked], last: Sequence[int], birth: int) -> None:
-        """These take seats; `last` is what each has to go on from."""
-        chairs = torch.tensor(list(seats), device=self.device)
-        self.ages[chairs] = 0
-        self.limits[chairs] = torch.tensor([one.limit for one in asked], device=self.device)
+    def seat(self, chairs: Tensor, limits: Tensor, last: Tensor) -> None:
+        """These seats are taken by texts that go on from their `last` tokens. Nothing is asked of the host."""
+        self.ages.index_fill_(0, chairs, 0)
+        self.limits[chairs] = limits
         newest = self.newest.view(self.states.seats, -1)
-        newest[chairs] = torch.tensor(list(last), device=self.device)[:, None].expand(-1, newest.shape[1])
+        newest[chairs] = last[:, None].expand(-1, newest.shape[1])
+
+    def sit(self, seats: Sequence[int], asked: Sequence[Asked], birth: int) -> None:
+        """Who they are."""
         self.seated |= {seat: Seated(one, birth) for seat, one in zip(seats, asked, strict=True)}
+        self.births[seats], self.most[seats], self.taken[seats] = birth, [one.limit for one in asked], True
+
+    def leave(self, seats: list[int]) -> None:
+        for seat in seats:
+            del self.seated[seat]
+        self.taken[seats] = False
 
     def keep(self, said: Tensor) -> None:
         """Into the record, at the step that it is."""
         self.record.index_copy_(0, self.clock, said[None])
         self.clock.add_(1)
 
-    @property
-    def oldest(self) -> int:
-        return min((sitter.birth for sitter in self.seated.values()), default=1 << 62)
+    def remember(self, first: int, record: NDArray[np.float32]) -> None:
+        oldest = int(self.births[self.taken].min()) if self.seated else first
+        self.past.add(first, record, min(first, oldest))
 
     def left(self, now: int) -> int:
         """So many more steps somebody may need."""
-        return max((sitter.birth + sitter.one.limit - now for sitter in self.seated.values()), default=0)
+        return int((self.births + self.most)[self.taken].max()) - now if self.seated else 0
 
 
 class SayingLines(Saying):
@@ -118,11 +128,14 @@ class SayingLines(Saying):
         self.chances: Tensor | None = None
         if self.decoding.method == "sample":
             self.chances = torch.zeros(states.rows, states.capacity, dtype=torch.double, device=self.device)
-        self.found: dict[int, set[int]] = {}  # by seat: its rows that are over
+        self.going = np.zeros(states.rows, dtype=bool)  # rows that are not over
+        self.watched = np.zeros(states.rows, dtype=bool)  # rows whose every token somebody wants to know
 
-    def sit(self, seats: Sequence[int], asked: Sequence[Asked], last: Sequence[int], birth: int) -> None:
-        super().sit(seats, asked, last, birth)
-        self.found |= {seat: set() for seat in seats}
+    def sit(self, seats: Sequence[int], asked: Sequence[Asked], birth: int) -> None:
+        super().sit(seats, asked, birth)
+        self.going.reshape(-1, self.group)[seats] = True
+        watched = [[one.stops is not None or one.hear is not None] for one in asked]
+        self.watched.reshape(-1, self.group)[seats] = watched
         if self.chances is None:
             return
         drawn = torch.zeros(len(seats), self.group, self.states.capacity, dtype=torch.double)
@@ -139,7 +152,6 @@ class SayingLines(Saying):
 
             say(scores, self.bans, self.ages, self.least, self.newest, self.record, self.clock)
             self.clock.add_(1)
-            self.ages.add_(1)
             return
         ages, limits = self.ages, self.limits
         if self.group > 1:
@@ -163,59 +175,70 @@ class SayingLines(Saying):
         return draw(likely, self.chances.gather(1, ages.clamp(max=self.chances.shape[1] - 1)[:, None])[:, 0])
 
     def hear(self, first: int, record: NDArray[np.float32]) -> list[int]:
-        self.past.add(first, record, min(first, self.oldest))
+        self.remember(first, record)
+        births, most = (np.repeat(each, self.group) for each in (self.births, self.most))
+        ages = first - births
+        here = self.going & (ages >= 0)  # others came when these steps were on their way
+        counts = np.minimum(len(record), most - ages)
         ending = np.isin(record[:, 0], list(self.ends))  # (steps, rows)
-        place: list[int] = np.where(ending.any(0), ending.argmax(0), len(record)).tolist()
-        free = []
-        for seat, sitter in list(self.seated.items()):
-            one, age = sitter.one, first - sitter.birth
-            if age < 0:  # it came when these steps were on their way
-                continue
-            count = min(len(record), one.limit - age)
-            for line in range(self.group):
-                row = seat * self.group + line
-                if line in self.found[seat]:
-                    continue
-                said, over = min(place[row] + 1, count), place[row] < count or age + count >= one.limit
-                if self.decoding.loops is not None:
-                    said, over = self.unlooped(sitter, row, age, said, over)
-                if one.stops is not None or one.hear is not None:
-                    said, over = self.told(sitter, row, age, said, over)
-                if over:
-                    self.collect(sitter, row, age + said)
-                    self.found[seat].add(line)
-            if len(self.found[seat]) == self.group or one.gone:
-                one.found.sort(key=lambda h: -h.score)
-                one.done = not one.gone
-                del self.seated[seat]
-                free.append(seat)
+        said = np.where(ending.any(0), ending.argmax(0) + 1, len(record) + 1)
+        over = (said <= counts) | (ages + counts >= most)
+        said = ages + np.minimum(said, counts)
+        # rows are looked at one by one only where something happens to them
+        for row in np.flatnonzero(here & (self.watched | looked(ages, said, self.decoding))).tolist():
+            before, count = int(ages[row]), int(said[row])
+            count, stopped = self.unlooped(row, before, count)
+            count, left = self.told(row, before, count)
+            said[row], over[row] = count, over[row] or stopped or left
+        self.collect(np.flatnonzero(here & over), births, said)
+        self.going &= ~(here & over)
+        gone = [seat for seat, sitter in self.seated.items() if sitter.one.gone]
+        done = np.flatnonzero(self.taken & ~self.going.reshape(-1, self.group).any(1)).tolist()
+        for seat in done:
+            one = self.seated[seat].one
+            one.found.sort(key=lambda h: -h.score)
+            one.done = not one.gone
+        free = list(dict.fromkeys([*done, *gone]))
+        self.leave(free)
         return free
 
-    def unlooped(self, sitter: Seated, row: int, age: int, said: int, over: bool) -> tuple[int, bool]:
-        """What it says before it is seen to repeat itself."""
-        for count in range(age + 1, age + said + 1):
-            if due(count, self.decoding):
-                tokens = self.past.since(sitter.birth, count)[:, 0, row].astype(int).tolist()
-                if looping(tokens, self.decoding):
-                    return count - age, True
-        return said, over
+    def leave(self, seats: list[int]) -> None:
+        super().leave(seats)
+        self.going.reshape(-1, self.group)[seats] = False
 
-    def told(self, sitter: Seated, row: int, age: int, said: int, over: bool) -> tuple[int, bool]:
+    def unlooped(self, row: int, before: int, said: int) -> tuple[int, bool]:
+        """How many tokens a row has said, of so many, before it is seen to repeat itself, and whether it is."""
+        for count in looks(before, said, self.decoding):
+            if looping(self.text(row, count), self.decoding):
+                return count, True
+        return said, False
+
+    def text(self, row: int, count: int) -> list[int]:
+        found: list[int] = self.past.since(self.seated[row // self.group].birth, count)[:, 0, row].astype(int).tolist()
+        return found
+
+    def told(self, row: int, before: int, said: int) -> tuple[int, bool]:
         """Tell its tokens to who listens, one by one, up to what it was to stop at."""
-        tokens = self.past.since(sitter.birth, age + said)[:, 0, row].astype(int).tolist()
-        one = sitter.one
-        for count in range(age + 1, age + said + 1):
+        one = self.seated[row // self.group].one
+        if one.stops is None and one.hear is None:
+            return said, False
+        tokens = self.text(row, said)
+        for count in range(before + 1, said + 1):
             token = tokens[count - 1]
             if one.hear is not None and self.group == 1 and not one.gone and token not in self.ends:
                 one.hear(token)
             if one.gone or stops(one, tokens[:count]):
-                return count - age, True
-        return said, over
+                return count, True
+        return said, False
 
-    def collect(self, sitter: Seated, row: int, count: int) -> None:
-        tokens, gains = self.past.since(sitter.birth, count)[:, :, row].T
-        won = gains.tolist()
-        sitter.one.found.append(hypothesis(self.way, sitter.one, tokens.astype(int).tolist(), won, sum(won)))
+    def collect(self, rows: NDArray[np.int64], births: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """These rows have come to an end, with so many tokens; those that began and ended together at once."""
+        for birth, count in set(zip(births[rows].tolist(), counts[rows].tolist(), strict=True)):
+            alike = rows[(births[rows] == birth) & (counts[rows] == count)]
+            tokens, gains = self.past.since(birth, count)[:, :, alike].transpose(1, 2, 0)
+            for row, text, won in zip(alike.tolist(), tokens.astype(int).tolist(), gains.tolist(), strict=True):
+                one = self.seated[row // self.group].one
+                one.found.append(hypothesis(self.way, one, text, won, sum(won)))
 
 
 class SayingBeams(Saying):
@@ -232,11 +255,10 @@ class SayingBeams(Saying):
         self.only = torch.full((vocab,), -torch.inf, device=self.device)
         self.only[way.eos] = 0
 
-    def sit(self, seats: Sequence[int], asked: Sequence[Asked], last: Sequence[int], birth: int) -> None:
-        super().sit(seats, asked, last, birth)
-        chairs = torch.tensor(list(seats), device=self.device)
-        self.scores[chairs] = -torch.inf  # all beams are the same as yet: only the first may be gone on with
-        self.scores[chairs, 0] = 0.0
+    def seat(self, chairs: Tensor, limits: Tensor, last: Tensor) -> None:
+        super().seat(chairs, limits, last)
+        self.scores.index_fill_(0, chairs, -torch.inf)  # all beams are the same as yet: only the first goes on
+        self.scores[:, 0].index_fill_(0, chairs, 0.0)
 
     def found(self, scores: Tensor) -> Candidates:
         """The best candidates of each seat, twice as many as there are beams."""
@@ -273,52 +295,65 @@ class SayingBeams(Saying):
         self.keep(torch.stack([*candidates, parents.float(), tokens.float(), gains, running], -1))
 
     def hear(self, first: int, record: NDArray[np.float32]) -> list[int]:
-        self.past.add(first, record, min(first, self.oldest))
+        self.remember(first, record)
         free: list[int] = []
-        for number, step in enumerate(record):
-            anyone, best = step[..., 4].any(-1).tolist(), step[:, 0, 8].tolist()
-            for seat, sitter in list(self.seated.items()):
-                one, age = sitter.one, first + number - sitter.birth
-                if age < 0:
-                    continue
-                if anyone[seat]:
-                    self.collect(sitter, seat, age, step[seat])
-                if one.gone or not self.hopeful(one, best[seat], age) or self.looped(sitter, seat, age + 1):
+        for number, step in enumerate(record):  # (seats, beams, 9)
+            ages = first + number - self.births
+            here = self.taken & (ages >= 0)
+            ended = step[..., 4].astype(bool) & here[:, None]
+            for birth in set(self.births[ended.any(1)].tolist()):
+                self.collect(birth, ended & (self.births == birth)[:, None], first + number - birth, step)
+            best, looking = step[:, 0, 8], looked(ages, ages + 1, self.decoding)
+            waiting = [not sitter.one.gone and not sitter.one.found for sitter in self.seated.values()]
+            calm = np.zeros_like(here)  # nothing has come to an end, and all may go on
+            calm[list(self.seated)] = waiting
+            for seat in np.flatnonzero(here & ~(calm & (best > -np.inf) & ~looking)).tolist():
+                sitter, age = self.seated[seat], int(ages[seat])
+                one = sitter.one
+                if one.gone or not self.hopeful(one, float(best[seat]), age) or self.looped(sitter, seat, age + 1):
                     one.done = not one.gone
                     del one.found[self.decoding.best :]
-                    del self.seated[seat]
+                    self.leave([seat])
                     free.append(seat)
         return free
 
     def looped(self, sitter: Seated, seat: int, age: int) -> bool:
         """Whether its best hypothesis repeats itself; where none has come to an end, they end as they are."""
         one = sitter.one
-        if one.done or not due(age, self.decoding) or not looping(self.said(sitter, seat, age, 0)[0], self.decoding):
+        if one.done or not due(age, self.decoding):
+            return False
+        every = np.arange(self.beams)
+        said, won = (each.tolist() for each in self.said(sitter.birth, age, np.full_like(every, seat), every))
+        if not looping(said[0], self.decoding):
             return False
         if not one.found:
             scores = self.past.since(sitter.birth, age)[-1, seat, :, 8].tolist()
-            ways = [(*self.said(sitter, seat, age, beam), score) for beam, score in enumerate(scores)]
-            one.found = [hypothesis(self.way, one, *way) for way in ways if way[2] > float("-inf")]
+            ways = [way for way in zip(said, won, scores, strict=True) if way[2] > float("-inf")]
+            one.found = [hypothesis(self.way, one, *way) for way in ways]
             one.found.sort(key=lambda h: -h.score)
         return True
 
-    def said(self, sitter: Seated, seat: int, age: int, beam: int) -> tuple[list[int], list[float]]:
-        """Tokens of a hypothesis when there were so many, and their log-probabilities."""
-        said, won = [], []
-        for then in self.past.since(sitter.birth, age)[::-1, seat]:  # (beams, 9)
-            said.append(int(then[beam, 6]))
-            won.append(float(then[beam, 7]))
-            beam = int(then[beam, 5])
-        return said[::-1], won[::-1]
+    def said(
+        self, birth: int, age: int, seats: NDArray[np.int64], beams: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Tokens of hypotheses when there were so many of each, and their log-probabilities (hypotheses, age)."""
+        said, won = np.empty((len(seats), age), np.int64), np.empty((len(seats), age), np.float32)
+        for number, step in reversed(list(enumerate(self.past.since(birth, age)))):
+            then = step[seats, beams]  # (hypotheses, 9)
+            said[:, number], won[:, number], beams = then[:, 6], then[:, 7], then[:, 5].astype(int)
+        return said, won
 
-    def collect(self, sitter: Seated, seat: int, age: int, step: NDArray[np.float32]) -> None:
-        for score, parent, token, gain, finished in step[:, :5]:
-            if not finished:
-                continue
-            said, won = self.said(sitter, seat, age, int(parent))
-            answer = hypothesis(self.way, sitter.one, [*said, int(token)], [*won, float(gain)], float(score))
-            insort(sitter.one.found, answer, key=lambda h: -h.score)
-            del sitter.one.found[self.beams :]
+    def collect(self, birth: int, ended: NDArray[np.bool_], age: int, step: NDArray[np.float32]) -> None:
+        """Hypotheses (seats, beams) that have come to an end, of those who began then."""
+        seats, beams = ended.nonzero()
+        scores, parents, tokens, gains, _ = step[seats, beams, :5].T
+        said, won = self.said(birth, age, seats, parents.astype(int))
+        texts = np.column_stack((said, tokens.astype(int))).tolist()
+        gained = np.column_stack((won, gains)).tolist()
+        for seat, text, own, score in zip(seats.tolist(), texts, gained, scores.tolist(), strict=True):
+            one = self.seated[seat].one
+            insort(one.found, hypothesis(self.way, one, text, own, score), key=lambda h: -h.score)
+            del one.found[self.beams :]
 
     def hopeful(self, one: Asked, best: float, age: int) -> bool:
         """Whether it may still find something better. `best`: of those that go on."""

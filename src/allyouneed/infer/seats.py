@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.intake import Intake, captured
 from allyouneed.infer.saying import RUN, saying
 from allyouneed.infer.search import Asked, Hypothesis, Stops, Way
 from allyouneed.nn.batch import Rows
+from allyouneed.nn.graphs import undisturbed
 from allyouneed.nn.onestep import OneStep, fits
 from allyouneed.nn.state import States
 from allyouneed.nn.static import StaticStates
@@ -41,22 +43,41 @@ class Seats:
         cuda = self.states.device.type == "cuda"
         record = self.saying.record
         self.heard = [torch.empty(record.shape, device="cpu", pin_memory=cuda) for _ in range(2)]
-        with torch.cuda.device_of(record):
-            self.graph = captured(self._step) if cuda else None
-        if cuda:  # what was said to try it out is forgotten
-            self.states.lengths.zero_()
+        self.intake = Intake(model, self.states, self.saying)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by how many steps they make
+        if cuda:
+            with torch.cuda.device_of(record):
+                self.graphs = {1: captured(self._step), RUN: captured(self._run, tries=0)}
+            self.states.lengths.zero_()  # what was said to try it out is forgotten
             self.saying.clock.zero_()
 
     def _step(self) -> None:
         self.saying.step(self.step(self.saying.newest))
+
+    def _run(self) -> None:
+        for _ in range(RUN):
+            self._step()
 
     def sit(
         self, seen: States, asked: Sequence[Asked], last: Sequence[int], lengths: Sequence[int] | None = None
     ) -> None:
         """These go on from their `last` tokens, after so many of what has been `seen` (all of it)."""
         seats = [self.free.pop() for _ in asked]
-        self.states.take(self.model.decoder, seats, seen, seen.lengths if lengths is None else lengths)
-        self.saying.sit(seats, asked, last, self.now)
+        counts = seen.lengths if lengths is None else lengths
+        numbers = torch.tensor([seats, [one.limit for one in asked], list(last), list(counts)]).to(self.states.device)
+        chairs, limits, lasts, read = numbers
+        self.states.take(self.model.decoder, chairs, seen, read)
+        self.saying.seat(chairs, limits, lasts)
+        self.saying.sit(seats, asked, self.now)
+
+    def take(self, requests: Sequence[Any], asked: Sequence[Asked]) -> bool:
+        """These have been read and go on from there; False: somebody else has to read them (`sit`)."""
+        seats = self.free[-len(asked) :][::-1]
+        if not self.intake.take(requests, [one.limit for one in asked], seats):
+            return False
+        del self.free[-len(asked) :]
+        self.saying.sit(seats, asked, self.now)
+        return True
 
     def go(self, count: int) -> Run:
         """So many steps, and what is said in them on its way to the host."""
@@ -64,11 +85,11 @@ class Seats:
         self.saying.clock.zero_()  # the record begins anew
         self.heard.reverse()  # the other one may still be read
         with torch.cuda.device_of(record):
-            for _ in range(count):
-                if self.graph is None:
-                    self._step()
-                else:
-                    self.graph.replay()
+            if count in self.graphs:
+                self.graphs[count].replay()
+            else:
+                for _ in range(count):
+                    self.graphs[1].replay() if self.graphs else self._step()
             self.heard[0][:count].copy_(record[:count], non_blocking=True)
             self.now += count
             return Run(self.now - count, self.heard[0][:count])
@@ -82,7 +103,7 @@ class Seats:
     def clear(self) -> None:
         """Nobody waits for those who are still here."""
         self.free += list(self.saying.seated)
-        self.saying.seated.clear()
+        self.saying.leave(list(self.saying.seated))
 
 
 class Run:
@@ -92,20 +113,6 @@ class Run:
         if record.is_pinned():
             self.arrived = torch.cuda.Event()
             self.arrived.record()
-
-
-def captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """A step that has been tried out, so that everything it needs is there, and then only written down."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may use the GPU meanwhile
-        step()
-    return graph
 
 
 class Room:
@@ -147,11 +154,14 @@ class Room:
             for request in (requests[number] for number in order)
         ]
         done = nothing = len(requests) - len(order)
-        for _ in self.rounds(engine.way(decoding), asked):
-            now = nothing + sum(one.done for _, one in asked)
-            if on_progress is not None and now > done:
-                on_progress(now, len(requests))
-            done = now
+        with undisturbed():
+            for _ in self.rounds(engine.way(decoding), asked):
+                if on_progress is None:
+                    continue
+                now = nothing + sum(one.done for _, one in asked)
+                if now > done:
+                    on_progress(now, len(requests))
+                done = now
         for number, (_, one) in zip(order, asked, strict=True):
             found[number] = one.found
 
@@ -190,8 +200,9 @@ class Room:
             if taken and ((len(taken) + 1) * longest > self.engine.budget or (len(request.prompt) == 1) != short):
                 break
             taken.append(waiting.popleft())
-        requests = [request for request, _ in taken]
-        seats.sit(self.read(requests, short), [one for _, one in taken], [request.prompt[-1] for request in requests])
+        requests, asked = [request for request, _ in taken], [one for _, one in taken]
+        if not seats.take(requests, asked):
+            seats.sit(self.read(requests, short), asked, [request.prompt[-1] for request in requests])
 
     def read(self, requests: Sequence[Any], short: bool) -> States:
         """All but the last token of each prompt; `short`: there is no other."""
@@ -211,8 +222,7 @@ class Room:
         source = max(len(request.source or ()) for request in requests)
         most = max(1, min(ROWS // group, room(model, capacity) // group))
         count = min(bucket(len(requests), 1), most)
-        weights = hash(tuple((p.data_ptr(), p.dtype, p.device) for p in model.parameters()))
-        return Shape(way.kind, count, capacity, bucket(source, SMALLEST // 2) if source else 0, weights)
+        return Shape(way.kind, count, capacity, bucket(source, SMALLEST // 2) if source else 0, whereabouts(model))
 
     def made(self, way: Way, shape: Shape) -> Seats:
         return Seats(self.engine.model, way, shape.seats, shape.capacity, shape.sources)
@@ -227,6 +237,16 @@ class Shape(NamedTuple):
     capacity: int
     sources: int
     weights: int
+
+
+def whereabouts(model: Any) -> int:
+    """Of all its weights: graphs remember where they lay. (`model.parameters()` takes a millisecond.)"""
+    found, modules = [], [model]
+    while modules:
+        module = modules.pop()
+        modules += [inside for inside in module._modules.values() if inside is not None]
+        found += [(p.data_ptr(), p.dtype) for p in module._parameters.values() if p is not None]
+    return hash(tuple(found))
 
 
 def bucket(size: int, least: int) -> int:

@@ -14,6 +14,11 @@ def usable(x: Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64 and _compiles(x.device)
 
 
+def at_once(x: Tensor) -> bool:
+    """Whether a kernel without a gradient may compute with this now: nobody learns, and no compiler fuses it anyway."""
+    return not torch.is_grad_enabled() and not torch.compiler.is_compiling() and usable(x)
+
+
 @functools.cache
 def _compiles(device: torch.device) -> bool:
     """NVIDIA's, from Ampere on; ours ran on no others."""

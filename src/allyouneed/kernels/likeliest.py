@@ -40,7 +40,7 @@ def _pieces(
 
 @triton.jit
 def _best(
-    tops, places, highs, sums, newest, record, clock, rows, vocab,
+    tops, places, highs, sums, ages, newest, record, clock, rows, vocab,
     PIECES: tl.constexpr, ALL: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     if OVERLAP:
@@ -60,12 +60,14 @@ def _best(
     there = record + tl.load(clock) * 2 * rows + row
     tl.store(there, token.to(tl.float32))
     tl.store(there + rows, best - whole)
+    tl.store(ages + row, tl.load(ages + row) + 1)
 
 
 def say(scores: Tensor, bans: Tensor, ages: Tensor, least: int, newest: Tensor, record: Tensor, clock: Tensor) -> None:
     """scores (rows, vocab); `bans` (2, vocab): 0, or -inf where a token may not be chosen, by rows of at least so many
     tokens (`ages`, `least`) and by younger ones. The token of each row goes into `newest` (rows,) and into the record
-    (steps, 2, rows) of this step (`clock`), there with its log-probability among all, banned ones counted."""
+    (steps, 2, rows) of this step (`clock`), there with its log-probability among all, banned ones counted; it is one
+    token older then."""
     rows, vocab = scores.shape
     pieces = triton.cdiv(vocab, PIECE)
     tops, highs, sums = torch.empty(3, rows, pieces, device=scores.device)
@@ -75,7 +77,7 @@ def say(scores: Tensor, bans: Tensor, ages: Tensor, least: int, newest: Tensor, 
         scores, bans, ages, least, tops, places, highs, sums, vocab, PIECE=PIECE, **cut, num_warps=4
     )
     _best[(rows,)](
-        tops, places, highs, sums, newest, record, clock, rows, vocab,
+        tops, places, highs, sums, ages, newest, record, clock, rows, vocab,
         ALL=triton.next_power_of_2(pieces), **cut, num_warps=1,
     )  # fmt: skip
 

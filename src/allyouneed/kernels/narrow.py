@@ -33,6 +33,14 @@ def _activated(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def _fetch(at):
+    """Bring these lines of memory nearer. Nobody waits for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _one(
     x, weight, bias, out, outputs, inputs: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr,
@@ -85,7 +93,7 @@ def _one(
 def _few(
     x, weight, bias, out, rows, outputs, inputs: tl.constexpr, x_row,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, OVERLAP: tl.constexpr,
+    ROWS: tl.constexpr, LINES: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     part = tl.program_id(1)
@@ -94,6 +102,12 @@ def _few(
     each: tl.constexpr = (inputs + PARTS * INPUTS - 1) // (PARTS * INPUTS) * INPUTS
     if OVERLAP:
         gdc_launch_dependents()
+        if LINES > 0:  # the first weights come while what they are multiplied with is still being made
+            line = tl.minimum(part * each + tl.arange(0, LINES) * 64, inputs - 1)
+            first = weight + tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * inputs + line[None, :]
+            _fetch(first)
+            if GATED:
+                _fetch(first + outputs.to(tl.int64) * inputs)
         gdc_wait()
     sums = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
     other = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
@@ -121,6 +135,9 @@ def _few(
     tl.store(target, found.to(out.dtype.element_ty), mask=inside[:, None] & (r < rows)[None, :])
 
 
+FETCHED = 4  # lines of 128 bytes, of each output's weights: more would be in the way of the kernel before
+
+
 class Tile(NamedTuple):
     """How a product is cut up: outputs and inputs of a tile, warps, tiles on their way, parts of the inputs."""
 
@@ -141,7 +158,8 @@ def tile(rows: int, outputs: int, inputs: int, gated: bool, parts: bool) -> Tile
         return Tile(1 if gated else 2, 1024, 2, 2)
     if gated or outputs >= 8192:
         return Tile(64, 64, 4, 6)
-    programs, count = triton.cdiv(outputs, 64) * triton.cdiv(rows, 64), 1
+    programs = triton.cdiv(outputs, 64) * triton.cdiv(rows, 64)
+    count = 1
     while parts and count < 4 and 2 * count * programs <= 132 and inputs >= 256 * count:  # multiprocessors of an H200
         count *= 2
     return Tile(64, 64, 4, 5) if programs > 132 else Tile(64, 128, 4, 4, count)
@@ -172,6 +190,8 @@ def linear(
         _one[grid](x, weight, bias, out, outputs, inputs, **how, **sizes)
     else:
         among = min(64, max(16, triton.next_power_of_2(rows)))
+        lines = triton.next_power_of_2(triton.cdiv(inputs, cut.parts * 64))
+        sizes["LINES"] = min(FETCHED // 2 if gated else FETCHED, lines)
         _few[(*grid, triton.cdiv(rows, among))](
             x, weight, bias, out, rows, outputs, inputs, x.stride(0), **how, ROWS=among, **sizes
         )

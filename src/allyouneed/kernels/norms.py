@@ -62,6 +62,6 @@ def add_norm(
         x, x if more is None else more, x if weight is None else weight, x if bias is None else bias, total, normal,
         rows, eps, offset, width=width, WIDE=triton.next_power_of_2(width), PARTS=parts, CENTRE=centre,
         WEIGHT=weight is not None, BIAS=bias is not None, KEEP=keep, OVERLAP=overlap,
-        num_warps=8 if width > 1024 else 4, launch_pdl=overlap,
+        num_warps=16 if width > 1024 else 4, launch_pdl=overlap,
     )  # fmt: skip
     return total, normal

@@ -8,8 +8,9 @@ Storage is (blocks, heads, slots, width). A row's token at place p lies in the b
     every = n    table (rows, places / n): n tokens a block, at slot p % n (a pool)
 
 One program for each row, key-value head and share of the keys. The first share takes in the new token: it turns its
-key, stores key and value, and begins the sum with them, so nobody reads what is being written. `nn/static.py` has the
-plain definition.
+key, stores key and value, and begins the sum with them, so nobody reads what is being written. Where queries share
+keys, the first of these are fetched while the kernel before may still be making queries: only earlier steps have
+written what is read so. `nn/static.py` has the plain definition.
 """
 
 from __future__ import annotations
@@ -40,6 +41,44 @@ def _turned(a, b, cos, sin):
 
 
 @triton.jit
+def _where(table, row, table_row, at, inside, kv, slots, EVERY: tl.constexpr, KV: tl.constexpr):
+    """Which slot of the storage holds a row's token at this place."""
+    if EVERY == 0:
+        block, place = tl.load(table + row) + at * 0, at
+    elif EVERY == 1:
+        block, place = tl.load(table + row * table_row + at, mask=inside, other=0), at
+    else:
+        block, place = tl.load(table + row * table_row + at // EVERY, mask=inside, other=0), at % EVERY
+    return (block.to(tl.int64) * KV + kv) * slots + place
+
+
+@triton.jit
+def _more(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES: tl.constexpr):
+    """Sums over the keys seen so far, and those over these as well."""
+    if QUERIES == 1:
+        product = qa.to(tl.float32) * ka.to(tl.float32) + qb.to(tl.float32) * kb.to(tl.float32)
+        scores = tl.sum(product, 1)[None, :] * scale
+    else:
+        scores = tl.dot(qa, tl.trans(ka), input_precision="ieee")
+        scores = tl.dot(qb, tl.trans(kb), scores, input_precision="ieee") * scale
+    scores = tl.where(inside[None, :], scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    safe = tl.where(higher > float("-inf"), higher, 0.0)
+    weights = tl.exp(scores - safe[:, None])
+    fade = tl.exp(top - safe)
+    sum = sum * fade + tl.sum(weights, 1)
+    va, vb = va * fade[:, None], vb * fade[:, None]
+    if QUERIES == 1:
+        wide = tl.trans(weights)
+        va += tl.sum(wide * wa.to(tl.float32), 0)[None, :]
+        vb += tl.sum(wide * wb.to(tl.float32), 0)[None, :]
+    else:
+        va = tl.dot(weights.to(wa.dtype), wa, va, input_precision="ieee")
+        vb = tl.dot(weights.to(wb.dtype), wb, vb, input_precision="ieee")
+    return higher, sum, va, vb
+
+
+@triton.jit
 def _look(
     q, k, v, keys, values, table, seen, turns, out, tops, sums, parts, arrived,
     q_row, k_row, v_row, q_part, table_row, slots, scale,
@@ -50,7 +89,9 @@ def _look(
     row, kv, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if OVERLAP:
         gdc_launch_dependents()
-        gdc_wait()
+        if QUERIES == 1:
+            gdc_wait()
+    # what was stored in earlier steps is there, whatever the kernel before this one is still doing
     count = tl.load(seen + row).to(tl.int32)
     each = tl.cdiv(tl.cdiv(count, SHARES), TILE) * TILE
     begin = share * each
@@ -59,6 +100,15 @@ def _look(
     half: tl.constexpr = WIDTH // 2
     f = tl.arange(0, HALF)  # features, the first and the second half of them apart: these are turned together
     known = f < half
+    at = begin + tl.arange(0, TILE)
+    inside = at < end
+    spot = _where(table, row, table_row, at, inside, kv, slots, EVERY, KV)[:, None] * WIDTH + f[None, :]
+    real = inside[:, None] & known[None, :]
+    ka, kb = tl.load(keys + spot, mask=real, other=0.0), tl.load(keys + spot + half, mask=real, other=0.0)
+    wa, wb = tl.load(values + spot, mask=real, other=0.0), tl.load(values + spot + half, mask=real, other=0.0)
+    if OVERLAP:  # noqa: SIM102
+        if QUERIES > 1:
+            gdc_wait()
     g = tl.arange(0, QUERIES)
     heads = kv * GROUP + g
     mine = (g < GROUP)[:, None] & known[None, :]
@@ -66,8 +116,8 @@ def _look(
     qa, qb = _summed(here, q_part, mine, PARTS), _summed(here + half, q_part, mine, PARTS)
     cos, sin = f * 0.0, f * 0.0
     if TURNS:
-        cos = tl.load(turns + count * WIDTH + f, mask=known, other=0.0)
-        sin = tl.load(turns + count * WIDTH + half + f, mask=known, other=0.0)
+        cos = tl.load(turns + row * WIDTH + f, mask=known, other=0.0)
+        sin = tl.load(turns + row * WIDTH + half + f, mask=known, other=0.0)
         qa, qb = _turned(qa, qb, cos[None, :], sin[None, :])
     qa, qb = qa.to(kind), qb.to(kind)
     top = tl.full((QUERIES,), float("-inf"), dtype=tl.float32)
@@ -75,70 +125,34 @@ def _look(
     va, vb = tl.zeros((QUERIES, HALF), dtype=tl.float32), tl.zeros((QUERIES, HALF), dtype=tl.float32)
     if NEW:  # noqa: SIM102  # the one is known when this is compiled, the other is not
         if share == 0:
-            at = k + row.to(tl.int64) * k_row + kv * WIDTH + f
-            ka, kb = _summed(at, q_part, known, PARTS), _summed(at + half, q_part, known, PARTS)
+            new = k + row.to(tl.int64) * k_row + kv * WIDTH + f
+            new_a, new_b = _summed(new, q_part, known, PARTS), _summed(new + half, q_part, known, PARTS)
             if TURNS:
-                ka, kb = _turned(ka, kb, cos, sin)
-            ka, kb = ka.to(kind), kb.to(kind)
-            at = v + row.to(tl.int64) * v_row + kv * WIDTH + f
-            new_a = _summed(at, q_part, known, PARTS).to(kind)
-            new_b = _summed(at + half, q_part, known, PARTS).to(kind)
-            place = count
-            if EVERY == 0:
-                block = tl.load(table + row)
-            elif EVERY == 1:
-                block = tl.load(table + row * table_row + count)
-            else:
-                block = tl.load(table + row * table_row + count // EVERY)
-                place = count % EVERY
-            target = ((block.to(tl.int64) * KV + kv) * slots + place) * WIDTH + f
-            tl.store(keys + target, ka, mask=known)
-            tl.store(keys + target + half, kb, mask=known)
-            tl.store(values + target, new_a, mask=known)
-            tl.store(values + target + half, new_b, mask=known)
-            product = qa.to(tl.float32) * ka.to(tl.float32)[None, :] + qb.to(tl.float32) * kb.to(tl.float32)[None, :]
+                new_a, new_b = _turned(new_a, new_b, cos, sin)
+            new_a, new_b = new_a.to(kind), new_b.to(kind)
+            new = v + row.to(tl.int64) * v_row + kv * WIDTH + f
+            own_a = _summed(new, q_part, known, PARTS).to(kind)
+            own_b = _summed(new + half, q_part, known, PARTS).to(kind)
+            target = _where(table, row, table_row, count, True, kv, slots, EVERY, KV) * WIDTH + f
+            tl.store(keys + target, new_a, mask=known)
+            tl.store(keys + target + half, new_b, mask=known)
+            tl.store(values + target, own_a, mask=known)
+            tl.store(values + target + half, own_b, mask=known)
+            product = qa.to(tl.float32) * new_a.to(tl.float32)[None, :]
+            product += qb.to(tl.float32) * new_b.to(tl.float32)[None, :]
             top = tl.sum(product, 1) * scale
             sum += 1.0
-            va += new_a.to(tl.float32)[None, :]
-            vb += new_b.to(tl.float32)[None, :]
-    for start in range(begin, end, TILE):
+            va += own_a.to(tl.float32)[None, :]
+            vb += own_b.to(tl.float32)[None, :]
+    top, sum, va, vb = _more(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES)
+    for start in range(begin + TILE, end, TILE):
         at = start + tl.arange(0, TILE)
         inside = at < end
-        place = at
-        if EVERY == 0:
-            block = tl.load(table + row) + at * 0
-        elif EVERY == 1:
-            block = tl.load(table + row * table_row + at, mask=inside, other=0)
-        else:
-            block = tl.load(table + row * table_row + at // EVERY, mask=inside, other=0)
-            place = at % EVERY
-        there = ((block.to(tl.int64) * KV + kv) * slots + place) * WIDTH
-        spot = there[:, None] + f[None, :]
+        spot = _where(table, row, table_row, at, inside, kv, slots, EVERY, KV)[:, None] * WIDTH + f[None, :]
         real = inside[:, None] & known[None, :]
-        ka = tl.load(keys + spot, mask=real, other=0.0)
-        kb = tl.load(keys + spot + half, mask=real, other=0.0)
-        wa = tl.load(values + spot, mask=real, other=0.0)
-        wb = tl.load(values + spot + half, mask=real, other=0.0)
-        if QUERIES == 1:
-            product = qa.to(tl.float32) * ka.to(tl.float32) + qb.to(tl.float32) * kb.to(tl.float32)
-            scores = tl.sum(product, 1)[None, :] * scale
-        else:
-            scores = tl.dot(qa, tl.trans(ka), input_precision="ieee")
-            scores = tl.dot(qb, tl.trans(kb), scores, input_precision="ieee") * scale
-        scores = tl.where(inside[None, :], scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp(scores - higher[:, None])
-        fade = tl.exp(top - higher)
-        sum = sum * fade + tl.sum(weights, 1)
-        va, vb = va * fade[:, None], vb * fade[:, None]
-        if QUERIES == 1:
-            wide = tl.trans(weights)
-            va += tl.sum(wide * wa.to(tl.float32), 0)[None, :]
-            vb += tl.sum(wide * wb.to(tl.float32), 0)[None, :]
-        else:
-            va = tl.dot(weights.to(kind), wa, va, input_precision="ieee")
-            vb = tl.dot(weights.to(kind), wb, vb, input_precision="ieee")
-        top = higher
+        ka, kb = tl.load(keys + spot, mask=real, other=0.0), tl.load(keys + spot + half, mask=real, other=0.0)
+        wa, wb = tl.load(values + spot, mask=real, other=0.0), tl.load(values + spot + half, mask=real, other=0.0)
+        top, sum, va, vb = _more(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES)
     last = True
     if SHARES > 1:  # who comes last puts all shares together; each counts by how much of the whole its keys are
         mark = (row.to(tl.int64) * KV * GROUP + heads) * SHARES
@@ -194,8 +208,8 @@ def look(
 ) -> Tensor:  # fmt: skip
     """q (rows, heads, width); keys and values as said above; `seen` (rows,): how many are stored. `new`: key and value
     (rows, kv heads, width) of one more, which are stored behind them. All three may come in parts (parts, rows, heads,
-    width) that are still to be added up. `turns` (places, width): cosines beside sines by which queries and new keys
-    are turned, halves together. `arrived`: a zero for each row and head to count with, which is zero again then."""
+    width) that are still to be added up. `turns` (rows, width): cosines beside sines by which queries and new keys are
+    turned, halves together. `arrived`: a zero for each row and head to count with, which is zero again afterwards."""
     rows, heads, width = q.shape[-3:]
     _, kv_heads, slots, _ = keys.shape
     k, v = new or (q, q)
@@ -217,6 +231,6 @@ def look(
         slots, scale, KV=kv_heads, GROUP=group, WIDTH=width, HALF=max(16, triton.next_power_of_2(width // 2)),
         QUERIES=1 if group == 1 else max(16, triton.next_power_of_2(group)), EVERY=every, NEW=new is not None,
         TURNS=turns is not None, SHARES=cut.shares, TILE=cut.tile, PARTS=parts, OVERLAP=overlap, num_warps=cut.warps,
-        launch_pdl=overlap,
+        num_stages=3 if group == 1 else 2, launch_pdl=overlap,
     )  # fmt: skip
     return out

@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from allyouneed.kernels import at_once
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
@@ -54,6 +55,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
 }
+_FUSED = {ACTIVATIONS[name]: name for name in ("relu", "silu", "gelu", "gelu-tanh")}
 Activation = Literal[
     "identity",
     "relu",
@@ -67,6 +69,11 @@ Activation = Literal[
     "sigmoid",
     "tanh",
 ]
+
+
+def fused_name(activation: Callable[[Tensor], Tensor]) -> str | None:
+    """What our kernels call it; None: they do not know it."""
+    return _FUSED.get(activation)
 
 
 class FFN(Channel):
@@ -109,6 +116,16 @@ class FFNModule(SubLayer):
         return mixed
 
 
+def gated(both: Tensor, activation: Callable[[Tensor], Tensor], fused: str | None) -> Tensor:
+    """activation(gate) ⊗ up, of both side by side; `fused`: what our kernels call the activation."""
+    if fused is not None and at_once(both):
+        from allyouneed.kernels.gated import gated as kernel
+
+        return kernel(both, fused)
+    gate, up = both.chunk(2, -1)
+    return activation(gate) * up
+
+
 class GLU(Channel):
     """Shazeer 2020, "GLU Variants Improve Transformer", eq. 5–6: (activation(x W) ⊗ x V) W2.
 
@@ -143,10 +160,10 @@ class GLUModule(SubLayer):
         self.norm = common.norm.build(config.hidden) if config.norm else None
         self.down = common.linear.build(config.hidden, common.width, config.bias)
         self.activation = ACTIVATIONS[config.activation]
+        self.fused = fused_name(self.activation)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, -1)  # (batch, time, hidden) each
-        hidden = self.dropout(self.activation(gate) * up)
+        hidden = self.dropout(gated(self.gate_up(x), self.activation, self.fused))  # (batch, time, hidden)
         mixed: Tensor = self.down(hidden if self.norm is None else self.norm(hidden, context))
         return mixed

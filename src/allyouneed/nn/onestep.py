@@ -22,7 +22,8 @@ from allyouneed.nn.context import Context, Facts
 from allyouneed.nn.decoder import DecoderModel
 from allyouneed.nn.embed import TokenEmbedModule
 from allyouneed.nn.encoder_decoder import EncoderDecoderModel
-from allyouneed.nn.feedforward import ACTIVATIONS, FFNModule, GLUModule
+from allyouneed.nn.feedforward import FFNModule, GLUModule, fused_name
+from allyouneed.nn.feedforward import gated as multiplied
 from allyouneed.nn.head import VocabularyHeadModule
 from allyouneed.nn.linear import Joined
 from allyouneed.nn.norms import LayerNormModule, RMSNormModule
@@ -30,11 +31,9 @@ from allyouneed.nn.patterns import And, Causal, Full, Or, Pattern, Prefix, Windo
 from allyouneed.nn.relative import RelativeModule
 from allyouneed.nn.rotary import RotaryModule
 from allyouneed.nn.scores import ScoresModule
+from allyouneed.nn.state import KeyValues
 from allyouneed.nn.static import StaticStates, look_at_source
 from allyouneed.nn.wiring import PostNorm, PreNorm, ResidualModule
-
-FUSED_ACTIVATIONS = {"relu", "silu", "gelu", "gelu-tanh"}
-_NAMES = {function: name for name, function in ACTIVATIONS.items()}
 
 
 def fits(model: Any) -> bool:
@@ -47,6 +46,19 @@ def fits(model: Any) -> bool:
     if len(stack.recurrences) or len(stack.joints) or model.embed.asking is not None:
         return False
     return all(_fits(part) for block in stack.blocks for part in block.sublayers.values())
+
+
+def reads_alike(model: Any) -> bool:
+    """Whether reading what it goes on from, too, asks the host nothing, and padding behind it leaves no trace: of one
+    that fits."""
+    stacks: list[Any] = [model.decoder, *([model.encoder] if hasattr(model, "encoder") else [])]
+    if any(len(stack.recurrences) or len(stack.joints) for stack in stacks):
+        return False
+    if getattr(model, "source_embed", None) is not None and type(model.source_embed) is not TokenEmbedModule:
+        return False
+    kept = [state for layer in stacks[0].new_states() for state in layer.values()]
+    parts = [part for stack in stacks for block in stack.blocks for part in block.sublayers.values()]
+    return all(isinstance(state, KeyValues) for state in kept) and all(_fits(part) for part in parts)
 
 
 def _fits(part: Any) -> bool:
@@ -76,12 +88,12 @@ class OneStep:
             for wiring in wirings
         )
         self.ahead = type(wirings[0]) is PreNorm
-        for module in model.decoder.modules():
+        for module in model.modules():
             if isinstance(module, RotaryModule):  # nothing may come from the host while a graph is captured
                 module.frequencies = module.frequencies.to(states.device)
             elif isinstance(module, AlibiModule):
                 module.there = torch.tensor(module.slopes, dtype=torch.float64, device=states.device)
-        self.turns: dict[Any, Tensor] = {}  # by key: (places, head_width)
+        self.turns = self.tables()
         limit = states.capacity if model.embed.limit is None else model.embed.limit
         self.last = min(limit, states.capacity) - 1  # whoever is over and still here stays at the last place
         self.positions: Tensor | None = model.embed.positions(self.places.clamp(max=self.last))
@@ -91,11 +103,7 @@ class OneStep:
     def __call__(self, tokens: Tensor) -> Tensor:
         """(rows,) to scores (rows, vocab) of what comes next."""
         states, decoder = self.states, self.model.decoder
-        at = states.lengths.clamp(max=self.last)
-        if states.group > 1:
-            states.table.scatter_(1, at[:, None], states.own.int()[:, None])
-        x = self.embedded(tokens, at)
-        context = Context(Facts(at[:, None]), states.slots, states.memory, x[:, None])
+        x, at, context = self.begun(tokens)
         if self.chained:
             last, more = self.chain(x, at, context)
             if decoder.end is not None:
@@ -104,19 +112,39 @@ class OneStep:
                 last = last + summed(more).to(last.dtype)
         else:
             last = decoder(x[:, None], context, states.layers)[:, 0]
-        states.lengths.add_(1)
         return self.scored(last)
+
+    def begun(self, tokens: Tensor) -> tuple[Tensor, Tensor, Context]:
+        """Vectors (rows, width) of these tokens, where they stand, and what all layers share."""
+        states, embed = self.states, self.model.embed
+        bare = embed.types is None and embed.norm is None and embed.widen is None
+        turned = None
+        if bare and usable(embed.tokens.weight):
+            from allyouneed.kernels.beginning import begin
+
+            # a table of turns is looked up here if it is the only one
+            turns = next(iter(self.turns.values())) if len(self.turns) == 1 else None
+            table = states.table if states.group > 1 else None
+            own = (embed.tokens.weight, embed.scale, self.positions)
+            x, at, turned = begin(tokens, states.lengths, self.last, *own, turns, table)
+        else:
+            at = states.lengths.clamp(max=self.last)
+            if states.group > 1:
+                states.table.scatter_(1, at[:, None], states.own.int()[:, None])
+            # a start, so that the device is not asked how long the rows are: there are places for all of them
+            x = self.embedded(tokens, at) if bare else embed(Rows(tokens[:, None]), Facts(at[:, None], start=0))[:, 0]
+            states.lengths.add_(1)
+        context = Context(Facts(at[:, None]), states.slots, states.memory, x[:, None])
+        if turned is not None:
+            context.plans[(*next(iter(self.turns)), "one")] = turned
+        return x, at, context
 
     def embedded(self, tokens: Tensor, at: Tensor) -> Tensor:
         embed = self.model.embed
-        if embed.types is None and embed.norm is None and embed.widen is None:
-            x = embedding(tokens, embed.tokens.weight)
-            if self.positions is not None:
-                return torch.add(embedding(at, self.positions), x, alpha=embed.scale)
-            return x if embed.scale == 1 else x * embed.scale
-        # a start, so that the device is not asked how long the rows are: there are places for all of them
-        found: Tensor = embed(Rows(tokens[:, None]), Facts(at[:, None], start=0))[:, 0]
-        return found
+        x = embedding(tokens, embed.tokens.weight)
+        if self.positions is not None:
+            return torch.add(embedding(at, self.positions), x, alpha=embed.scale)
+        return x if embed.scale == 1 else x * embed.scale
 
     def chain(self, x: Tensor, at: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         """The stream, and what is still to be added to it."""
@@ -142,12 +170,12 @@ class OneStep:
             and part.q_norm is None
             and plain(part, self.states.capacity)
         ):
-            seen = self.own(part, x, state, at) if kind is SelfAttention else self.source(part, x, state)
+            seen = self.own(part, x, state, at, context) if kind is SelfAttention else self.source(part, x, state)
             return linear(seen, part.out, parts=True)
         found: Tensor = part(x[:, None], context, state)[:, 0]
         return found
 
-    def own(self, part: Any, x: Tensor, state: Any, at: Tensor) -> Tensor:
+    def own(self, part: Any, x: Tensor, state: Any, at: Tensor, context: Context) -> Tensor:
         width = part.head_width
         if part.qkv is not None:  # the kernel that looks adds up what comes in parts
             parts = type(part.scores).prepare is ScoresModule.prepare
@@ -155,7 +183,7 @@ class OneStep:
         else:
             q, k, v = linear(x, part.q), linear(x, part.k), linear(x, part.v)
         q, k, v = (y.unflatten(-1, (-1, width)) for y in (q, k, v))  # (rows, heads, head_width)
-        turns = self.turned(part.relative)
+        turns = self.turned(part.relative, at, context)
         found: Tensor = state.look(part.scores.prepare(q), (k, v), at, part.manner().scale, turns)
         return found.flatten(1)
 
@@ -163,14 +191,21 @@ class OneStep:
         q = part.scores.prepare(linear(x, part.q).unflatten(-1, (-1, part.head_width)))
         return look_at_source(q, state, self.states, part.manner().scale).flatten(1)
 
-    def turned(self, relative: RelativeModule) -> Tensor | None:
-        """Cosines beside sines of every place (places, head_width)."""
+    def tables(self) -> dict[Any, Tensor]:
+        """Cosines beside sines of every place (places, head_width), by the key of those who turn by them."""
+        found: dict[Any, Tensor] = {}
+        for block in self.model.decoder.blocks:
+            for part in block.sublayers.values():
+                if type(part) is SelfAttention and isinstance(part.relative, RotaryModule):
+                    cos, sin = part.relative.tables(self.places, torch.float32)[0][:, 0, 0]  # (places, head_width / 2)
+                    found[part.relative.key] = torch.cat((cos, sin), -1)
+        return found
+
+    def turned(self, relative: RelativeModule, at: Tensor, context: Context) -> Tensor | None:
+        """Those of each row's place (rows, head_width), looked up once for all layers."""
         if not isinstance(relative, RotaryModule):
             return None
-        if relative.key not in self.turns:
-            cos, sin = relative.tables(self.places, torch.float32)[0][:, 0, 0]  # (places, head_width / 2) each
-            self.turns[relative.key] = torch.cat((cos, sin), -1)
-        return self.turns[relative.key]
+        return context.plan((*relative.key, "one"), lambda: embedding(at, self.turns[relative.key]))
 
     def scored(self, x: Tensor) -> Tensor:
         head = self.model.head
@@ -212,16 +247,14 @@ def narrow(x: Tensor, weight: Tensor) -> bool:
 
 def linear(x: Tensor, module: Any, activation: Any = None, gated: bool = False, parts: bool = False) -> Tensor:
     """(rows, inputs) to (rows, outputs), or to parts of it that are still to be added up."""
-    if type(module) in (nn.Linear, Joined) and narrow(x, module.weight):
-        name = "" if activation is None else _NAMES.get(activation, "?")
-        if not name or name in FUSED_ACTIVATIONS:
-            from allyouneed.kernels.narrow import linear as few
+    name = "" if activation is None else fused_name(activation)
+    if name is not None and type(module) in (nn.Linear, Joined) and narrow(x, module.weight):
+        from allyouneed.kernels.narrow import linear as few
 
-            return few(x, module.weight, module.bias, name, gated, parts)
+        return few(x, module.weight, module.bias, name, gated, parts)
     found: Tensor = module(x)
     if gated:
-        gate, up = found.chunk(2, -1)
-        return activation(gate) * up
+        return multiplied(found, activation, name)
     return found if activation is None else activation(found)
 
 

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from allyouneed.kernels import at_once
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.relative import Heads, Relative, RelativeModule
@@ -89,6 +90,10 @@ class RotaryModule(RelativeModule):
 
     def turned(self, x: Tensor, table: Tensor) -> Tensor:
         """(a, b) of each plane becomes (a·cos − b·sin, b·cos + a·sin)."""
+        if self.width == x.shape[-1] and x.stride(-1) == 1 and at_once(x):
+            from allyouneed.kernels.turning import turned as kernel
+
+            return kernel(x, table, self.config.order == "interleaved")
         cos, sin = table
         part = x[..., : self.width].to(table.dtype)
         if self.config.order == "interleaved":

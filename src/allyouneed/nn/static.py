@@ -8,7 +8,6 @@ more room writes into the last place again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -66,7 +65,7 @@ class StaticKeyValues(Cache):
         self, q: Tensor, new: tuple[Tensor, Tensor], positions: Tensor, scale: float, turns: Tensor | None
     ) -> Tensor:
         """Of one new token a row, (rows, heads, head_width): its key and value come in, and it sees all there is.
-        `turns` (places, head_width): cosines beside sines by which queries and keys are turned."""
+        `turns` (rows, head_width): cosines beside sines by which its query and key are turned."""
         if usable(q):
             from allyouneed.kernels.paged import look
 
@@ -74,7 +73,7 @@ class StaticKeyValues(Cache):
             return look(q, self.keys, self.values, states.table, positions, scale, every, new, turns, states.arrived)
         k, v = new
         if turns is not None:
-            cos, sin = turns[positions][:, None].chunk(2, -1)  # (rows, 1, head_width / 2) each
+            cos, sin = turns[:, None].chunk(2, -1)  # (rows, 1, head_width / 2) each
             q, k = _turned(q, cos, sin), _turned(k, cos, sin)
         self.put(k, v, positions)
         keys, values = self.gathered()
@@ -139,19 +138,17 @@ class StaticStates:
                     state.end = sources
             self.layers.append(layer)
 
-    def take(self, stack: Any, seats: list[int], seen: States, counts: Sequence[int]) -> None:
+    def take(self, stack: Any, chairs: Tensor, seen: States, counts: Tensor) -> None:
         """These seats are taken by texts of which this has been seen (a row each), and so much of it counts."""
-        chairs = torch.tensor(seats, device=self.device)
         rows = chairs[:, None] * self.group + torch.arange(self.group, device=self.device)  # (seats, group)
-        lengths = torch.tensor(list(counts), device=self.device)
-        self.lengths[rows] = lengths[:, None].expand_as(rows)
+        self.lengths[rows] = counts[:, None].expand_as(rows)
         if self.group > 1:  # what is given lies with the first of them
             self.table[rows] = rows[:, :1, None].int().expand(-1, -1, self.capacity)
         memory, context = seen.memory, None
         if memory is not None:
             assert self.memory is not None and self.memory.facts.segments is not None
             time, real = memory.hidden.shape[1], memory.facts.segments
-            segments = torch.zeros(len(seats), self.sources, dtype=torch.long, device=self.device)
+            segments = torch.zeros(len(chairs), self.sources, dtype=torch.long, device=self.device)
             segments[:, :time] = 1 if real is None else real
             self.memory.facts.segments[chairs] = segments
             self.source_lengths[rows] = segments.sum(1)[:, None].expand_as(rows)

@@ -1,0 +1,29 @@
+"""CUDA graphs, and what must not happen meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_lock, _busy, _collects = threading.Lock(), 0, False
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No garbage is collected while anybody, in any thread, is in here. An old graph or its memory that is given back
+    spoils one that is being captured; and while a GPU is kept busy, there is no time for it."""
+    global _busy, _collects
+    with _lock:
+        if _busy == 0:
+            _collects = gc.isenabled()
+            gc.disable()
+        _busy += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _busy -= 1
+            if _busy == 0 and _collects:
+                gc.enable()
