@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,14 +109,21 @@ FIRST = 5  # numbers before the tokens: seat, limit, last token, tokens read bef
 def numbered(size: Size, requests: Sequence[Any], limits: Sequence[int], seats: Sequence[int]) -> NDArray[np.int64]:
     """All that is to be known of these (rows, FIRST + sources + prompts), on its way to the device as one."""
     found = np.zeros((size.rows, FIRST + size.sources + size.prompts), dtype=np.int64)
-    for row, request, limit, seat in zip(found, requests, limits, seats, strict=False):
-        source, prompt = request.source or (), request.prompt
-        row[:FIRST] = seat, limit, prompt[-1], len(prompt) - 1, len(source)
-        row[FIRST : FIRST + len(source)] = source
-        begin = FIRST + size.sources
-        row[begin : begin + len(prompt) - 1] = prompt[:-1]
+    sources, prompts = [request.source or () for request in requests], [request.prompt[:-1] for request in requests]
+    counts, lengths = (list(map(len, texts)) for texts in (prompts, sources))
+    lasts = [request.prompt[-1] for request in requests]
+    asked = found[: len(requests)]
+    asked[:, :FIRST] = np.array([seats, limits, lasts, counts, lengths]).T
+    _lay_out(asked[:, FIRST : FIRST + size.sources], sources, lengths)
+    _lay_out(asked[:, FIRST + size.sources :], prompts, counts)
     found[len(requests) :] = found[0]
     return found
+
+
+def _lay_out(rows: NDArray[np.int64], texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
+    """Each text from the beginning of its row on."""
+    inside = np.arange(rows.shape[1]) < np.array(lengths)[:, None]
+    rows[inside] = np.fromiter(chain.from_iterable(texts), np.int64, sum(lengths))
 
 
 def rounded(length: int) -> int:

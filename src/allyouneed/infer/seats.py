@@ -241,11 +241,14 @@ class Shape(NamedTuple):
 
 def whereabouts(model: Any) -> int:
     """Of all its weights: graphs remember where they lay. (`model.parameters()` takes a millisecond.)"""
-    found, modules = [], [model]
+    found: list[int] = []
+    modules = [model]
     while modules:
         module = modules.pop()
+        for weight in module._parameters.values():
+            if weight is not None:
+                found.append(weight.data_ptr())
         modules += [inside for inside in module._modules.values() if inside is not None]
-        found += [(p.data_ptr(), p.dtype) for p in module._parameters.values() if p is not None]
     return hash(tuple(found))
 
 
