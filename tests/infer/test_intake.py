@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from seated import MODELS, WAYS, asked, engine_of, said
+from torch import Tensor
 
 from allyouneed.config import parse, preset_tree
 from allyouneed.infer import intake, seats
 from allyouneed.infer.engine import Engine, Request
-from allyouneed.infer.intake import FIRST, Intake, Size, numbered
+from allyouneed.infer.intake import FIRST, Graph, Intake, Size, numbered
 from allyouneed.infer.search import Hypothesis
 from allyouneed.nn.model import Model
 from allyouneed.nn.onestep import reads_alike
@@ -48,6 +50,46 @@ def test_says_the_same_when_it_is_asked_again(name: str, sizes: list[Size]) -> N
     assert bool(sizes) == whole
     if whole:
         assert {size.rows for size in sizes} >= {4, 8} if name == "translation" else len(sizes) > 6
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_graph_gets_new_numbers_each_time_and_one_that_fails_is_none(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """As on a GPU, with a graph that is none."""
+    given: dict[Size, Tensor] = {}
+    replayed: list[Size] = []
+
+    def captured(self: Intake, numbers: Tensor, size: Size) -> Graph:
+        if fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        given[size] = numbers
+
+        def replay() -> None:
+            replayed.append(size)
+            self.lay(given[size], size)
+
+        return Graph(numbers, replay)
+
+    begin = Intake.__init__
+
+    def on_a_gpu(self: Intake, *parts: Any) -> None:
+        begin(self, *parts)
+        self.captures = True
+
+    monkeypatch.setattr(Intake, "__init__", on_a_gpu)
+    monkeypatch.setattr(Intake, "captured", captured)
+    monkeypatch.setattr(intake, "KEPT", 2)
+    engine = engine_of("translation")
+    for turn in range(3):
+        requests = [Request(r.prompt, 11, r.place, r.source) for r in asked(engine, 9 + 2 * turn)]
+        plain = engine._answers(requests, WAYS["beam"], None)
+        for _ in range(2):
+            found: list[list[Hypothesis]] = [[] for _ in requests]
+            engine.room.answer(requests, found, WAYS["beam"])
+            assert said(found) == said(plain)
+    assert bool(replayed) != fails
+    assert all(len(kept.intake.graphs) <= 2 for kept in engine.room.kept.values())
 
 
 def test_prompts_of_a_translation_are_read_as_well(sizes: list[Size]) -> None:

@@ -45,7 +45,7 @@ class Graph(NamedTuple):
 class Intake:
     def __init__(self, model: Any, states: StaticStates, saying: Saying) -> None:
         self.model, self.states, self.saying = model, states, saying
-        self.fits = reads_alike(model)
+        self.fits, self.captures = reads_alike(model), states.device.type == "cuda"
         self.came: Counter[Size] = Counter()
         self.graphs: OrderedDict[Size, Graph] = OrderedDict()
         self.pool: Any = None  # of memory, for all graphs: nothing in it is needed after a reading
@@ -59,16 +59,20 @@ class Intake:
         if self.came[size] < 2:  # to be captured costs as much as to be read a few times
             return False
         numbers = torch.from_numpy(numbered(size, requests, limits, seats))
-        if self.states.device.type != "cuda":
+        if not self.captures:
             self.lay(numbers, size)
             return True
         if size not in self.graphs:
-            self.graphs[size] = self.captured(numbers.to(self.states.device), size)
+            try:
+                self.graphs[size] = self.captured(numbers.to(self.states.device), size)
+            except RuntimeError:  # something in it asks the host after all: then it is read in the plain way for good
+                self.fits = False
+                return False
             while len(self.graphs) > KEPT:
                 self.came.pop(self.graphs.popitem(last=False)[0])
         graph = self.graphs[size]
         self.graphs.move_to_end(size)
-        graph.given.copy_(numbers.pin_memory(), non_blocking=True)
+        graph.given.copy_(numbers.pin_memory() if self.states.device.type == "cuda" else numbers, non_blocking=True)
         graph.replay()
         return True
 
