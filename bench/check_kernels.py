@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from allyouneed.kernels import crossentropy, likeliest, narrow
+from allyouneed.kernels import crossentropy, lean, likeliest, narrow
 from allyouneed.kernels.norms import add_norm
 from allyouneed.kernels.paged import Cut, look
 from allyouneed.kernels.retention import retention
@@ -26,6 +26,7 @@ from allyouneed.nn import crossentropy as chunked
 from allyouneed.nn import retain
 from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.feedforward import ACTIVATIONS as ACTIVATION
+from allyouneed.nn.lean import CURVES, ROWS
 from allyouneed.nn.wkv import LEAST, nothing, prefixes, weighted
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -54,10 +55,13 @@ LARGE_MAPS = [(1, 5632, 2048, True, "silu", 1), (64, 2048, 5632, False, "", 4), 
               (300, 512, 2048, False, "", 2), (33, 2048, 512, False, "gelu-tanh", 1)]  # fmt: skip
 # rows, width of the logits, of which are scores
 ENTROPIES = [(1, 37, 37), (7, 37, 37), (3, 64, 50), (2, 16000, 16000), (5, 50304, 50304), (4, 50304, 50257)]
-LARGE_ENTROPIES = [(1000, 16000, 16000), (8192, 50304, 50304), (4096, 50304, 50257), (33, 250112, 250100)]
+LARGE_ENTROPIES = [(1000, 16000, 16000), (700, 50304, 50257), (33, 250112, 250100)]
 # tokens, vocab, width of the whole, from vectors to gradients
 HEADS = [(9, 37, 8), (300, 50, 16), (5, 1001, 12)]
-LARGE_HEADS = [(20000, 32000, 512), (9000, 50257, 768)]
+LARGE_HEADS = [(9000, 50257, 768)]
+# batch, time, width, and that as heads of this width, of which keys and values have fewer
+BIASES = [(2, 7, 24, 4), (3, 90, 60, 20), (1, 300, 512, 64)]
+LARGE_BIASES = [(5, 1000, 768, 64), (3, 501, 520, 40)]
 ACTIVATIONS = {"": lambda x: x, **{name: ACTIVATION[name] for name in ("relu", "silu", "gelu", "gelu-tanh")}}
 
 Sizes = Sequence[int]
@@ -276,7 +280,9 @@ class Check:
     def entropy(self, sizes: Sizes, dtype: torch.dtype, smoothing: float, cap: float | None, biased: bool) -> None:
         rows, width, vocab = sizes
         torch.manual_seed(rows)
-        logits = (4 * torch.randn(rows, width)).to(self.device, dtype)
+        logits = 4 * torch.randn(rows, width)
+        logits[:1] *= 60  # where e to the power of a score over the label's overflows
+        logits = logits.to(self.device, dtype)
         bias = torch.randn(vocab, device=self.device) if biased else None
         labels = torch.randint(0, vocab, (rows,), device=self.device)
         labels[2::5] = IGNORE
@@ -317,6 +323,40 @@ class Check:
         found = list(chunked.linear_cross_entropy(own[0], own[1], labels, smoothing, *own[2:]))
         found += torch.autograd.grad(found[0] * 0.5, own)
         self.report(f"head {tuple(sizes)} {str(dtype)[6:]} {smoothing or ''}", found, wanted, LIMITS[dtype])
+
+    def slope(self, sizes: Sizes, dtype: torch.dtype, kind: str) -> None:
+        torch.manual_seed(sizes[1])
+        x, gradient = (3 * torch.randn(2, *sizes[:3])).to(self.device, dtype)
+        found, sums = lean.sloped(gradient, x, kind, ROWS)
+        exact = gradient.double() * CURVES[kind].slope(x.double())
+        name = f"slope {tuple(sizes[:3])} {str(dtype)[6:]} {kind}"
+        self.report(name, [found, sums.sum(0)], [exact, exact.sum((0, 1))], LIMITS[dtype])
+
+    def side_by_side(self, sizes: Sizes, dtype: torch.dtype, ordered: bool) -> None:
+        """`ordered`: token after token, as queries lie where nothing has moved them."""
+        batch, time, width, head = sizes
+        torch.manual_seed(time)
+        shapes = [(batch, heads, time, head) for heads in (width // head, 1, 2)]
+        parts = [torch.randn(shape).to(self.device, dtype) for shape in shapes]
+        if ordered:
+            parts = [part.transpose(1, 2).contiguous().transpose(1, 2) for part in parts]
+        found, sums = lean.joined(parts, ROWS)
+        exact = torch.cat([part.transpose(1, 2).flatten(2) for part in parts], -1)
+        assert torch.equal(found, exact), "parts are not laid side by side"
+        self.report(f"side by side {sizes} {str(dtype)[6:]}", [sums.sum(0)], [exact.double().sum((0, 1))], 1e-5)
+
+    def unnormed(self, sizes: Sizes, dtype: torch.dtype) -> None:
+        torch.manual_seed(sizes[1])
+        given = [torch.randn(sizes[:3]).to(self.device, dtype) for _ in range(3)]
+        weight = torch.randn(sizes[2], device=self.device)
+        gradient, passing, x = (one.double() for one in given)
+        x.requires_grad_()
+        scale, shift = weight.double().requires_grad_(), torch.zeros_like(weight, dtype=torch.double).requires_grad_()
+        normal, mean, rate = torch.native_layer_norm(x, sizes[2:3], scale, shift, 1e-5)
+        exact = torch.autograd.grad((normal * gradient).sum() + (x * passing).sum(), [x, scale, shift])
+        found, sums = lean.unnormed(*given, weight, mean.detach().float(), rate.detach().float(), ROWS)
+        name = f"norm, backwards {tuple(sizes[:3])} {str(dtype)[6:]}"
+        self.report(name, [found, *sums.sum(1)], [*exact, passing.sum((0, 1))], LIMITS[dtype])
 
 
 def sums(check: Check, cuda: bool) -> None:
@@ -377,13 +417,24 @@ def entropies(check: Check, cuda: bool) -> None:
                 check.head(sizes, dtype, smoothing, biased)
 
 
-JOBS = {"sums": sums, "decoding": decoding, "entropies": entropies}
+def slopes(check: Check, cuda: bool) -> None:
+    print("gradients, and their sums over tokens")
+    for sizes in BIASES + (LARGE_BIASES if cuda else []):
+        for dtype in (torch.float32, torch.bfloat16):
+            for kind in CURVES:
+                check.slope(sizes, dtype, kind)
+            check.unnormed(sizes, dtype)
+            for ordered in (True, False):
+                check.side_by_side(sizes, dtype, ordered)
+
+
+JOBS = {"sums": sums, "decoding": decoding, "entropies": entropies, "slopes": slopes}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--only", choices=list(JOBS), help="retention and wkv; what decoding needs; cross-entropy")
+    parser.add_argument("--only", choices=list(JOBS), help="recurrent mixers; decoding; cross-entropy; backward passes")
     given = parser.parse_args()
     check = Check(given.device)
     for name, job in JOBS.items():

@@ -3,7 +3,7 @@
     python bench/train_gpu.py translation --pairs pairs.tsv
     python bench/train_gpu.py gpt2
     python bench/train_gpu.py same
-    python bench/train_gpu.py loss
+    python bench/train_gpu.py kernels
     python bench/train_gpu.py session --pairs pairs.tsv
 
 translation: transformer-base (512, 6 + 6, vocabulary 32k, dropout 0.1) on real sentence pairs. The peer is
@@ -12,14 +12,16 @@ reads packed rows through the product's own feed. Counted are real target tokens
 gpt2: 124M parameters, rows of 1,024 tokens without dropout. The peer is a plain GPT written as nanoGPT is (fused
 qkv, SDPA, vocabulary 50,304, bf16 autocast, fused AdamW), compiled whole.
 same: no speed; that updates replayed as a CUDA graph are those that are written, with and without our levers.
-loss: a chunk of logits judged by our kernel, cut in several ways, and by what the compiler makes of the definition.
+kernels: our kernels by themselves, cut in several ways: cross-entropy of a chunk of logits, besides by what the
+compiler makes of the definition, and the backward passes that read once (nn/lean.py).
 session: all of them in one call; they compile side by side and measure one after another (train_session.py).
 
-`--levers` (gpt2, same): ours without any, then with one more of them at a time, and with all as a recording:
-  kernel    cross-entropy and its gradient by our kernel
-  in-place  products are added to the gradient of the head as they are made
-  gelu      GELU by a sigmoid instead of tanh
-  halves    cross-entropy in half as many chunks
+`--levers` (gpt2, same): ours without any, then with more and more of them, kernels cut in the fastest way first:
+  up     activations, GELU by a sigmoid: backwards with the sums for the bias before them
+  qkv    gradients of queries, keys and values laid side by side with the sums for their bias
+  norms  layer norms backwards with their sums and what passes them by
+  lent   the last bias of a sub-layer goes into what passes its norm by
+  end    the last norm compiled too
 
 Beside each speed: its share of the matrix ceiling measured in this run (model FLOPs only, 3 × forward), and peak
 memory. Ours is what `allyouneed train` runs: Updates, Feed, Machine.
@@ -35,13 +37,9 @@ each other before the first measures, and then for whoever is measuring.
 from __future__ import annotations
 
 import argparse
-import fcntl
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -55,11 +53,13 @@ from allyouneed.data.packing import PackedBatches
 from allyouneed.data.pairs import PairFiles
 from allyouneed.data.store import Store
 from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies
-from allyouneed.kernels import usable
-from allyouneed.nn import crossentropy
-from allyouneed.nn.batch import IGNORE, Batch, Rows
-from allyouneed.nn.feedforward import FFNModule, shorter_gelu_tanh
+from allyouneed.nn.attention import SelfAttention
+from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.feedforward import FFNModule
 from allyouneed.nn.model import Model
+from allyouneed.nn.norms import LayerNormModule
+from allyouneed.nn.stack import Stack
+from allyouneed.nn.sublayer import SubLayer
 from allyouneed.tasks.causal_lm import CausalLM
 from allyouneed.tasks.task import Task
 from allyouneed.tasks.translation import PairItems, Translation, pair_encoding
@@ -68,156 +68,43 @@ from allyouneed.train.feed import Feed, Place, Update
 from allyouneed.train.machine import Machine
 from allyouneed.train.optimiser import Adam
 from allyouneed.train.step import Pending, fetch
+from train_kernels import choose, kernels
 from train_peers import SMOOTHING, Bucketed, PlainGPT, TorchTransformer, one_of_each
 from train_session import session
+from train_turns import DEVICE, Runner, Turn, compare, tell, timed
 
-DEVICE = torch.device("cuda")
-LEVERS = ("kernel", "in-place", "gelu", "halves")
-CHUNK = crossentropy.GPU_CHUNK_BYTES
+LEVERS = {"up": FFNModule, "qkv": SelfAttention, "norms": LayerNormModule, "lent": SubLayer, "end": Stack}
+STAGES: tuple[tuple[str, ...], ...] = ((), ("up", "qkv"), ("norms",), ("lent", "end"))
 MACHINE = Machine(DEVICE, bf16=True, compiled=True, why="")
 
 
-def ceiling() -> float:
-    """FLOP/s of a large bf16 matrix product."""
-    a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
-    for _ in range(10):
-        a @ b
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(50):
-        a @ b
-    torch.cuda.synchronize()
-    return 50 * 2 * 8192**3 / (time.perf_counter() - begin)
-
-
-Turn = Callable[[int], tuple[int, float]]  # trains for one turn and gives (real tokens, seconds)
-
-
-@dataclass
-class Runner:
-    """`make` builds the model, when its turn has come: what is in memory then is not its own."""
-
-    name: str
-    make: Callable[[], Turn]
-    flops: float  # forward, of one real token
-    peer: bool = False
-    turn: Turn | None = None
-    speeds: list[float] = field(default_factory=list)
-    waits: list[float] = field(default_factory=list)  # shares of its turns
-    peak: int = 0  # of its first turn: what a recording holds is counted when it is made, and not again
-
-
-@contextmanager
-def measuring(given: argparse.Namespace) -> Iterator[None]:
-    """When all who compile are done, and nobody else measures."""
-    if given.meet is None:
-        yield
-        return
-    folder, count = Path(given.meet[0]), int(given.meet[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    tempfile.mkdtemp(dir=folder)
-    begin = time.monotonic()
-    while sum(path.is_dir() for path in folder.iterdir()) < count and time.monotonic() - begin < given.patience:
-        time.sleep(0.2)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def compare(runners: list[Runner], given: argparse.Namespace) -> None:
-    runners = [r for r in runners if not (r.peer and given.alone)]
-    for runner in runners:  # which compiles
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before, begin = torch.cuda.memory_allocated(), time.perf_counter()
-        runner.turn = runner.make()
-        runner.turn(0)
-        runner.peak = torch.cuda.max_memory_allocated() - before
-        print(f"{runner.name}: first turn {time.perf_counter() - begin:.0f} s", flush=True)
-    with measuring(given):
-        top = ceiling()
-        for number in range(1, given.turns + 1):
-            for runner in runners:
-                assert runner.turn is not None
-                tokens, seconds = runner.turn(number)
-                runner.speeds.append(tokens / seconds)
-            print(f"turn {number}: " + ", ".join(f"{r.speeds[-1]:,.0f}" for r in runners), flush=True)
-            tell(report(runners, top), given, aloud=number == given.turns)
-        if given.profile:
-            profiled(runners[-1] if runners[-1].name.startswith("allyouneed") else runners[0])
-
-
-def report(runners: list[Runner], top: float) -> list[str]:
-    best = max(statistics.median(r.speeds) for r in [r for r in runners if r.peer] or runners)
-    lines = [
-        f"matrix ceiling {top / 1e12:.0f} TFLOP/s",
-        "",
-        "| | tokens/s | lowest to highest | × best peer | share of ceiling | peak GiB | waits for data |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for r in runners:
-        middle = statistics.median(r.speeds)
-        share = 3 * r.flops * middle / top
-        spread = f"{min(r.speeds):,.0f} – {max(r.speeds):,.0f}"
-        waits = f"{statistics.median(r.waits):.1%}" if r.waits else "–"
-        lines.append(
-            f"| {r.name} | {middle:,.0f} | {spread} | {middle / best:.3f} | {share:.1%} | {r.peak / 2**30:.1f} "
-            f"| {waits} |"
-        )
-    return lines
-
-
-def tell(lines: list[str], given: argparse.Namespace, aloud: bool = True) -> None:
-    """On the screen, and where the one who asked looks for it."""
-    if aloud:
-        print("\n" + "\n".join(lines) + "\n", flush=True)
-    if given.save is not None:
-        Path(given.save).write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def profiled(runner: Runner) -> None:
-    """Where the time of one more turn goes, kernel by kernel."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
-        assert runner.turn is not None
-        _, seconds = runner.turn(0)
-    kernels = [e for e in seen.key_averages() if e.self_device_time_total and e.device_type.name == "CUDA"]
-    kernels.sort(key=lambda e: -e.self_device_time_total)
-    busy = sum(e.self_device_time_total for e in kernels) / 1e6
-    print(f"{runner.name}: {seconds:.2f} s, kernels {busy:.2f} s")
-    for e in kernels[:28]:
-        print(f"  {e.self_device_time_total / 1e3:9.2f} ms {e.count:6d} ×  {e.key[:110]}")
-
-
-def timed(step: Callable[[], int], count: int) -> tuple[int, float]:
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    tokens = sum(step() for _ in range(count))
-    torch.cuda.synchronize()
-    return tokens, time.perf_counter() - begin
+def without(module: nn.Module, lever: str) -> None:
+    if lever == "end" and module.end is not None:
+        module.end._compiled_call_impl = None
+    elif lever == "lent":
+        module.lends = False
+    elif lever != "end":
+        module.lean = False
 
 
 class Ours:
-    """What the trainer does, step after step. `levers`: None is all that the product has."""
+    """What the trainer does, step after step."""
 
-    def __init__(self, tree: dict, task: Task, recorded: bool, levers: Sequence[str] | None = None) -> None:
+    def __init__(self, tree: dict, task: Task, recorded: bool, levers: Sequence[str] = tuple(LEVERS)) -> None:
         self.config = parse(Model, tree)  # type: ignore[type-abstract]
-        self.model, self.task, self.levers = self.config.build().to(DEVICE).train(), task, levers
-        for module in self.model.modules() if "gelu" in (levers or ()) else ():
-            if isinstance(module, FFNModule):
-                module.activation = shorter_gelu_tanh
+        self.model, self.task = self.config.build().to(DEVICE).train(), task
         self.optimiser = Adam().build(self.model)
         MACHINE.speed_up(self.model)
+        for module in self.model.modules():
+            for lever in LEVERS.keys() - levers:
+                if isinstance(module, LEVERS[lever]):
+                    without(module, lever)
         self.updates = Updates(self.model, task, self.optimiser, 1.0, MACHINE)
         self.updates.records &= recorded
         self.number = 0
 
     def run(self, update: Update, rate: float) -> Pending:
         self.number += 1
-        if self.levers is not None:  # others that take turns with this one have other ones
-            crossentropy.KERNEL, crossentropy.IN_PLACE = "kernel" in self.levers, "in-place" in self.levers
-            crossentropy.GPU_CHUNK_BYTES = CHUNK * (1 + ("halves" in self.levers))
         return self.updates.run(update, self.number, rate)
 
     def step(self, update: Update) -> int:
@@ -271,19 +158,25 @@ def translation(given: argparse.Namespace) -> None:
             ours = Ours(tree, Translation(smoothing=SMOOTHING), not given.written)
 
             def turn(number: int) -> tuple[int, float]:
-                waited = [0.0]
+                host, gpu, last = 0.0, 0.0, torch.cuda.Event()
                 with Feed(packed, Place(number, 0), 1, DEVICE) as feed:
-                    first = [next(feed) for _ in range(2)]  # the epoch is packed when the first one comes
 
                     def step() -> int:
+                        nonlocal host, gpu
                         begin = time.perf_counter()
-                        update = first.pop() if first else next(feed)
-                        waited[0] += time.perf_counter() - begin
-                        return ours.step(update)
+                        update = next(feed)
+                        waited = time.perf_counter() - begin
+                        host, gpu = host + waited, gpu + waited * last.query()  # which may have work left
+                        tokens = ours.step(update)
+                        last.record()
+                        return tokens
 
+                    for _ in range(10 if number else 0):  # a run has packed its epoch and filled its feed
+                        step()
+                    host = gpu = 0.0
                     tokens, seconds = timed(step, given.steps if number else 8)
                 if number:
-                    runners[0].waits.append(waited[0] / seconds)
+                    runners[0].waits.append((gpu / seconds, host / seconds))
                 return tokens, seconds
 
             return turn
@@ -324,7 +217,7 @@ def gpt2(given: argparse.Namespace) -> None:
 
         return turn
 
-    def own(recorded: bool, levers: Sequence[str] | None) -> Turn:
+    def own(recorded: bool, levers: Sequence[str] = tuple(LEVERS)) -> Turn:
         ours = Ours(tree, CausalLM(), recorded, levers)
 
         def train(tokens: Tensor, labels: Tensor) -> None:
@@ -350,17 +243,15 @@ def gpt2(given: argparse.Namespace) -> None:
 
     print(f"{rows} rows of {length} tokens, vocabulary {vocab}; ours has {cost.parameters:,} weights", flush=True)
     runners = [Runner("a GPT as nanoGPT's, compiled", peer, cost.flops, peer=True)]
-    if not crossentropy._adds_wide(DEVICE, torch.bfloat16):
-        print("this torch adds no bf16 products to fp32: 'in-place' does nothing", flush=True)
     if given.levers:
-        # as written they share one memory; a recording keeps what it needs to itself
-        for count in range(len(LEVERS) + 1):
-            name = f"+ {LEVERS[count - 1]}" if count else "allyouneed as written, no levers"
-            runners.append(Runner(name, partial(own, False, LEVERS[:count]), cost.flops))
-        runners.append(Runner("allyouneed recorded, no levers", partial(own, True, ()), cost.flops))
-        runners.append(Runner("allyouneed recorded, all levers", partial(own, True, LEVERS), cost.flops))
+        choose()
+        levers: tuple[str, ...] = ()
+        for more in STAGES:
+            levers += more
+            name = "+ " + ", ".join(more) if more else "allyouneed, no levers"
+            runners.append(Runner(name, partial(own, not given.written, levers), cost.flops))
     else:
-        runners.insert(0, Runner("allyouneed", partial(own, not given.written, None), cost.flops))
+        runners.insert(0, Runner("allyouneed", partial(own, not given.written), cost.flops))
     compare(runners, given)
 
 
@@ -372,7 +263,7 @@ def same(given: argparse.Namespace) -> None:
     changes = ["vocab=50304", "dropout=0.0", "decoder[0].mixer.dropout=0.0", "decoder[0].repeat=2"]
     text = [torch.randint(0, 50257, (4, 257), device=DEVICE) for _ in range(3)] * 4  # it learns them by heart
     losses: dict[tuple[bool, bool], list[float]] = {}  # recorded, with levers
-    for levers in ((), LEVERS) if given.levers else (None,):
+    for levers in ((), tuple(LEVERS)) if given.levers else (tuple(LEVERS),):
         for recorded in (False, True):
             torch.manual_seed(1)
             ours = Ours(override(preset_tree("gpt2"), changes), CausalLM(), recorded, levers)
@@ -396,45 +287,7 @@ def same(given: argparse.Namespace) -> None:
     assert not given.levers or rounding < 5e-3, "an update with levers is another one than without"
 
 
-# --- the loss by itself -----------------------------------------------------------------------------------------------
-
-
-def loss(given: argparse.Namespace) -> None:
-    """One chunk of GPT-2's logits: reading it once and writing it once is the least that can be done."""
-    from allyouneed.kernels.crossentropy import Cut, judge
-
-    rows, vocab = 8192, 50304
-    logits = torch.randn(rows, vocab, device=DEVICE, dtype=torch.bfloat16)
-    assert usable(logits)
-    labels = torch.randint(0, vocab, (rows,), device=DEVICE)
-    losses, least = torch.empty(2, rows, device=DEVICE), 2 * logits.nbytes
-
-    def by(cut: Cut) -> Callable[[], object]:
-        return lambda: judge(logits, labels, IGNORE, None, 0.0, None, vocab, *losses, cut=cut)
-
-    ways: dict[str, Callable[[], object]] = {
-        f"our kernel, {cut.piece} scores by {cut.warps} warps": by(cut)
-        for cut in (Cut(), Cut(4096, 8), Cut(16384, 16), Cut(16384, 32), Cut(8192, 32))
-    }
-    ways["the compiled definition"] = lambda: crossentropy._compiled_judged()(logits, labels, None, 0.0, None)
-    ways["a copy"] = lambda: torch.neg(logits, out=logits)
-    for work in ways.values():
-        work()
-    lines = [
-        f"cross-entropy of {rows} × {vocab} in bf16",
-        "",
-        "| | ms | GB/s of one reading and one writing |",
-        "|---|---|---|",
-    ]
-    with measuring(given):
-        for name, work in ways.items():
-            work()
-            _, seconds = timed(lambda work=work: int(work() is None), 20)  # type: ignore[misc]
-            lines.append(f"| {name} | {seconds / 20 * 1e3:.3f} | {least * 20 / seconds / 1e9:,.0f} |")
-        tell(lines, given)
-
-
-JOBS = {"same": same, "loss": loss, "gpt2": gpt2, "translation": translation}
+JOBS = {"same": same, "kernels": kernels, "gpt2": gpt2, "translation": translation}
 
 
 def main() -> None:
@@ -461,6 +314,7 @@ def main() -> None:
         return session(Path(__file__), given)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
+    torch._dynamo.config.recompile_limit = 64  # the same blocks with other levers
     if given.tune:
         import torch._inductor.config as inductor
 

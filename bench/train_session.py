@@ -20,9 +20,12 @@ def session(script: Path, given: argparse.Namespace) -> None:
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        jobs = {"same": ["--levers"], "loss": [], "gpt2": ["--levers", "--steps", "15", "--turns", "3", "--profile"]}
+        jobs = {"same": ["same", "--levers"], "gpt2": ["gpt2", "--steps", "12", "--turns", "3", "--profile"]}
+        if given.levers:
+            jobs["gpt2"].append("--levers")
+            jobs["kernels"] = ["kernels"]
         if given.pairs is not None:
-            jobs["translation"] = ["--pairs", given.pairs, "--steps", "40", "--turns", "3"]
+            jobs["translation"] = ["translation", "--pairs", given.pairs, "--steps", "40", "--turns", "3", "--profile"]
         meeting = folder / "meeting"
         meeting.mkdir()
         # `same` measures nothing, so nobody waits for it
@@ -31,7 +34,7 @@ def session(script: Path, given: argparse.Namespace) -> None:
         # each of them would compile with as many processes as there are cores
         around = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(2, (os.cpu_count() or 2) // 3)), **os.environ}
         for job, options in jobs.items():
-            command = [sys.executable, str(script), job, *options, "--save", str(folder / f"{job}.md"), *told]
+            command = [sys.executable, str(script), *options, "--save", str(folder / f"{job}.md"), *told]
             children[job] = subprocess.Popen(
                 command,
                 stdout=subprocess.PIPE,

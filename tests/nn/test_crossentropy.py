@@ -142,14 +142,17 @@ def test_what_a_gpu_compiles_is_the_plain_definition(cap, smoothing, biased):
         torch.testing.assert_close(slant, bias.grad)
 
 
-def test_chunks_of_a_gpu_are_alike_and_whole_tiles():
-    gpu = torch.device("cuda")
-    assert crossentropy._rows(gpu, 32768, 50304) == 8192 and crossentropy._rows(gpu, 24576, 32000) == 12288
+def test_chunks_of_a_gpu_are_alike_and_whole_tiles(monkeypatch):
+    gpu, memory = torch.device("cuda"), 139 << 30
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=memory))
+    assert crossentropy._rows(gpu, 32768, 50304) == 16384 and crossentropy._rows(gpu, 24576, 32000) == 24576
+    memory = 16 << 30
+    assert crossentropy._rows(gpu, 32768, 50304) == 4864
     for tokens, vocab in ((1, 9), (1000, 50304), (33000, 50304), (20001, 250000)):
         rows = crossentropy._rows(gpu, tokens, vocab)
         chunks = -(-tokens // rows)
         assert rows % crossentropy.TILE == 0 and chunks * rows - tokens < chunks * crossentropy.TILE
-        assert (rows - crossentropy.TILE) * 4 * vocab <= max(crossentropy.GPU_CHUNK_BYTES, 1024 * 4 * vocab)
+        assert (rows - crossentropy.TILE) * 4 * vocab <= max(crossentropy.chunk_bytes(gpu), 1024 * 4 * vocab)
 
 
 def judge_in_place(logits, labels, ignore, bias, smoothing, cap, vocab, totals, plains, gradient):

@@ -9,7 +9,8 @@ import torch
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
-from allyouneed.nn.feedforward import ACTIVATIONS, FFN, GLU, Activation, shorter_gelu_tanh
+from allyouneed.nn.feedforward import ACTIVATIONS, FFN, GLU, Activation
+from allyouneed.nn.lean import shorter_gelu_tanh
 
 CONTEXT = Context(Facts.of(Rows.of([[1, 2, 3]])))
 COMMON = Common(width=7)

@@ -105,6 +105,12 @@ class Groups:
             raise IndexError(f"{index} of {len(self)}")
         return self.members[self.bounds[index] : self.bounds[index + 1]]
 
+    def between(self, start: int, stop: int) -> Groups:
+        """Neighbouring ones; none beyond the last."""
+        start = min(start, len(self))
+        bounds = self.bounds[start : max(start, min(stop, len(self))) + 1]
+        return Groups(self.members[bounds[0] : bounds[-1]], bounds - bounds[0])
+
 
 def pack(lengths: Sequence[NDArray[np.integer]], capacities: Sequence[int], order: Ints, pool: int = POOL) -> Groups:
     """Put the sentences, in this order, into rows of one or two capacities: each into the first open row with room.
@@ -159,7 +165,7 @@ class PackedBatches:
             raise UserError(f"a batch needs at least one row, not {rows}")
         self.items, self.capacities, self.rows, self.seed = items, tuple(capacities), rows, seed
         self.share = WHOLE
-        self._packed: tuple[int, Groups] | None = None
+        self._packed: tuple[int, Groups, tuple[NDArray[np.integer], ...]] | None = None
 
     def shared(self, share: Share) -> Self:
         found = copy(self)
@@ -168,10 +174,14 @@ class PackedBatches:
 
     def packing(self, epoch: int) -> Groups:
         """The rows of an epoch, in order."""
+        return self._of(epoch)[0]
+
+    def _of(self, epoch: int) -> tuple[Groups, tuple[NDArray[np.integer], ...]]:
+        """The rows of an epoch, and how long all items are in it."""
         if self._packed is None or self._packed[0] != epoch:
-            order = self._order(generator(self.seed, epoch))
-            self._packed = epoch, pack(self.items.lengths(epoch), self.capacities, order)
-        return self._packed[1]
+            lengths = self.items.lengths(epoch)
+            self._packed = epoch, pack(lengths, self.capacities, self._order(generator(self.seed, epoch))), lengths
+        return self._packed[1:]
 
     def _order(self, rng: np.random.Generator) -> Ints:
         """Every item as often as it weighs; what is left of a weight after whole times is a chance."""
@@ -188,33 +198,32 @@ class PackedBatches:
 
     def describe(self, epoch: int, step: int) -> list[int]:
         """The items of a batch by their number."""
-        return [int(n) for row in self._rows(epoch, step) for n in row]
+        return [int(n) for n in self._rows(epoch, step).members]
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         own = self.share.rows(self.rows)
         for step in range(start_step, self.steps_per_epoch(epoch)):
             rows = self._rows(epoch, step)
-            if mine := rows[own.start : own.stop]:
+            if len(mine := rows.between(own.start, own.stop)):
                 yield self._batch(epoch, mine, len(own))
             else:  # the last batch is filled up with empty rows
-                yield blank(self._batch(epoch, rows[:1], len(own)))
+                yield blank(self._batch(epoch, rows.between(0, 1), len(own)))
 
-    def _rows(self, epoch: int, step: int) -> list[Ints]:
+    def _rows(self, epoch: int, step: int) -> Groups:
         packing = self.packing(epoch)
         if not 0 <= step < self.steps_per_epoch(epoch):
             raise IndexError(f"step {step} of {self.steps_per_epoch(epoch)}")
-        return [packing[n] for n in range(step * self.rows, min((step + 1) * self.rows, len(packing)))]
+        return packing.between(step * self.rows, (step + 1) * self.rows)
 
-    def _batch(self, epoch: int, rows: list[Ints], height: int) -> Batch:
+    def _batch(self, epoch: int, rows: Groups, height: int) -> Batch:
         """`height`: how many rows it has, the last ones empty."""
-        members = np.concatenate(rows)
-        counts = np.array([len(row) for row in rows])
+        members, counts = rows.members, np.diff(rows.bounds)
         row_of = np.repeat(np.arange(len(rows)), counts)
         segment = np.arange(len(members)) - np.repeat(np.cumsum(counts) - counts, counts) + 1
         filled = self.items.fill(epoch, members)
         found = []
         for side, all_lengths, width, pad in zip(
-            filled.sides, self.items.lengths(epoch), self.capacities, self.items.pads, strict=True
+            filled.sides, self._of(epoch)[1], self.capacities, self.items.pads, strict=True
         ):
             lengths = all_lengths[members].astype(np.int64)
             ends = np.cumsum(lengths)
@@ -237,9 +246,10 @@ class Cells:
     shape: tuple[int, int]
 
     def spread(self, values: NDArray[Any], empty: int) -> torch.Tensor:
-        cells = np.full(self.shape[0] * self.shape[1], empty, dtype=values.dtype)
-        cells[self.places] = values
-        return torch.from_numpy(cells.reshape(self.shape))
+        """By torch, which leaves the interpreter to whoever trains meanwhile."""
+        given = torch.from_numpy(np.ascontiguousarray(values))
+        cells = torch.full((self.shape[0] * self.shape[1],), empty, dtype=given.dtype)
+        return cells.index_copy_(0, torch.from_numpy(self.places), given).view(self.shape)
 
 
 def _batch_of(sides: list[tuple[Rows, Cells]], filled: Filled) -> Batch:

@@ -20,6 +20,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dense import Manner, Plan, attention_weights, dense_mask
+from allyouneed.nn.lean import apart, can_sum, outcome
 from allyouneed.nn.norms import Norm
 from allyouneed.nn.patterns import Causal, Full, Pattern
 from allyouneed.nn.relative import Heads, NoRelative, Relative, RelativeModule
@@ -238,6 +239,10 @@ class _Heads(Looking):
     def traces(self) -> bool:  # type: ignore[override]  # said by each, not by the class
         return self.manner().plain
 
+    @property
+    def last(self) -> nn.Module:
+        return self.out
+
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (batch, heads, time, head_width)
 
@@ -246,12 +251,13 @@ class _Heads(Looking):
 
     def outward(self, seen: Tensor, context: Context) -> Tensor:
         seen = seen.transpose(1, 2).flatten(2)  # (batch, time, inner)
-        found: Tensor = self.out(seen if self.sub_norm is None else self.sub_norm(seen, context))
-        return found
+        return outcome(self.out, seen if self.sub_norm is None else self.sub_norm(seen, context), self.lent)
 
 
 class SelfAttention(_Heads):
     """Queries, keys and values by one product (`qkv`), or by three where they differ in having a bias."""
+
+    lean = False  # the gradient of that bias is summed up when theirs are laid side by side (lean.py)
 
     def __init__(self, config: Attention, common: Common) -> None:
         super().__init__(config, common)
@@ -265,14 +271,23 @@ class SelfAttention(_Heads):
             self.k = build(common.width, self.narrow, bias.k)
             self.v = build(common.width, self.narrow, bias.v)
 
+    @property
+    def can_be_lean(self) -> bool:
+        """Nothing stands between the product and attention: what would be done on the way back is done while they are
+        laid side by side, if that is left to a compiler."""
+        return can_sum(self.qkv) and self.q_norm is None and type(self.relative) is RelativeModule
+
     def prepare(self, context: Context, rows: int) -> None:
         self.relative.prepare(context)
         self.planned(context, context.queries, rows, self.manner())
 
     def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of these tokens, head by head, ready to meet."""
-        if self.qkv is not None:
-            q, k, v = map(self.split, self.qkv(x).split([self.inner, self.narrow, self.narrow], -1))
+        sizes = [self.inner, self.narrow, self.narrow]
+        if self.qkv is not None and self.lean:
+            q, k, v = apart(x, self.qkv, sizes, self.head_width)
+        elif self.qkv is not None:
+            q, k, v = map(self.split, self.qkv(x).split(sizes, -1))
         else:
             q, k, v = map(self.split, (self.q(x), self.k(x), self.v(x)))
         if self.q_norm is not None and self.k_norm is not None:

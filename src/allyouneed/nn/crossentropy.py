@@ -17,11 +17,9 @@ from allyouneed.kernels import usable
 from allyouneed.nn.batch import IGNORE
 
 CHUNK_BYTES = 1 << 24  # logits of one chunk: small enough to stay near the cores, large enough to feed them
-GPU_CHUNK_BYTES = 1 << 31  # of fp32, though they are kept in the precision of the product
+GPU_SHARE, LEAST_ON_GPU = 32, 1 << 30  # a GPU's: such a part of its memory, in fp32; they are kept in half of that
 TILE = 256  # rows that a GPU's matrix product computes together
-EVEN = 64  # a GPU's product is slow where rows are of odd length: an odd vocabulary is filled up to a multiple of this
-KERNEL = True  # of our own on GPUs, else what a compiler makes of `judged`
-IN_PLACE = True  # products are added to the gradient of the weights as they are made
+EVEN = 64  # a GPU's product is slow where rows have an odd length: the vocabulary is then filled up to a multiple of it
 
 
 def linear_cross_entropy(
@@ -45,12 +43,19 @@ def linear_cross_entropy(
     return total, plain
 
 
+def chunk_bytes(device: torch.device) -> int:
+    """Of the logits of a chunk, in fp32."""
+    if device.type == "cpu":
+        return CHUNK_BYTES
+    return max(LEAST_ON_GPU, torch.cuda.get_device_properties(device).total_memory // GPU_SHARE)
+
+
 def _rows(device: torch.device, tokens: int, vocab: int) -> int:
     """Tokens whose logits are computed together. On a GPU chunks are alike, and whole tiles: a small one at the end
     would leave most of it idle."""
     if device.type == "cpu":
-        return max(1, CHUNK_BYTES // (4 * vocab))
-    most = max(1024, GPU_CHUNK_BYTES // (4 * vocab))
+        return max(1, chunk_bytes(device) // (4 * vocab))
+    most = max(1024, chunk_bytes(device) // (4 * vocab))
     each = -(-tokens // max(1, -(-tokens // most)))
     return max(TILE, -(-each // TILE) * TILE)
 
@@ -109,7 +114,7 @@ def add_product(into: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
     and none need be rounded, laid down and taken up again."""
     if a.dtype == into.dtype:
         torch.addmm(into, a, b, beta=0 if first else 1, out=into)
-    elif IN_PLACE and _adds_wide(a.device, a.dtype):
+    elif _adds_wide(a.device, a.dtype):
         torch.addmm(into, a, b, into.dtype, beta=0 if first else 1, out=into)
     elif first:
         into.copy_(a @ b)
@@ -221,7 +226,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         features, vocab = x.to(dtype), len(weight)
-        kernel = KERNEL and len(x) > 0 and usable(features)
+        kernel = len(x) > 0 and usable(features)
         matrix = _filled_up(weight, dtype) if kernel else weight.to(dtype)
         sums = _Sums(features, matrix, vocab, bias is not None, training)
         way = _by_kernel if kernel else _compiled if x.is_cuda else _written

@@ -150,7 +150,8 @@ class TokenEmbedModule(EmbedModule):
         # padding stands nowhere: it must not outgrow learned positions
         places = facts.positions if facts.real is None else facts.positions.where(facts.real, 0)
         self.check_length(facts, places)
-        x: Tensor = self.tokens(given.tokens) * self.scale
+        x: Tensor = self.tokens(given.tokens)
+        x = x if self.scale == 1.0 else x * self.scale
         if self.asking is not None and facts.order is not None:
             x = torch.where((facts.order < 0)[..., None], self.asking.weight.to(x.dtype), x)
         added = self.positions(places)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Literal
@@ -16,6 +15,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
+from allyouneed.nn.lean import CURVES, activated, can_sum, outcome
 from allyouneed.nn.state import State
 from allyouneed.nn.sublayer import Channel, SubLayer
 
@@ -32,14 +32,6 @@ def _quick_gelu(x: Tensor) -> Tensor:
 def _relu_squared(x: Tensor) -> Tensor:
     """So et al. 2021, "Primer", section 4."""
     return nn.functional.relu(x).square()
-
-
-def shorter_gelu_tanh(x: Tensor) -> Tensor:
-    """The same numbers as GELU by tanh: (1 + tanh u) / 2 = σ(2u). On a GPU there is a long way to tanh, longer than it
-    takes to bring x from memory; for e^x it has an instruction."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    u = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
-    return (wide * torch.sigmoid(2 * u)).to(x.dtype)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -101,6 +93,7 @@ class FFN(Channel):
 
 class FFNModule(SubLayer):
     traces = True
+    lean = False  # the gradient of the first bias is summed up with that of the activation (lean.py)
 
     def __init__(self, config: FFN, common: Common) -> None:
         super().__init__()
@@ -108,12 +101,21 @@ class FFNModule(SubLayer):
         self.norm = common.norm.build(config.hidden) if config.norm else None
         self.down = common.linear.build(config.hidden, common.width, config.bias)
         self.activation = ACTIVATIONS[config.activation]
+        self.kind = config.activation
         self.dropout = Dropout(config.dropout)
 
+    @property
+    def last(self) -> nn.Module:
+        return self.down
+
+    @property
+    def can_be_lean(self) -> bool:
+        return can_sum(self.up) and self.kind in CURVES
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        hidden = self.dropout(self.activation(self.up(x)))
-        mixed: Tensor = self.down(hidden if self.norm is None else self.norm(hidden, context))
-        return mixed
+        hidden = activated(x, self.up, self.kind) if self.lean else self.activation(self.up(x))
+        hidden = self.dropout(hidden)
+        return outcome(self.down, hidden if self.norm is None else self.norm(hidden, context), self.lent)
 
 
 def gated(both: Tensor, activation: Callable[[Tensor], Tensor], fused: str | None) -> Tensor:

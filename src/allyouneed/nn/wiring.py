@@ -16,6 +16,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
+from allyouneed.nn.norms import LayerNormModule
 
 
 class Depth(NamedTuple):
@@ -105,6 +106,12 @@ class ResidualModule(nn.Module):
         y = self.dropout(y) if self.training else y
         return y if self.scale_start is None else y * self.scales[number]
 
+    @property
+    def borrows(self) -> bool:
+        """Whether a sub-layer may leave its last bias to the stream: nothing is done to it on the way there."""
+        lean = all(isinstance(norm, LayerNormModule) and norm.lean for norm in self.norms)
+        return isinstance(self.config, PreNorm) and lean and self.scale_start is None and not self.dropout.p
+
     def reset_parameters(self) -> None:
         if self.scale_start is not None:
             for scale in self.scales:
@@ -159,6 +166,15 @@ class PostNorm(Chained, Scaled):
         return lambda x, f, norm: norm(x + f(x))
 
 
+def _ahead(x: Tensor, f: Any, norm: Any) -> Tensor:
+    module = getattr(norm, "func", None)
+    if isinstance(module, LayerNormModule) and module.lean:
+        normal, x = module.fork(x, getattr(f.args[-1].func, "lent", None))  # of the sub-layer
+        return x + f(normal)
+    found: Tensor = x + f(norm(x))
+    return found
+
+
 class PreNorm(Chained, Scaled, Open):
     """x + Sublayer(LayerNorm(x)), and one norm after the last block (Xiong et al. 2020, figure 1b), where `final`."""
 
@@ -166,7 +182,7 @@ class PreNorm(Chained, Scaled, Open):
     final: bool = True
 
     def step(self, depth: Depth) -> Step:
-        return lambda x, f, norm: x + f(norm(x))
+        return _ahead
 
     def end(self, common: Common) -> nn.Module | None:
         return super().end(common) if self.final else None

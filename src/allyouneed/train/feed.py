@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +14,8 @@ import torch
 from allyouneed.data.packing import Batches
 from allyouneed.nn.batch import IGNORE, Batch
 
-AHEAD = 4  # batches ready before they are needed
+PROMPT = 5e-4  # seconds after which Python, asked to, lets another thread go on: ten times as often as by itself
+AHEAD = 12  # batches ready before they are needed: more than the updates that a GPU may be behind the host
 
 
 class Place(NamedTuple):
@@ -38,8 +40,10 @@ class Feed:
 
     def __init__(self, data: Batches, start: Place, accumulate: int, device: torch.device) -> None:
         self._data, self._accumulate, self._device = data, accumulate, device
-        self._queue: queue.Queue[Update | BaseException] = queue.Queue(AHEAD)
+        self._queue: queue.Queue[Update | BaseException] = queue.Queue(max(2, AHEAD // accumulate))
         self._closed = threading.Event()
+        self._before = sys.getswitchinterval()
+        sys.setswitchinterval(PROMPT)  # whoever launches an update must not wait for whoever makes a batch
         self._thread = threading.Thread(target=self._fill, args=(start,), name="feed", daemon=True)
         self._thread.start()
 
@@ -55,6 +59,7 @@ class Feed:
     def close(self) -> None:
         self._closed.set()
         self._thread.join()
+        sys.setswitchinterval(self._before)
 
     def __enter__(self) -> Feed:
         return self

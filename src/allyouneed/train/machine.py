@@ -12,10 +12,16 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from allyouneed.errors import UserError
+from allyouneed.kernels import usable
+from allyouneed.nn.attention import CrossAttention, SelfAttention
 from allyouneed.nn.block import Block
 from allyouneed.nn.embed import EmbedModule
+from allyouneed.nn.feedforward import FFNModule
+from allyouneed.nn.lean import can_sum
+from allyouneed.nn.norms import LayerNormModule
 from allyouneed.nn.rotary import RotaryModule
 from allyouneed.nn.stack import Stack
+from allyouneed.nn.wiring import ResidualModule
 from allyouneed.train.recipe import Recipe
 
 KERNELS = [
@@ -24,6 +30,8 @@ KERNELS = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
+
+LENDING = (SelfAttention, CrossAttention, FFNModule)  # not those that are made of them and go other ways
 
 
 @dataclass(frozen=True)
@@ -56,11 +64,15 @@ class Machine:
                 module.frequencies = module.frequencies.to(self.device)
         if not self.compiled:
             return
+        if usable(torch.empty(0, device=self.device)):
+            _read_once(model)
         for module in model.modules():
             if isinstance(module, EmbedModule) and self.cuda and self.bf16:
                 module.register_forward_hook(_in_bf16)
             if isinstance(module, Stack):
                 module.plans_ahead = True
+                if module.end is not None:
+                    module.end.compile(dynamic=False)
             if isinstance(module, Block):
                 for part in [module] if module.traces else [p for p in module.sublayers.values() if p.traces]:
                     part.compile(dynamic=False)
@@ -73,6 +85,18 @@ class Machine:
             return
         with torch.compiler.set_stance("force_eager"):
             yield
+
+
+def _read_once(model: nn.Module) -> None:
+    """Backward passes read what they need once (nn/lean.py), wherever that is possible."""
+    for module in model.modules():
+        if isinstance(module, FFNModule | SelfAttention | LayerNormModule):
+            module.lean = module.can_be_lean
+    for module in model.modules():
+        if isinstance(module, Block) and isinstance(module.wiring, ResidualModule) and module.wiring.borrows:
+            parts: list[Any] = [part for part in module.sublayers.values() if type(part) in LENDING]
+            for part in parts:
+                part.lends = can_sum(part.last)
 
 
 def _in_bf16(module: nn.Module, given: Any, found: Tensor) -> Tensor:

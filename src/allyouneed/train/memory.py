@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from allyouneed.nn.crossentropy import CHUNK_BYTES, GPU_CHUNK_BYTES
+from allyouneed.nn.crossentropy import chunk_bytes
 from allyouneed.nn.head import VocabularyHead
 from allyouneed.nn.model import Model
 from allyouneed.nn.retro import Retro
@@ -56,7 +56,7 @@ def estimate(recipe: Recipe, model: Model, machine: Machine, team: Team = ALONE)
         tokens = tokens[0], 2 * model.neighbours * tokens[0]
     passes = recipe.task.sides if not hasattr(model, "decoder") or not hasattr(model, "encoder") else 1
     number = 2 if machine.bf16 else 4
-    cells = min((GPU_CHUNK_BYTES if machine.cuda else CHUNK_BYTES) // 4, vocab * tokens[0])
+    cells = min(chunk_bytes(machine.device) // 4, vocab * tokens[0])
     chunk = cells * (number if machine.cuda else 4)
     return Estimate(
         weights=parameters * (8 + (2 if machine.bf16 else 0)),

@@ -1,0 +1,76 @@
+"""Does the feed keep a GPU busy? A clock stands in for the GPU: an update takes it so many milliseconds, and the host,
+which may be ten updates ahead (train/loop.py), launches them in a row and then waits.
+
+    python bench/feed.py --pairs pairs.tsv --update 32
+
+Prints the shares of time in which the clock had nothing to do for want of a batch, and in which the host stood and
+waited for one. `--launch`: milliseconds of Python that an update takes on the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from allyouneed.data.filters import Filters
+from allyouneed.data.packing import PackedBatches
+from allyouneed.data.pairs import PairFiles
+from allyouneed.data.store import Store
+from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies
+from allyouneed.tasks.translation import PairItems, pair_encoding
+from allyouneed.train.feed import Feed, Place, updates
+from allyouneed.train.loop import LAG
+
+ROW = 128
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", required=True, help="sentence pairs: a TSV file, .gz and .zst too")
+    parser.add_argument("--update", type=float, default=32.0, help="milliseconds on the GPU")
+    parser.add_argument("--launch", type=float, default=1.5, help="milliseconds on the host")
+    parser.add_argument("--tokens", type=int, default=24576, help="a batch, on each side")
+    parser.add_argument("--steps", type=int, default=300)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        files = [PairFiles(path=given.pairs)]
+        vocabularies = Vocabularies.train(TokenizerConfig(vocab=32000), files)
+        store = Store.build(Path(folder) / "store", files, Filters(), pair_encoding(vocabularies, max_tokens=ROW - 1))
+        data = PackedBatches(PairItems(store, vocabularies), (ROW, ROW), given.tokens // ROW, seed=1)
+        begin = time.perf_counter()
+        steps = data.steps_per_epoch(0)
+        packed = time.perf_counter()
+        made = sum(1 for _, _ in zip(updates(data, Place(0, 0), 1), range(min(steps, 50)), strict=False))
+        each = (time.perf_counter() - packed) / made * 1e3
+        print(f"{steps} batches an epoch, packed in {(packed - begin) * 1e3:.0f} ms; a batch is made in {each:.2f} ms")
+        gpu, host = fed(data, given.steps, given.update / 1e3, given.launch / 1e3)
+    print(f"the GPU waits for data {gpu:.2%} of the time, the host {host:.2%}")
+
+
+def fed(data: PackedBatches, steps: int, update: float, launch: float) -> tuple[float, float]:
+    gpu = host = 0.0
+    with Feed(data, Place(0, 0), 1, torch.device("cpu")) as feed:
+        next(feed)
+        begin = idle = time.perf_counter()  # when the GPU has nothing left to do
+        for step in range(1, steps + 1):
+            asked = time.perf_counter()
+            next(feed)
+            got = time.perf_counter()
+            host += got - asked
+            gpu += max(0.0, got - max(asked, idle))
+            while time.perf_counter() < got + launch:
+                pass
+            idle = max(idle, time.perf_counter()) + update
+            if step % LAG == 0:
+                time.sleep(max(0.0, idle - time.perf_counter()))
+        total = max(idle, time.perf_counter()) - begin
+    return gpu / total, host / total
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Kernels of training by themselves, cut in several ways (train_gpu.py kernels); the first way of each should be the
+fastest. Reading everything once and writing it once is the least that can be done."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from allyouneed.nn import crossentropy as chunked
+from allyouneed.nn.batch import IGNORE
+from allyouneed.nn.lean import ROWS
+from train_turns import DEVICE, measuring, tell, timed
+
+
+@dataclass
+class Family:
+    """A kernel, where its module keeps how it is cut, and which cuts to try."""
+
+    name: str
+    module: Any
+    constant: str
+    cuts: Sequence[tuple[Any, ...]]
+    bytes: int
+    work: Callable[[], object]
+
+    def cut(self, values: tuple[Any, ...]) -> None:
+        kind = type(getattr(self.module, self.constant))
+        setattr(self.module, self.constant, kind(*values))
+
+    def choose(self) -> None:
+        """Cut it in the fastest way; by the least of several times, for others may be at work."""
+        times: dict[tuple[Any, ...], float] = {}
+        for cut in self.cuts:
+            self.cut(cut)
+            try:
+                self.work()
+                times[cut] = min(_milliseconds(self.work) for _ in range(15))
+            except Exception as error:
+                print(f"{self.name} {cut} failed: {str(error)[:300]}", flush=True)
+        best = min(times, key=times.__getitem__, default=self.cuts[0])
+        self.cut(best)
+        print(f"{self.name}: {best}; " + ", ".join(f"{cut} {time:.3f}" for cut, time in times.items()), flush=True)
+
+
+def _milliseconds(work: Callable[[], object]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def families(wide: bool) -> list[Family]:
+    """`wide`: many cuts."""
+    from allyouneed.kernels import crossentropy, lean
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16)
+
+    rows, vocab, tokens, width = 8192, 50304, 32 * 1024, 768
+    logits, labels = drawn(rows, vocab), torch.randint(0, vocab, (rows,), device=DEVICE)
+    losses = torch.empty(2, rows, device=DEVICE)
+    judge = partial(crossentropy.judge, logits, labels, IGNORE, None, 0.0, None, vocab, *losses)
+    x, gradient = drawn(tokens, 4 * width), drawn(tokens, 4 * width)
+    heads = [drawn(32, 1024, 12, 64).transpose(1, 2) for _ in range(3)]
+    stream = [drawn(tokens, width) for _ in range(3)]
+    mean, scale, weight = (torch.rand(n, device=DEVICE) for n in (tokens, tokens, width))
+    # scores of a piece, warps, rows a multiprocessor has under way
+    cuts = [(8192, 16, 2), (16384, 16, 2), (8192, 8, 3), (4096, 8, 3)]
+    if wide:
+        cuts += [(8192, 16, 1), (16384, 32, 1), (8192, 8, 2), (4096, 8, 4), (2048, 4, 6)]
+    squares = [(4, 512, 4), (8, 256, 4), (8, 512, 8), (2, 1024, 4)]  # tokens, features, warps
+    whole = [(2, 0, 4), (1, 0, 4), (4, 0, 4), (4, 0, 8)]
+    slope = partial(lean.sloped, gradient, x, "gelu-tanh", ROWS)
+    beside, norm = partial(lean.joined, heads, ROWS), partial(lean.unnormed, *stream, weight, mean, scale, ROWS)
+    return [
+        Family("cross-entropy", crossentropy, "CUT", cuts, 2 * logits.nbytes, judge),
+        Family("GELU backwards", lean, "SLOPED", squares, 3 * x.nbytes, slope),
+        Family("side by side", lean, "JOINED", squares, 6 * heads[0].nbytes, beside),
+        Family("norm backwards", lean, "UNNORMED", whole, 4 * stream[0].nbytes, norm),
+    ]
+
+
+def choose() -> None:
+    for family in families(wide=False):
+        family.choose()
+
+
+def kernels(given: argparse.Namespace) -> None:
+    tried = families(wide=True)
+    ways: list[tuple[str, int, Callable[[], object]]] = []
+
+    def cut(family: Family, values: tuple[Any, ...]) -> Callable[[], object]:
+        def work() -> object:
+            family.cut(values)
+            return family.work()
+
+        return work
+
+    for family in tried:
+        ways += [(f"{family.name}, {values}", family.bytes, cut(family, values)) for values in family.cuts]
+    logits, labels = tried[0].work.args[:2]  # type: ignore[attr-defined]
+    definition = chunked._compiled_judged()
+    ways.append(("the definition, compiled", 2 * logits.nbytes, lambda: definition(logits, labels, None, 0.0, None)))
+    ways.append(("a copy of the logits", 2 * logits.nbytes, lambda: torch.neg(logits, out=logits)))
+    for name, _, work in list(ways):
+        try:
+            work()
+        except Exception as error:
+            print(f"{name} failed: {str(error)[:300]}", flush=True)
+            ways = [way for way in ways if way[0] != name]
+    lines = ["| | ms | GB/s of one reading and one writing |", "|---|---|---|"]
+    with measuring(given):
+        for name, count, work in ways:
+            work()
+            _, seconds = timed(lambda work=work: int(work() is None), 20)  # type: ignore[misc]
+            lines.append(f"| {name} | {seconds / 20 * 1e3:.3f} | {count * 20 / seconds / 1e9:,.0f} |")
+        tell(lines, given)

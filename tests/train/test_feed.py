@@ -1,0 +1,74 @@
+"""Batches are made ahead of those who wait for them, in order, and not without end."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from allyouneed.data.packing import Items
+from allyouneed.data.shares import Share
+from allyouneed.nn.batch import Batch, Rows
+from allyouneed.train import feed
+from allyouneed.train.feed import Feed, Place
+
+CPU = torch.device("cpu")
+
+
+class Counted:
+    """Batches that say their number."""
+
+    items: Items
+
+    def __init__(self, broken: int = -1) -> None:
+        self.broken = broken
+
+    def shared(self, share: Share) -> "Counted":
+        return self
+
+    def steps_per_epoch(self, epoch: int) -> int:
+        return 5
+
+    def describe(self, epoch: int, step: int) -> list[int]:
+        return []
+
+    def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        for step in range(start_step, 5):
+            if step == self.broken:
+                raise ValueError("broken")
+            tokens = torch.tensor([[10 * epoch + step]])
+            yield Batch(Rows(tokens), labels=tokens)
+
+
+@pytest.mark.parametrize("accumulate, updates", [(1, feed.AHEAD), (3, feed.AHEAD // 3), (50, 2)])
+def test_so_many_updates_are_made_ahead(accumulate, updates):
+    with Feed(Counted(), Place(0, 0), accumulate, CPU) as ahead:
+        end = time.monotonic() + 60
+        while not ahead._queue.full() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert ahead._queue.qsize() == updates
+
+
+def test_updates_come_in_order_from_any_place_on():
+    with Feed(Counted(), Place(1, 3), 2, CPU) as updates:
+        found = [next(updates) for _ in range(4)]
+    numbers = [[int(batch.rows.tokens) for batch in update.batches] for update in found]
+    assert numbers == [[13, 14], [20, 21], [22, 23], [24]]
+    assert [update.next for update in found] == [Place(2, 0), Place(2, 2), Place(2, 4), Place(3, 0)]
+
+
+def test_threads_take_turns_more_often_while_it_feeds():
+    before = sys.getswitchinterval()
+    with Feed(Counted(), Place(0, 0), 1, CPU):
+        assert sys.getswitchinterval() == pytest.approx(feed.PROMPT) and before > feed.PROMPT
+    assert sys.getswitchinterval() == pytest.approx(before)
+
+
+def test_what_fails_there_fails_here():
+    with Feed(Counted(broken=2), Place(0, 0), 1, CPU) as updates:
+        next(updates), next(updates)
+        with pytest.raises(ValueError, match="broken"):
+            next(updates)
+    assert not any(thread.name == "feed" for thread in threading.enumerate())
