@@ -26,7 +26,8 @@ from allyouneed.nn import crossentropy as chunked
 from allyouneed.nn import retain
 from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.feedforward import ACTIVATIONS as ACTIVATION
-from allyouneed.nn.lean import CURVES, ROWS
+from allyouneed.nn.lean import CURVES
+from allyouneed.nn.lean_gradients import ROWS
 from allyouneed.nn.wkv import LEAST, nothing, prefixes, weighted
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}

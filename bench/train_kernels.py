@@ -13,7 +13,7 @@ import torch
 
 from allyouneed.nn import crossentropy as chunked
 from allyouneed.nn.batch import IGNORE
-from allyouneed.nn.lean import ROWS
+from allyouneed.nn.lean_gradients import ROWS
 from train_turns import DEVICE, measuring, tell, timed
 
 

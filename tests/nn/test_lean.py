@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from allyouneed.config import parse
-from allyouneed.nn import lean
+from allyouneed.nn import lean_gradients
 from allyouneed.nn.attention import Attention
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.bitlinear import Bit
@@ -12,7 +12,8 @@ from allyouneed.nn.block import Layer
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
 from allyouneed.nn.feedforward import ACTIVATIONS, FFN
-from allyouneed.nn.lean import CURVES, joined, sloped
+from allyouneed.nn.lean import CURVES
+from allyouneed.nn.lean_gradients import joined, sloped
 from allyouneed.nn.wiring import Depth
 from allyouneed.train import machine
 
@@ -22,7 +23,7 @@ CONTEXT = Context(Facts.of(Rows.of([[1, 2, 3, 4, 5], [6, 7, 8]])))
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lean, "ROWS", 4)
+    monkeypatch.setattr(lean_gradients, "ROWS", 4)
 
 
 @pytest.mark.parametrize("kind", CURVES)
@@ -60,7 +61,7 @@ GIVEN = {
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_compiler_is_told_the_truth_about_shapes(name):
-    torch.library.opcheck(getattr(lean, name), GIVEN[name], test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(getattr(lean_gradients, name), GIVEN[name], test_utils=("test_schema", "test_faketensor"))
 
 
 def gradients(module: torch.nn.Module, x: torch.Tensor, compiled: bool) -> list[torch.Tensor]:

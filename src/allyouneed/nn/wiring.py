@@ -16,7 +16,6 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
-from allyouneed.nn.norms import LayerNormModule
 
 
 class Depth(NamedTuple):
@@ -97,6 +96,8 @@ class ResidualModule(nn.Module):
         )
 
     def forward(self, stream: Any, calls: Sequence[Call], context: Context) -> Any:
+        if self.forks:
+            return self.forked(stream, calls)
         branches: list[Call] = [partial(self.branch, number, call) for number, call in enumerate(calls)]
         norms: list[Call] = [partial(norm, context=context) for norm in self.norms]
         return self.config.run(stream, branches, norms, self.depth)
@@ -107,10 +108,22 @@ class ResidualModule(nn.Module):
         return y if self.scale_start is None else y * self.scales[number]
 
     @property
+    def forks(self) -> bool:
+        """Norms stand before the sub-layers, and take along what passes them by (lean.py)."""
+        return isinstance(self.config, PreNorm) and all(getattr(norm, "lean", False) for norm in self.norms)
+
+    @property
     def borrows(self) -> bool:
         """Whether a sub-layer may leave its last bias to the stream: nothing is done to it on the way there."""
-        lean = all(isinstance(norm, LayerNormModule) and norm.lean for norm in self.norms)
-        return isinstance(self.config, PreNorm) and lean and self.scale_start is None and not self.dropout.p
+        return self.forks and self.scale_start is None and not self.dropout.p
+
+    def forked(self, stream: Tensor, calls: Sequence[Call]) -> Tensor:
+        """The formula of `PreNorm`, with the biases that are lent."""
+        for number, (norm, call) in enumerate(zip(self.norms, calls, strict=True)):
+            part = call.func  # type: ignore[attr-defined]  # the sub-layer that is called
+            normal, stream = norm.fork(stream, getattr(part, "lent", None))  # type: ignore[operator]
+            stream = stream + self.branch(number, call, normal)
+        return stream
 
     def reset_parameters(self) -> None:
         if self.scale_start is not None:
@@ -166,15 +179,6 @@ class PostNorm(Chained, Scaled):
         return lambda x, f, norm: norm(x + f(x))
 
 
-def _ahead(x: Tensor, f: Any, norm: Any) -> Tensor:
-    module = getattr(norm, "func", None)
-    if isinstance(module, LayerNormModule) and module.lean:
-        normal, x = module.fork(x, getattr(f.args[-1].func, "lent", None))  # of the sub-layer
-        return x + f(normal)
-    found: Tensor = x + f(norm(x))
-    return found
-
-
 class PreNorm(Chained, Scaled, Open):
     """x + Sublayer(LayerNorm(x)), and one norm after the last block (Xiong et al. 2020, figure 1b), where `final`."""
 
@@ -182,7 +186,7 @@ class PreNorm(Chained, Scaled, Open):
     final: bool = True
 
     def step(self, depth: Depth) -> Step:
-        return _ahead
+        return lambda x, f, norm: x + f(norm(x))
 
     def end(self, common: Common) -> nn.Module | None:
         return super().end(common) if self.final else None

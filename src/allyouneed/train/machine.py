@@ -89,6 +89,8 @@ class Machine:
 
 def _read_once(model: nn.Module) -> None:
     """Backward passes read what they need once (nn/lean.py), wherever that is possible."""
+    import allyouneed.nn.lean_gradients  # noqa: F401  # before a compiler looks at what uses it
+
     for module in model.modules():
         if isinstance(module, FFNModule | SelfAttention | LayerNormModule):
             module.lean = module.can_be_lean
