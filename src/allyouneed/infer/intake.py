@@ -143,9 +143,7 @@ def captured(step: Callable[[], None], tries: int = 2, pool: Any = None) -> torc
             step()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with (
-        undisturbed(),
-        torch.cuda.graph(graph, pool, capture_error_mode="thread_local"),
-    ):  # others may use the GPU meanwhile
+    # other threads may use the GPU meanwhile
+    with undisturbed(), torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
         step()
     return graph
