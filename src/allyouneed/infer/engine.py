@@ -28,7 +28,7 @@ from allyouneed.nn.swift import swift
 SHORT = 16  # a source counts as at least this long: short ones still need logits over the whole vocabulary
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """What is given (a source for those models that read one, and how the target begins), how many more tokens there
     may be, and numbers that name it: with the seed they decide its samples."""
@@ -187,7 +187,7 @@ class Engine:
     ) -> list[list[Hypothesis]]:
         if draft is not None:
             refuse(decoding)
-        found = [[Hypothesis([], 0.0, 0.0, [], True)] for _ in requests]
+        found = [[Hypothesis([], 0.0, 0.0, [], True)] if request is None else [] for request in requests]
         done = sum(request is None for request in requests)
         was_training: bool = self.model.training
         if was_training:  # only then: it is a walk through all parts

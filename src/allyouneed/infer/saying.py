@@ -26,7 +26,7 @@ from allyouneed.nn.static import StaticStates
 RUN = 8  # steps between two looks at what was said
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Seated:
     """Who sits in a seat, and in which step it began."""
 

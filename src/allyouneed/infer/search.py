@@ -29,7 +29,7 @@ class Stops(Protocol):
     def __call__(self, tokens: Sequence[int]) -> bool: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Hypothesis:
     """One answer. `tokens` are without begin and end mark; `finished` says whether the model set the end mark itself,
     or said what it was told to stop at; `repeats`: it was stopped because it said the same again and again.
@@ -75,7 +75,7 @@ class Way:
         )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Asked:
     """One who asks: how many tokens there may be; what, with the seed, makes its samples its own; what was `given`, for
     penalties. `hear` is told each token, where there is one row to listen to. `found`: the answers so far, best first
