@@ -22,7 +22,7 @@ from allyouneed.data.pairs import PairFiles
 from allyouneed.data.store import Store
 from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies
 from allyouneed.tasks.translation import PairItems, pair_encoding
-from allyouneed.train.feed import Feed, Place, updates
+from allyouneed.train.feed import AHEAD, Feed, Place, updates
 from allyouneed.train.loop import LAG
 
 ROW = 128
@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    AHEAD["cpu"] = AHEAD["cuda"]  # as many batches as a GPU gets
     with tempfile.TemporaryDirectory() as folder:
         files = [PairFiles(path=given.pairs)]
         vocabularies = Vocabularies.train(TokenizerConfig(vocab=32000), files)

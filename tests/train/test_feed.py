@@ -42,7 +42,7 @@ class Counted:
             yield Batch(Rows(tokens), labels=tokens)
 
 
-@pytest.mark.parametrize("accumulate, updates", [(1, feed.AHEAD), (3, feed.AHEAD // 3), (50, 2)])
+@pytest.mark.parametrize("accumulate, updates", [(1, feed.AHEAD["cpu"]), (3, 2), (50, 2)])
 def test_so_many_updates_are_made_ahead(accumulate, updates):
     with Feed(Counted(), Place(0, 0), accumulate, CPU) as ahead:
         end = time.monotonic() + 60

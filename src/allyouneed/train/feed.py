@@ -15,7 +15,7 @@ from allyouneed.data.packing import Batches
 from allyouneed.nn.batch import IGNORE, Batch
 
 PROMPT = 5e-4  # seconds after which Python, asked to, lets another thread go on: ten times as often as by itself
-AHEAD = 12  # batches ready before they are needed: more than the updates that a GPU may be behind the host
+AHEAD = {"cpu": 4, "cuda": 12}  # batches ready before they are needed: a GPU may be ten updates behind the host
 
 
 class Place(NamedTuple):
@@ -40,7 +40,7 @@ class Feed:
 
     def __init__(self, data: Batches, start: Place, accumulate: int, device: torch.device) -> None:
         self._data, self._accumulate, self._device = data, accumulate, device
-        self._queue: queue.Queue[Update | BaseException] = queue.Queue(max(2, AHEAD // accumulate))
+        self._queue: queue.Queue[Update | BaseException] = queue.Queue(max(2, AHEAD[device.type] // accumulate))
         self._closed = threading.Event()
         self._before = sys.getswitchinterval()
         sys.setswitchinterval(PROMPT)  # whoever launches an update must not wait for whoever makes a batch
