@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from allyouneed.config import ConfigError, parse
+from allyouneed.nn import wkv
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.model import Model
 from allyouneed.nn.recurrent import TAIL
 from allyouneed.nn.ring import SLACK
 from allyouneed.nn.rwkv import RWKV, RWKVChannel
-from allyouneed.nn.wkv import nothing, prefixes, weighted
+from allyouneed.nn.wkv import along, nothing, prefixes, weighted
 from anypart import build, tree
 
 
@@ -113,3 +114,20 @@ def test_parameters():
         (RWKVChannel(hidden=9), RWKVChannel(hidden=9).cost(common)),
     ):
         assert sum(p.numel() for p in part.build(common).parameters()) == cost.parameters
+
+
+@pytest.mark.parametrize("segment", [1, 7, 32, 99])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_segments_one_after_another_are_the_whole(monkeypatch, segment, ragged):
+    k, v, w, u = given(100)
+    lengths = torch.tensor([100, 40, 0])
+    real = torch.arange(100) < lengths[:, None] if ragged else None
+    seen = torch.ones(3, 100, dtype=torch.bool) if real is None else real
+    found = []
+    for size in (10**9, segment):
+        monkeypatch.setattr(wkv, "SEGMENT", size)
+        y, sums = along(nothing(3, 10, k), k, v, w.exp(), u, real)
+        value = (y * seen[..., None] * torch.linspace(-1, 1, 10)).square().sum() + sum(x.sum() for x in sums[1:])
+        found.append([y * seen[..., None], *sums, *torch.autograd.grad(value, (k, v, w, u))])
+    for whole, cut in zip(*found, strict=True):
+        torch.testing.assert_close(cut, whole, rtol=1e-9, atol=1e-9)

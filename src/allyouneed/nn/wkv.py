@@ -16,6 +16,7 @@ from torch import Tensor
 from allyouneed.kernels import usable
 
 Sums = tuple[Tensor, Tensor, Tensor]  # m, a, b, each (batch, time, features) or, of one place, (batch, features)
+SEGMENT = 1024  # tokens that are scanned at once: what a scan leaves behind for its gradient stays near the cores
 LEAST = -1e38  # m of a sum without terms: finite, so that no difference of two is undefined
 
 
@@ -35,9 +36,23 @@ def along(
 
         return wkv(past, k, v, decay, bonus, None if real is None else real.sum(1), LEAST)
     k, v = k.to(past[0].dtype), v.to(past[0].dtype)
+    if k.shape[1] > SEGMENT:
+        return _in_segments(past, k, v, decay, bonus, real)
     sums = prefixes(past, k, v, decay)
     m, a, b = (value[:, -1] if real is None else after(value, real) for value in sums)
     return weighted(sums, k, v, bonus), (m, a, b)
+
+
+def _in_segments(
+    past: Sums, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, real: Tensor | None
+) -> tuple[Tensor, Sums]:
+    keys, values = k.split(SEGMENT, 1), v.split(SEGMENT, 1)  # gradients of slices would each be as long as all
+    whole = [None] * len(keys) if real is None else real.split(SEGMENT, 1)
+    found = []
+    for some_keys, some_values, some_real in zip(keys, values, whole, strict=True):
+        some, past = along(past, some_keys, some_values, decay, bonus, some_real)
+        found.append(some)
+    return torch.cat(found, 1), past
 
 
 def after(values: Tensor, real: Tensor) -> Tensor:
