@@ -27,6 +27,7 @@ def test_defaults_are_the_papers() -> None:
         ({"top_k": 5}, "top_k: only for method 'sample'"),
         ({"min_length": 9, "max_length": 5}, "min_length=9 is more than max_length=5"),
         ({"beam": 0}, "beam"),
+        ({"beam": 1001}, "beam"),
         ({"method": "sample", "top_p": 1.5}, "top_p"),
         ({"beams": 5}, "did you mean 'beam'"),
         ({"method": "bean"}, "'beam', 'greedy' or 'sample'"),

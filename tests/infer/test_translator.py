@@ -51,6 +51,9 @@ def test_an_empty_list_is_an_empty_list(echo: MakeFolder, tokenizer: Tokenizer) 
     translator = Translator(echo(tokenizer))
     assert translator.translate([]) == []
     assert list(translator.translate_stream([])) == []
+    for wrong in ("a text", None):
+        with pytest.raises(UserError, match="from a list"):
+            translator.translate_stream(wrong)
 
 
 def test_nothing_but_words_reaches_the_model(echo: MakeFolder, tokenizer: Tokenizer) -> None:

@@ -183,3 +183,8 @@ def test_a_card_does_not_tell_whose_machine_it_was(make: Make, tmp_path: Path, m
     card = Folder.load(train(recipe).model).card
     assert str(tmp_path) not in card
     assert "output: " in card
+
+
+def test_an_update_larger_than_an_epoch_is_said(make: Make, capsys: pytest.CaptureFixture[str]):
+    train(make(steps=1, accumulate=500), fresh=True)
+    assert "so an update has no more, though accumulate is 500" in " ".join(capsys.readouterr().err.split())

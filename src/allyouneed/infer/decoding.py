@@ -25,7 +25,7 @@ class Decoding(Config):
     or the likeliest token each time (greedy), or one drawn by chance (sample). A beam of 1 is greedy."""
 
     method: Literal["beam", "greedy", "sample"] = "beam"
-    beam: Annotated[int, Field(gt=0)] = 4
+    beam: Annotated[int, Field(gt=0, le=1000)] = 4  # more than a thousand is a slip of the hand
     best: Annotated[int, Field(gt=0)] = 1  # how many hypotheses come back, best first; for sample: how many are drawn
     length_penalty: float = 0.6  # α: higher prefers longer hypotheses, 0 compares plain log-probabilities
     penalty: Literal["paper", "power"] = "paper"

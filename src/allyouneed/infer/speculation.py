@@ -10,7 +10,7 @@ search, and of samples whose guesses were not drawn; the same chances of all oth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,7 +47,7 @@ class Guesses:
         return Guesses(self.passes + other.passes, self.guessed + other.guessed, self.right + other.right)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Guessed(Hypothesis):
     guesses: Guesses = Guesses()
 
@@ -202,7 +202,8 @@ class Speculation:
         line.over = line.over or looping(line.tokens[line.given :], self.way.decoding)
         if line.over:
             answer = hypothesis(self.way, one, line.tokens[line.given :], line.gains, sum(line.gains))
-            one.found.append(Guessed(**vars(answer), guesses=line.guesses))
+            known = {part.name: getattr(answer, part.name) for part in fields(answer)}
+            one.found.append(Guessed(**known, guesses=line.guesses))
             if len(one.found) == self.group:
                 one.found.sort(key=lambda h: -h.score)
                 one.done = True

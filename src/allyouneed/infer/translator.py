@@ -209,6 +209,8 @@ class Translator(Predictor):
     ) -> Iterator[Translation]:
         """Any number of texts, e.g. the lines of a file, in order; at most `chunk` of them are held at a time."""
         self._checked(to, options.get("from_"))
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
+            raise UserError(f"texts come one by one from a list, a file or the like, not from {type(texts).__name__}")
         return self._stream(iter(texts), to, chunk, options)
 
     def _stream(

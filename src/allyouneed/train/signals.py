@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -16,6 +17,28 @@ class Interrupted(SystemExit):
     def __init__(self, step: int) -> None:
         super().__init__(130)
         self.step = step
+
+
+@contextmanager
+def not_lost() -> Iterator[None]:
+    """Ctrl-C stops what is done inside at once. Where Python cannot be interrupted, which is often the case while
+    something is compiled, it forgets about it; then it stops at the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if heard:
+        raise KeyboardInterrupt
 
 
 class StopRequest:

@@ -19,7 +19,7 @@ from allyouneed.train.machine import choose
 from allyouneed.train.prepare import Run, prepare, resolve
 from allyouneed.train.progress import Reporter
 from allyouneed.train.recipe import Recipe
-from allyouneed.train.signals import Interrupted
+from allyouneed.train.signals import Interrupted, not_lost
 from allyouneed.train.team import Team, assembled, lost
 from allyouneed.train.trial import try_worst_batch
 
@@ -82,9 +82,17 @@ def _train(
     if begun and trainer.resumed:
         reporter.say(f"going on with the run in {run.folder} after step {trainer.standing.step:,}")
     reporter.say(f"{tree_of(trainer.config)['kind']}, {trainer.config.cost().parameters:,} parameters")
+    batches = trainer.data.steps_per_epoch(0)
+    if recipe.accumulate > batches:
+        reporter.say(
+            f"an epoch has {batches} batches, so an update has no more, though accumulate is {recipe.accumulate}"
+        )
     machine.speed_up(trainer.model)
     if not trainer.over:
-        try_worst_batch(trainer)
+        if machine.compiled:
+            reporter.say("compiling; the first batch takes a while")
+        with not_lost():
+            try_worst_batch(trainer)
     try:
         trainer.run()
     except Interrupted as stopped:

@@ -1,0 +1,50 @@
+"""Ctrl-C is heard even where Python forgets it."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from allyouneed.train.signals import not_lost
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait(0.01)  # it is heard between two instructions
+
+
+def test_a_ctrl_c_that_somebody_swallowed_stops_at_the_end():
+    done, before = [], signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), not_lost():
+        try:
+            press()
+        except KeyboardInterrupt:
+            done.append("went on")
+    assert done and signal.getsignal(signal.SIGINT) is before
+
+
+def test_it_stops_at_once_where_nobody_swallows_it():
+    done = []
+    with pytest.raises(KeyboardInterrupt), not_lost():
+        press()
+        done.append("went on")
+    assert not done
+
+
+def test_elsewhere_and_without_a_signal_nothing_happens():
+    with not_lost():
+        pass
+    failed = []
+
+    def other() -> None:
+        try:
+            with not_lost():
+                pass
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert not failed
