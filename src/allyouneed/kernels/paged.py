@@ -53,6 +53,21 @@ def _where(table, row, table_row, at, inside, kv, slots, EVERY: tl.constexpr, KV
 
 
 @triton.jit
+def _tile(
+    keys, values, table, row, table_row, start, end, kv, slots, f, half,
+    EVERY: tl.constexpr, KV: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of a row from `start` on, their halves apart, and which of them are there."""
+    at = start + tl.arange(0, TILE)
+    inside = at < end
+    spot = _where(table, row, table_row, at, inside, kv, slots, EVERY, KV)[:, None] * WIDTH + f[None, :]
+    real = inside[:, None] & (f < half)[None, :]
+    ka, kb = tl.load(keys + spot, mask=real, other=0.0), tl.load(keys + spot + half, mask=real, other=0.0)
+    wa, wb = tl.load(values + spot, mask=real, other=0.0), tl.load(values + spot + half, mask=real, other=0.0)
+    return ka, kb, wa, wb, inside
+
+
+@triton.jit
 def _more(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES: tl.constexpr):
     """Sums over the keys seen so far, and those over these as well."""
     if QUERIES == 1:
@@ -100,12 +115,9 @@ def _look(
     half: tl.constexpr = WIDTH // 2
     f = tl.arange(0, HALF)  # features, the first and the second half of them apart: these are turned together
     known = f < half
-    at = begin + tl.arange(0, TILE)
-    inside = at < end
-    spot = _where(table, row, table_row, at, inside, kv, slots, EVERY, KV)[:, None] * WIDTH + f[None, :]
-    real = inside[:, None] & known[None, :]
-    ka, kb = tl.load(keys + spot, mask=real, other=0.0), tl.load(keys + spot + half, mask=real, other=0.0)
-    wa, wb = tl.load(values + spot, mask=real, other=0.0), tl.load(values + spot + half, mask=real, other=0.0)
+    ka, kb, wa, wb, inside = _tile(
+        keys, values, table, row, table_row, begin, end, kv, slots, f, half, EVERY, KV, WIDTH, TILE
+    )
     if OVERLAP:  # noqa: SIM102
         if QUERIES > 1:
             gdc_wait()
@@ -146,12 +158,9 @@ def _look(
             vb += own_b.to(tl.float32)[None, :]
     top, sum, va, vb = _more(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES)
     for start in range(begin + TILE, end, TILE):
-        at = start + tl.arange(0, TILE)
-        inside = at < end
-        spot = _where(table, row, table_row, at, inside, kv, slots, EVERY, KV)[:, None] * WIDTH + f[None, :]
-        real = inside[:, None] & known[None, :]
-        ka, kb = tl.load(keys + spot, mask=real, other=0.0), tl.load(keys + spot + half, mask=real, other=0.0)
-        wa, wb = tl.load(values + spot, mask=real, other=0.0), tl.load(values + spot + half, mask=real, other=0.0)
+        ka, kb, wa, wb, inside = _tile(
+            keys, values, table, row, table_row, start, end, kv, slots, f, half, EVERY, KV, WIDTH, TILE
+        )
         top, sum, va, vb = _more(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES)
     last = True
     if SHARES > 1:  # who comes last puts all shares together; each counts by how much of the whole its keys are
