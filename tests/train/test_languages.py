@@ -93,20 +93,11 @@ def test_validation_tells_how_good_each_direction_is(first: Path) -> None:
 def test_it_is_adapted_to_somebodys_own_pairs(first: Path, tmp_path: Path) -> None:
     """One direction only, of words it never saw; all it knew before is still in its folder."""
     path = write(tmp_path / "own.tsv", ["gad", "bah", "fab", "hed"] * 20, GREEK)
-    tree = {
-        "start": str(first / "run" / "model"),
-        "data": {"train": {"path": path, "from": "la", "to": "gr"}, "max_tokens": 48},
-        "batch": RECIPE["batch"],
-        "schedule": {"kind": "constant", "peak": 0.005, "warmup": 5},
-        "steps": 30,
-        "save": {"every": 30, "keep": 1},
-        "average": 0,
-        "device": "cpu",
-        "precision": "fp32",
-        "output": str(tmp_path / "own"),
-    }
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump(tree))
-    result = train(load_recipe(tmp_path / "own.yaml"))
+    own = {"path": path, "from": "la", "to": "gr"}
+    longer: Any = {"steps": 30, "save": {"every": 30, "keep": 1}}
+    rate = {"kind": "constant", "peak": 0.005, "warmup": 5}
+    recipe = adapting(tmp_path, first / "run" / "model", own, schedule=rate, **longer)
+    result = train(load_recipe(recipe))
     losses = [entry["plain"] for entry in read_log(tmp_path / "own" / "log.jsonl") if entry.get("plain")]
     assert losses[-1] < 0.5 * losses[0]
     before, after = ayn.load(first / "run" / "model").folder, ayn.load(result.model).folder
