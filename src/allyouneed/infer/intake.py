@@ -19,7 +19,7 @@ from torch import Tensor
 
 from allyouneed.infer.saying import Saying
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.graphs import undisturbed
+from allyouneed.nn.graphs import captured
 from allyouneed.nn.onestep import reads_alike
 from allyouneed.nn.static import StaticStates
 
@@ -104,7 +104,7 @@ class Intake:
         with torch.cuda.device_of(given):
             if self.pool is None:
                 self.pool = torch.cuda.graph_pool_handle()
-            return Graph(given, captured(lambda: self.lay(given, size), 1, self.pool).replay)
+            return Graph(given, rehearsed(lambda: self.lay(given, size), 1, self.pool).replay)
 
 
 FIRST = 5  # numbers before the tokens: seat, limit, last token, tokens read before it, tokens of the source
@@ -134,7 +134,7 @@ def rounded(length: int) -> int:
     return (length + STEP - 1) // STEP * STEP
 
 
-def captured(step: Callable[[], None], tries: int = 2, pool: Any = None) -> torch.cuda.CUDAGraph:
+def rehearsed(step: Callable[[], None], tries: int = 2, pool: Any = None) -> torch.cuda.CUDAGraph:
     """What has been tried out, so that everything it needs is there, and then is only written down."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -143,7 +143,6 @@ def captured(step: Callable[[], None], tries: int = 2, pool: Any = None) -> torc
             step()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    # other threads may use the GPU meanwhile
-    with undisturbed(), torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
+    with captured(graph, pool):
         step()
     return graph

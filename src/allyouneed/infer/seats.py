@@ -1,8 +1,9 @@
 """Decoding in a batch of a fixed shape: those who ask take seats, and whoever is done gives the seat to the next. On a
-GPU one step of all seats, from the newest tokens to the next ones, is captured as a CUDA graph and replayed; the host
+GPU one step of all seats, from the newest tokens to the next ones, or a run of them, is a CUDA graph; the host
 listens to one run of steps while the device is busy with the next (saying.py).
 
-A prompt is read as it always is (`advance`), but for its last token: with that one the step begins.
+A prompt is read as it always is (`advance`), or as intake.py does it, but for its last token: with that one the step
+begins.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.infer.decoding import Decoding
-from allyouneed.infer.intake import Intake, captured
+from allyouneed.infer.intake import Intake, rehearsed
 from allyouneed.infer.saying import RUN, saying
 from allyouneed.infer.search import Asked, Hypothesis, Stops, Way
 from allyouneed.nn.batch import Rows
@@ -47,7 +48,7 @@ class Seats:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by how many steps they make
         if cuda:
             with torch.cuda.device_of(record):
-                self.graphs = {1: captured(self._step), RUN: captured(self._run, tries=0)}
+                self.graphs = {1: rehearsed(self._step), RUN: rehearsed(self._run, tries=0)}
             self.states.lengths.zero_()  # what was said to try it out is forgotten
             self.saying.clock.zero_()
 

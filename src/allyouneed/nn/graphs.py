@@ -6,6 +6,9 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import torch
 
 _lock, _busy, _collects = threading.Lock(), 0, False
 
@@ -27,3 +30,10 @@ def undisturbed() -> Iterator[None]:
             _busy -= 1
             if _busy == 0 and _collects:
                 gc.enable()
+
+
+@contextmanager
+def captured(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """What is done in here is not done but written down, to be replayed. Other threads may use the GPU meanwhile."""
+    with undisturbed(), torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
+        yield

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.block import Block
-from allyouneed.nn.graphs import undisturbed
+from allyouneed.nn.graphs import captured
 from allyouneed.train.feed import Update
 from allyouneed.train.machine import Machine
 from allyouneed.train.step import Pending, measured, run_update
@@ -142,8 +142,7 @@ def _recorded(work: Callable[[], Tensor], device: torch.device) -> Callable[[], 
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     graph = torch.cuda.CUDAGraph()
-    # other threads, which prepare batches, may go on
-    with undisturbed(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with captured(graph):  # threads that prepare batches go on
         result = work()
 
     def replay() -> Tensor:
