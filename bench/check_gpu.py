@@ -15,16 +15,16 @@ from pathlib import Path
 import torch
 
 from allyouneed.config import parse, preset_tree
-from allyouneed.nn.attend import parts_of
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Facts
-from allyouneed.nn.dense import Dense, Manner, Plan, dense_mask
-from allyouneed.nn.flex import FLEX_BLOCK, Flex
-from allyouneed.nn.longnet import LongNet, LongNetAttention
-from allyouneed.nn.model import Model
-from allyouneed.nn.patterns import Pattern
-from allyouneed.nn.tiled import Tiled
+from allyouneed.nn.mixers.attention.longnet import LongNet, LongNetAttention
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.ops.attention.block_sparse import Tiled
+from allyouneed.nn.ops.attention.dense import Dense, Manner, Plan, dense_mask
+from allyouneed.nn.ops.attention.flex import FLEX_BLOCK, Flex
+from allyouneed.nn.ops.attention.select import parts_of
+from allyouneed.nn.patterns.core import Pattern
 
 SPARSE = [
     "causal & window(100)",
@@ -89,7 +89,7 @@ def report(name: str, found: Plan, expected: Plan, queries: Facts, keys: Facts, 
 
 def model(name: str) -> None:
     """One step of a shrunk preset on the GPU, in single precision, against the same on the CPU."""
-    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
     from shrink import batch_for, shrunk
 
     config = shrunk(parse(Model, preset_tree(name)))  # type: ignore[type-abstract]
@@ -118,8 +118,8 @@ def models() -> None:
 
 def seats() -> None:
     """In single precision the same tokens; in bf16, how many answers are the same."""
-    sys.path.append(str(Path(__file__).parents[1] / "tests" / "infer"))
-    from seated import MODELS, WAYS, asked, engine_of, said
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+    from graph_runner import MODELS, WAYS, asked, engine_of, said
 
     for name in MODELS:
         for way, decoding in WAYS.items():

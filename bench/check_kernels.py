@@ -17,18 +17,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from allyouneed.kernels import crossentropy, lean, likeliest, narrow
-from allyouneed.kernels.norms import add_norm
-from allyouneed.kernels.paged import Cut, look
-from allyouneed.kernels.retention import retention
-from allyouneed.kernels.wkv import wkv
-from allyouneed.nn import crossentropy as chunked
-from allyouneed.nn import retain
+from allyouneed.kernels.triton import cross_entropy as crossentropy
+from allyouneed.kernels.triton import fused_backward as lean
+from allyouneed.kernels.triton import small_batch_linear as narrow
+from allyouneed.kernels.triton import topk as likeliest
+from allyouneed.kernels.triton.add_norm import add_norm
+from allyouneed.kernels.triton.decode_attention import Cut, look
+from allyouneed.kernels.triton.retention import retention
+from allyouneed.kernels.triton.wkv import wkv
 from allyouneed.nn.batch import IGNORE
-from allyouneed.nn.feedforward import ACTIVATIONS as ACTIVATION
-from allyouneed.nn.lean import CURVES
-from allyouneed.nn.lean_gradients import ROWS
-from allyouneed.nn.wkv import LEAST, nothing, prefixes, weighted
+from allyouneed.nn.channels.feedforward import ACTIVATIONS as ACTIVATION
+from allyouneed.nn.ops import cross_entropy as chunked
+from allyouneed.nn.ops import retention as retain
+from allyouneed.nn.ops.fused_backward import CURVES
+from allyouneed.nn.ops.fused_gradients import ROWS
+from allyouneed.nn.ops.wkv import LEAST, nothing, prefixes, weighted
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 # batch, heads, time, keys, values
@@ -37,7 +40,7 @@ LARGE_RETENTIONS = [(2, 3, 500, 60, 100), (1, 8, 5000, 64, 64), (2, 4, 2000, 256
 SUMS = [(2, 1, 5), (3, 7, 70), (2, 63, 10)]  # batch, time, features
 LARGE_SUMS = [(3, 500, 100), (1, 4096, 512), (16, 1000, 768), (1, 65536, 64)]
 
-# rows, heads, kv heads, width, places, how many tokens a block has (see kernels/paged.py), shares of the keys
+# rows, heads, kv heads, width, places, how many tokens a block has (see kernels/triton/decode_attention.py), shares of the keys
 LOOKS = [(3, 4, 4, 8, 20, 0, 1), (3, 8, 2, 10, 130, 0, 2), (5, 8, 2, 64, 200, 1, 3), (4, 2, 2, 16, 90, 8, 2)]
 LARGE_LOOKS = [
     (64, 32, 4, 64, 500, 0, 1),
@@ -221,7 +224,7 @@ class Check:
         self.report(name, found, [total, exact], LIMITS[dtype])
 
     def turned(self, sizes: Sizes, dtype: torch.dtype, interleaved: bool) -> None:
-        from allyouneed.kernels.turning import turned
+        from allyouneed.kernels.triton.rotary import turned
 
         batch, heads, time, width = sizes
         x = torch.randn(batch, time, 3 * heads * width, device=self.device, dtype=dtype)[..., : heads * width]
@@ -235,7 +238,7 @@ class Check:
         self.report(name, [turned(x, table, interleaved)], [exact], LIMITS[dtype])
 
     def gated(self, rows: int, hidden: int, activation: str, dtype: torch.dtype) -> None:
-        from allyouneed.kernels.gated import gated
+        from allyouneed.kernels.triton.glu import gated
 
         both = torch.randn(rows, 2, 2 * hidden, device=self.device, dtype=dtype)
         gate, up = both.double().chunk(2, -1)
@@ -244,7 +247,7 @@ class Check:
         self.report(name, [gated(both, activation)], [exact], LIMITS[dtype])
 
     def begun(self, rows: int, width: int, turn: int, dtype: torch.dtype) -> None:
-        from allyouneed.kernels.beginning import begin
+        from allyouneed.kernels.triton.embed_step import begin
 
         vectors, positions = torch.randn(2, 50, width, device=self.device, dtype=dtype)
         turns = torch.randn(50, turn, device=self.device) if turn else None

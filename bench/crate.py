@@ -27,7 +27,7 @@ from torch import Tensor
 from allyouneed.config import parse
 from allyouneed.nn.batch import Batch, Signal
 from allyouneed.nn.context import Context
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 
 SIDE, PATCH, CLASSES, EPSILON = 28, 4, 10, 0.01
 KEYS = ("behind", "there")

@@ -6,7 +6,7 @@
 
 The same sizes with random weights, 32 tokens in, 32 forced tokens out, two threads, OMP_WAIT_POLICY=active for all
 (CTranslate2 also with one thread, and with two that sleep: its best way is another one on other days). "torch" is ours
-as it is where no compiler is (kernels/native.py).
+as it is where no compiler is (kernels/cpu/build.py).
 Each peer lives in a process of its own that stands still (SIGSTOP) while another has its turn; the best turn of each
 counts, and the load of the machine is printed, for other people's work falls on everybody's turns. `--processor` is for
 a machine that others use: one thread each, and the seconds that the processor worked for it, whoever else it worked
@@ -98,10 +98,10 @@ def write(name: str, out: Path) -> None:
     from tokenizers import Tokenizer as Inner
 
     from allyouneed.config import parse
-    from allyouneed.data.tokenizers import BOS, EOS, PAD, Tokenizer, Vocabularies
+    from allyouneed.data.tokenizers.base import BOS, EOS, PAD, Tokenizer, Vocabularies
     from allyouneed.folder import Folder
-    from allyouneed.interop import ctranslate2
-    from allyouneed.nn.model import Model
+    from allyouneed.interop.ctranslate2.write import write as ctranslate2
+    from allyouneed.nn.models.base import Model
 
     torch.manual_seed(0)
     shape = SHAPES[name]
@@ -131,11 +131,11 @@ def ours(folder: Path, name: str, rows: int, beam: int) -> Callable[[], Any]:
     import torch
 
     from allyouneed.config import parse
-    from allyouneed.infer.decoding import Decoding
+    from allyouneed.infer.decoding.options import Decoding
     from allyouneed.infer.engine import Engine
-    from allyouneed.kernels import native
-    from allyouneed.nn.model import Model
-    from allyouneed.nn.quantized import to_int8
+    from allyouneed.kernels.cpu import build as native
+    from allyouneed.nn.linear.int8 import to_int8
+    from allyouneed.nn.models.base import Model
 
     torch.set_num_threads(THREADS)
     native.wait()
@@ -221,8 +221,8 @@ def ceilings(clock: Callable[[], float]) -> Ceilings:
 
     import torch
 
-    from allyouneed.kernels import native
-    from allyouneed.nn.quantized import Codes, Int8Linear, Packed
+    from allyouneed.kernels.cpu import build as native
+    from allyouneed.nn.linear.int8 import Codes, Int8Linear, Packed
 
     torch.set_num_threads(THREADS)
     native.wait()
@@ -253,9 +253,9 @@ def ceilings(clock: Callable[[], float]) -> Ceilings:
 
 
 def machine_product(linear: Any, x: Any) -> Callable[[], Any] | None:
-    from allyouneed.kernels import native
-    from allyouneed.nn.flat import Orders, told
-    from allyouneed.nn.swift import Arena, Program, packed_bytes
+    from allyouneed.kernels.cpu import build as native
+    from allyouneed.runtime.cpu.executor import Arena, Program, packed_bytes
+    from allyouneed.runtime.cpu.lower import Orders, told
 
     library = native.machine()
     if library is None:
@@ -392,10 +392,10 @@ is low, and a share above 100% says no more than that.
 
 A step of such models is short: two layers of width 256 need 60 µs of products, and torch needs as long for twenty
 calls. So a model of eight bits is written down once as a flat list of orders
-([nn/flat.py](../../src/allyouneed/nn/flat.py)), and a small machine of ours runs the whole list in one call
+([runtime/cpu/lower.py](../../src/allyouneed/runtime/cpu/lower.py)), and a small machine of ours runs the whole list in one call
 ([kernels/machine.cpp](../../src/allyouneed/kernels/machine.cpp)): products of 8-bit numbers, attention over the states'
 own keys and values, norms, activations, and the choice of the likeliest tokens. It is compiled by the user's own `g++`
-in the background, once ([kernels/native.py](../../src/allyouneed/kernels/native.py)); until it is there, and where
+in the background, once ([kernels/cpu/build.py](../../src/allyouneed/kernels/cpu/build.py)); until it is there, and where
 there is no compiler or no AVX-512 VNNI, torch computes the same numbers. A model with a part that has no orders is
 computed by torch as well.
 

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 
 from allyouneed.config import override, parse, preset_tree
-from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 
 VOCAB, EOS = 32000, 2
 LEAST = 0.3  # seconds of a turn: a short call is made several times

@@ -33,13 +33,13 @@ import allyouneed as ayn
 from allyouneed.config import override, preset_tree
 from allyouneed.data import dates
 from allyouneed.folder import Folder
-from allyouneed.infer.decoding import Decoding
-from allyouneed.infer.drafts import Lookup
+from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.infer.scheduler import Scheduler
+from allyouneed.infer.speculative.drafts import Lookup
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.paged import PagedStates, Pool
-from allyouneed.nn.storing import shrunk
+from allyouneed.nn.models.precision import shrunk
+from allyouneed.nn.states.paged import PagedStates, Pool
 
 PAGE = Path(__file__).parents[1] / "docs/results/drift.md"
 MARK = "<!-- tables: bench/drift.py -->"

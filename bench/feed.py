@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from allyouneed.data.filters import Filters
-from allyouneed.data.packing import PackedBatches
-from allyouneed.data.pairs import PairFiles
-from allyouneed.data.store import Store
-from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies
+from allyouneed.data.batches.packing import PackedBatches
+from allyouneed.data.batches.store import Store
+from allyouneed.data.files.filters import Filters
+from allyouneed.data.files.pairs import PairFiles
+from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.tasks.translation import PairItems, pair_encoding
 from allyouneed.train.feed import AHEAD, Feed, Place, updates
 from allyouneed.train.loop import LAG

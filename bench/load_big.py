@@ -52,8 +52,8 @@ PROGRAM = """
 import json, sys, time
 import torch
 from safetensors.torch import save_file
-from allyouneed.interop import hf
-from allyouneed.interop.folders import load
+from allyouneed.interop.hf import folder as hf
+from allyouneed.interop.load import load
 
 def memory(key):
     with open("/proc/self/status") as file:

@@ -28,14 +28,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allyouneed.nn.attend import causal, plan
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Facts
-from allyouneed.nn.dense import Manner, Plan
-from allyouneed.nn.longnet import LongNet
-from allyouneed.nn.patterns import Pattern
-from allyouneed.nn.retain import chunkwise
-from allyouneed.nn.wkv import along, nothing
+from allyouneed.nn.mixers.attention.longnet import LongNet
+from allyouneed.nn.ops.attention.dense import Manner, Plan
+from allyouneed.nn.ops.attention.select import causal, plan
+from allyouneed.nn.ops.retention import chunkwise
+from allyouneed.nn.ops.wkv import along, nothing
+from allyouneed.nn.patterns.core import Pattern
 
 HEADS, HEAD_WIDTH = 8, 64
 PATTERNS = {

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from allyouneed.config import parse
 from allyouneed.evaluate.perplexity import pieces, receptive_field, recurrent, sliding
-from allyouneed.nn.decoder import Decoder
-from allyouneed.nn.model import Model
-from allyouneed.nn.segment_recurrence import segment_by_segment
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.decoder import Decoder
+from allyouneed.nn.models.segment_recurrence import segment_by_segment
 
 ROWS = 16
 

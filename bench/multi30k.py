@@ -16,11 +16,11 @@ import argparse
 import json
 from pathlib import Path
 
-from allyouneed.data.pairs import PairFiles
-from allyouneed.data.readers import Report
+from allyouneed.data.files.pairs import PairFiles
+from allyouneed.data.files.readers import Report
 from allyouneed.evaluate.translation import evaluate
 from allyouneed.folder import Folder
-from allyouneed.infer.translator import Translator
+from allyouneed.infer.predictors.translator import Translator
 from allyouneed.train import load_recipe, train
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "multi30k-en-de.yaml"

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from allyouneed.config import parse
 from allyouneed.nn.common import Common
-from allyouneed.nn.performer import Performer, PerformerModule, orthogonal_features
+from allyouneed.nn.mixers.performer import Performer, PerformerModule, orthogonal_features
 
 FEATURES, PAGE = (16, 64, 256, 1024, 4096), Path(__file__).parents[1] / "docs/results/performer.md"
 

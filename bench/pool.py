@@ -21,10 +21,10 @@ from random import Random
 import torch
 
 import allyouneed as ayn
-from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.nn.paged import BLOCK, PagedStates, Pool
+from allyouneed.nn.states.paged import BLOCK, PagedStates, Pool
 
 VOCAB, WIDTH = 1000, 128
 SIZES, SHARES = (2, 4, 8, 16, 32, 64), (1.0, 0.5, 0.25, 0.0)

@@ -23,11 +23,11 @@ import torch
 
 import allyouneed as ayn
 from allyouneed.config import parse
-from allyouneed.data.chunks import build_index
-from allyouneed.data.readers import Report
-from allyouneed.data.texts import TextFiles
+from allyouneed.data.files.readers import Report
+from allyouneed.data.files.texts import TextFiles
+from allyouneed.data.retrieval.corpus import build_index
 from allyouneed.folder import Folder
-from allyouneed.infer.retriever import ChunkEncoder, Retriever
+from allyouneed.infer.retrieval.retriever import ChunkEncoder, Retriever
 from allyouneed.nn.batch import IGNORE, Batch, Neighbours, Rows
 from allyouneed.train import Recipe, train
 

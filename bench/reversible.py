@@ -24,7 +24,7 @@ import torch
 
 from allyouneed.config import parse
 from allyouneed.nn.batch import IGNORE, Batch, Rows
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 
 WIDTH, HEADS, VOCAB = 256, 4, 256
 WIRINGS = ("pre-norm", "reversible")

@@ -21,11 +21,11 @@ from unittest.mock import patch
 import torch
 
 from allyouneed.config import parse
-from allyouneed.data.readers import Report
-from allyouneed.data.texts import TextFiles
+from allyouneed.data.files.readers import Report
+from allyouneed.data.files.texts import TextFiles
 from allyouneed.evaluate.perplexity import pieces, recurrent
 from allyouneed.folder import Folder
-from allyouneed.nn.remembering import Remembering
+from allyouneed.nn.states.segment_memory import Remembering
 from allyouneed.train import Recipe, train
 
 REMEMBERS = Remembering.run

@@ -29,11 +29,11 @@ from torch import Tensor, nn
 
 import allyouneed as ayn
 from allyouneed.config import override, preset_tree
-from allyouneed.data.tokenizers import Tokenizer, TokenizerConfig, train
-from allyouneed.infer.decoding import Decoding
-from allyouneed.infer.drafts import Draft, Lookup, Smaller
+from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, train
+from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.speculation import Guesses, guesses_of
+from allyouneed.infer.speculative.decode import Guesses, guesses_of
+from allyouneed.infer.speculative.drafts import Draft, Lookup, Smaller
 from allyouneed.nn.batch import Rows
 
 PAGE = Path(__file__).parents[1] / "docs/results/speculative.md"

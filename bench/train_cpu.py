@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from allyouneed.config import override, parse, preset_tree
-from allyouneed.data.filters import Filters
-from allyouneed.data.packing import PackedBatches, PaddedBatches
-from allyouneed.data.pairs import PairFiles
-from allyouneed.data.readers import Report
-from allyouneed.data.store import Store
-from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies
+from allyouneed.data.batches.packing import PackedBatches, PaddedBatches
+from allyouneed.data.batches.store import Store
+from allyouneed.data.files.filters import Filters
+from allyouneed.data.files.pairs import PairFiles
+from allyouneed.data.files.readers import Report
+from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.nn.batch import IGNORE, Batch
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 from allyouneed.tasks.translation import PairItems, Translation, pair_encoding
 
 WIDTH, HEADS, HIDDEN, LAYERS, VOCAB, DROPOUT, SMOOTHING = 256, 4, 1024, 4, 8000, 0.1, 0.1

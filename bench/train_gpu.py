@@ -13,7 +13,7 @@ gpt2: 124M parameters, rows of 1,024 tokens without dropout. The peer is a plain
 qkv, SDPA, vocabulary 50,304, bf16 autocast, fused AdamW), compiled whole.
 same: no speed; that updates replayed as a CUDA graph are those that are written, with and without our levers.
 kernels: our kernels by themselves, cut in several ways: cross-entropy of a chunk of logits, besides by what the
-compiler makes of the definition, and the backward passes that read once (nn/lean.py).
+compiler makes of the definition, and the backward passes that read once (nn/ops/fused_backward.py).
 session: all of them in one call; they compile side by side and measure one after another (train_session.py).
 
 `--levers` (gpt2, same): ours without any, then with more and more of them, kernels cut in the fastest way first:
@@ -48,24 +48,24 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.config import override, parse, preset_tree
-from allyouneed.data.filters import Filters
-from allyouneed.data.packing import PackedBatches
-from allyouneed.data.pairs import PairFiles
-from allyouneed.data.store import Store
-from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies
-from allyouneed.nn.attention import SelfAttention
+from allyouneed.data.batches.packing import PackedBatches
+from allyouneed.data.batches.store import Store
+from allyouneed.data.files.filters import Filters
+from allyouneed.data.files.pairs import PairFiles
+from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.feedforward import FFNModule
-from allyouneed.nn.model import Model
+from allyouneed.nn.channels.feedforward import FFNModule
+from allyouneed.nn.mixers.attention.attention import SelfAttention
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.stack import Stack
 from allyouneed.nn.norms import LayerNormModule
-from allyouneed.nn.stack import Stack
 from allyouneed.nn.sublayer import SubLayer
 from allyouneed.tasks.causal_lm import CausalLM
 from allyouneed.tasks.task import Task
 from allyouneed.tasks.translation import PairItems, Translation, pair_encoding
-from allyouneed.train.capture import Updates
+from allyouneed.train.cuda.capture import Updates
+from allyouneed.train.cuda.machine import Machine
 from allyouneed.train.feed import Feed, Place, Update
-from allyouneed.train.machine import Machine
 from allyouneed.train.optimiser import Adam
 from allyouneed.train.step import Pending, fetch
 from train_kernels import choose, kernels

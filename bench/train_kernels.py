@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from allyouneed.nn import crossentropy as chunked
 from allyouneed.nn.batch import IGNORE
-from allyouneed.nn.lean_gradients import ROWS
+from allyouneed.nn.ops import cross_entropy as chunked
+from allyouneed.nn.ops.fused_gradients import ROWS
 from train_turns import DEVICE, measuring, tell, timed
 
 
@@ -58,7 +58,8 @@ def _milliseconds(work: Callable[[], object]) -> float:
 
 def families(wide: bool) -> list[Family]:
     """`wide`: many cuts."""
-    from allyouneed.kernels import crossentropy, lean
+    from allyouneed.kernels.triton import cross_entropy as crossentropy
+    from allyouneed.kernels.triton import fused_backward as lean
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-from allyouneed.data.packing import generator
+from allyouneed.data.batches.packing import generator
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.translation import PairItems
 

@@ -28,9 +28,9 @@ from typing import Any
 from allyouneed.config import parse
 from allyouneed.evaluate.translation import evaluate
 from allyouneed.folder import Folder
-from allyouneed.infer.translator import Translator
+from allyouneed.infer.predictors.translator import Translator
 from allyouneed.models import HERE, TRANSLATOR
-from allyouneed.nn.storing import shrunk
+from allyouneed.nn.models.precision import shrunk
 
 ROOT = Path(__file__).parent.parent
 RECIPES = [ROOT / "recipes" / name for name in ("translator.yaml", "translator-terms.yaml")]
@@ -126,7 +126,7 @@ def prepare(given: argparse.Namespace) -> None:
 
 def encode(folder: Path) -> None:
     """Tokenizer and token store, as `allyouneed train` would make them first: then a GPU need not wait for them."""
-    from allyouneed.data.store import InputHashes
+    from allyouneed.data.batches.store import InputHashes
     from allyouneed.train import load_recipe
     from allyouneed.train.prepare import Run, resolve
     from allyouneed.train.prepare import prepare as ready

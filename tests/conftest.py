@@ -1,13 +1,9 @@
 """What all tests share: few threads, and property tests that draw the same examples on every run."""
 
 import os
-import sys
-from pathlib import Path
 
 import hypothesis
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))  # anypart builds the small models for all tests
 
 torch.set_num_threads(1)  # xdist runs a worker per core; the sizes here are too small to share out
 

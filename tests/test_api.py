@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import allyouneed as ayn
-from smallmodel import small_folder
+from small_model import small_folder
 
 
 @pytest.fixture(scope="session")

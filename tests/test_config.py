@@ -13,11 +13,11 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.model import Model
-from allyouneed.nn.patterns import Causal, Window
-from allyouneed.nn.state import State
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.patterns.core import Causal, Window
+from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Mixer, SubLayer
-from anypart import CASES, alone, build, tree
+from any_part import CASES, alone, build, tree
 
 DESIGN_EXAMPLE = "decoder[0].mixer.patern: unknown; did you mean 'pattern'?"
 

@@ -28,20 +28,20 @@ import yaml
 import allyouneed
 from allyouneed.cli import main
 from allyouneed.config import ConfigError, override, parse, preset_names, preset_tree, to_yaml, tree_of
-from allyouneed.data.filters import Filters
-from allyouneed.data.pairs import PairFiles
-from allyouneed.data.readers import Files, Report
+from allyouneed.data.files.filters import Filters
+from allyouneed.data.files.pairs import PairFiles
+from allyouneed.data.files.readers import Files, Report
 from allyouneed.look.pages import PAGES as GENERATED
 from allyouneed.look.pages import written
 from allyouneed.models import shipped
-from allyouneed.nn.model import Model
-from allyouneed.nn.patterns import Pattern
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.patterns.core import Pattern
 from allyouneed.nn.sublayer import Channel, Mixer
 from allyouneed.tasks.task import Task
 from allyouneed.train import Recipe, load_recipe
 from allyouneed.train.schedule import Schedule
-from strangers import write_strangers
-from toytexts import documents, labelled, scored, tagged
+from batch_neighbours import write_strangers
+from toy_texts import documents, labelled, scored, tagged
 
 ROOT = Path(__file__).parent.parent
 README, CHINESE = ROOT / "README.md", ROOT / "README.zh.md"

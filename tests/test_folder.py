@@ -8,16 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import anypart
+import any_part as anypart
 from allyouneed import folder as folder_module
 from allyouneed.config import parse
-from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies, train
+from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies, train
 from allyouneed.errors import UserError
 from allyouneed.files import sha256, write_folder
 from allyouneed.folder import Folder
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.model import Model
-from anypart import CASES, tree
+from allyouneed.nn.models.base import Model
+from any_part import CASES, tree
 
 BATCH = Batch(Rows.of([[1, 2, 3], [4, 5, 6, 7, 8]]), Rows.of([[1, 2, 3, 4], [5, 6]]))
 

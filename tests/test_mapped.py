@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from allyouneed import mapped
 from allyouneed.config import parse
 from allyouneed.mapped import MappedFile, give_back
-from allyouneed.nn.filling import hollow, named, one_dtype, put, suit_cpu
-from allyouneed.nn.model import Model
-from anypart import tree
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.weights import hollow, named, one_dtype, put, suit_cpu
+from any_part import tree
 
 KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16]
 KINDS += [torch.int8, torch.uint8, torch.bool]

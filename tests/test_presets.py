@@ -10,8 +10,8 @@ import yaml
 
 from allyouneed.config import PRESETS, ConfigError, override, parse, preset_names, preset_tree, to_yaml, tree_of
 from allyouneed.nn.batch import IGNORE, Batch, Rows
-from allyouneed.nn.head import VocabularyHead
-from allyouneed.nn.model import Model
+from allyouneed.nn.heads.vocabulary import VocabularyHead
+from allyouneed.nn.models.base import Model
 from shrink import batch_for, shrunk
 
 every_preset = pytest.mark.parametrize("name", preset_names())

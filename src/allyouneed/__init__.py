@@ -20,7 +20,7 @@ from allyouneed.errors import UserError as UserError
 if TYPE_CHECKING:
     from torch import nn
 
-    from allyouneed.nn.model import Model
+    from allyouneed.nn.models.base import Model
 
 __version__ = "0.1.0"
 __all__ = ["UserError", "__version__", "build", "load", "model_config"]
@@ -34,8 +34,8 @@ def load(
 
     `task`: another use, where its weights allow it (`similarity`: texts as vectors). `dtype`: the precision of its
     weights (`float32`, `bfloat16`, `float16`); that of the file if not given."""
-    from allyouneed.infer.uses import predictor
-    from allyouneed.interop.folders import load as load_folder
+    from allyouneed.infer.predictors.registry import predictor
+    from allyouneed.interop.load import load as load_folder
 
     if folder is None:
         from allyouneed.models import shipped
@@ -48,7 +48,7 @@ def model_config(model: str | dict[str, Any], changes: list[str] | None = None, 
     """The config of a preset, a YAML file or a tree. `changes` are dotted (`encoder[0].mixer.heads=4`)."""
     from allyouneed import nn as parts  # noqa: F401  # every part is registered before a config is read
     from allyouneed.config import override, parse, preset_tree
-    from allyouneed.nn.model import Model
+    from allyouneed.nn.models.base import Model
 
     tree = preset_tree(model) if isinstance(model, str) else model
     where = model if isinstance(model, str) else ""

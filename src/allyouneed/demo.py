@@ -11,7 +11,7 @@ from rich.markup import escape
 from allyouneed.config import parse
 from allyouneed.data import dates
 from allyouneed.folder import Folder
-from allyouneed.infer.translator import Translator
+from allyouneed.infer.predictors.translator import Translator
 from allyouneed.models import find
 from allyouneed.train import Recipe, train
 

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 import allyouneed.nn as parts  # every part is registered before a config is read
 from allyouneed.config import parse, tree_of
-from allyouneed.data.detection import Detector
-from allyouneed.data.tokenizers import Vocabularies
+from allyouneed.data.language_detection import Detector
+from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import sha256, write_folder
 from allyouneed.mapped import MappedFile
-from allyouneed.nn.filling import hollow, named, one_dtype, put
-from allyouneed.nn.model import Model
-from allyouneed.nn.storing import shrunk, stored_as
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.precision import shrunk, stored_as
+from allyouneed.nn.models.weights import hollow, named, one_dtype, put
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from allyouneed.data import dates
-from allyouneed.data.pairs import PairFiles
-from allyouneed.data.readers import Report
+from allyouneed.data.files.pairs import PairFiles
+from allyouneed.data.files.readers import Report
 
 BIRTHDAY = datetime.date(2026, 11, 15)
 

@@ -8,8 +8,8 @@ import torch
 from allyouneed.config import parse
 from allyouneed.evaluate.perplexity import pieces, receptive_field, recurrent, sliding
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.model import Model
-from anypart import build
+from allyouneed.nn.models.base import Model
+from any_part import build
 
 WINDOW, LAYERS, LENGTH = 4, 2, 41
 REACH = 1 + LAYERS * (WINDOW - 1)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from toys import BOS, EOS, PAD, VOCAB, Echo, random_model
 
-from allyouneed.data.tokenizers import Tokenizer, TokenizerConfig, Vocabularies, train
+from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabularies, train
 from allyouneed.folder import Folder
 from allyouneed.infer.engine import Engine
+from toy_models import BOS, EOS, PAD, VOCAB, Echo, random_model
 
 TEXT = [
     "The quick brown fox jumps over the lazy dog. How are you today? I am fine, thank you very much!",

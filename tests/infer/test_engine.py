@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from toys import BOS, EOS, PAD, random_model
 
-from allyouneed.infer.alignment import attention
-from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.decoding.base import Hypothesis
+from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.search import Hypothesis
+from allyouneed.infer.translation.alignment import attention
 from allyouneed.nn.batch import Batch, Rows
+from toy_models import BOS, EOS, PAD, random_model
 
 WAYS = {
     "beam": Decoding(best=4, extra=8),

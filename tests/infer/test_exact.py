@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import allyouneed as ayn
-from allyouneed.data.tokenizers import Tokenizer, Vocabularies
+from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.infer.decoding import Decoding
-from allyouneed.infer.drafts import Lookup
+from allyouneed.infer.decoding.base import Hypothesis
+from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
-from allyouneed.infer.generator import Generator
+from allyouneed.infer.predictors.generator import Generator
+from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.infer.search import Hypothesis
-from allyouneed.infer.translator import Translator
-from allyouneed.nn.paged import Pool
-from allyouneed.nn.quantized import to_int8
+from allyouneed.infer.speculative.drafts import Lookup
+from allyouneed.nn.linear.int8 import to_int8
+from allyouneed.nn.states.paged import Pool
 
 PAD, BOS, EOS, VOCAB = 0, 1, 2, 83
 FFN = {"kind": "ffn", "hidden": 96, "activation": "gelu"}

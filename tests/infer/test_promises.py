@@ -11,22 +11,22 @@ import pytest
 import torch
 from test_pool import empty, engine_of
 from test_scheduler import GREEDY, alone, ask, told, writer
-from toys import BOS
 
 import allyouneed as ayn
-from allyouneed.data.tokenizers import Tokenizer, Vocabularies
+from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.decoding.detokenizer import StopStrings
+from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
-from allyouneed.infer.generator import Generator
+from allyouneed.infer.predictors.generator import Generator
+from allyouneed.infer.predictors.seq2seq import Seq2Seq
+from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.infer.seq2seq import Seq2Seq
-from allyouneed.infer.spoken import StopStrings
-from allyouneed.infer.translator import Translator
-from allyouneed.nn.paged import Pool
-from anypart import CASES, case
-from anypart import VOCAB as FEW_TOKENS
+from allyouneed.nn.states.paged import Pool
+from any_part import CASES, case
+from any_part import VOCAB as FEW_TOKENS
+from toy_models import BOS
 
 Asks = Callable[..., list[str]]
 ATTENTION = {"kind": "attention", "heads": 2}

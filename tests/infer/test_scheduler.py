@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from toys import BOS, EOS, PAD, VOCAB, random_model
 
 import allyouneed as ayn
-from allyouneed.data.tokenizers import Tokenizer
+from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
-from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.decoding.detokenizer import StopStrings, text_of
+from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
+from allyouneed.infer.request import Ticket
 from allyouneed.infer.scheduler import PATIENCE, Scheduler
-from allyouneed.infer.spoken import StopStrings, text_of
-from allyouneed.infer.tickets import Ticket
+from toy_models import BOS, EOS, PAD, VOCAB, random_model
 
 GREEDY = Decoding(method="greedy", max_length=12)
 WAYS = [

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import allyouneed as ayn
-from allyouneed.data.tokenizers import Tokenizer, Vocabularies
+from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.folder import Folder
-from allyouneed.infer.generator import Generation, Generator
-from allyouneed.infer.spoken import Spoken, StopStrings, text_of
+from allyouneed.infer.decoding.detokenizer import Spoken, StopStrings, text_of
+from allyouneed.infer.predictors.generator import Generation, Generator
 
 TEXT = "Tous les êtres humains: 你好，世界。今天 👩‍👩‍👧 How are you? The quick brown fox."
 

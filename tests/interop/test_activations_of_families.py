@@ -1,13 +1,13 @@
 """Every word of theirs for an activation means here what it means there, and comes back as one that means the same."""
 
-import foreign
-import judge
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+import hf_models as foreign
+import parity as judge
 from allyouneed.interop.families import FAMILIES
-from allyouneed.interop.reader import ACTIVATIONS
+from allyouneed.interop.hf.config_reader import ACTIVATIONS
 from allyouneed.nn.batch import Batch, Rows
 
 LLAMA = dict(hidden_size=12, intermediate_size=20, num_hidden_layers=1, num_attention_heads=2, vocab_size=17)

@@ -1,14 +1,14 @@
 """Decoders without a head: their hidden states, files that leave the prefix out, and the way back."""
 
-import foreign
-import judge
 import pytest
 import torch
 import transformers
 
+import hf_models as foreign
+import parity as judge
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES, choose
-from allyouneed.interop.hf import task_of
+from allyouneed.interop.hf.folder import task_of
 from allyouneed.nn.batch import Batch, Rows
 
 TOKENS = torch.tensor([[3, 5, 9, 1, 4, 7]])

@@ -4,12 +4,12 @@ Ours goes on with all prompts at once, theirs with one at a time and without its
 text, or keep a state that is wrong for more than one row. Greedy continuations are compared in tests/parity.
 """
 
-import foreign
-import judge
 import pytest
 import torch
 
-from allyouneed.infer.decoding import Decoding
+import hf_models as foreign
+import parity as judge
+from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 
 PROMPTS = [[1, 5, 7, 9, 3, 2, 11], [4, 8], [12]]

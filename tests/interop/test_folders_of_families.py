@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import foreign
 import pytest
 from safetensors.torch import load_file
 
+import hf_models as foreign
 from allyouneed.folder import Folder
-from allyouneed.infer import selfcheck
-from allyouneed.interop import export
-from allyouneed.interop.folders import about, load
+from allyouneed.interop.hf import export
+from allyouneed.interop.load import about, load
+from allyouneed.lab import selfcheck
 
 FIRST = list({family: name for family, name in reversed(foreign.CASES)}.items())
 # one of each kind of input, and those whose places depend on the padding token

@@ -1,11 +1,11 @@
 """What stands on an encoder, and what a file holds besides (poolers, heads of another task), both ways."""
 
-import foreign
-import judge
 import pytest
 import torch
 import transformers
 
+import hf_models as foreign
+import parity as judge
 from allyouneed.interop.families import FAMILIES, choose
 
 TEXT = dict(

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tinyfolders
 import torch
 from safetensors.torch import save_file
 
 import allyouneed as ayn
+import tiny_folders as tinyfolders
 from allyouneed.cli import main
-from allyouneed.data.tokenizers import TokenizerConfig, train
-from allyouneed.interop.folders import about, load
+from allyouneed.data.tokenizers.base import TokenizerConfig, train
+from allyouneed.interop.load import about, load
 
 SOME = 1 << 30  # bytes of address space: a machine that is asked for more refuses
 

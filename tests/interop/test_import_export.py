@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tinyfolders
 import torch
 from safetensors.torch import load_file
 
 import allyouneed as ayn
-import anypart
+import any_part as anypart
+import tiny_folders as tinyfolders
 from allyouneed.cli import main
-from allyouneed.data.tokenizers import Tokenizer, TokenizerConfig, Vocabularies, train
+from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabularies, train
 from allyouneed.folder import Folder
-from allyouneed.infer import selfcheck
-from allyouneed.interop.checkpoint import Checkpoint
-from allyouneed.interop.export import save_sharded
-from allyouneed.interop.folders import about, load
+from allyouneed.interop.hf.checkpoint import Checkpoint
+from allyouneed.interop.hf.export import save_sharded
+from allyouneed.interop.load import about, load
+from allyouneed.lab import selfcheck
 
 Ask = Callable[..., tuple[int, str, str]]
 TEXTS = ["a small text for a small tokenizer", "quite another text, with quite other letters", "and a third one"] * 3

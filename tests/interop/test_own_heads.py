@@ -1,11 +1,11 @@
 """A head that the config calls tied, and a file that has a matrix of its own for it: transformers takes the matrix, and
 so does ours, both ways."""
 
-import foreign
-import judge
 import pytest
 import torch
 
+import hf_models as foreign
+import parity as judge
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows
 

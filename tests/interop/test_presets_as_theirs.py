@@ -1,17 +1,17 @@
 """Models of ours, built of presets and never theirs, written for transformers: it computes what ours compute. What no
 family of theirs has a word for is refused by name."""
 
-import foreign
-import judge
 import pytest
 import torch
 import transformers
 
+import hf_models as foreign
+import parity as judge
 from allyouneed.config import override, parse, preset_names, preset_tree, tree_of
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES, choose
 from allyouneed.nn.batch import Batch, Rows, Signal
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 from shrink import shrunk
 
 # preset -> the families that can say it; the first is the one it is named after

@@ -8,9 +8,9 @@ import yaml
 from allyouneed.config import parse
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 
-PUBLISHED = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text(encoding="utf-8"))
+PUBLISHED = yaml.safe_load((Path(__file__).parents[1] / "support" / "published.yaml").read_text(encoding="utf-8"))
 PARAMETERS = {
     "Llama 3.1 8B": 8_030_261_248,
     "Mistral 7B v0.1": 7_241_732_096,

@@ -5,7 +5,7 @@ import pytest
 from allyouneed.config import override, parse, preset_tree, tree_of
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES, choose
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 from shrink import shrunk
 
 REFUSED = [

@@ -1,10 +1,10 @@
 """Their files, read and written again: nothing is lost, nothing is added, and transformers computes the same."""
 
-import foreign
-import judge
 import pytest
 from transformers import AutoConfig
 
+import hf_models as foreign
+import parity as judge
 from allyouneed.interop.families import FAMILIES, choose
 
 cases = pytest.mark.parametrize("family, name", foreign.CASES, ids=lambda word: word.replace(" ", "-"))

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tinyfolders
 import torch
 import yaml
 from rich.console import Console
 
 import allyouneed as ayn
+import tiny_folders as tinyfolders
 from allyouneed.cli import main
-from allyouneed.data.tokenizers import Tokenizer, TokenizerConfig, train
+from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, train
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.interop.folders import about, load
-from allyouneed.interop.hf import task_of
+from allyouneed.interop.hf.folder import task_of
+from allyouneed.interop.load import about, load
 from allyouneed.train import load_recipe
 from allyouneed.train import train as run
 

@@ -2,7 +2,6 @@
 
 import json
 
-import judge
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -26,6 +25,7 @@ from transformers import (
     XLNetLMHeadModel,
 )
 
+import parity as judge
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows
 

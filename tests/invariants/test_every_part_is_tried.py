@@ -7,18 +7,18 @@ import pytest
 from pydantic import BaseModel
 
 from allyouneed.config import Part, parse
-from allyouneed.nn.linear import Linear
-from allyouneed.nn.model import Model
+from allyouneed.nn.linear.dense import Linear
+from allyouneed.nn.mixers.attention.scores import Scores
+from allyouneed.nn.models.base import Model
 from allyouneed.nn.norms import Norm
-from allyouneed.nn.patterns import Pattern
-from allyouneed.nn.positions import Positions
-from allyouneed.nn.recurrence import Halt
-from allyouneed.nn.relative import Relative
-from allyouneed.nn.rotary_scaling import Scaling
-from allyouneed.nn.scores import Scores
+from allyouneed.nn.patterns.core import Pattern
+from allyouneed.nn.positions.absolute import Positions
+from allyouneed.nn.positions.relative import Relative
+from allyouneed.nn.positions.rotary_scaling import Scaling
 from allyouneed.nn.sublayer import Channel, Mixer
-from allyouneed.nn.wiring import Wiring
-from anypart import CASES, COMBINATORS, atoms, composed, words
+from allyouneed.nn.wiring.residual import Wiring
+from allyouneed.nn.wiring.universal import Halt
+from any_part import CASES, COMBINATORS, atoms, composed, words
 
 SLOTS = [Mixer, Channel, Wiring, Norm, Linear, Positions, Relative, Scores, Scaling, Halt]
 

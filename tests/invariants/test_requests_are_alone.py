@@ -7,11 +7,11 @@ from random import Random
 import pytest
 import torch
 
-from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.nn.paged import Pool
-from anypart import CASES, VOCAB, case
+from allyouneed.nn.states.paged import Pool
+from any_part import CASES, VOCAB, case
 
 REMEMBERS = ("mixer", "cross", "channel", "layers")  # what has a state; encoders, norms and wirings have none
 DECODES = [name for name in CASES if name.startswith(REMEMBERS)]

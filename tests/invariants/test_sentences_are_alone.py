@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.nn.batch import IGNORE, Batch, Rows
-from anypart import CASES, LONGEST, VOCAB, alone, build, case, decodable, pack, pairs, sentence, tree
+from any_part import CASES, LONGEST, VOCAB, alone, build, case, decodable, pack, pairs, sentence, tree
 
 every_case = pytest.mark.parametrize("name", CASES)
 few = settings(max_examples=6)

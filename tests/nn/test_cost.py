@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from allyouneed.config import override, parse, preset_names, preset_tree
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.model import Model
-from anypart import CASES, HEADS, tree
+from allyouneed.nn.models.base import Model
+from any_part import CASES, HEADS, tree
 
 
 def built_parameters(config):

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from allyouneed.config import parse
-from allyouneed.nn.block import Layer
 from allyouneed.nn.common import Common
 from allyouneed.nn.init import GPT2, T5, DeepNormInit, Init, Normal, Small
-from allyouneed.nn.model import Model
-from allyouneed.nn.stack import Stack
-from allyouneed.nn.wiring import Depth
-from anypart import tree
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.block import Layer
+from allyouneed.nn.models.stack import Stack
+from allyouneed.nn.wiring.residual import Depth
+from any_part import tree
 
 WIDTH, HIDDEN, LAYERS = 128, 256, 3
 HEADS, KV_HEADS, HEAD_WIDTH = 4, 2, 16

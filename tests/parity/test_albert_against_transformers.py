@@ -1,10 +1,10 @@
 """ALBERT: scores and gradients of Hugging Face's AlbertForMaskedLM; layers share their weights."""
 
-import judge
 import pytest
-import trials
 from transformers import AlbertConfig, AlbertForMaskedLM
 
+import parity as judge
+import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from attention_layers import TOLERANCE, apart, built, differences, hidden, rows, shaken
 
-from allyouneed.nn.alibi import slopes
 from allyouneed.nn.common import Common
-from allyouneed.nn.relative import Heads, Relative
+from allyouneed.nn.positions.alibi import slopes
+from allyouneed.nn.positions.relative import Heads, Relative
+from attention_layers import TOLERANCE, apart, built, differences, hidden, rows, shaken
 
 LENGTHS = [13, 7, 1]
 HEADS = [1, 2, 3, 4, 6, 7, 8, 12, 16, 20]

@@ -1,10 +1,11 @@
 """BART: scores (whole and step by step), gradients and greedy answers of transformers' BartForConditionalGeneration."""
 
-import judge
 import pytest
 import torch
-import trials
 from transformers import BartConfig, BartForConditionalGeneration, BartModel
+
+import parity as judge
+import trials
 
 CASES = {
     "small": dict(d_model=24, heads=(3, 2), hidden=(40, 40), layers=(2, 2)),

@@ -1,11 +1,11 @@
 """BERT: scores and gradients of Hugging Face's BertForMaskedLM, with both kinds of text."""
 
-import judge
 import pytest
 import torch
-import trials
 from transformers import BertConfig, BertForMaskedLM
 
+import parity as judge
+import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

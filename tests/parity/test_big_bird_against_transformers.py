@@ -1,19 +1,19 @@
 """BigBird: scores and gradients of Hugging Face's BigBirdForMaskedLM, and our own BigBird against its definition.
 
 Theirs pads a batch to blocks, so that a sentence gets other numbers in other company; each one is compared alone with
-ours in one batch. In evaluation they draw no random blocks; what they do instead is nn/big_bird.py's.
+ours in one batch. In evaluation they draw no random blocks; what they do instead is nn/mixers/attention/big_bird.py's.
 """
 
-import judge
 import pytest
 import torch
-import trials
 from transformers import BigBirdConfig, BigBirdForMaskedLM
 
+import parity as judge
+import trials
 from allyouneed.config import parse
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 
 SIZES = dict(vocab_size=31, max_position_embeddings=90, sep_token_id=2)
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)

@@ -7,18 +7,18 @@ agreed to 1.3e-6; the weights drawn here have none, so the tolerance is everybod
 precision whatever the model is in, so there is no judge in double; our own tempos are compared there.
 """
 
-import decoders
-import judge
 import pytest
 import torch
 from torch import nn
 from transformers import BitNetConfig, BitNetForCausalLM
 from transformers.integrations.bitnet import AutoBitLinear, BitLinear, pack_weights
 
+import decoders
+import parity as judge
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.bitlinear import Bit, rounded_tokens, ternary_weights
+from allyouneed.nn.linear.bitlinear import Bit, rounded_tokens, ternary_weights
 from allyouneed.nn.norms import RMSNorm
 
 SMALL = dict(

@@ -1,9 +1,9 @@
 """BLOOM: logits, gradients and greedy generation of Hugging Face's BloomForCausalLM."""
 
-import decoders
 import pytest
 from transformers import BloomConfig, BloomForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

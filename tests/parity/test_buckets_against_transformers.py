@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from attention_layers import TOLERANCE, apart, built, differences, hidden, rows, shaken
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allyouneed.config import parse
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.buckets import bucket
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.positions.t5_bias import bucket
+from attention_layers import TOLERANCE, apart, built, differences, hidden, rows, shaken
 
 LENGTHS = [40, 17, 1]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import judge
 import pytest
 import torch
 from transformers import (
@@ -30,9 +29,10 @@ from transformers import (
 )
 
 import allyouneed as ayn
+import parity as judge
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.infer.inputs import Called, takes
+from allyouneed.infer.predictors.forward import Called, takes
 
 TEXTS = [[5, 7, 9, 3, 8, 4], [6, 2, 11], [10]]
 LENGTHS = [6, 3, 1]

@@ -8,13 +8,13 @@ import math
 
 import pytest
 import torch
-from judge import difference
 
 from allyouneed.config import parse
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context, Facts
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 from allyouneed.nn.sublayer import Mixer
+from parity import difference
 
 WIDTH, HEADS, D = 12, 3, 4
 JUDGE = "equations"

@@ -1,15 +1,15 @@
 """CLIP: the matrix of scaled cosines, both towers' vectors and gradients of Hugging Face's CLIPModel."""
 
-import judge
 import pytest
 import torch
 from transformers import CLIPConfig, CLIPModel
 
 import allyouneed as ayn
+import parity as judge
 from allyouneed.config import parse
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows, Signal
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 from allyouneed.tasks.contrastive import info_nce
 
 END = 28

@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from trials import weighed
 
 from allyouneed.config import parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.model import Model
-from anypart import alone, build
+from allyouneed.nn.models.base import Model
+from any_part import alone, build
 from shrink import shrunk
+from trials import weighed
 
 PAIRS = [([3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8]), ([2], [7, 1, 8]), ([8, 2, 8, 4], [5])]
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from judge import difference
 from torch import nn
 
 from allyouneed.config import parse
 from allyouneed.nn.batch import IGNORE, Batch, Rows
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
+from parity import difference
 
 VOCAB = 17
 CASES = [

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from judge import difference
 from transformers import MarianConfig, MarianMTModel
 
 from allyouneed.config import parse
 from allyouneed.nn.batch import IGNORE, Batch, Rows
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
+from parity import difference
 
 PAD, VOCAB = 0, 19
 CASES = [

@@ -9,9 +9,9 @@ from allyouneed.config import ConfigError, parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows, Signal
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
-from allyouneed.nn.crate import ISTA, MSSA
-from allyouneed.nn.model import Model
-from anypart import build, tree
+from allyouneed.nn.mixers.crate import ISTA, MSSA
+from allyouneed.nn.models.base import Model
+from any_part import build, tree
 
 IMAGE, PATCH, WIDTH, HEADS, CLASSES = 12, 4, 20, 4, 7
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from convert import from_marian, random_marian
 
-from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.nn.batch import Batch, Rows
+from convert import from_marian, random_marian
 
 LENGTH = 40
 END = 0

@@ -2,15 +2,15 @@
 
 from functools import partial
 
-import judge
 import pytest
 import torch
-from written_out import Weights, attention, differences, ffn, layer_norm, past, sinusoids
 
+import parity as judge
 from allyouneed.config import parse, preset_tree, tree_of
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 from shrink import shrunk
+from written_out import Weights, attention, differences, ffn, layer_norm, past, sinusoids
 
 SOURCES = [[4, 9, 7, 30, 2], [8, 8], [11, 3, 6]]
 TARGETS = [[1, 5, 6], [1, 9, 12, 13, 40], [1]]

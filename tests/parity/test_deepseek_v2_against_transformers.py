@@ -1,9 +1,9 @@
 """DeepSeek-V2: logits, gradients and greedy generation of Hugging Face's DeepseekV2ForCausalLM."""
 
-import decoders
 import pytest
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

@@ -1,14 +1,14 @@
 """DeiT: class scores with and without a teacher, hidden states and gradients of Hugging Face's DeiT."""
 
-import judge
 import pytest
 import torch
 from test_vit_against_transformers import CASES, images
 from transformers import DeiTConfig, DeiTForImageClassification, DeiTForImageClassificationWithTeacher, DeiTModel
 
+import parity as judge
 from allyouneed.config import ConfigError, parse, tree_of
 from allyouneed.nn.batch import Batch, Signal
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 
 
 def theirs(name):

@@ -1,9 +1,10 @@
 """DistilBERT: scores and gradients of Hugging Face's DistilBertForMaskedLM."""
 
-import judge
 import pytest
-import trials
 from transformers import DistilBertConfig, DistilBertForMaskedLM
+
+import parity as judge
+import trials
 
 CASES = {
     "small": dict(dim=24, n_heads=3, hidden_dim=40),

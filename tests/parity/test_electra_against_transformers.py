@@ -1,9 +1,10 @@
 """ELECTRA: scores and gradients of Hugging Face's ElectraForMaskedLM."""
 
-import judge
 import pytest
-import trials
 from transformers import ElectraConfig, ElectraForMaskedLM
+
+import parity as judge
+import trials
 
 CASES = {
     "small": dict(hidden_size=24, embedding_size=10, num_attention_heads=3, intermediate_size=40),

@@ -11,8 +11,8 @@ from torch import nn
 
 from allyouneed.config import parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.model import Model
-from anypart import alone, build
+from allyouneed.nn.models.base import Model
+from any_part import alone, build
 
 NARROW = {
     "vocab": {37000: 11},

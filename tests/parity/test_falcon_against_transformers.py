@@ -1,9 +1,9 @@
 """Falcon: logits, gradients and greedy generation of Hugging Face's FalconForCausalLM."""
 
-import decoders
 import pytest
 from transformers import FalconConfig, FalconForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

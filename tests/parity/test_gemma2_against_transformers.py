@@ -1,9 +1,9 @@
 """Gemma 2: logits, gradients and greedy generation of Hugging Face's Gemma2ForCausalLM."""
 
-import decoders
 import pytest
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

@@ -1,9 +1,9 @@
 """Gemma: logits, gradients and greedy generation of Hugging Face's GemmaForCausalLM."""
 
-import decoders
 import pytest
 from transformers import GemmaConfig, GemmaForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import judge
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -22,6 +21,7 @@ from transformers import (
 )
 
 import allyouneed as ayn
+import parity as judge
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. How are you today? I am fine, thank you very much!",

@@ -3,12 +3,12 @@ with and without a first and a last token that are forced."""
 
 import importlib
 
-import judge
 import pytest
 import torch
-import trials
 
-from allyouneed.infer.decoding import Decoding
+import parity as judge
+import trials
+from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.nn.batch import Rows
 

@@ -1,8 +1,9 @@
 """GPT-2: logits, gradients and greedy generation of Hugging Face's GPT2LMHeadModel."""
 
-import decoders
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
+
+import decoders
 
 CASES = {
     "small": dict(n_embd=24, n_head=3, n_layer=2, vocab_size=31, n_positions=40),

@@ -1,9 +1,9 @@
 """GPT-BigCode: logits, gradients and greedy generation of Hugging Face's GPTBigCodeForCausalLM."""
 
-import decoders
 import pytest
 from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

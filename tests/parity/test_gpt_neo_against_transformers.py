@@ -1,9 +1,9 @@
 """GPT-Neo: logits, gradients and greedy generation of Hugging Face's GPTNeoForCausalLM, past its window too."""
 
-import decoders
 import pytest
 from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

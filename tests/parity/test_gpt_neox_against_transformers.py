@@ -1,9 +1,9 @@
 """GPT-NeoX: logits, gradients and greedy generation of Hugging Face's GPTNeoXForCausalLM."""
 
-import decoders
 import pytest
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

@@ -1,9 +1,9 @@
 """GPT-J: logits, gradients and greedy generation of Hugging Face's GPTJForCausalLM."""
 
-import decoders
 import pytest
 from transformers import GPTJConfig, GPTJForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

@@ -1,10 +1,10 @@
 """What stands on an encoder (classes of sentences, tags of tokens, nothing), as in transformers' classes of each."""
 
-import judge
 import pytest
 import transformers
-import trials
 
+import parity as judge
+import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

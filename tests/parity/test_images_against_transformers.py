@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import judge
 import numpy as np
 import pytest
 import torch
@@ -24,11 +23,12 @@ from transformers import (
 )
 
 import allyouneed as ayn
+import parity as judge
 from allyouneed.config import parse
-from allyouneed.data.image import Pixels
-from allyouneed.infer.image_classifier import ImageClassifier
-from allyouneed.infer.image_matcher import ImageMatcher
-from allyouneed.interop import preprocessor
+from allyouneed.data.media.image import Pixels
+from allyouneed.infer.predictors.image_classifier import ImageClassifier
+from allyouneed.infer.predictors.image_matcher import ImageMatcher
+from allyouneed.interop.hf import preprocessor
 
 PROCESSORS = {
     "vit": ViTImageProcessorPil(),

@@ -11,9 +11,9 @@ from allyouneed.config import ConfigError, parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
-from allyouneed.nn.lightweight import DynamicConvolution, LightweightConvolution
-from allyouneed.nn.model import Model
-from anypart import alone, build, tree
+from allyouneed.nn.mixers.lightweight import DynamicConvolution, LightweightConvolution
+from allyouneed.nn.models.base import Model
+from any_part import alone, build, tree
 
 WIDTH, HEADS = 12, 3
 

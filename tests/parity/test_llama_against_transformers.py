@@ -1,9 +1,9 @@
 """Llama: logits, gradients and greedy generation of Hugging Face's LlamaForCausalLM."""
 
-import decoders
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

@@ -1,11 +1,11 @@
 """Longformer: scores and gradients of Hugging Face's LongformerForMaskedLM, with and without global tokens."""
 
-import judge
 import pytest
 import torch
-import trials
 from transformers import LongformerConfig, LongformerForMaskedLM, LongformerForSequenceClassification
 
+import parity as judge
+import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

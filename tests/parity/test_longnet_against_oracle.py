@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from judge import TOLERANCE, difference
 
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
-from allyouneed.nn.longnet import LongNet
+from allyouneed.nn.mixers.attention.longnet import LongNet
+from parity import TOLERANCE, difference
 
 HEADS, HEAD_WIDTH = 4, 3
 

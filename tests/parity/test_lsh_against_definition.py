@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from allyouneed.config import ConfigError, parse
-from allyouneed.nn import lsh
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts, Wanted
-from allyouneed.nn.hashed import needed
-from allyouneed.nn.lsh import LSH, rotations
-from allyouneed.nn.model import Model
-from anypart import build, pack, tree
+from allyouneed.nn.mixers.attention import lsh
+from allyouneed.nn.mixers.attention.lsh import LSH, rotations
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.ops.lsh import needed
+from any_part import build, pack, tree
 
 WIDTH, HEADS = 12, 3
 

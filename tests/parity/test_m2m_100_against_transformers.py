@@ -3,12 +3,13 @@
 Their table of sinusoids is computed in single precision and off by 3e-7, which is most of the differences.
 """
 
-import judge
 import pytest
-import trials
 from test_bart_against_transformers import CASES as BARTS
 from test_bart_against_transformers import sizes
 from transformers import M2M100Config, M2M100ForConditionalGeneration
+
+import parity as judge
+import trials
 
 CASES = BARTS | {"small": dict(d_model=32, heads=(4, 2), hidden=(40, 40), layers=(2, 2))}
 

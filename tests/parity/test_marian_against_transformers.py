@@ -1,13 +1,13 @@
 """Marian: scores (whole and step by step) and gradients of Hugging Face's MarianMTModel."""
 
-import judge
 import pytest
 import torch
-import trials
 from test_bart_against_transformers import CASES as BARTS
 from test_bart_against_transformers import sizes
 from transformers import MarianConfig, MarianMTModel
 
+import parity as judge
+import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

@@ -1,11 +1,11 @@
 """mBART: scores (whole and step by step) and gradients of Hugging Face's MBartForConditionalGeneration."""
 
-import judge
 import pytest
-import trials
 from test_bart_against_transformers import CASES, sizes
 from transformers import MBartConfig, MBartForConditionalGeneration
 
+import parity as judge
+import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

@@ -1,8 +1,9 @@
 """Mistral: logits, gradients and greedy generation of Hugging Face's MistralForCausalLM, beyond the window too."""
 
-import decoders
 import pytest
 from transformers import MistralConfig, MistralForCausalLM
+
+import decoders
 
 SMALL = dict(
     hidden_size=24,

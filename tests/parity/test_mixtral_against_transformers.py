@@ -1,9 +1,9 @@
 """Mixtral: logits, gradients and greedy generation of Hugging Face's MixtralForCausalLM."""
 
-import decoders
 import pytest
 from transformers import MixtralConfig, MixtralForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

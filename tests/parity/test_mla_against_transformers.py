@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from attention_layers import TOLERANCE, apart, built, differences, hidden, rows, shaken
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allyouneed.nn.context import Context, Facts
 from allyouneed.nn.norms import RMSNorm
+from attention_layers import TOLERANCE, apart, built, differences, hidden, rows, shaken
 
 WIDTH, HEADS, RANK, NOPE, ROPE, VALUE = 24, 3, 10, 6, 4, 7
 LENGTHS = [13, 7, 1]

@@ -9,10 +9,10 @@ from transformers.models.mixtral import modeling_mixtral as mixtral
 from transformers.models.switch_transformers import modeling_switch_transformers as switch
 
 from allyouneed.nn.batch import Rows
+from allyouneed.nn.channels.feedforward import FFN, GLU
+from allyouneed.nn.channels.moe import Groups, MoE, Router
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
-from allyouneed.nn.feedforward import FFN, GLU
-from allyouneed.nn.moe import Groups, MoE, Router
 
 WIDTH, HIDDEN, EXPERTS = 24, 20, 8
 COMMON = Common(width=WIDTH)

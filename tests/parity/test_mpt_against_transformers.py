@@ -1,9 +1,9 @@
 """MPT: logits, gradients and greedy generation of Hugging Face's MptForCausalLM."""
 
-import decoders
 import pytest
 from transformers import MptConfig, MptForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

@@ -1,10 +1,11 @@
 """mT5: scores (whole and step by step) and gradients of Hugging Face's MT5ForConditionalGeneration."""
 
-import judge
 import pytest
-import trials
 from test_t5_against_transformers import CASES
 from transformers import MT5Config, MT5ForConditionalGeneration
+
+import parity as judge
+import trials
 
 
 def theirs(name):

@@ -1,9 +1,9 @@
 """OPT: logits, gradients and greedy generation of Hugging Face's OPTForCausalLM."""
 
-import decoders
 import pytest
 from transformers import OPTConfig, OPTForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

@@ -7,11 +7,11 @@ from transformers.activations import ACT2FN
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from allyouneed.interop.reader import ACTIVATIONS as READ
+from allyouneed.interop.hf.config_reader import ACTIVATIONS as READ
 from allyouneed.nn.batch import Rows
+from allyouneed.nn.channels.feedforward import ACTIVATIONS, GLU
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
-from allyouneed.nn.feedforward import ACTIVATIONS, GLU
 from allyouneed.nn.norms import RMSNorm
 
 CONTEXT = Context(Facts.of(Rows(torch.zeros(2, 9, dtype=torch.long))))

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from convert import from_marian, random_marian
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -17,9 +16,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from allyouneed.infer.decoding import Decoding, keep_likely
+from allyouneed.infer.decoding.options import Decoding, keep_likely
+from allyouneed.infer.decoding.penalties import Penalties
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.penalties import Penalties
+from convert import from_marian, random_marian
 
 ROWS, VOCAB = 7, 53
 

@@ -1,9 +1,9 @@
 """Phi: logits, gradients and greedy generation of Hugging Face's PhiForCausalLM."""
 
-import decoders
 import pytest
 from transformers import PhiConfig, PhiForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from attention_layers import apart
 
-from allyouneed.nn.positions import Learned, Learned2D, Sinusoidal
+from allyouneed.nn.positions.absolute import Learned, Learned2D, Sinusoidal
+from attention_layers import apart
 
 
 @pytest.mark.parametrize("width", [4, 6, 32])

@@ -6,7 +6,7 @@ import transformers
 
 from allyouneed.config import parse, preset_tree, tree_of
 from allyouneed.interop.families import FAMILIES
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 
 LLAMA = dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, vocab_size=32000)
 MISTRAL = LLAMA | dict(num_key_value_heads=8, intermediate_size=14336, rms_norm_eps=1e-5)

@@ -1,9 +1,9 @@
 """Qwen2: logits, gradients and greedy generation of Hugging Face's Qwen2ForCausalLM."""
 
-import decoders
 import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

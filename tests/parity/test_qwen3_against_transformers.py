@@ -1,9 +1,9 @@
 """Qwen3: logits, gradients and greedy generation of Hugging Face's Qwen3ForCausalLM."""
 
-import decoders
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+import decoders
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

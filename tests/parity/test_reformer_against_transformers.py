@@ -5,21 +5,21 @@ test, and its first chunk looks back at the last one: those queries are left out
 once for every round in which it is met, the paper once; so one round is compared.
 """
 
-import decoders
-import judge
 import pytest
 import torch
 from transformers import ReformerConfig, ReformerModelWithLMHead
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
+import decoders
+import parity as judge
 from allyouneed.config import parse, preset_tree
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.hashed import by_chunks
-from allyouneed.nn.lsh import LSH
-from allyouneed.nn.model import Model
+from allyouneed.nn.mixers.attention.lsh import LSH
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.ops.lsh import by_chunks
 
 JUDGE = "transformers ReformerModelWithLMHead"
 ROWS, COLUMNS, CHUNK = 4, 6, 8

@@ -6,16 +6,16 @@ of 1 … 1/10000, GroupNorm is RMS without weights, and what scores are divided 
 
 import pytest
 import torch
-from judge import difference
 from torch import nn
 
 from allyouneed.config import parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
-from allyouneed.nn.model import Model
-from allyouneed.nn.retention import GatedRetention, Retention
-from anypart import build
+from allyouneed.nn.mixers.retention import GatedRetention, Retention
+from allyouneed.nn.models.base import Model
+from any_part import build
+from parity import difference
 
 WIDTH, HEADS, VALUES, HIDDEN, VOCAB = 12, 3, 5, 14, 11
 

@@ -6,12 +6,12 @@ embedding. Chunks, attending chunks and neighbours are counted from 1, as in the
 
 import pytest
 import torch
-from judge import difference
 
 from allyouneed.config import override, parse, preset_tree, tree_of
 from allyouneed.nn.batch import Batch, Neighbours, Rows
-from allyouneed.nn.model import Model
-from anypart import build
+from allyouneed.nn.models.base import Model
+from any_part import build
+from parity import difference
 
 WIDTH, HEADS, HEAD, HIDDEN, VOCAB, M, K = 12, 3, 4, 14, 11, 4, 2
 R = 2 * M

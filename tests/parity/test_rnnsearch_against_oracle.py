@@ -5,13 +5,13 @@ Where a model here has two linear maps in a row, the paper has their product: th
 
 import pytest
 import torch
-from trials import weighed
 
 from allyouneed.config import parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.model import Model
-from anypart import alone, build
+from allyouneed.nn.models.base import Model
+from any_part import alone, build
 from shrink import shrunk
+from trials import weighed
 
 PAIRS = [([3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8]), ([2], [7, 1, 8]), ([8, 2, 8, 4], [5])]
 

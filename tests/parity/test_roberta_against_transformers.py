@@ -1,9 +1,10 @@
 """RoBERTa: scores and gradients of Hugging Face's RobertaForMaskedLM."""
 
-import judge
 import pytest
-import trials
 from transformers import RobertaConfig, RobertaForMaskedLM
+
+import parity as judge
+import trials
 
 CASES = {
     "small": dict(hidden_size=24, num_attention_heads=3, intermediate_size=40, type_vocab_size=1, pad_token_id=1),

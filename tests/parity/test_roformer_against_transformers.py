@@ -1,11 +1,11 @@
 """RoFormer: scores and gradients of Hugging Face's RoFormerForMaskedLM."""
 
-import judge
 import pytest
 import torch
-import trials
 from transformers import RoFormerConfig, RoFormerForMaskedLM
 
+import parity as judge
+import trials
 from allyouneed.errors import UserError
 
 CASES = {

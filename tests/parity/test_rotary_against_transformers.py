@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from attention_layers import TOLERANCE, apart, built, differences, hidden, rows, shaken
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
-from allyouneed.nn.relative import Heads, Relative
+from allyouneed.nn.positions.relative import Heads, Relative
+from attention_layers import TOLERANCE, apart, built, differences, hidden, rows, shaken
 
 LENGTHS = [13, 7, 1]
 LONG = 30  # length the models say they were trained on; sentences of the tests are longer where scaling is tried

@@ -5,12 +5,12 @@ state where gradients are asked for (it is written in place, and its size is the
 wrong for more than one text at once, so their `generate` is asked text by text.
 """
 
-import decoders
-import judge
 import pytest
 import torch
 from transformers import RwkvConfig, RwkvForCausalLM
 
+import decoders
+import parity as judge
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows

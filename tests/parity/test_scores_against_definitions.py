@@ -5,14 +5,14 @@ import math
 
 import pytest
 import torch
-from attention_layers import TOLERANCE, agreement, apart, built, differences, hidden, rows, shaken
 
 from allyouneed.errors import UserError
-from allyouneed.nn.attention import Attention
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts, Memory
-from anypart import build, tree
+from allyouneed.nn.mixers.attention.attention import Attention
+from any_part import build, tree
+from attention_layers import TOLERANCE, agreement, apart, built, differences, hidden, rows, shaken
 
 LENGTHS, SOURCES = [9, 5, 1], [4, 8, 3]
 WIDTH, HEADS = 12, 3

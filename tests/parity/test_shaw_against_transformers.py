@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from attention_layers import TOLERANCE, agreement, built, differences, hidden, rows, shaken
 
 from allyouneed.nn.context import Context
+from attention_layers import TOLERANCE, agreement, built, differences, hidden, rows, shaken
 
 LENGTHS = [13, 7, 1]
 

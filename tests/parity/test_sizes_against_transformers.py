@@ -8,7 +8,7 @@ import transformers
 
 from allyouneed.config import parse, preset_tree
 from allyouneed.interop.families import FAMILIES
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 
 BASE = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
 ROBERTA = dict(vocab_size=50265, type_vocab_size=1, layer_norm_eps=1e-5)

@@ -1,15 +1,15 @@
 """The Sparse Transformer, small, against a dense softmax whose mask is written out from Child et al. 2019, 4.3."""
 
-import decoders
-import judge
 import pytest
 import torch
-from written_out import Weights, attention, differences, ffn, layer_norm
 
+import decoders
+import parity as judge
 from allyouneed.config import parse, preset_tree, tree_of
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 from shrink import shrunk
+from written_out import Weights, attention, differences, ffn, layer_norm
 
 STRIDE, SUMMARY = 8, 2  # what the shrunken preset has for l = 128 and c = 32
 PATTERNS = {

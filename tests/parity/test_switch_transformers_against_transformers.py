@@ -1,10 +1,10 @@
 """Switch Transformer: scores (whole and step by step) and gradients of SwitchTransformersForConditionalGeneration."""
 
-import judge
 import pytest
-import trials
 from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 
+import parity as judge
+import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

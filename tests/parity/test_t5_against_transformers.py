@@ -1,11 +1,11 @@
 """T5: scores (whole and step by step), gradients and greedy answers of Hugging Face's T5ForConditionalGeneration."""
 
-import judge
 import pytest
 import torch
-import trials
 from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
 
+import parity as judge
+import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 

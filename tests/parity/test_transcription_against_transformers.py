@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import whisperlet
 from transformers import WhisperFeatureExtractor
 
-from allyouneed.infer.listening import Listening
+import tiny_whisper as whisperlet
+from allyouneed.infer.speech.fallback import Listening
 
 PLAIN = dict(temperatures=(0.0,), silence=None, previous=False)
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from attention_layers import TOLERANCE, agreement, apart, built, differences, rows, shaken
 
 from allyouneed.nn.context import Context
+from attention_layers import TOLERANCE, agreement, apart, built, differences, rows, shaken
 
 LENGTHS = [13, 7, 1]
 
@@ -89,7 +89,7 @@ def test_an_xlnet_attention_layer(record_difference):
 @pytest.mark.parametrize(("untied", "sets"), [(False, 1), (True, 3)])
 def test_layers_of_a_stack_share_u_and_v_unless_untied(untied, sets):
     from allyouneed.config import parse
-    from allyouneed.nn.model import Model
+    from allyouneed.nn.models.base import Model
 
     mixer = {"kind": "attention", "heads": 2, "positions": {"kind": "transformer-xl", "untied": untied}}
     layer = {"repeat": 3, "mixer": mixer, "channel": {"kind": "ffn", "hidden": 5}}

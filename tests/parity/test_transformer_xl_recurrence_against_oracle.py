@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from attention_layers import TOLERANCE, apart, shaken
 
 from allyouneed.config import parse, preset_tree
-from allyouneed.nn.model import Model
-from allyouneed.nn.segment_recurrence import segment_by_segment
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.segment_recurrence import segment_by_segment
+from attention_layers import TOLERANCE, apart, shaken
 from shrink import shrunk
 
 VOCAB, WIDTH, HEADS = 13, 12, 3

@@ -11,8 +11,8 @@ from torch import nn
 
 from allyouneed.config import parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.model import Model
-from anypart import build
+from allyouneed.nn.models.base import Model
+from any_part import build
 
 HEADS = 2
 PAIRS = [([3, 1, 4, 1, 5], [2, 7, 1, 8]), ([9, 2, 6, 5, 3, 5, 8], [2, 8]), ([1], [8, 2, 8, 1, 8, 2])]

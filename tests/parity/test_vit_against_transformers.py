@@ -1,15 +1,15 @@
 """ViT: class scores, hidden states and gradients of Hugging Face's ViTForImageClassification and ViTModel."""
 
-import judge
 import pytest
 import torch
 from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
 import allyouneed as ayn
+import parity as judge
 from allyouneed.config import parse
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Signal
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 
 CASES = {
     "small": dict(

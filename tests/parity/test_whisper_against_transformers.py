@@ -1,18 +1,18 @@
 """Whisper: what it hears (log-mel), logits, gradients and decoding steps of Hugging Face's Whisper."""
 
-import judge
 import numpy as np
 import pytest
 import torch
 from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 import allyouneed as ayn
+import parity as judge
 from allyouneed.config import parse
-from allyouneed.data.sound import log_mel
+from allyouneed.data.media.sound import log_mel
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows, Signal
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 
 # an embedding gives its padding no gradient, so nothing here is padding
 MARKS = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, begin_suppress_tokens=None)

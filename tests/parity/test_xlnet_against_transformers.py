@@ -1,9 +1,7 @@
 """XLNet: scores and gradients of Hugging Face's models, read as a whole, with two streams, and with memory."""
 
-import judge
 import pytest
 import torch
-import trials
 from transformers import (
     XLNetConfig,
     XLNetForSequenceClassification,
@@ -11,12 +9,14 @@ from transformers import (
     XLNetLMHeadModel,
 )
 
+import parity as judge
+import trials
 from allyouneed.config import override, parse, tree_of
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.model import Model
-from allyouneed.nn.two_stream import askers, asking
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.two_stream import askers, asking
 
 SMALL = dict(d_model=24, n_head=3, n_layer=2, d_inner=40, vocab_size=31, dropout=0.0, summary_last_dropout=0.0)
 CASES = {

@@ -13,15 +13,15 @@ from pathlib import Path
 import flan_t5
 import pytest
 import torch
-from plain_llama import PlainLlama, PlainPieces
 from transformers import logging
 
 import allyouneed as ayn
-from allyouneed.data.resampling import resample
-from allyouneed.data.sound import log_mel
-from allyouneed.data.sound_files import read_sound
+from allyouneed.data.media.resampling import resample
+from allyouneed.data.media.sound import log_mel
+from allyouneed.data.media.sound_files import read_sound
 from allyouneed.evaluate.words import word_error_rate
-from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.decoding.options import Decoding
+from plain_llama import PlainLlama, PlainPieces
 
 logging.disable_progress_bar()
 logging.set_verbosity_error()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from allyouneed.train import train
-from toytexts import Listener, recipe, write_all
+from toy_texts import Listener, recipe, write_all
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from memory import MemoryStore, vocabularies
 
 from allyouneed.config import ConfigError, parse
-from allyouneed.data.labels import Labelled, Scored, Tagged
-from allyouneed.data.pairs import Pair
+from allyouneed.data.files.labels import Labelled, Scored, Tagged
+from allyouneed.data.files.pairs import Pair
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.classification import Classification
@@ -17,6 +16,7 @@ from allyouneed.tasks.contrastive import Contrastive, info_nce
 from allyouneed.tasks.similarity import Similarity
 from allyouneed.tasks.tagging import Tagging
 from allyouneed.tasks.task import class_loss
+from segment_memory import MemoryStore, vocabularies
 
 TOKENIZER = vocabularies().target
 BOS, EOS = TOKENIZER.bos, TOKENIZER.eos

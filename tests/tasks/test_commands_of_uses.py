@@ -22,10 +22,10 @@ import torch
 import allyouneed as ayn
 from allyouneed.cli import USES, main
 from allyouneed.cli.loading import COMMANDS
-from allyouneed.infer.image_classifier import ImageClass
-from allyouneed.infer.image_matcher import ImageMatch
-from allyouneed.infer.transcriber import Segment, Transcript
-from allyouneed.infer.uses import USES as TASKS
+from allyouneed.infer.predictors.image_classifier import ImageClass
+from allyouneed.infer.predictors.image_matcher import ImageMatch
+from allyouneed.infer.predictors.registry import USES as TASKS
+from allyouneed.infer.predictors.transcriber import Segment, Transcript
 
 Trained = Callable[[str], tuple[Path, str]]
 REVIEWS = ["the film is wonderful.", "a dog likes the sea. the film is a bore."]
@@ -205,7 +205,7 @@ def test_one_prompt_is_streamed_and_many_are_lines(
     assert ask("generate", *SURE, "--echo", "the cat").out == f"the cat{expected[0]}\n"
     assert ask("generate", *SURE, "the cat", "a dog").out == "".join(text + "\n" for text in expected)
     assert ask("generate", *SURE, "--echo", "the cat", "a dog").lines[1] == f"a dog{expected[1]}"
-    monkeypatch.setattr("allyouneed.infer.generator.Generator.generate_full", lambda *a, **k: [])
+    monkeypatch.setattr("allyouneed.infer.predictors.generator.Generator.generate_full", lambda *a, **k: [])
     assert ask("generate", *SURE, "the cat").out == expected[0] + "\n", "it is told as it comes"
 
 
@@ -242,7 +242,7 @@ def test_a_whole_text_is_one_prompt_and_line_breaks_stay_in_their_line(
     expected = model.generate("the cat\n\na dog", method="greedy", max_length=12)
     assert ask("generate", *SURE, "--whole", stdin="the cat\n\na dog\n").out == expected + "\n"
     said = "one\ntwo\r\nthree"
-    monkeypatch.setattr("allyouneed.infer.generator.text_of", lambda *a: said)
+    monkeypatch.setattr("allyouneed.infer.predictors.generator.text_of", lambda *a: said)
     assert ask("generate", *SURE, "a", "b").lines == [r"one\ntwo\nthree"] * 2
     assert [tree["text"] for tree in ask("generate", *SURE, "--json", "a", "b").trees] == [said] * 2
 

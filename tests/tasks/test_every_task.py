@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from allyouneed.config import parse
-from allyouneed.data.packing import PaddedBatches
+from allyouneed.data.batches.packing import PaddedBatches
 from allyouneed.folder import Folder
-from allyouneed.infer.uses import USES
+from allyouneed.infer.predictors.registry import USES
 from allyouneed.nn.batch import Batch
 from allyouneed.tasks.task import Task
 from allyouneed.train.feed import labelled
 from allyouneed.train.log import read_log
 from allyouneed.train.prepare import Run, prepare
 from allyouneed.train.progress import Reporter
-from toytexts import ENCODER, RUNS, Listener, recipe
+from toy_texts import ENCODER, RUNS, Listener, recipe
 
 Trained = Callable[[str], tuple[Path, str]]
 # a run's last loss must be under this part of its first

@@ -4,16 +4,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from memory import MemoryStore, vocabularies
 
 from allyouneed.config import parse
-from allyouneed.data.labels import Labelled, Scored, Tagged
-from allyouneed.data.marks import Marks
-from allyouneed.data.pairs import Pair
-from allyouneed.data.tokenizers import Tokenizer, Vocabularies
+from allyouneed.data.files.labels import Labelled, Scored, Tagged
+from allyouneed.data.files.pairs import Pair
+from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
+from allyouneed.data.tokenizers.special_tokens import Marks
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.task import Task
+from segment_memory import MemoryStore, vocabularies
 
 BEFORE, AFTER = (7, 8), (5, 6, 4)
 MARKS = Marks(BEFORE, (9,), AFTER)

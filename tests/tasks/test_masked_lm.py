@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from memory import MemoryStore, vocabularies
 
-from allyouneed.data.packing import generator
-from allyouneed.data.texts import Document
-from allyouneed.data.tokenizers import MASK
+from allyouneed.data.batches.packing import generator
+from allyouneed.data.files.texts import Document
+from allyouneed.data.tokenizers.base import MASK
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.masked_lm import MaskedLM, choose, hide
+from segment_memory import MemoryStore, vocabularies
 
 LONG = "the cat sees tomorrow's wonderful moon, 猫看见明天的月亮。 " * 30
 

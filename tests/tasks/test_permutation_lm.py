@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from memory import MemoryStore, vocabularies
 
 from allyouneed.config import ConfigError
-from allyouneed.data.packing import generator
-from allyouneed.data.texts import Document
+from allyouneed.data.batches.packing import generator
+from allyouneed.data.files.texts import Document
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.permutation_lm import PermutationLM, draw_runs
-from toytexts import ENCODER, PERMUTED
+from segment_memory import MemoryStore, vocabularies
+from toy_texts import ENCODER, PERMUTED
 
 LONG = "the cat sees tomorrow's wonderful moon, 猫看见明天的月亮。 " * 30
 

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from memory import MemoryStore, vocabularies
 
 from allyouneed.config import ConfigError, parse, tree_of
-from allyouneed.data.texts import Document
+from allyouneed.data.files.texts import Document
 from allyouneed.nn.batch import IGNORE, Batch, Rows
-from allyouneed.nn.model import Model
-from allyouneed.nn.remembering import Remembering
-from allyouneed.nn.two_stream import asking
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.two_stream import asking
+from allyouneed.nn.states.segment_memory import Remembering
 from allyouneed.tasks.permutation_lm import PermutationLM
+from segment_memory import MemoryStore, vocabularies
 
 TEXTS = ["a moon", "the cat sees tomorrow's moon, " * 25, "猫看见月亮", "x"]
 TOKENIZER = vocabularies().target

@@ -12,7 +12,7 @@ from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.train import Recipe, load_recipe, train
 from allyouneed.train.log import read_log
-from toytexts import BOTH, DECODER, ENCODER, RUNS, Listener, recipe
+from toy_texts import BOTH, DECODER, ENCODER, RUNS, Listener, recipe
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from allyouneed.data.packing import Batches, PackedBatches, PaddedBatches
-from allyouneed.data.segments import SegmentBatches
-from allyouneed.data.shares import Share
-from allyouneed.data.store import Store
+from allyouneed.data.batches.packing import Batches, PackedBatches, PaddedBatches
+from allyouneed.data.batches.segments import SegmentBatches
+from allyouneed.data.batches.shares import Share
+from allyouneed.data.batches.store import Store
 from allyouneed.nn.batch import IGNORE, Batch
 from allyouneed.tasks.causal_lm import DocumentItems
 from allyouneed.train.feed import labelled
 from allyouneed.train.prepare import Prepared, Run, prepare
 from allyouneed.train.progress import Reporter
-from toytexts import RUNS, Listener, recipe
+from toy_texts import RUNS, Listener, recipe
 
 
 def prepared_for(run: str, texts: Path, place: Path) -> Prepared:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory import MemoryStore, vocabularies
 
-from allyouneed.data.packing import generator
-from allyouneed.data.texts import Document
+from allyouneed.data.batches.packing import generator
+from allyouneed.data.files.texts import Document
 from allyouneed.errors import UserError
 from allyouneed.tasks.span_corruption import SpanCorruption, corrupt, cut_places, cut_sizes
+from segment_memory import MemoryStore, vocabularies
 
 
 def restored(source: list[int], target: list[int], marks: list[int]) -> list[int]:

@@ -13,10 +13,10 @@ import torch
 import allyouneed as ayn
 from allyouneed.cli import main
 from allyouneed.folder import Folder
-from allyouneed.infer.classifier import Classifier
 from allyouneed.infer.evaluate import evaluate
-from allyouneed.infer.predictor import Judged
-from allyouneed.infer.uses import predictor
+from allyouneed.infer.predictors.base import Judged
+from allyouneed.infer.predictors.classifier import Classifier
+from allyouneed.infer.predictors.registry import predictor
 from allyouneed.tasks.task import Task
 
 Load = Callable[[str], Any]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from microrun import RECIPE, Listener, Make
 
 from allyouneed.data import dates
 from allyouneed.train import Recipe, load_recipe
+from micro_run import RECIPE, Listener, Make
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from microrun import Listener, Make
 
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
@@ -15,6 +14,7 @@ from allyouneed.train import train
 from allyouneed.train.checkpoints import Checkpoints
 from allyouneed.train.finish import average_weights
 from allyouneed.train.log import read_log
+from micro_run import Listener, Make
 
 
 def names(folder: Path) -> list[str]:

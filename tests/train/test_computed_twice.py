@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from microrun import BLOCK, MODEL, Make
 
-from allyouneed.train.distributed import compute_twice
-from allyouneed.train.machine import choose
+from allyouneed.train.cuda.machine import choose
+from allyouneed.train.distributed.apply import compute_twice
 from allyouneed.train.prepare import Run, prepare
 from allyouneed.train.progress import Reporter
 from allyouneed.train.step import accumulate_gradients
+from micro_run import BLOCK, MODEL, Make
 
 MOE = {
     "kind": "moe", "experts": 4, "top": 2, "expert": {"kind": "ffn", "hidden": 8},

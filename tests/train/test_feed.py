@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from allyouneed.data.packing import Items
-from allyouneed.data.shares import Share
+from allyouneed.data.batches.packing import Items
+from allyouneed.data.batches.shares import Share
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.train import feed
 from allyouneed.train.feed import Feed, Place

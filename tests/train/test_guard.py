@@ -2,7 +2,6 @@ import json
 from collections.abc import Callable
 
 import pytest
-from microrun import Listener, Make
 from torch import nn
 
 from allyouneed.errors import UserError
@@ -12,6 +11,7 @@ from allyouneed.tasks.task import Loss
 from allyouneed.tasks.translation import Translation
 from allyouneed.train import Recipe, train
 from allyouneed.train.log import read_log
+from micro_run import Listener, Make
 
 REAL = Translation.loss
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from microrun import MODEL, RECIPE
 
 import allyouneed as ayn
 from allyouneed import models
@@ -17,6 +16,7 @@ from allyouneed.errors import UserError
 from allyouneed.infer.evaluate import evaluate as judge
 from allyouneed.train import load_recipe, train
 from allyouneed.train.log import read_log
+from micro_run import MODEL, RECIPE
 
 LATIN, GREEK, CYRILLIC = "abcdefgh", "αβγδεζηθ", "абвгдежз"
 WORDS = [

@@ -1,12 +1,12 @@
 import pytest
 import torch
-from microrun import Make
 
-from allyouneed.train.machine import choose
+from allyouneed.train.cuda.machine import choose
 from allyouneed.train.memory import available, estimate, in_use, size
 from allyouneed.train.prepare import Run, prepare
 from allyouneed.train.progress import Reporter
 from allyouneed.train.step import accumulate_gradients
+from micro_run import Make
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -6,17 +6,17 @@ import random
 import pytest
 import torch
 import yaml
-from microrun import Listener
 
 import allyouneed as ayn
 from allyouneed.config import ConfigError
-from allyouneed.data.segments import SegmentBatches
+from allyouneed.data.batches.segments import SegmentBatches
 from allyouneed.evaluate.perplexity import recurrent
 from allyouneed.folder import Folder
 from allyouneed.infer.evaluate import evaluate
 from allyouneed.train import load_recipe, loop, train
 from allyouneed.train.log import read_log
-from toytexts import documents
+from micro_run import Listener
+from toy_texts import documents
 
 MIXER = {"kind": "attention", "heads": 2, "pattern": "causal & block-window(16, 2)", "positions": "transformer-xl"}
 LAYER = {"repeat": 2, "mixer": MIXER | {"cache": "hidden"}, "channel": {"kind": "ffn", "hidden": 32}}

@@ -2,13 +2,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from microrun import Make
 
 from allyouneed.config import ConfigError, parse
 from allyouneed.errors import UserError
 from allyouneed.train import Recipe, load_recipe
 from allyouneed.train.optimiser import Adam
 from allyouneed.train.schedule import Paper
+from micro_run import Make
 
 
 def write(folder: Path, **keys: object) -> Path:

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import yaml
-from microrun import Listener, Make
 
-import toytexts
+import toy_texts as toytexts
 from allyouneed.errors import UserError
 from allyouneed.train import Recipe, train
 from allyouneed.train.log import read_log
 from allyouneed.train.prepare import Run
-from toytexts import write_all
+from micro_run import Listener, Make
+from toy_texts import write_all
 
 # The steps of a micro model are too short to be killed in the middle of; a pause makes them as long as real ones.
 SCRIPT = """

@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from microrun import Listener
 
 import allyouneed as ayn
 from allyouneed.config import ConfigError, parse
-from allyouneed.data.chunks import ChunkIndex
-from allyouneed.data.neighbours import Passages
-from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies
-from allyouneed.data.tokenizers import train as learn
+from allyouneed.data.retrieval.corpus import ChunkIndex
+from allyouneed.data.retrieval.neighbours import Passages
+from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
+from allyouneed.data.tokenizers.base import train as learn
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.evaluate import evaluate
-from allyouneed.infer.lookup import look_up
-from allyouneed.infer.retriever import Retriever, index_corpus
-from allyouneed.nn.model import Model
+from allyouneed.infer.retrieval.neighbour_cache import look_up
+from allyouneed.infer.retrieval.retriever import Retriever, index_corpus
+from allyouneed.nn.models.base import Model
 from allyouneed.train import load_recipe, loop, train
 from allyouneed.train.log import read_log
 from allyouneed.train.prepare import Run, prepare
 from allyouneed.train.progress import Reporter
-from toytexts import documents
+from micro_run import Listener
+from toy_texts import documents
 
 M, K = 8, 2
 ATTENTION, CHANNEL = {"kind": "attention", "heads": 2}, {"kind": "ffn", "hidden": 32}
@@ -114,7 +114,7 @@ def test_interrupted_and_begun_again_it_is_bit_by_bit_the_same(made, work, tmp_p
         train(recipe(work, tmp_path / "run"), console=Listener().console)
     monkeypatch.setattr(loop, "run_update", real)
     # what was looked up is not looked up again
-    monkeypatch.setattr("allyouneed.infer.lookup.look_up", None)
+    monkeypatch.setattr("allyouneed.infer.retrieval.neighbour_cache.look_up", None)
     listener = Listener()
     result = train(recipe(work, tmp_path / "run"), console=listener.console)
     assert "after step 3" in listener.text and losses(tmp_path / "run") == losses(made[0])

@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from microrun import Make
 
 import allyouneed as ayn
 from allyouneed.config import ConfigError
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.nn.filling import named
-from allyouneed.nn.storing import shrunk, widened
+from allyouneed.nn.models.precision import shrunk, widened
+from allyouneed.nn.models.weights import named
 from allyouneed.train import load_recipe, train
 from allyouneed.train.log import read_log
+from micro_run import Make
 
 
 def second_stage(make: Make, first: Path, folder: Path) -> str:

@@ -1,13 +1,13 @@
 import pytest
 import torch
-from microrun import Make
 
-from allyouneed.data.packing import PackedBatches
+from allyouneed.data.batches.packing import PackedBatches
+from allyouneed.train.cuda.machine import choose
 from allyouneed.train.feed import Place, labelled, updates
-from allyouneed.train.machine import choose
 from allyouneed.train.prepare import Run, prepare
 from allyouneed.train.progress import Reporter
 from allyouneed.train.step import accumulate_gradients
+from micro_run import Make
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

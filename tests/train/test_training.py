@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from microrun import Listener, Make
 
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.infer.translator import Translator
+from allyouneed.infer.predictors.translator import Translator
 from allyouneed.train import loop, step, train
+from allyouneed.train.cuda.machine import choose, fast_bf16_on_cpu
 from allyouneed.train.log import Log, read_log
-from allyouneed.train.machine import choose, fast_bf16_on_cpu
 from allyouneed.train.validate import better
+from micro_run import Listener, Make
 
 
 def test_a_recipe_becomes_a_model_that_translates(make: Make, listener: Listener):

@@ -127,7 +127,7 @@ def evaluate(
     """Score a model by what its task is judged by: translations, or a file of them, with BLEU and chrF."""
     from allyouneed.evaluate.translation import WORDS
     from allyouneed.evaluate.translation import evaluate as score
-    from allyouneed.infer.direction import direction
+    from allyouneed.infer.translation.direction import direction
 
     if (model is None) == (hypotheses is None):
         raise UserError("give --model (translate, then score) or --hypotheses (score a file), one of the two")
@@ -183,7 +183,7 @@ def describe(
     from rich.console import Console
 
     from allyouneed import model_config
-    from allyouneed.interop.folders import about
+    from allyouneed.interop.load import about
     from allyouneed.look.describe import describe as look
 
     tree: Any = about(Path(model))["model"] if Path(model).is_dir() else model
@@ -216,7 +216,7 @@ app.command(rich_help_panel=EXCHANGE)(quantize)
 
 
 def _translates(folder: Path) -> bool:
-    from allyouneed.interop.folders import about
+    from allyouneed.interop.load import about
 
     return about(folder)["task"].get("kind") == "translation"
 
@@ -237,8 +237,8 @@ def _test_pairs(
     pairs: Path | None, source: Path | None, target: Path | None, needs_source: bool
 ) -> tuple[list[str], list[str]]:
     from allyouneed.config import parse
-    from allyouneed.data.pairs import PairFiles
-    from allyouneed.data.readers import Report
+    from allyouneed.data.files.pairs import PairFiles
+    from allyouneed.data.files.readers import Report
 
     if not needs_source and pairs is None and source is None and target is not None:
         return [], list(lines(target))

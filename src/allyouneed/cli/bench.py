@@ -20,7 +20,7 @@ from allyouneed.cli.streams import lines, progress
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
-    from allyouneed.infer.benchmark import Load, Peer, Turns
+    from allyouneed.lab.benchmark import Load, Peer, Turns
 
 PROGRAMS = {"hf": "transformers", "ctranslate2": "ctranslate2"}
 NAMES = {"first": "first token, ms", "reading": "a prompt read, tokens/s"}
@@ -54,8 +54,8 @@ def bench(
     All do the same work: the same weights, the same tokens, as many written as asked for. Each lives in a process of
     its own that stands still while another has its turn.
     """
-    from allyouneed.infer.benchmark import Turns, Worker, loaded
-    from allyouneed.interop.folders import load as opened
+    from allyouneed.interop.load import load as opened
+    from allyouneed.lab.benchmark import Turns, Worker, loaded
 
     counts = _numbers(rows)
     for name in against or []:
@@ -104,9 +104,9 @@ def _numbers(rows: str) -> list[int]:
 
 
 def _peers(folder: Any, path: Path, compare: Sequence[str], against: Sequence[str], stack: ExitStack) -> list[Peer]:
-    from allyouneed.infer.benchmark import Peer
-    from allyouneed.interop.export import writer
-    from allyouneed.nn.storing import stored_as
+    from allyouneed.interop.hf.export import writer
+    from allyouneed.lab.benchmark import Peer
+    from allyouneed.nn.models.precision import stored_as
 
     stored = stored_as(folder.model)
     if stored is not None and compare:

@@ -13,7 +13,7 @@ from allyouneed.cli.options import option
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
-    from allyouneed.infer.selfcheck import Check
+    from allyouneed.lab.selfcheck import Check
 
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="the folder to write; it must not exist, or be empty")]
 NoCheckOption = Annotated[bool, option("--no-check", help="do not compare with the original afterwards")]
@@ -34,8 +34,8 @@ def import_(
 ) -> None:
     """Write somebody else's model as a folder of ours, and compare the two."""
     from allyouneed.folder import as_dtype
-    from allyouneed.interop.folders import load
-    from allyouneed.interop.hf import is_theirs
+    from allyouneed.interop.hf.folder import is_theirs
+    from allyouneed.interop.load import load
 
     as_dtype(dtype)
     _free(out)
@@ -61,8 +61,8 @@ def export(
 ) -> None:
     """Write a model for other people's programs, and compare the two."""
     from allyouneed.files import write_folder
-    from allyouneed.interop.export import writer
-    from allyouneed.interop.folders import load
+    from allyouneed.interop.hf.export import writer
+    from allyouneed.interop.load import load
 
     write = writer(to)
     _free(out)
@@ -82,7 +82,7 @@ def _free(out: Path) -> None:
 
 
 def _against_transformers(ours: Path, theirs: Path, dtype: str | None = None) -> Check | None:
-    from allyouneed.infer import selfcheck
+    from allyouneed.lab import selfcheck
 
     if not selfcheck.there():
         print("note: not compared with the original: transformers is not installed", file=sys.stderr)
@@ -91,7 +91,7 @@ def _against_transformers(ours: Path, theirs: Path, dtype: str | None = None) ->
 
 
 def _against_ctranslate2(ours: Path, theirs: Path) -> Check | None:
-    from allyouneed.infer.selfcheck_ctranslate2 import against_ctranslate2  # the library is there: it has written
+    from allyouneed.lab.selfcheck_ctranslate2 import against_ctranslate2  # the library is there: it has written
 
     return against_ctranslate2(ours, theirs)
 

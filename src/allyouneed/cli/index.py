@@ -27,10 +27,10 @@ def index(
     device: Annotated[str, option(metavar="cpu|cuda", show_default=True, help="where to compute")] = "cpu",
 ) -> None:
     """Cut texts into chunks and index them by meaning: what a model such as RETRO retrieves from."""
-    from allyouneed.data.chunks import faiss
-    from allyouneed.data.tokenizers import Vocabularies
-    from allyouneed.infer.retriever import index_corpus
-    from allyouneed.interop.folders import load
+    from allyouneed.data.retrieval.corpus import faiss
+    from allyouneed.data.tokenizers.base import Vocabularies
+    from allyouneed.infer.retrieval.retriever import index_corpus
+    from allyouneed.interop.load import load
 
     if document not in ("paragraph", "line", "file"):
         raise UserError(f"--document {document}: it may be paragraph, line or file")

@@ -36,7 +36,7 @@ def loaded(folder: Path, device: str, dtype: str | None = None, task: str | None
     changes = {name: value for name, value in (("dtype", dtype), ("task", task)) if value is not None}
     model = allyouneed.load(folder, device, **changes)
     if device == "cpu" and dtype is None:
-        from allyouneed.nn.filling import suit_cpu
+        from allyouneed.nn.models.weights import suit_cpu
 
         suit_cpu(model.model)
     return model

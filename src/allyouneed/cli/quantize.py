@@ -34,7 +34,7 @@ def quantize(
 ) -> None:
     """Store a model in fewer bits; measure what that costs, and refuse if it is too much."""
     from allyouneed.cli.exchange import _free
-    from allyouneed.infer.quantization import compare, quantized
+    from allyouneed.lab.quantization import compare, quantized
 
     if data is None and (into is not None or from_ is not None):
         raise UserError("--into and --from say what the pairs of --data FILE are in; give --data, or leave them out")

@@ -28,8 +28,8 @@ from allyouneed.cli.texts import Use, answers, notes_of_warnings, one_line, rank
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
-    from allyouneed.infer.classifier import Class
-    from allyouneed.infer.tagger import Tags
+    from allyouneed.infer.predictors.classifier import Class
+    from allyouneed.infer.predictors.tagger import Tags
 
 
 @dataclass(frozen=True)

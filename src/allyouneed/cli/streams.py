@@ -32,7 +32,7 @@ def lines(path: Path | None) -> Iterator[str]:
 
 
 def _decoded(path: Path | None) -> Iterator[str]:
-    from allyouneed.data.readers import raw_lines
+    from allyouneed.data.files.readers import raw_lines
 
     where = path or "standard input"
     empty = path is not None and path.is_file() and path.stat().st_size == 0
@@ -62,7 +62,7 @@ def count_lines(path: Path | None) -> int | None:
     """How much there is to do, where a look at the file tells."""
     if path is None or not path.is_file():
         return None
-    from allyouneed.data.readers import chunks
+    from allyouneed.data.files.readers import chunks
 
     found, last = 0, b"\n"
     for chunk in chunks(path):

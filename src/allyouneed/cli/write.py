@@ -49,8 +49,8 @@ from allyouneed.cli.texts import Use, answer, one_line, placed, ranked, run, sho
 from allyouneed.models import shipped
 
 if TYPE_CHECKING:
-    from allyouneed.infer.generator import Generation
-    from allyouneed.infer.translator import Translation
+    from allyouneed.infer.predictors.generator import Generation
+    from allyouneed.infer.predictors.translator import Translation
 
 SpecialsOption = Annotated[
     bool, option("--specials", help="read what is spelled like a special token of the model as one")

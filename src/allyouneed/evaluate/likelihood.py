@@ -10,10 +10,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from allyouneed.data.neighbours import WithNeighbours
-from allyouneed.data.packing import Batches
+from allyouneed.data.batches.packing import Batches
+from allyouneed.data.retrieval.neighbours import WithNeighbours
 from allyouneed.nn.batch import Batch
-from allyouneed.nn.remembering import reading
+from allyouneed.nn.states.segment_memory import reading
 from allyouneed.tasks.task import Task
 
 

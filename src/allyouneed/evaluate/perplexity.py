@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.decoder import Decoder
-from allyouneed.nn.segment_recurrence import segment_by_segment
+from allyouneed.nn.models.decoder import Decoder
+from allyouneed.nn.models.segment_recurrence import segment_by_segment
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allyouneed.infer.crew import Crew, Job, search
-from allyouneed.infer.decoding import Decoding
-from allyouneed.infer.drafts import Draft
-from allyouneed.infer.search import Asked, Hypothesis, Stops, Way
-from allyouneed.infer.seats import Room
-from allyouneed.infer.speculation import Speculation, refuse, speculate
+from allyouneed.infer.cuda_graph.runner import Room
+from allyouneed.infer.decoding.base import Asked, Hypothesis, Stops, Way
+from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.running_batch import Crew, Job, search
+from allyouneed.infer.speculative.decode import Speculation, refuse, speculate
+from allyouneed.infer.speculative.drafts import Draft
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.state import States
-from allyouneed.nn.swift import swift
+from allyouneed.nn.states.base import States
+from allyouneed.runtime.cpu.executor import swift
 
 SHORT = 16  # a source counts as at least this long: short ones still need logits over the whole vocabulary
 
@@ -167,7 +167,7 @@ class Engine:
 
     @property
     def decoder(self) -> Any:
-        """What decodes: the model, or its orders where it has them (nn/swift.py)."""
+        """What decodes: the model, or its orders where it has them (runtime/cpu/executor.py)."""
         return swift(self.model)
 
     def most(self, request: Request) -> int:

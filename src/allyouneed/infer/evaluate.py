@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.config import parse
-from allyouneed.data.filters import Filters
-from allyouneed.data.pairs import Pair
-from allyouneed.data.readers import Files, Report
-from allyouneed.data.store import Store
+from allyouneed.data.batches.store import Store
+from allyouneed.data.files.filters import Filters
+from allyouneed.data.files.pairs import Pair
+from allyouneed.data.files.readers import Files, Report
 from allyouneed.errors import UserError
 from allyouneed.evaluate.likelihood import mean_loss
-from allyouneed.infer.direction import direction
-from allyouneed.infer.predictor import Judged, Predictor
-from allyouneed.infer.translator import Translator
+from allyouneed.infer.predictors.base import Judged, Predictor
+from allyouneed.infer.predictors.translator import Translator
+from allyouneed.infer.translation.direction import direction
 from allyouneed.tasks.task import HELD_OUT, Task
 
 RESAMPLES = 1000

@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from allyouneed.errors import UserError
-from allyouneed.infer.crew import Crew
-from allyouneed.infer.decoding import Decoding
+from allyouneed.infer.cuda_graph.scheduler_slots import Seating
+from allyouneed.infer.decoding.base import Asked, Hypothesis, Stops, Way
+from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
-from allyouneed.infer.pool import Declared, Prefixes
-from allyouneed.infer.search import Asked, Hypothesis, Stops, Way
-from allyouneed.infer.seating import Seating
-from allyouneed.infer.tickets import Reading, Ticket
+from allyouneed.infer.prefix_cache import Declared, Prefixes
+from allyouneed.infer.request import Reading, Ticket
+from allyouneed.infer.running_batch import Crew
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.paged import PagedStates, Pool, PoolFullError
-from allyouneed.nn.state import States
+from allyouneed.nn.states.base import States
+from allyouneed.nn.states.paged import PagedStates, Pool, PoolFullError
 
 PATIENCE = 64  # steps: who has waited so long counts as one more urgent
 

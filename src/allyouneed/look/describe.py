@@ -13,11 +13,11 @@ from rich.tree import Tree
 from torch import nn
 
 from allyouneed.config import Config, tree_of
-from allyouneed.nn.block import Block, Layer
-from allyouneed.nn.encoder_decoder import EncoderDecoder
-from allyouneed.nn.model import Model
-from allyouneed.nn.stack import Stack
-from allyouneed.nn.two_towers import TwoTowers
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.block import Block, Layer
+from allyouneed.nn.models.encoder_decoder import EncoderDecoder
+from allyouneed.nn.models.stack import Stack
+from allyouneed.nn.models.two_towers import TwoTowers
 
 BYTES = {"fp32": 4, "bf16": 2}
 

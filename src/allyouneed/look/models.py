@@ -16,7 +16,7 @@ from rich.table import Table
 from allyouneed import model_config
 from allyouneed.config import PRESETS, preset_names, tree_of
 from allyouneed.errors import UserError
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 
 LENGTHS = (1024, 32768)
 BYTES = 2  # bf16

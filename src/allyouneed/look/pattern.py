@@ -12,7 +12,7 @@ from torch import Tensor
 import allyouneed.nn  # noqa: F401  # every pattern is known before an expression is read
 from allyouneed.errors import UserError
 from allyouneed.look.canvas import Panel
-from allyouneed.nn.patterns import Kept, Pattern, Place
+from allyouneed.nn.patterns.core import Kept, Pattern, Place
 
 LEAST, MOST = 32, 512  # tokens drawn when nobody says how many
 

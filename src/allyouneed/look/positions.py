@@ -22,8 +22,8 @@ from allyouneed.look.canvas import Panel
 from allyouneed.look.describe import words
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Facts
-from allyouneed.nn.positions import Positions
-from allyouneed.nn.relative import Heads, Relative, RelativeModule
+from allyouneed.nn.positions.absolute import Positions
+from allyouneed.nn.positions.relative import Heads, Relative, RelativeModule
 
 SEED = 0
 

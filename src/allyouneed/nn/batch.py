@@ -28,7 +28,7 @@ class Rows:
     `prompt` (batch, time) bool: tokens that are given, not predicted; a prefix language model sees all of them.
     `chosen` (batch, time) bool: tokens picked to be global (Longformer).
     `order` (batch, time): the order in which a permutation language model says the tokens, from 0 on; −1 − n for one
-    that only asks for the token said as number n (two_stream.py).
+    that only asks for the token said as number n (models/two_stream.py).
     """
 
     tokens: Tensor

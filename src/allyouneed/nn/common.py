@@ -8,12 +8,12 @@ from pydantic import Field
 
 from allyouneed.config import Config
 from allyouneed.nn.init import Init, Xavier
-from allyouneed.nn.linear import Dense, Linear
+from allyouneed.nn.linear.dense import Dense, Linear
 from allyouneed.nn.norms import LayerNorm, Norm
 
 
 class Common(Config):
-    # whatever looks across looks at keys and values that the model has made once, for all layers (shared_keys.py)
+    # whatever looks across looks at keys and values that the model has made once, for all layers (mixers/attention/shared_kv.py)
     shares_keys: ClassVar[bool] = False
 
     width: Annotated[int, Field(gt=0)]

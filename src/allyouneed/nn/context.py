@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.patterns import Place
+from allyouneed.nn.patterns.core import Place
 
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ def _restart(segments: Tensor) -> Tensor:
 class Memory:
     """What an encoder hands to a decoder: hidden states (batch, time, width) and where they stand.
 
-    `shared`: keys and values (batch, heads, time, head_width) already made of them, for all layers (shared_keys.py).
+    `shared`: keys and values (batch, heads, time, head_width) already made of them, for all layers (mixers/attention/shared_kv.py).
     `inputs`: the embeddings they were made of.
     """
 

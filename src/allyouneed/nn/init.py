@@ -217,7 +217,7 @@ class DeepNormInit(ByRole):
 
     @staticmethod
     def _beta(wiring: Any) -> float:
-        from allyouneed.nn.wiring import deepnorm_factors  # wiring needs Common, which needs this file
+        from allyouneed.nn.wiring.residual import deepnorm_factors  # wiring needs Common, which needs this file
 
         return deepnorm_factors(wiring.depth)[1]
 

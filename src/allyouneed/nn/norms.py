@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from allyouneed.config import Part, model_validator
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.lean import forked, whole
+from allyouneed.nn.ops.fused_backward import forked, whole
 
 Epsilon = Annotated[float, Field(ge=0)]
 
@@ -64,7 +64,7 @@ class _Affine(nn.Module):
 
 
 class LayerNormModule(_Affine):
-    lean = False  # its backward pass takes along what passes it by (lean.py)
+    lean = False  # its backward pass takes along what passes it by (ops/fused_backward.py)
 
     def __init__(self, config: LayerNorm, width: int) -> None:
         super().__init__(width, config.weight, config.bias)

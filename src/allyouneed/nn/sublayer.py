@@ -12,18 +12,18 @@ from allyouneed.config import Part
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.state import State
+from allyouneed.nn.states.base import State
 
 
 class SubLayer(nn.Module):
     """A module between two residual additions. One that remembers while decoding says so with `new_state`.
 
     One that traces: `forward` has no choice in it that only the data can tell, once `prepare` has made what all layers
-    share. A block of such sub-layers can be compiled as a whole (train/machine.py).
+    share. A block of such sub-layers can be compiled as a whole (train/cuda/machine.py).
     """
 
     traces: bool = False
-    lends: bool = False  # in training the wiring adds the bias of its `last` map to the stream (lean.py)
+    lends: bool = False  # in training the wiring adds the bias of its `last` map to the stream (ops/fused_backward.py)
 
     @property
     def last(self) -> nn.Module | None:

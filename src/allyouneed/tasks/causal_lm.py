@@ -11,16 +11,16 @@ from pydantic import Field
 from torch import Tensor
 
 from allyouneed.config import ConfigError, parse
-from allyouneed.data.documents import Pieces
-from allyouneed.data.encoding import Encoding, Texts
-from allyouneed.data.packing import Batches, Filled, Ints, Items, Side
-from allyouneed.data.readers import Files
-from allyouneed.data.segments import SegmentBatches
-from allyouneed.data.store import Store
-from allyouneed.data.texts import TextFiles
-from allyouneed.data.tokenizers import Vocabularies
+from allyouneed.data.batches.documents import Pieces
+from allyouneed.data.batches.encoding import Encoding, Texts
+from allyouneed.data.batches.packing import Batches, Filled, Ints, Items, Side
+from allyouneed.data.batches.segments import SegmentBatches
+from allyouneed.data.batches.store import Store
+from allyouneed.data.files.readers import Files
+from allyouneed.data.files.texts import TextFiles
+from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.nn.context import Facts
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 from allyouneed.tasks.endless import endless_problems
 from allyouneed.tasks.task import Loss, Task, token_loss
 

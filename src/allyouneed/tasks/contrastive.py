@@ -9,12 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from allyouneed.data.encoding import Encoding
-from allyouneed.data.packing import Items
-from allyouneed.data.pairs import PairFiles
-from allyouneed.data.readers import Files
-from allyouneed.data.store import Store
-from allyouneed.data.tokenizers import Vocabularies
+from allyouneed.data.batches.encoding import Encoding
+from allyouneed.data.batches.packing import Items
+from allyouneed.data.batches.store import Store
+from allyouneed.data.files.pairs import PairFiles
+from allyouneed.data.files.readers import Files
+from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.tasks.similarity import TwoTextItems, TwoTexts, two_texts
 from allyouneed.tasks.task import Loss

@@ -11,17 +11,17 @@ from pydantic import Field
 from torch import Tensor
 
 from allyouneed.config import ConfigError, parse
-from allyouneed.data.documents import Pieces
-from allyouneed.data.encoding import Encoding, Texts
-from allyouneed.data.packing import Batches, Filled, Ints, Items, Side, generator
-from allyouneed.data.readers import Files
-from allyouneed.data.store import Store
-from allyouneed.data.texts import TextFiles
-from allyouneed.data.tokenizers import MASK, Tokenizer, Vocabularies
+from allyouneed.data.batches.documents import Pieces
+from allyouneed.data.batches.encoding import Encoding, Texts
+from allyouneed.data.batches.packing import Batches, Filled, Ints, Items, Side, generator
+from allyouneed.data.batches.store import Store
+from allyouneed.data.files.readers import Files
+from allyouneed.data.files.texts import TextFiles
+from allyouneed.data.tokenizers.base import MASK, Tokenizer, Vocabularies
 from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.context import Facts
-from allyouneed.nn.encoder import Encoder
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.encoder import Encoder
 from allyouneed.tasks.endless import endless_problems
 from allyouneed.tasks.permuted_segments import FramedDocuments, PermutedSegments
 from allyouneed.tasks.task import Loss, Task, token_loss
@@ -32,7 +32,7 @@ class PermutationLM(Task):
     it (Yang et al. 2019, 2.2 and 2.3, partial prediction with K = `one_in`). They come in runs of up to `run`
     neighbours, one in every stretch of `one_in` times its length (3.1, span-based prediction).
 
-    A token to be told is asked for by another that stands behind the text (nn/two_stream.py), so the model needs
+    A token to be told is asked for by another that stands behind the text (nn/models/two_stream.py), so the model needs
     `embed.asks` and the pattern `permuted`. Those that are not told see each other, as in the authors' code.
 
     `memory`: segments of documents that stand end to end, each over what is remembered of those before (2.4).

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from allyouneed.data.documents import Pieces
-from allyouneed.data.packing import Filled, Ints, Items, Side, generator
-from allyouneed.data.segments import SegmentBatches
-from allyouneed.data.shares import Share
-from allyouneed.data.store import Store
-from allyouneed.data.tokenizers import Tokenizer
+from allyouneed.data.batches.documents import Pieces
+from allyouneed.data.batches.packing import Filled, Ints, Items, Side, generator
+from allyouneed.data.batches.segments import SegmentBatches
+from allyouneed.data.batches.shares import Share
+from allyouneed.data.batches.store import Store
+from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 
 # (how many tokens, how many to tell, chance) -> the places of those

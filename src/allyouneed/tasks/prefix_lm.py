@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from allyouneed.data.encoding import Encoding, Texts
-from allyouneed.data.packing import Filled, Ints, Items, Side, generator
-from allyouneed.data.pairs import PairFiles
-from allyouneed.data.readers import Files
-from allyouneed.data.store import Store
-from allyouneed.data.texts import TextFiles
-from allyouneed.data.tokenizers import Tokenizer, Vocabularies
+from allyouneed.data.batches.encoding import Encoding, Texts
+from allyouneed.data.batches.packing import Filled, Ints, Items, Side, generator
+from allyouneed.data.batches.store import Store
+from allyouneed.data.files.pairs import PairFiles
+from allyouneed.data.files.readers import Files
+from allyouneed.data.files.texts import TextFiles
+from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.context import Facts
 from allyouneed.tasks.causal_lm import DocumentItems

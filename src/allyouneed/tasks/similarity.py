@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from allyouneed.data.encoding import Encoding, Row, Texts, WithScore
-from allyouneed.data.labels import Scored, ScoredFiles
-from allyouneed.data.packing import Filled, Ints, Items, Side, marked
-from allyouneed.data.readers import Files
-from allyouneed.data.store import Store
-from allyouneed.data.tokenizers import Tokenizer, Vocabularies
+from allyouneed.data.batches.encoding import Encoding, Row, Texts, WithScore
+from allyouneed.data.batches.packing import Filled, Ints, Items, Side, marked
+from allyouneed.data.batches.store import Store
+from allyouneed.data.files.labels import Scored, ScoredFiles
+from allyouneed.data.files.readers import Files
+from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.context import Facts

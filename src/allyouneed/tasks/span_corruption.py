@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from allyouneed.data.documents import Pieces
-from allyouneed.data.encoding import Encoding, Texts
-from allyouneed.data.packing import Filled, Ints, Items, Side, generator
-from allyouneed.data.readers import Files
-from allyouneed.data.store import Store
-from allyouneed.data.texts import TextFiles
-from allyouneed.data.tokenizers import Vocabularies, sentinel
+from allyouneed.data.batches.documents import Pieces
+from allyouneed.data.batches.encoding import Encoding, Texts
+from allyouneed.data.batches.packing import Filled, Ints, Items, Side, generator
+from allyouneed.data.batches.store import Store
+from allyouneed.data.files.readers import Files
+from allyouneed.data.files.texts import TextFiles
+from allyouneed.data.tokenizers.base import Vocabularies, sentinel
 from allyouneed.errors import UserError
 from allyouneed.nn.context import Facts
 from allyouneed.tasks.task import Loss, Task, token_loss

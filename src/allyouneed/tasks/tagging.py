@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from allyouneed.data.encoding import Encoding, Tags
-from allyouneed.data.labels import TaggedFiles
-from allyouneed.data.packing import Filled, Ints, Items, Side, marked
-from allyouneed.data.readers import Files
-from allyouneed.data.store import Store
-from allyouneed.data.tokenizers import Tokenizer, Vocabularies
+from allyouneed.data.batches.encoding import Encoding, Tags
+from allyouneed.data.batches.packing import Filled, Ints, Items, Side, marked
+from allyouneed.data.batches.store import Store
+from allyouneed.data.files.labels import TaggedFiles
+from allyouneed.data.files.readers import Files
+from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.context import Facts

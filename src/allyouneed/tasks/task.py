@@ -12,12 +12,12 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from allyouneed.config import Part
-from allyouneed.data.encoding import Encoding
-from allyouneed.data.packing import Batches, Items, PackedBatches, PaddedBatches
-from allyouneed.data.readers import Files, Report
-from allyouneed.data.store import Store
-from allyouneed.data.texts import TextFiles
-from allyouneed.data.tokenizers import Vocabularies
+from allyouneed.data.batches.encoding import Encoding
+from allyouneed.data.batches.packing import Batches, Items, PackedBatches, PaddedBatches
+from allyouneed.data.batches.store import Store
+from allyouneed.data.files.readers import Files, Report
+from allyouneed.data.files.texts import TextFiles
+from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE, Batch
 from allyouneed.nn.context import Facts

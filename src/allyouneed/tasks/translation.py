@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from allyouneed.data.encoding import Encoding, Texts
-from allyouneed.data.packing import Filled, Ints, Items, Side, marked
-from allyouneed.data.pairs import PairFiles
-from allyouneed.data.readers import Files
-from allyouneed.data.store import Store
-from allyouneed.data.tokenizers import Vocabularies
+from allyouneed.data.batches.encoding import Encoding, Texts
+from allyouneed.data.batches.packing import Filled, Ints, Items, Side, marked
+from allyouneed.data.batches.store import Store
+from allyouneed.data.files.pairs import PairFiles
+from allyouneed.data.files.readers import Files
+from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.nn.context import Facts
 from allyouneed.tasks.task import Loss, Task, token_loss

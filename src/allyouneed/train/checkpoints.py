@@ -24,15 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from allyouneed.data.shares import WHOLE, Share
+from allyouneed.data.batches.shares import WHOLE, Share
 from allyouneed.errors import UserError
 from allyouneed.files import checksum, sha256, sync, write_text
 from allyouneed.folder import WEIGHTS, Folder, read_weights
-from allyouneed.nn.remembering import Remembering
+from allyouneed.nn.states.segment_memory import Remembering
+from allyouneed.train.distributed.fsdp import is_sharded, read_sharded, read_shards
 from allyouneed.train.feed import Place
 from allyouneed.train.optimiser import load_state_tensors, state_tensors
 from allyouneed.train.randomness import Randomness
-from allyouneed.train.sharded import is_sharded, read_sharded, read_shards
 
 NAME = re.compile(r"step-(\d{8,})")
 UNFINISHED = ".writing-"

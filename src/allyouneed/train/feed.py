@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from allyouneed.data.packing import Batches
+from allyouneed.data.batches.packing import Batches
 from allyouneed.nn.batch import IGNORE, Batch
 
 PROMPT = 5e-4  # seconds after which Python, asked to, lets another thread go on: ten times as often as by itself

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from allyouneed.data.packing import Batches
+from allyouneed.data.batches.packing import Batches
 from allyouneed.errors import UserError
 from allyouneed.train.step import Measured
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from allyouneed.data.pairs import PairFiles
-from allyouneed.data.readers import Files, names
-from allyouneed.data.tokenizers import Tokenizer
+from allyouneed.data.files.pairs import PairFiles
+from allyouneed.data.files.readers import Files, names
+from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError, near
-from allyouneed.interop.folders import about, vocabularies
+from allyouneed.interop.load import about, vocabularies
 
 
 def problems(start: Path, splits: Mapping[str, Iterable[Files]]) -> list[str]:

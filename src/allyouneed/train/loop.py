@@ -13,33 +13,33 @@ from typing import Any
 from torch import nn
 
 from allyouneed.config import tree_of
-from allyouneed.data.pairs import PairFiles
+from allyouneed.data.files.pairs import PairFiles
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder, read_body
-from allyouneed.infer.generator import Generator
-from allyouneed.infer.predictor import Judged
-from allyouneed.infer.uses import predictor
-from allyouneed.interop.folders import load
-from allyouneed.nn.remembering import Remembering, reading
-from allyouneed.nn.storing import widened
-from allyouneed.train.capture import Updates
+from allyouneed.infer.predictors.base import Judged
+from allyouneed.infer.predictors.generator import Generator
+from allyouneed.infer.predictors.registry import predictor
+from allyouneed.interop.load import load
+from allyouneed.nn.models.precision import widened
+from allyouneed.nn.states.segment_memory import Remembering, reading
 from allyouneed.train.checkpoints import Checkpoint, Checkpoints, Memory, Standing
-from allyouneed.train.distributed import compute_twice, reader_of, spread
+from allyouneed.train.cuda.capture import Updates
+from allyouneed.train.cuda.machine import Machine
+from allyouneed.train.distributed.apply import compute_twice, reader_of, spread
+from allyouneed.train.distributed.fsdp import gathered, is_sharded, write_shards
+from allyouneed.train.distributed.objective import all_pairs
+from allyouneed.train.distributed.process_group import ALONE, Team
+from allyouneed.train.distributed.tensor_parallel import ways_of
 from allyouneed.train.feed import Feed, Update
 from allyouneed.train.guard import Guard
 from allyouneed.train.log import Log
-from allyouneed.train.machine import Machine
 from allyouneed.train.optimiser import state_tensors
 from allyouneed.train.prepare import Prepared, Run
 from allyouneed.train.progress import Reporter
 from allyouneed.train.randomness import Randomness, seed_all, untouched
 from allyouneed.train.recipe import Recipe
-from allyouneed.train.sharded import gathered, is_sharded, write_shards
 from allyouneed.train.signals import Interrupted, StopRequest
 from allyouneed.train.step import Measured, Pending, fetch, run_update
-from allyouneed.train.team import ALONE, Team
-from allyouneed.train.tensor import ways_of
-from allyouneed.train.together import all_pairs
 from allyouneed.train.validate import OF_THE_LOSS, better, validation_loss
 
 WHERE = ("kind", "path", "source", "target", "from", "to")  # keys of files that do not say how to read them

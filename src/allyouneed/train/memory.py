@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from allyouneed.nn.crossentropy import chunk_bytes
-from allyouneed.nn.head import VocabularyHead
-from allyouneed.nn.model import Model
-from allyouneed.nn.retro import Retro
-from allyouneed.train.machine import Machine
+from allyouneed.nn.heads.vocabulary import VocabularyHead
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.retro import Retro
+from allyouneed.nn.ops.cross_entropy import chunk_bytes
+from allyouneed.train.cuda.machine import Machine
+from allyouneed.train.distributed.process_group import ALONE, Team
 from allyouneed.train.recipe import Recipe
-from allyouneed.train.team import ALONE, Team
 
 # What a sub-layer keeps for its backward pass besides the outputs of its linear maps, in units of width per token:
 # its input, the sum and the normalised sum of its residual connection, the dropout mask.

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from allyouneed.config import Part
-from allyouneed.train.sharded import like, norm_of_parts
-from allyouneed.train.tensor import row_orders, ways_of
+from allyouneed.train.distributed.fsdp import like, norm_of_parts
+from allyouneed.train.distributed.tensor_parallel import row_orders, ways_of
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 

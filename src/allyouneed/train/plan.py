@@ -11,7 +11,7 @@ from typing import Any
 
 import allyouneed.nn as parts  # every part is registered before a config is read
 from allyouneed.config import override, parse, preset_tree
-from allyouneed.nn.model import Model
+from allyouneed.nn.models.base import Model
 
 __all__ = ["Plan", "parts", "plan"]
 

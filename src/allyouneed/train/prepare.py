@@ -23,21 +23,21 @@ from typing import Any
 
 import yaml
 
-from allyouneed.data.detection import Detector
-from allyouneed.data.filters import Filters
-from allyouneed.data.packing import Batches, Items
-from allyouneed.data.readers import Example, Files, Report
-from allyouneed.data.store import InputHashes, Store
-from allyouneed.data.tokenizers import MASK, Vocabularies
+from allyouneed.data.batches.packing import Batches, Items
+from allyouneed.data.batches.store import InputHashes, Store
+from allyouneed.data.files.filters import Filters
+from allyouneed.data.files.readers import Example, Files, Report
+from allyouneed.data.language_detection import Detector
+from allyouneed.data.tokenizers.base import MASK, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import write_folder, write_text
 from allyouneed.folder import LANGUAGES
-from allyouneed.infer.lookup import with_neighbours
-from allyouneed.infer.retriever import Retriever
-from allyouneed.interop.folders import about, vocabularies, weight_files
+from allyouneed.infer.retrieval.neighbour_cache import with_neighbours
+from allyouneed.infer.retrieval.retriever import Retriever
+from allyouneed.interop.load import about, vocabularies, weight_files
 from allyouneed.tasks.causal_lm import DocumentItems
 from allyouneed.tasks.task import HELD_OUT
-from allyouneed.train.machine import choose
+from allyouneed.train.cuda.machine import choose
 from allyouneed.train.progress import Reporter
 from allyouneed.train.recipe import SPLITS, Recipe
 

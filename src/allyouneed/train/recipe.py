@@ -12,18 +12,18 @@ from pydantic_core import PydanticCustomError
 import allyouneed.nn as parts  # every part is registered before a config is read
 import allyouneed.tasks as tasks
 from allyouneed.config import Config, ConfigError, model_validator, override, parse, preset_tree, read_tree, tree_of
-from allyouneed.data.filters import Filters
-from allyouneed.data.readers import Files
-from allyouneed.data.tokenizers import TokenizerConfig, Vocabularies
+from allyouneed.data.files.filters import Filters
+from allyouneed.data.files.readers import Files
+from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.errors import UserError
-from allyouneed.infer.decoding import Decoding
-from allyouneed.interop.folders import about
-from allyouneed.nn.model import Model
+from allyouneed.infer.decoding.options import Decoding
+from allyouneed.interop.load import about
+from allyouneed.nn.models.base import Model
 from allyouneed.tasks.task import MAX_TOKENS, Task
 from allyouneed.tasks.translation import Translation
+from allyouneed.train.distributed.config import Parallel
 from allyouneed.train.languages import problems
 from allyouneed.train.optimiser import Adam, Optimiser
-from allyouneed.train.parallel import Parallel
 from allyouneed.train.schedule import Paper, Schedule
 
 __all__ = ["Recipe", "load_recipe", "parts", "tasks"]
@@ -39,7 +39,7 @@ def _switched(value: Any) -> Any:
     return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
-# YAML reads a bare `on` as true; `blocks`: compile them, but record no update (capture.py)
+# YAML reads a bare `on` as true; `blocks`: compile them, but record no update (cuda/capture.py)
 Switch = Annotated[Literal["auto", "on", "blocks", "off"], BeforeValidator(_switched)]
 Entries = Annotated[tuple[Files, ...], BeforeValidator(_listed)]
 SPLITS = ("train", "valid", "test")

@@ -11,16 +11,16 @@ import yaml
 from rich.console import Console
 
 from allyouneed.config import tree_of
-from allyouneed.data.store import InputHashes
+from allyouneed.data.batches.store import InputHashes
 from allyouneed.errors import UserError
+from allyouneed.train.cuda.machine import choose
+from allyouneed.train.distributed.process_group import Team, assembled, lost
 from allyouneed.train.finish import finish
 from allyouneed.train.loop import Trainer
-from allyouneed.train.machine import choose
 from allyouneed.train.prepare import Run, prepare, resolve
 from allyouneed.train.progress import Reporter
 from allyouneed.train.recipe import Recipe
 from allyouneed.train.signals import Interrupted, not_lost
-from allyouneed.train.team import Team, assembled, lost
 from allyouneed.train.trial import try_worst_batch
 
 

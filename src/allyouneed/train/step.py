@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.nn.batch import Batch
-from allyouneed.nn.remembering import Remembering
+from allyouneed.nn.states.segment_memory import Remembering
+from allyouneed.train.cuda.machine import Machine
+from allyouneed.train.distributed.objective import Objective
+from allyouneed.train.distributed.process_group import ALONE, Team
+from allyouneed.train.distributed.replicas import Copy, Replica
 from allyouneed.train.feed import Place, Update
-from allyouneed.train.machine import Machine
 from allyouneed.train.optimiser import apply_update, gradient_norm
-from allyouneed.train.replica import Copy, Replica
-from allyouneed.train.team import ALONE, Team
-from allyouneed.train.together import Objective
 
 Reader = nn.Module | Remembering | Replica | Copy
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from allyouneed.errors import UserError
-from allyouneed.nn.remembering import Remembering
+from allyouneed.nn.states.segment_memory import Remembering
 from allyouneed.train.feed import labelled
 from allyouneed.train.loop import Trainer
 from allyouneed.train.memory import available, estimate, size

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from allyouneed.data.packing import Batches
+from allyouneed.data.batches.packing import Batches
 from allyouneed.evaluate.likelihood import mean_loss
 from allyouneed.tasks.task import Task
-from allyouneed.train.machine import Machine
+from allyouneed.train.cuda.machine import Machine
 
 DIGITS = 3  # that are shown of a figure; below them two are equal
 OF_THE_LOSS = ("loss", "perplexity")  # figures that need no answers

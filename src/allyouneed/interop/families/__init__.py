@@ -6,8 +6,8 @@ import importlib
 import pkgutil
 
 from allyouneed.errors import UserError
-from allyouneed.interop.table import Family
-from allyouneed.nn.model import Model
+from allyouneed.interop.hf.weight_table import Family
+from allyouneed.nn.models.base import Model
 
 FAMILIES: dict[str, Family] = {}
 for _module in pkgutil.iter_modules(__path__):

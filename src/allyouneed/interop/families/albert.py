@@ -14,9 +14,9 @@ from allyouneed.interop.families.bert import (
     renamed,
     words,
 )
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.table import Family
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.weight_table import Family
 
 OTHERS = {
     "vocab_size": 30000,

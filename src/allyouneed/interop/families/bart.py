@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import ROW, bare, unless_tied
-from allyouneed.interop.table import Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.transforms import ROW, bare, unless_tied
+from allyouneed.interop.hf.weight_table import Family, Theirs, Weights
 
 # what only training, generation or another task looks at, and names that say something twice
 HARMLESS = (

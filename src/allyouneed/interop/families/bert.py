@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from allyouneed.interop.places import from_the_first, with_places_from_the_first
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import bare, unless_tied
-from allyouneed.interop.table import Alike, Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.position_offset import from_the_first, with_places_from_the_first
+from allyouneed.interop.hf.transforms import bare, unless_tied
+from allyouneed.interop.hf.weight_table import Alike, Family, Theirs, Weights
 
 HARMLESS = ("directionality", "output_past", "pooler_*")
 DEFAULTS = {

@@ -1,5 +1,5 @@
 """BigBird (Zaheer et al. 2020): BERT whose attention is sparse. What is read computes what transformers computes when
-it does not train; see nn/big_bird.py for how that differs from the paper."""
+it does not train; see nn/mixers/attention/big_bird.py for how that differs from the paper."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from allyouneed.interop.families.bert import (
     untied_bias,
     words,
 )
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.table import Family
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.weight_table import Family
 
 OTHERS = {
     "vocab_size": 50358,

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from allyouneed.interop.families import llama
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import chained
-from allyouneed.interop.table import Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.transforms import chained
+from allyouneed.interop.hf.weight_table import Family, Theirs, Weights
 
 
 @reading("max_position_embeddings")

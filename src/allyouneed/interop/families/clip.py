@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.table import Change, Family, Theirs
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.weight_table import Change, Family, Theirs
 
 # what only training looks at, and names that say something twice; older files repeat the towers' configs
 HARMLESS = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from allyouneed.interop.families import llama
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.rope import grown, rotary, turned
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import chained
-from allyouneed.interop.table import Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.rope import grown, rotary, turned
+from allyouneed.interop.hf.transforms import chained
+from allyouneed.interop.hf.weight_table import Family, Theirs, Weights
 
 HARMLESS = ("ep_size", "head_dim", "max_position_embeddings", "qk_head_dim", "seq_aux")
 

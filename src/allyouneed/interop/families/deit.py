@@ -14,9 +14,9 @@ from allyouneed.interop.families.vit import (
     undone,
     words,
 )
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.table import Family, Theirs
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.weight_table import Family, Theirs
 
 TAUGHT = "ForImageClassificationWithTeacher"
 

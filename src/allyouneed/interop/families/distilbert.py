@@ -6,9 +6,9 @@ Sinusoidal places (`sinusoidal_pos_embds`) are a table in their files too, and r
 from __future__ import annotations
 
 from allyouneed.interop.families.bert import head, head_words, named_back, renamed
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.table import Family
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.weight_table import Family
 
 DEFAULTS = {
     "vocab_size": 30522,

@@ -18,9 +18,9 @@ from allyouneed.interop.families.bert import (
 )
 from allyouneed.interop.families.roberta import with_gelu
 from allyouneed.interop.families.roformer import narrower
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.table import Family, Theirs
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.weight_table import Family, Theirs
 
 OTHERS = {
     "embedding_size": 128,

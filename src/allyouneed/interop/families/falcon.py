@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from allyouneed.interop.reader import ACTIVATIONS, Reader, Tree, reading
-from allyouneed.interop.rope import rotary, turned
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import chained, grouping, headed, own_head, prefixed, unprefixed
-from allyouneed.interop.table import Family, Theirs
+from allyouneed.interop.hf.config_reader import ACTIVATIONS, Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.rope import rotary, turned
+from allyouneed.interop.hf.transforms import chained, grouping, headed, own_head, prefixed, unprefixed
+from allyouneed.interop.hf.weight_table import Family, Theirs
 
 
 def groups(config: Mapping[str, Any]) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from allyouneed.interop.families import llama
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.table import Family, Theirs
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.weight_table import Family, Theirs
 
 
 def decoder(config: Reader, layers: list[Tree], **other: Tree) -> Tree:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from allyouneed.interop.families import gemma, llama
 from allyouneed.interop.families.qwen2 import kinds, patterns
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.table import Family, Theirs
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.weight_table import Family, Theirs
 
 
 @reading("cache_implementation", "hidden_act", "max_position_embeddings")

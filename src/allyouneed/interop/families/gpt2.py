@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import chained, headed, own_head, prefixed, unprefixed
-from allyouneed.interop.table import Family, Theirs
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.transforms import chained, headed, own_head, prefixed, unprefixed
+from allyouneed.interop.hf.weight_table import Family, Theirs
 
 # of the class with several choices, and what older files say besides
 HARMLESS = ("embd_pdrop", "n_ctx", "reorder_and_upcast_attn", "summary_*")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from allyouneed.interop.families import gpt2
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import chained, grouping, own_head, prefixed, unprefixed
-from allyouneed.interop.table import Family, Theirs
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.transforms import chained, grouping, own_head, prefixed, unprefixed
+from allyouneed.interop.hf.weight_table import Family, Theirs
 
 # how to be quick in half precision; the number of keys is what multi_query says
 HARMLESS = ("*softmax_in_fp32", "max_*", "num_key_value_heads", "pad_key_length", "pre_*", "validate_runner_input")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import groupby
 
 from allyouneed.interop.families import gpt2, llama
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import chained, headed, own_head, prefixed, unprefixed
-from allyouneed.interop.table import Family, Theirs
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.transforms import chained, headed, own_head, prefixed, unprefixed
+from allyouneed.interop.hf.weight_table import Family, Theirs
 
 KINDS = {"global": "causal", "local": "causal & window({})"}
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.rope import rotary, turned
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import chained, grouping, headed, own_head, unprefixed
-from allyouneed.interop.table import Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.rope import rotary, turned
+from allyouneed.interop.hf.transforms import chained, grouping, headed, own_head, unprefixed
+from allyouneed.interop.hf.weight_table import Family, Theirs, Weights
 
 
 @reading("classifier_dropout", "max_position_embeddings")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from allyouneed.interop.families import gpt2
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.rope import USUAL
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import chained, headed, own_head, prefixed, unprefixed
-from allyouneed.interop.table import Family, Theirs
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.rope import USUAL
+from allyouneed.interop.hf.transforms import chained, headed, own_head, prefixed, unprefixed
+from allyouneed.interop.hf.weight_table import Family, Theirs
 
 
 @reading(*gpt2.HARMLESS, "n_positions", "rotary", "scale_attn_weights")

@@ -20,9 +20,9 @@ from allyouneed.interop.families.bert import (
     words,
 )
 from allyouneed.interop.families.roberta import HEAD, IGNORE, SPARE, with_gelu
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.table import Family
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.weight_table import Family
 
 OTHERS = {"attention_window": 512, "pad_token_id": 1}
 

@@ -15,10 +15,10 @@ from allyouneed.interop.families.bart import (
     undone,
     words,
 )
-from allyouneed.interop.feature_order import sines_first, with_sines_first
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.table import Alike, Family
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.feature_order import sines_first, with_sines_first
+from allyouneed.interop.hf.weight_table import Alike, Family
 
 
 @reading(*HARMLESS, "max_position_embeddings")  # places go on after it

@@ -19,8 +19,8 @@ from allyouneed.interop.families.t5 import (
     undone,
     without_decoder,
 )
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.table import Family
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.weight_table import Family
 
 OTHERS = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from allyouneed.interop.families import llama
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.rope import rotary, turned
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import headed
-from allyouneed.interop.table import Family, Theirs
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.rope import rotary, turned
+from allyouneed.interop.hf.transforms import headed
+from allyouneed.interop.hf.weight_table import Family, Theirs
 
 
 @reading("embd_pdrop", "max_position_embeddings")

@@ -6,9 +6,9 @@ from itertools import groupby
 from typing import Any
 
 from allyouneed.interop.families import llama
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.table import Family, Theirs
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.weight_table import Family, Theirs
 
 KINDS = {"full_attention": "causal", "sliding_attention": "causal & window({})"}
 

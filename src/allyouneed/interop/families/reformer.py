@@ -2,7 +2,7 @@
 
 Theirs hashes only texts that are longer than a chunk. Up to there both compute the same. Longer ones theirs hashes by
 other lots in every pass (unless `hash_seed` says which), looks at whatever lies in two chunks of sorted tokens, and
-counts a key once for every round in which it is met; ours is the paper's definition, with as many buckets: nn/lsh.py.
+counts a key once for every round in which it is met; ours is the paper's definition, with as many buckets: nn/mixers/attention/lsh.py.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import bare, chained, headed, prefixed, unprefixed
-from allyouneed.interop.table import Change, Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.transforms import bare, chained, headed, prefixed, unprefixed
+from allyouneed.interop.hf.weight_table import Change, Family, Theirs, Weights
 
 # what only training looks at, what is kept for others, and names of old files
 HARMLESS = ("axial_norm_std", "chunk_size_lm_head", "classifier_dropout", "lsh_num_chunks_after", "num_hidden_layers")

@@ -17,9 +17,9 @@ from allyouneed.interop.families.bert import (
     untied_bias,
     words,
 )
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.table import Family
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.weight_table import Family
 
 
 @reading(*HARMLESS)

@@ -17,11 +17,11 @@ from allyouneed.interop.families.bert import (
     untied_bias,
     words,
 )
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import refuse_other_sinusoids, sinusoids
-from allyouneed.interop.table import Family, Theirs, Weights
-from allyouneed.nn.positions import Sinusoidal
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.transforms import refuse_other_sinusoids, sinusoids
+from allyouneed.interop.hf.weight_table import Family, Theirs, Weights
+from allyouneed.nn.positions.absolute import Sinusoidal
 
 
 def narrower(config: Reader) -> int | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import chained, headed, own_head, prefixed, unprefixed
-from allyouneed.interop.table import Change, Family, Theirs
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.transforms import chained, headed, own_head, prefixed, unprefixed
+from allyouneed.interop.hf.weight_table import Change, Family, Theirs
 
 # how long a text their CUDA kernel takes at once; halvings that change how numbers are written, not what they are
 HARMLESS = ("context_length", "rescale_every")

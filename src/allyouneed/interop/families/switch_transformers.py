@@ -16,9 +16,9 @@ from allyouneed.interop.families.t5 import (
     undone,
     words,
 )
-from allyouneed.interop.reader import ACTIVATIONS, Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.table import Family
+from allyouneed.interop.hf.config_reader import ACTIVATIONS, Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.weight_table import Family
 
 OTHERS = {
     "d_model": 768,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from allyouneed.interop.reader import ACTIVATIONS, Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import bare
-from allyouneed.interop.table import Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import ACTIVATIONS, Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.transforms import bare
+from allyouneed.interop.hf.weight_table import Family, Theirs, Weights
 
 HARMLESS = (
     "classifier_dropout", "dense_act_fn", "initializer_factor", "is_encoder_decoder",

@@ -4,10 +4,10 @@ out: nothing was trained with it."""
 from __future__ import annotations
 
 from allyouneed.interop.families.bert import label_words
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import ROW, bare
-from allyouneed.interop.table import Change, Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.transforms import ROW, bare
+from allyouneed.interop.hf.weight_table import Change, Family, Theirs, Weights
 
 HARMLESS = ("encoder_stride", "pooler_*")
 DEFAULTS = {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from allyouneed.config import tree_of
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import bare, refuse_other_sinusoids, sinusoids, unless_tied
-from allyouneed.interop.table import Family, Theirs, Weights
-from allyouneed.nn.positions import Sinusoidal
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.transforms import bare, refuse_other_sinusoids, sinusoids, unless_tied
+from allyouneed.interop.hf.weight_table import Family, Theirs, Weights
+from allyouneed.nn.positions.absolute import Sinusoidal
 
 # what only training, generation, alignment or another task looks at; scale_embedding is read there and never used
 HARMLESS = (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from allyouneed.interop.families.bert import head, head_words
-from allyouneed.interop.reader import Reader, Tree, reading
-from allyouneed.interop.said import Said
-from allyouneed.interop.shapes import ROW, bare, unless_tied
-from allyouneed.interop.table import Change, Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import Reader, Tree, reading
+from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.transforms import ROW, bare, unless_tied
+from allyouneed.interop.hf.weight_table import Change, Family, Theirs, Weights
 
 DEFAULTS = {
     "vocab_size": 32000,

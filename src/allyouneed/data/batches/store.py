@@ -1,0 +1,336 @@
+"""The training examples as numbers on disk, encoded once and mapped into memory ever after.
+
+Each column (the ids of a text, a label) is one flat file of numbers and one of offsets; an example is a slice of it.
+`meta.json` says what the store was made from (a fingerprint over the contents of the inputs, the configs and the
+encoding) and what it should look like (sizes and checksums). A store appears under its name only when it is whole, and
+one that no longer looks as it should is refused or built again, never read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allyouneed.config import tree_of
+from allyouneed.data.batches.encoding import Encoding, LeftOut, Row
+from allyouneed.data.files.filters import Filters
+from allyouneed.data.files.readers import Example, Files, Report, inner_suffix
+from allyouneed.data.tokenizers.base import Tokenizer
+from allyouneed.errors import UserError
+from allyouneed.files import checksum, sha256, write_folder, write_text
+
+FORMAT = 2
+CHUNK = 4096  # examples that are encoded together
+CHARACTERS = 1 << 22  # or fewer, when they have so many
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of every example: numbers end to end, and where each begins (one more offset than examples)."""
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        """A view of the file."""
+        if not 0 <= index < len(self.lengths):
+            raise IndexError(f"example {index} of {len(self.lengths)}")
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
+
+    def gather(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers of these examples, end to end."""
+        return self.slices(self.offsets[indices], self.lengths[indices].astype(np.int64))
+
+    def slices(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Pieces of the whole file, end to end."""
+        ends = np.cumsum(lengths)
+        shift = np.repeat(begins - (ends - lengths), lengths)
+        return self.values[shift + np.arange(len(shift))].astype(np.int64)
+
+
+class Store:
+    """An opened store. `store["source"][i]` is a view of the file: ids without begin and end marks."""
+
+    weights: NDArray[np.float64] | None = None  # how many times an epoch reads each example; None: once
+
+    def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
+        self.folder = folder
+        self.fingerprint: str = meta["fingerprint"]
+        self.facts: dict[str, Any] = meta["facts"]
+        self.report = Report.from_tree(meta["report"])
+        self.columns = {name: _open_column(folder, name, dtype) for name, dtype in meta["dtype"].items()}
+        if "weights" in meta:
+            self.weights = np.concatenate([np.full(count, weight, float) for weight, count in meta["weights"]])
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())).lengths)
+
+    def __getitem__(self, column: str) -> Column:
+        return self.columns[column]
+
+    def check(self, **tokenizers: Tokenizer) -> None:
+        """Refuse tokenizers that are not those the columns were encoded with."""
+        for column, tokenizer in tokenizers.items():
+            if self.facts["texts"][column] != tokenizer.hash:
+                raise UserError(f"{self.folder}: was encoded with another tokenizer; build it again with this one")
+
+    @classmethod
+    def build(
+        cls,
+        folder: Path | str,
+        files: Sequence[Files],
+        filters: Filters,
+        encoding: Encoding,
+        progress: Progress | None = None,
+    ) -> Store:
+        """Read, filter and encode the examples into a new store, replacing one of that name.
+
+        Those the encoding has no place for are left out and reported, never cut. `progress` is told how many have been
+        read.
+        """
+        folder = Path(folder)
+        if folder.exists() and not (folder / "meta.json").exists() and any(folder.iterdir()):
+            raise UserError(f"{folder}: is in the way and is no token store; give another folder")
+        fingerprint = _fingerprint(files, filters, encoding, InputHashes())
+        return cls._build(folder, fingerprint, files, filters, encoding, progress)
+
+    @classmethod
+    def _build(
+        cls,
+        folder: Path,
+        fingerprint: str,
+        files: Sequence[Files],
+        filters: Filters,
+        encoding: Encoding,
+        progress: Progress | None,
+    ) -> Store:
+        report = Report()
+        inputs = [(path, _stamp(path)) for entry in files for path in entry.files()]
+
+        def fill(work: Path) -> None:
+            flow = filters.apply((example for entry in files for example in entry.read(report)), report)
+            weights = _encode(work, flow, encoding, report, progress)
+            if not report.kept:
+                raise UserError(f"none of the {files[0].examples} in the data can be used\n{report.text()}")
+            for path, before in inputs:
+                if _stamp(path) != before:
+                    raise UserError(f"{path}: changed while it was being read; start again")
+            _write_meta(work, fingerprint, encoding, report, weights)
+
+        try:
+            write_folder(folder, fill)
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from None
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder: Path | str, full: bool = False) -> Store:
+        """Open a store; refuse one whose files are not as written.
+
+        Sizes are always compared. Checksums are, too, when `full` is asked for or a file was touched since.
+        """
+        folder = Path(folder)
+        meta = _read_meta(folder)
+        for name, facts in meta["files"].items():
+            path = folder / name
+            if not path.is_file() or path.stat().st_size != facts["bytes"]:
+                raise UserError(f"{path}: missing or not of the size written; delete {folder} and build it again")
+            touched = path.stat().st_mtime_ns != facts["mtime_ns"]
+            if (full or touched) and sha256(path) != facts["sha256"]:
+                raise UserError(f"{path}: its content changed since it was built; delete {folder} and build it again")
+        return cls(folder, meta)
+
+    @classmethod
+    def ensure(
+        cls,
+        cache: Path | str,
+        files: Sequence[Files],
+        filters: Filters,
+        encoding: Encoding,
+        progress: Progress | None = None,
+    ) -> Store:
+        """The store of exactly this data in the folder `cache`: opened if it is there and sound, built if not."""
+        cache = Path(cache)
+        cache.mkdir(parents=True, exist_ok=True)
+        hashes = InputHashes(cache / "inputs.json")
+        fingerprint = _fingerprint(files, filters, encoding, hashes)
+        folder = cache / fingerprint[:16]
+        try:
+            store = cls.open(folder)
+            if store.fingerprint == fingerprint:
+                return store
+        except UserError:
+            pass  # absent or damaged: what is in the way is replaced by a sound one
+        return cls._build(folder, fingerprint, files, filters, encoding, progress)
+
+
+class InputHashes:
+    """SHA-256 of input files, remembered by path, size and time of change: gigabytes are not read at every start."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.known: dict[str, Any] = {}
+        if path is not None and path.exists():
+            try:
+                loaded = json.loads(path.read_text(encoding="utf-8"))
+                self.known = loaded if isinstance(loaded, dict) else {}
+            except ValueError:
+                pass  # only a memory of work done: forget it
+
+    def of(self, file: Path) -> str:
+        key, stamp = str(file.resolve()), _stamp(file)
+        entry = self.known.get(key)
+        if isinstance(entry, dict) and entry.get("stamp") == stamp:
+            return str(entry["sha256"])
+        digest = sha256(file)
+        # A file changed a moment ago may change again within the clock's grain and look the same; do not trust it yet.
+        if time.time_ns() - stamp[1] > 2_000_000_000:
+            self.known[key] = {"stamp": stamp, "sha256": digest}
+            if self.path is not None:
+                write_text(self.path, json.dumps(self.known, indent=1, ensure_ascii=False))
+        return digest
+
+
+def _stamp(file: Path) -> list[int]:
+    try:
+        stat = file.stat()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _fingerprint(files: Sequence[Files], filters: Filters, encoding: Encoding, hashes: InputHashes) -> str:
+    if not files:
+        raise UserError("no data files are given")
+    facts = {
+        "format": FORMAT,
+        "files": [_read_as(entry, hashes) for entry in files],
+        "filters": tree_of(filters),
+        "encoding": [type(encoding).__name__, encoding.facts],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _read_as(entry: Files, hashes: InputHashes) -> dict[str, Any]:
+    """What files hold and how they are read, not where they lie: a store may travel to another machine."""
+    kept = {key: value for key, value in tree_of(entry).items() if key not in entry.places}
+    return kept | {"sha256": [hashes.of(path) for path in entry.files()], "as": [*map(inner_suffix, entry.files())]}
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+def _encode(
+    work: Path, examples: Iterable[Example], encoding: Encoding, report: Report, progress: Progress | None
+) -> list[tuple[float, int]]:
+    """Write the columns; how often an epoch reads the examples, as weights and how many in a row have each."""
+    weights: list[tuple[float, int]] = []
+    with ExitStack() as stack:
+        writers = []
+        for name, dtype in encoding.columns.items():
+            both = [stack.enter_context((work / f"{name}.{what}").open("wb")) for what in ("values", "offsets")]
+            writers.append(_Writer(both[0], both[1], dtype))
+        for chunk in _chunks(examples):
+            kept: list[Row] = []
+            for example, found in zip(chunk, encoding.encode(chunk), strict=True):
+                if isinstance(found, LeftOut):
+                    report.drop(found.why, example.file, example.line, found.detail, "\t".join(example.texts))
+                else:
+                    kept.append(found)
+                    weight, count = getattr(example, "weight", 1.0), 0
+                    if weights and weights[-1][0] == weight:
+                        weight, count = weights.pop()
+                    weights.append((weight, count + 1))
+            for number, writer in enumerate(writers):
+                writer.add([row[number] for row in kept])
+            if progress is not None:
+                progress(report.read)
+    return weights
+
+
+def _chunks(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    chunk: list[Example] = []
+    held = 0
+    for example in examples:
+        chunk.append(example)
+        held += sum(map(len, example.texts))
+        if len(chunk) >= CHUNK or held >= CHARACTERS:
+            yield chunk
+            chunk, held = [], 0
+    if chunk:
+        yield chunk
+
+
+class _Writer:
+    def __init__(self, values: BinaryIO, offsets: BinaryIO, dtype: str) -> None:
+        self.values, self.offsets, self.dtype = values, offsets, dtype
+        self.end = 0
+        offsets.write(np.zeros(1, dtype="<i8").tobytes())
+
+    def add(self, rows: list[Sequence[float]]) -> None:
+        ends = self.end + np.cumsum([len(row) for row in rows], dtype="<i8")
+        self.values.write(np.array([n for row in rows for n in row], dtype=self.dtype).tobytes())
+        self.offsets.write(ends.tobytes())
+        self.end = int(ends[-1]) if rows else self.end
+
+
+def _write_meta(
+    work: Path, fingerprint: str, encoding: Encoding, report: Report, weights: list[tuple[float, int]]
+) -> None:
+    names = [f"{column}.{what}" for column in encoding.columns for what in ("values", "offsets")]
+    meta = {
+        "format": FORMAT,
+        "fingerprint": fingerprint,
+        "facts": encoding.facts,
+        "examples": report.kept,
+        "dtype": encoding.columns,
+        "files": {
+            name: {
+                "bytes": (work / name).stat().st_size,
+                "mtime_ns": (work / name).stat().st_mtime_ns,
+                "sha256": sha256(work / name),
+            }
+            for name in names
+        },
+        "report": report.to_tree(),
+        **({"weights": weights} if any(weight != 1 for weight, _ in weights) else {}),
+    }
+    meta["checksum"] = checksum(meta)
+    write_text(work / "meta.json", json.dumps(meta, indent=1, ensure_ascii=False))
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def _read_meta(folder: Path) -> dict[str, Any]:
+    path = folder / "meta.json"
+    if not path.is_file():
+        raise UserError(f"{folder}: no token store here (no meta.json); build it first")
+    try:
+        meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        sound = meta["checksum"] == checksum(meta) and meta["format"] == FORMAT
+    except (ValueError, KeyError, TypeError, AttributeError):
+        sound = False
+    if not sound:
+        raise UserError(f"{path}: damaged or of another version; delete {folder} and build it again")
+    return meta
+
+
+def _open_column(folder: Path, name: str, dtype: str) -> Column:
+    offsets: NDArray[np.int64] = np.memmap(folder / f"{name}.offsets", dtype="<i8", mode="r")
+    path = folder / f"{name}.values"
+    # An empty file cannot be mapped: a column that is empty in all examples has one.
+    values = np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)
+    return Column(values, offsets, np.diff(offsets).astype(np.int32))

@@ -1,0 +1,119 @@
+"""Sentence pairs: in one file, or in two that are aligned line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, StringConstraints, model_validator
+
+from allyouneed.data.files.readers import (
+    LINE_SUFFIXES,
+    TABLE_SUFFIXES,
+    Files,
+    Paths,
+    Report,
+    decoded,
+    expand,
+    names,
+    raw_lines,
+    read_rows,
+)
+from allyouneed.errors import UserError
+
+Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+
+
+class Pair(NamedTuple):
+    """Two sentences, where they stood, the language to translate into when the model must be told, and how many times
+    an epoch it is read."""
+
+    source: str
+    target: str
+    file: str
+    line: int
+    to: str | None = None
+    from_: str | None = None
+    weight: float = 1.0
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return self.source, self.target
+
+    @property
+    def rest(self) -> str:
+        return self.to or ""
+
+
+class PairFiles(Files):
+    """Where sentence pairs lie: `path` (both sides in one file) or `source` and `target` (aligned line by line)."""
+
+    examples: ClassVar[str] = "pairs"
+    two: ClassVar[bool] = True
+    places: ClassVar[tuple[str, ...]] = ("path", "source", "target")
+    kind: Literal["pairs"] = "pairs"
+    path: Paths | None = None
+    source: Paths | None = None
+    target: Paths | None = None
+    columns: tuple[NonNegativeInt, NonNegativeInt] | None = None
+    keys: tuple[str, str] = ("source", "target")
+    from_: Tag | None = Field(default=None, alias="from")
+    to: Tag | None = None
+    weight: PositiveFloat = 1.0  # how many times an epoch each pair is read; 0.5: every other epoch, by chance
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        together, apart = self.path is not None, (self.source is not None, self.target is not None)
+        if together == any(apart) or any(apart) != all(apart):
+            raise ValueError("give either 'path' (pairs in one file) or both 'source' and 'target' (aligned files)")
+        if self.columns is not None and not together:
+            raise ValueError("'columns' chooses columns of a TSV given by 'path'; aligned files have none")
+        return self
+
+    def files(self) -> list[Path]:
+        if self.path is not None:
+            return expand(self.path, TABLE_SUFFIXES)
+        return [path for both in self._aligned() for path in both]
+
+    def _aligned(self) -> list[tuple[Path, Path]]:
+        left, right = expand(self.source or (), LINE_SUFFIXES), expand(self.target or (), LINE_SUFFIXES)
+        if len(left) != len(right):
+            raise UserError(
+                f"{names(self.source)} is {len(left)} file(s) but {names(self.target)} is {len(right)}; "
+                "aligned files come in equal numbers, in the same order"
+            )
+        return list(zip(left, right, strict=True))
+
+    def read(self, report: Report) -> Iterator[Pair]:
+        besides = self.to, self.from_, self.weight
+        if self.path is None:
+            for left, right in self._aligned():
+                yield from (Pair(*found, *besides) for found in _read_aligned(left, right, report))
+            return
+        for file, number, found in read_rows(expand(self.path, TABLE_SUFFIXES), self.columns, self.keys, report):
+            yield Pair(found[0], found[1], str(file), number, *besides)
+
+
+def _read_aligned(left: Path, right: Path, report: Report) -> Iterator[tuple[str, str, str, int]]:
+    sources, targets = raw_lines(left), raw_lines(right)
+    number = 0
+    while True:
+        source, target = next(sources, None), next(targets, None)
+        if source is None or target is None:
+            break
+        number += 1
+        report.read += 1
+        here, there = decoded(source), decoded(target)
+        if here is None or there is None:
+            file, raw = (left, source) if here is None else (right, target)
+            report.drop("broken", file, number, "not UTF-8", raw.decode("utf-8", "backslashreplace"))
+        else:
+            yield here, there, str(left), number
+    if source is not None or target is not None:
+        counts = [
+            number + (line is not None) + sum(1 for _ in rest) for line, rest in ((source, sources), (target, targets))
+        ]
+        raise UserError(
+            f"{left} has {counts[0]} lines but {right} has {counts[1]}; aligned files must match line by line"
+        )

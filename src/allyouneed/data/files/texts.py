@@ -1,0 +1,86 @@
+"""Plain text: documents, as lines, paragraphs or whole files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, Literal, NamedTuple
+
+from allyouneed.data.files.readers import (
+    JSON_SUFFIXES,
+    Files,
+    Paths,
+    Report,
+    decoded,
+    expand,
+    inner_suffix,
+    raw_lines,
+    read_rows,
+)
+
+TEXT_SUFFIXES = (".txt", ".md", "", *JSON_SUFFIXES)
+
+
+class Document(NamedTuple):
+    """A text that stands for itself, and where it begins."""
+
+    text: str
+    file: str
+    line: int
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.text,)
+
+    @property
+    def rest(self) -> str:
+        return ""
+
+
+class TextFiles(Files):
+    """Where documents lie: each is a paragraph (up to an empty line), a line, or a whole file; in JSONL, a `key`."""
+
+    examples: ClassVar[str] = "documents"
+    kind: Literal["text"] = "text"
+    path: Paths
+    document: Literal["paragraph", "line", "file"] = "paragraph"
+    key: str = "text"
+
+    def files(self) -> list[Path]:
+        return expand(self.path, TEXT_SUFFIXES)
+
+    def read(self, report: Report) -> Iterator[Document]:
+        for file in self.files():
+            if inner_suffix(file) in JSON_SUFFIXES:
+                for _, number, found in read_rows([file], None, (self.key,), report):
+                    yield Document(found[0], str(file), number)
+            else:
+                yield from self._documents(file, report)
+
+    def _documents(self, file: Path, report: Report) -> Iterator[Document]:
+        """Empty lines part documents, or are part of one that is a whole file; they are never documents themselves."""
+        held: list[bytes] = []
+        begin = 1
+        for number, raw in enumerate(raw_lines(file), start=1):
+            if self.document != "file" and not raw.strip():
+                yield from _document(held, file, begin, report)
+                held = []
+                continue
+            begin = begin if held else number
+            held.append(raw)
+            if self.document == "line":
+                yield from _document(held, file, begin, report)
+                held = []
+        yield from _document(held, file, begin, report)
+
+
+def _document(lines: list[bytes], file: Path, begin: int, report: Report) -> Iterator[Document]:
+    if not lines:
+        return
+    report.read += 1
+    texts = [decoded(raw) for raw in lines]
+    for number, (text, raw) in enumerate(zip(texts, lines, strict=True), start=begin):
+        if text is None:
+            report.drop("broken", file, number, "not UTF-8", raw.decode("utf-8", "backslashreplace"))
+            return
+    yield Document("\n".join(text for text in texts if text is not None), str(file), begin)

@@ -1,0 +1,186 @@
+"""A corpus cut into chunks that can be looked up by meaning: what RETRO retrieves from.
+
+Borgeaud et al. 2022, 2.1-2.3: a key is a vector of a chunk of m tokens, its value the chunk and the m tokens that
+followed it in its document; a neighbour is one of the nearest keys (L2). An index is a folder: tokens of all documents
+end to end, where documents and chunks begin, the vectors (faiss), the tokenizer, and `meta.json` with checksums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
+from allyouneed.errors import UserError
+from allyouneed.files import sha256, write_folder
+
+FORMAT = 1
+ARRAYS = ("tokens", "bounds", "begins", "documents", "names")
+EXACT = 100_000  # chunks; of more, not every vector is compared with
+MORE = 16  # fetched besides, for some may have to be left out
+
+Ints = NDArray[np.int64]
+Vectors = NDArray[np.float32]
+Embed = Callable[[Sequence[Sequence[int]]], Vectors]  # tokens of chunks -> (chunks, width)
+
+
+def faiss() -> Any:
+    try:
+        import faiss as found
+    except ImportError:
+        raise UserError("an index needs faiss; get it with: pip install 'allyouneed[retrieval]'") from None
+    return found
+
+
+def cut(tokens: Sequence[int], chunk: int) -> list[list[int]]:
+    """The full chunks of a text; what is left behind the last one has no neighbours."""
+    return [list(tokens[begin : begin + chunk]) for begin in range(0, len(tokens) - chunk + 1, chunk)]
+
+
+@dataclass(frozen=True)
+class ChunkIndex:
+    """`bounds`: where documents begin in `tokens`, and the end of the last; `begins` and `documents`: of each chunk,
+    where it begins and whose it is; `names`: of each document, a number that equal documents share."""
+
+    chunk: int
+    tokens: NDArray[Any]
+    bounds: Ints
+    begins: Ints
+    documents: Ints
+    names: Ints
+    vectors: Any  # a faiss index
+    tokenizer: Tokenizer
+    encoder: dict[str, str]  # the model that made the vectors: its folder, and the checksum of its config.json
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    def value(self, number: int) -> list[int]:
+        """A chunk and what followed it in its document."""
+        begin, end = self.begins[number], self.bounds[self.documents[number] + 1]
+        found: list[int] = self.tokens[begin : min(begin + 2 * self.chunk, end)].tolist()
+        return found
+
+    def document(self, number: int) -> list[int]:
+        found: list[int] = self.tokens[self.bounds[number] : self.bounds[number + 1]].tolist()
+        return found
+
+    def nearest(self, vectors: Vectors, count: int, texts: Sequence[Sequence[int]] | None = None) -> list[list[int]]:
+        """For each vector the numbers of the nearest chunks. `texts`: the text each is a part of; where that is a
+        document of the index, no chunk of that document is found, for it would tell what comes next."""
+        own = np.full(len(vectors), -1) if texts is None else self._names(texts)
+        _, wide = self.vectors.search(vectors, min(len(self), count + MORE))
+        found = []
+        for row, name in enumerate(own):
+            kept = [int(n) for n in wide[row] if n >= 0 and (name < 0 or self.names[self.documents[n]] != name)]
+            if len(kept) < count and name >= 0 and len(self) > count + MORE:
+                kept = self._elsewhere(vectors[row], count, int(name))
+            found.append(kept[:count])
+        return found
+
+    def _elsewhere(self, vector: Vectors, count: int, name: int) -> list[int]:
+        """The nearest in all other documents, where the own one filled all that was fetched."""
+        library = faiss()
+        others = library.IDSelectorBatch(np.flatnonzero(self.names[self.documents] != name))
+        flat = isinstance(self.vectors, library.IndexFlat)
+        kind = library.SearchParameters if flat else library.SearchParametersIVF
+        more = {} if flat else {"nprobe": self.vectors.nlist}
+        _, found = self.vectors.search(vector[None], count, params=kind(sel=others, **more))
+        return [int(n) for n in found[0] if n >= 0]
+
+    def _names(self, texts: Sequence[Sequence[int]]) -> Ints:
+        known = dict.fromkeys(self.names.tolist())
+        names = {id(text): name_of(text) for text in {id(text): text for text in texts}.values()}
+        return np.array([names[id(text)] if names[id(text)] in known else -1 for text in texts], dtype=np.int64)
+
+    def save(self, path: Path | str) -> None:
+        def fill(folder: Path) -> None:
+            for name in ARRAYS:
+                np.save(folder / f"{name}.npy", getattr(self, name))
+            faiss().write_index(self.vectors, str(folder / "vectors.faiss"))
+            Vocabularies(self.tokenizer, self.tokenizer).save(folder)
+            meta = {"format": FORMAT, "chunk": self.chunk, "encoder": self.encoder}
+            meta["sha256"] = {file.name: sha256(file) for file in sorted(folder.iterdir())}
+            (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+
+        path = Path(path)
+        if path.exists() and not (path / "meta.json").is_file():
+            raise UserError(f"{path}: is in the way and is no index; give another folder")
+        write_folder(path, fill)
+
+    @classmethod
+    def load(cls, path: Path | str) -> ChunkIndex:
+        """Every file is checked against its checksum."""
+        path, library = Path(path), faiss()
+        if not (path / "meta.json").is_file():
+            raise UserError(f"{path}: no index (it has no meta.json); make one with `allyouneed index`")
+        try:
+            meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+            if meta["format"] != FORMAT:
+                raise UserError(f"{path}: index format {meta['format']} is not {FORMAT}; make it again")
+            wrong = [name for name, sum_ in meta["sha256"].items() if _damaged(path / name, sum_)]
+            if wrong:
+                raise UserError(f"{path}: {', '.join(wrong)} missing or damaged; make the index again")
+            arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+            vectors = library.read_index(str(path / "vectors.faiss"))
+            tokenizer = Vocabularies.load(path).target
+            return cls(meta["chunk"], **arrays, vectors=vectors, tokenizer=tokenizer, encoder=meta["encoder"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: cannot be read as an index ({error}); make it again") from None
+
+
+def _damaged(file: Path, expected: str) -> bool:
+    return not file.is_file() or sha256(file) != expected
+
+
+def name_of(text: Sequence[int]) -> int:
+    """A number for a document: the same for the same tokens, never negative."""
+    raw = np.asarray(text, dtype=np.int64).tobytes()
+    return int.from_bytes(hashlib.sha256(raw).digest()[:8], "little") >> 1
+
+
+def build_index(
+    documents: Iterable[Sequence[int]],
+    chunk: int,
+    embed: Embed,
+    tokenizer: Tokenizer,
+    encoder: dict[str, str],
+    progress: Callable[[int, int], None] | None = None,
+    together: int = 512,
+) -> ChunkIndex:
+    """`progress` is told how many chunks of how many have got their vectors. A document's last chunk may be short."""
+    kept = [list(document) for document in documents if len(document)]
+    if not kept:
+        raise UserError("nothing to index: the corpus has no text in it")
+    library = faiss()
+    lengths = np.array([len(document) for document in kept], dtype=np.int64)
+    bounds = np.concatenate([[0], np.cumsum(lengths)])
+    counts = -(-lengths // chunk)
+    whose = np.repeat(np.arange(len(kept)), counts)
+    begins = bounds[whose] + (np.arange(len(whose)) - np.repeat(np.cumsum(counts) - counts, counts)) * chunk
+    small = tokenizer.size <= np.iinfo(np.uint16).max + 1
+    tokens = np.concatenate([np.array(document, dtype=np.uint16 if small else np.uint32) for document in kept])
+    ends = np.minimum(begins + chunk, bounds[whose + 1])
+    parts: list[Vectors] = []
+    for first in range(0, len(begins), together):
+        spans = zip(begins[first : first + together], ends[first : first + together], strict=True)
+        parts.append(embed([tokens[begin:end].tolist() for begin, end in spans]))
+        if progress is not None:
+            progress(min(first + together, len(begins)), len(begins))
+    found = np.ascontiguousarray(np.concatenate(parts), dtype=np.float32)
+    if len(found) <= EXACT:
+        vectors = library.IndexFlatL2(found.shape[1])
+    else:
+        vectors = library.index_factory(found.shape[1], f"IVF{int(len(found) ** 0.5)},Flat")
+        vectors.train(found)
+        vectors.nprobe = 16
+    vectors.add(found)
+    names = np.array([name_of(document) for document in kept], dtype=np.int64)
+    return ChunkIndex(chunk, tokens, bounds, begins, whose, names, vectors, tokenizer, encoder)

@@ -1,0 +1,71 @@
+"""Pieces of documents, and beside each what was retrieved for its chunks (RETRO)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from allyouneed.data.batches.packing import Filled, Ints, Items
+from allyouneed.data.retrieval.corpus import ChunkIndex
+from allyouneed.nn.batch import Neighbours
+
+
+class WithNeighbours(Items):
+    """`numbers` (chunks, count): for every full chunk of every item, end to end, the chunks of the index that are
+    nearest to it; −1 where fewer were found."""
+
+    alone = True  # neighbours belong to the chunks of one text
+
+    def __init__(self, items: Items, index: ChunkIndex, numbers: Ints) -> None:
+        self.items, self.index, self.numbers, self.pads = items, index, numbers, items.pads
+        self.counts = items.lengths(0)[0].astype(np.int64) // index.chunk
+        self.begins = np.cumsum(self.counts) - self.counts
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
+        return self.items.lengths(epoch)
+
+    def fill(self, epoch: int, members: Ints) -> Filled:
+        return replace(self.items.fill(epoch, members), found=self.neighbours(members))
+
+    def show(self, number: int) -> dict[str, str]:
+        return self.items.show(number)
+
+    def neighbours(self, members: Ints) -> Neighbours:
+        index, counts = self.index, self.counts[members]
+        chunk = np.arange(int(counts.max(initial=0)))  # (chunks of the longest)
+        there = chunk < counts[:, None]
+        rows = np.where(there, self.begins[members][:, None] + chunk, 0)
+        numbers = np.where(there[..., None], self.numbers[rows], -1) if len(chunk) else np.zeros((*rows.shape, 1), int)
+        begins = index.begins[np.maximum(numbers, 0)]  # (items, chunks, count)
+        ends = index.bounds[index.documents[np.maximum(numbers, 0)] + 1]
+        lengths = np.where(numbers >= 0, np.minimum(2 * index.chunk, ends - begins), 0)
+        step = np.arange(2 * index.chunk)
+        real = step < lengths[..., None]
+        tokens = np.where(real, index.tokens[np.where(real, begins[..., None] + step, 0)], index.tokenizer.pad)
+        return Neighbours(torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(lengths.astype(np.int64)))
+
+
+class Passages:
+    """All runs of so many tokens of a text, to tell whether another text repeats one of them word for word."""
+
+    def __init__(self, text: Ints, size: int) -> None:
+        dice = np.random.Generator(np.random.PCG64(size))
+        self.weights = dice.integers(1, 1 << 63, size, dtype=np.uint64) | np.uint64(1)
+        self.known = np.unique(self._numbers(text))
+
+    def repeated(self, text: Ints) -> bool:
+        return bool(np.isin(self._numbers(text), self.known).any())
+
+    def _numbers(self, text: Ints) -> NDArray[np.uint64]:
+        """One for each run, the same for the same tokens."""
+        if len(text) < len(self.weights):
+            return np.zeros(0, dtype=np.uint64)
+        runs = np.lib.stride_tricks.sliding_window_view(np.asarray(text, dtype=np.uint64), len(self.weights))
+        found: NDArray[np.uint64] = runs @ self.weights
+        return found

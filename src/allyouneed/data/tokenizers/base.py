@@ -1,0 +1,427 @@
+"""Text ⇄ token ids without loss: subwords over bytes, trained by the `tokenizers` library.
+
+Both kinds start from the 256 bytes, so there is no unknown token and `decode(encode(text)) == text` for any text.
+Nothing is normalised. Text is first cut into pieces no token may cross: a word with the space before it, a run of
+Chinese or Japanese, one digit, punctuation. Because a special such as `<pad>` is a mixture of these, no token learnt
+from text can spell one, and text that happens to contain one is encoded as the ordinary text it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import PositiveInt, StringConstraints, model_validator
+
+from allyouneed.config import Config
+from allyouneed.data.files.filters import Filters
+from allyouneed.data.files.pairs import PairFiles
+from allyouneed.data.files.readers import Files, Report
+from allyouneed.data.tokenizers.byte_level import BYTE_OF, BYTES, show_bytes
+from allyouneed.data.tokenizers.errors import reported
+from allyouneed.data.tokenizers.plain import plain, unknown
+from allyouneed.data.tokenizers.special_tokens import Marks
+from allyouneed.data.tokenizers.subwords import learn
+from allyouneed.errors import UserError, near
+
+PAD, BOS, EOS, MASK = "<pad>", "<s>", "</s>", "<mask>"
+LANGUAGE = re.compile(r"<2(.+)>")
+EAST_ASIAN_CHARACTER = re.compile(  # EAST_ASIAN of subwords.py, for Python's own `re`
+    "[\u2e80-\u2fdf\u3005\u3007\u3021-\u3029\u3038-\u303b\u3041-\u309f\u30a1-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\uff66-\uff9f\U00016fe0-\U00018cff\U0001aff0-\U0001b16f\U0001f200\U00020000-\U0003ffff]"
+)
+
+Special = Annotated[str, StringConstraints(pattern=r"^<[^<>\s]*[A-Za-z0-9][^<>\s]*>$")]
+
+
+def language_token(tag: str) -> str:
+    """The token a source sentence begins with when the model must be told what to translate into."""
+    return f"<2{tag}>"
+
+
+def sentinel(number: int) -> str:
+    """The token that stands for a piece cut out of a text."""
+    return f"<cut{number}>"
+
+
+class TokenizerConfig(Config):
+    """What to train. `vocab` counts everything: bytes, specials, learnt pieces."""
+
+    kind: Literal["bpe", "unigram"] = "bpe"
+    vocab: PositiveInt = 8000
+    joint: bool = True
+    min_frequency: PositiveInt | None = None
+    specials: tuple[Special, ...] = ()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.kind == "unigram" and self.min_frequency is not None:
+            raise ValueError("min_frequency belongs to kind 'bpe'; unigram weighs pieces by likelihood instead")
+        return self
+
+
+def _nine_digits(number: str) -> str:
+    return f"{float(number):.9g}"
+
+
+class Tokenizer:
+    """A trained tokenizer. Wraps any `tokenizers.Tokenizer`; a foreign one brings its own specials and `marks`.
+
+    Text is only text: "</s>" in a sentence is four characters, not a command. Where a user means the special tokens of
+    a foreign tokenizer (a chat prompt, T5's `<extra_id_0>`), `specials=True` reads them as the original does.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        pad: int = 0,
+        bos: int = 1,
+        eos: int = 2,
+        languages: Mapping[str, int] | None = None,
+        notes: Iterable[str] = (),
+        marks: Marks | None = None,
+        mask: int | None = None,
+        known: int | None = None,
+    ) -> None:
+        inner.encode_special_tokens = True
+        inner.no_truncation()
+        inner.no_padding()
+        self._inner = inner
+        self.pad, self.bos, self.eos = pad, bos, eos
+        self.foreign = marks is not None
+        self.marks = Marks.own(bos, eos) if marks is None else marks
+        self._mask, self._known = mask, known
+        self._size = int(inner.get_vocab_size(with_added_tokens=True))
+        if self.foreign:  # which may leave numbers out
+            self._size = int(max(inner.get_vocab(with_added_tokens=True).values(), default=-1)) + 1
+            self._size = self._size if known is None else min(known, self._size)
+        self.notes = list(notes)
+        added = inner.get_added_tokens_decoder()
+        self._added = {number: str(token.content) for number, token in added.items() if token.special or marks is None}
+        if languages is None:
+            found = {number: LANGUAGE.fullmatch(content) for number, content in self._added.items()}
+            languages = {match[1]: number for number, match in found.items() if match}
+        self.languages = dict(languages)
+
+    @property
+    def size(self) -> int:
+        """How many rows of an embedding it needs."""
+        return self._size
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the content, whatever the file's layout."""
+        # the library loses the last digit of some scores when it writes and reads those of others
+        tree = json.loads(self._inner.to_str(), parse_float=_nine_digits if self.foreign else None)
+        if self.foreign:
+            tree["ours"] = self.about
+        canonical = json.dumps(tree, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def language(self, tag: str) -> int:
+        """By its name, or by a beginning that only one has: "de" is "de_DE"."""
+        alike = [name for name in self.languages if name.startswith(f"{tag}_")]
+        if tag not in self.languages and len(alike) == 1:
+            return self.languages[alike[0]]
+        if tag not in self.languages:
+            known = ", ".join(sorted(alike or self.languages)) or "none"
+            meant = "" if alike else near(tag, self.languages)
+            raise UserError(f"the tokenizer knows no language {tag!r}{meant}; it knows: {known}")
+        return self.languages[tag]
+
+    def special(self, token: str) -> int:
+        """The id of a special token that a task needs."""
+        number = self._inner.token_to_id(token)
+        if number is None or number not in self._added:
+            raise UserError(f"the tokenizer has no token {token}; train with one that was made for this task")
+        return int(number)
+
+    @property
+    def specials(self) -> list[int]:
+        """Every id that stands for no text."""
+        return sorted({self.pad, self.bos, self.eos, *self._added})
+
+    @property
+    def added(self) -> dict[int, str]:
+        """The special tokens and what they are called."""
+        return dict(self._added)
+
+    @property
+    def has_mask(self) -> bool:
+        return self._mask is not None or MASK in self._added.values()
+
+    @property
+    def text(self) -> str:
+        """As a `tokenizer.json`."""
+        return str(self._inner.to_str())
+
+    @property
+    def opening(self) -> tuple[int, ...]:
+        """What a text that goes on begins with."""
+        return self.marks.opening
+
+    @property
+    def mask(self) -> int:
+        """The token that hides another."""
+        return self.special(MASK) if self._mask is None else self._mask
+
+    @property
+    def beyond(self) -> bool:
+        """Whether it can cut a text into pieces that the model has no number for."""
+        return self._known is not None and self._known < self._inner.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What stands before and after a text that is read to write another; ours have no begin mark there."""
+        return (self.marks.before, self.marks.after) if self.foreign else ((), (self.eos,))
+
+    def framed(self, ids: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
+        """One text, or two that are read together, with their marks; and the type of each token."""
+        return self.marks.framed(ids, second)
+
+    def encode_masked(self, text: str) -> list[int]:
+        """Text in which `<mask>`, or the tokenizer's own spelling of it, is the mask. A foreign tokenizer reads it as
+        the original does, other specials too: whether a mask eats the space before it is its own affair."""
+        spelling = self._added.get(self.mask, MASK)
+        parts = text.replace(spelling, MASK).split(MASK)
+        if self.foreign:
+            return self.encode_batch([spelling.join(parts)], specials=True)[0]
+        first, *rest = self.encode_batch(parts)
+        return [*first, *(number for part in rest for number in [self.mask, *part])]
+
+    def encode(self, text: str, specials: bool = False) -> list[int]:
+        return self.encode_batch([text], specials)[0]
+
+    def encode_batch(self, texts: Sequence[str], specials: bool = False) -> list[list[int]]:
+        """`specials`: what is spelled like a special token is one."""
+        inner = self._obeying if specials else self._inner
+        with reported(texts):
+            found = [e.ids for e in inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+        if self.foreign and not specials:
+            for number, ids in enumerate(found):
+                if self._talked_into(ids, texts[number]):
+                    found[number] = self._plain.encode(texts[number], add_special_tokens=False).ids
+        if self._known is not None:  # what the tokenizer can cut and the model has no number for
+            found = [[self._unknown if i >= self._known and i not in self._added else i for i in ids] for ids in found]
+        return found
+
+    def _encoded(self, text: str) -> Any:
+        """With offsets."""
+        with reported([text]):
+            encoding = self._inner.encode(text, add_special_tokens=False)
+        if self.foreign and self._talked_into(encoding.ids, text):
+            return self._plain.encode(text, add_special_tokens=False)
+        return encoding
+
+    def _talked_into(self, ids: Sequence[int], text: str) -> bool:
+        """Whether special tokens came of a text: others than the unknown one, or that one by its name."""
+        special = {number for number in ids if number in self._added}
+        if not special or special - {self._unknown}:
+            return bool(special)
+        normalizer = self._inner.normalizer
+        return self._added[self._unknown] in (text if normalizer is None else normalizer.normalize_str(text))
+
+    @cached_property
+    def _obeying(self) -> Any:
+        """A copy that takes names of special tokens for what they name."""
+        made = type(self._inner).from_str(self._inner.to_str())
+        made.encode_special_tokens = False
+        return made
+
+    @cached_property
+    def _plain(self) -> Any:
+        return plain(self._inner)
+
+    @cached_property
+    def _unknown(self) -> Any:
+        return unknown(self._inner)
+
+    def decode(self, ids: Sequence[int], specials: bool = False) -> str:
+        """The text, without specials unless they are asked for. Bytes that are no whole character become U+FFFD."""
+        with reported():
+            return str(self._inner.decode(list(ids), skip_special_tokens=not specials))
+
+    def decode_masked(self, ids: Sequence[int]) -> str:
+        """The text of what `encode_masked` read, with `<mask>` where a mask is."""
+        if self.foreign:
+            return self.decode(ids, specials=True).replace(self._added.get(self.mask, MASK), MASK)
+        parts: list[list[int]] = [[]]
+        for number in ids:
+            if number == self.mask:
+                parts.append([])
+            else:
+                parts[-1].append(number)
+        return MASK.join(self.decode_batch(parts))
+
+    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        with reported():
+            return list(self._inner.decode_batch([list(ids) for ids in batch], skip_special_tokens=True))
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The pieces for human eyes; a byte that is only part of a character shows as `<E6>`."""
+        return [self._show(number) for number in ids]
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """For each token of `text`, the characters it stands for (several tokens may share one character)."""
+        return [(int(start), int(end)) for start, end in self._encoded(text).offsets]
+
+    def word_starts(self, text: str) -> list[bool]:
+        """For each token of `text`, whether a word begins with it. A word is one of the pieces that no token crosses;
+        in a run of Chinese or Japanese, the fewest characters that are whole tokens."""
+        encoding = self._encoded(text)
+        starts, before, end = [], None, 0
+        for word, (left, right) in zip(encoding.word_ids, encoding.offsets, strict=True):
+            starts.append(word != before or (left >= end and EAST_ASIAN_CHARACTER.match(text, left) is not None))
+            before, end = word, right
+        return starts
+
+    def _show(self, number: int) -> str:
+        if number in self._added:
+            return self._added[number]
+        token = self._inner.id_to_token(number)
+        if token is None:
+            return f"<no token {number}>"
+        if not self._over_bytes or any(char not in BYTE_OF for char in token):
+            return str(token)
+        return show_bytes(bytes(BYTE_OF[char] for char in token))
+
+    @cached_property
+    def _over_bytes(self) -> bool:
+        return '"ByteLevel"' in json.dumps(json.loads(self._inner.to_str())["decoder"])
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a foreign tokenizer.json does not say."""
+        numbers = {"pad": self.pad, "bos": self.bos, "eos": self.eos, "mask": self._mask, "known": self._known}
+        return numbers | {"languages": self.languages, "marks": self.marks.tree()}
+
+    def save(self, path: Path | str) -> None:
+        """`tokenizer.json`, and for a foreign one `tokenizer.marks.json` beside it."""
+        path = Path(path)
+        path.write_text(self._inner.to_str(pretty=True), encoding="utf-8")
+        beside = path.with_suffix(".marks.json")
+        if self.foreign:
+            beside.write_text(json.dumps(self.about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        else:
+            beside.unlink(missing_ok=True)  # one left by an earlier run would be taken for ours
+
+    @classmethod
+    def load(cls, path: Path | str, pad: str | int = PAD, bos: str | int = BOS, eos: str | int = EOS) -> Tokenizer:
+        """Read a `tokenizer.json`, ours or a foreign one whose specials are named or numbered here, or in its marks."""
+        from tokenizers import Tokenizer as Inner
+
+        try:
+            inner = Inner.from_str(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"{path}: the tokenizer cannot be read: {error.strerror}") from None
+        except Exception as error:  # the library raises bare Exception for anything it does not understand
+            raise UserError(f"{path}: not a tokenizer.json: {error}; train the tokenizer again") from None
+        beside = Path(path).with_suffix(".marks.json")
+        if beside.exists():
+            return cls(inner, **_about(beside))
+        ids = []
+        for special in (pad, bos, eos):
+            number = special if isinstance(special, int) else inner.token_to_id(special)
+            if number is None:
+                raise UserError(f"{path}: the tokenizer has no token {special!r}; say which ids pad, bos and eos have")
+            ids.append(number)
+        return cls(inner, ids[0], ids[1], ids[2])
+
+
+def _about(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        return {**tree, "marks": Marks.of(tree["marks"])}
+    except (OSError, ValueError, KeyError, TypeError, UserError) as error:
+        raise UserError(f"{path}: cannot be read: {error}; import the model again") from None
+
+
+def train(config: TokenizerConfig, texts: Iterable[str], languages: Iterable[str] = ()) -> Tokenizer:
+    """Learn a vocabulary from text. The same text gives the same tokenizer, to the last bit."""
+    specials = list(dict.fromkeys([PAD, BOS, EOS, *map(language_token, languages), *config.specials]))
+    if config.vocab < BYTES + len(specials):
+        raise UserError(
+            f"a vocabulary of {config.vocab} is too small: {BYTES} bytes and {len(specials)} special tokens "
+            f"already make {BYTES + len(specials)}; set vocab higher"
+        )
+    inner = learn(config.kind, config.vocab, config.min_frequency, specials, texts)
+    size = inner.get_vocab_size(with_added_tokens=True)
+    notes = []
+    if size < config.vocab:
+        notes.append(
+            f"the text holds only {size} tokens' worth of pieces; the vocabulary is {size}, not {config.vocab}"
+        )
+    return Tokenizer(inner, notes=notes)
+
+
+@dataclass(frozen=True)
+class Vocabularies:
+    """The tokenizers of the two sides: one and the same object when they share a vocabulary."""
+
+    source: Tokenizer
+    target: Tokenizer
+
+    @property
+    def joint(self) -> bool:
+        return self.source is self.target
+
+    @property
+    def hash(self) -> str:
+        if self.joint:
+            return self.source.hash
+        return hashlib.sha256(f"{self.source.hash} {self.target.hash}".encode()).hexdigest()
+
+    @classmethod
+    def train(
+        cls,
+        config: TokenizerConfig,
+        files: Sequence[Files],
+        filters: Filters | None = None,
+        specials: Sequence[str] = (),
+    ) -> Vocabularies:
+        """Learn from the texts that will be trained on. Language tokens join the side that reads them.
+
+        `specials`: tokens the task needs. `joint: false` is for examples of two texts: the second side is the target's.
+        """
+        languages = sorted({entry.to for entry in files if isinstance(entry, PairFiles) and entry.to is not None})
+        config = config.model_copy(update={"specials": tuple(dict.fromkeys([*specials, *config.specials]))})
+
+        report = Report()  # of the first reading; the store reads the same examples and tells, if there are any
+
+        def texts(sides: slice, report: Report) -> Iterator[str]:
+            examples = (example for entry in files for example in entry.read(report))
+            for example in examples if filters is None else filters.apply(examples, report):
+                for _ in range(max(1, round(getattr(example, "weight", 1)))):  # about as often as an epoch reads it
+                    yield from example.texts[sides]
+
+        try:
+            if config.joint:
+                both = train(config, texts(slice(None), report), languages)
+                return cls(both, both)
+            reads = train(config, texts(slice(0, 1), report), languages)
+            return cls(reads, train(config, texts(slice(1, 2), Report())))
+        except UserError as error:
+            raise UserError(f"{error}\n{report.text()}" if report.read and not report.kept else str(error)) from None
+
+    def save(self, folder: Path | str) -> None:
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.source.save(folder / "tokenizer.json")
+        other = folder / "tokenizer.target.json"
+        if self.joint:
+            for left in (other, other.with_suffix(".marks.json")):
+                left.unlink(missing_ok=True)  # one left by an earlier run would be taken for ours
+        else:
+            self.target.save(other)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Vocabularies:
+        source = Tokenizer.load(Path(folder) / "tokenizer.json")
+        other = Path(folder) / "tokenizer.target.json"
+        return cls(source, Tokenizer.load(other) if other.exists() else source)

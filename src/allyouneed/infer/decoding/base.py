@@ -1,0 +1,252 @@
+"""Answers being written, token by token: what is said next, and who goes on. A search knows scores and tokens; the
+model and its States are the crew's affair (running_batch.py), so that those who ask in different ways can be read together.
+
+Those who ask may come at any time: every source has its own clock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.decoding.penalties import Penalties
+from allyouneed.infer.decoding.repetition import LEAST, cut, due
+from allyouneed.nn.states.base import stacked
+
+
+class Stops(Protocol):
+    """Whether a text is over, by the last tokens of it."""
+
+    reach: int  # how many of them it looks at
+
+    def __call__(self, tokens: Sequence[int]) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One answer. `tokens` are without begin and end mark; `finished` says whether the model set the end mark itself,
+    or said what it was told to stop at; `repeats`: it was stopped because it said the same again and again.
+
+    `score` is `log_prob` divided by the length penalty; `log_probs` has one entry a token, and one for the end mark.
+    """
+
+    tokens: list[int]
+    score: float
+    log_prob: float
+    log_probs: list[float]
+    finished: bool
+    repeats: bool = False
+
+
+@dataclass(frozen=True)
+class Way:
+    """How answers are written, whoever asks. `ends`: tokens that end an answer as `eos` does. `counted`: so many tokens
+    of the prompt count as said, where lengths matter. `ended`: an answer that reaches its limit ends there with `eos`,
+    for nothing. `rules(scores, said)` may change the scores (rows, vocab) of the next token, before anything is made of
+    them, by what each row has said (rows, time); those who follow rules begin together."""
+
+    decoding: Decoding
+    eos: int
+    forbidden: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+    counted: int = 0
+    ended: bool = False
+    rules: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    @property
+    def kind(self) -> Way:
+        """Those that differ only in what each one asks for itself can be written together."""
+        own = {"seed": 0, "stop": (), "max_length": None, "extra": 0}
+        return Way(
+            self.decoding.model_copy(update=own),
+            self.eos,
+            self.forbidden,
+            self.ends,
+            self.counted,
+            self.ended,
+            self.rules,
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Asked:
+    """One who asks: how many tokens there may be; what, with the seed, makes its samples its own; what was `given`, for
+    penalties. `hear` is told each token, where there is one row to listen to. `found`: the answers so far, best first
+    when `done`. `gone`: nobody waits for them any more."""
+
+    limit: int
+    name: tuple[int, ...]
+    given: Sequence[int] = ()
+    seed: int = 0
+    stops: Stops | None = None
+    hear: Callable[[int], None] | None = None
+    found: list[Hypothesis] = field(default_factory=list)
+    done: bool = False
+    gone: bool = False
+
+
+class Search(ABC):
+    """`group` rows for each who asks, neighbours all the way; one row each before the first `step` (`fresh`)."""
+
+    def __init__(self, way: Way, asked: Sequence[Asked], device: torch.device) -> None:
+        self.way, self.decoding, self.device = way, way.decoding, device
+        self.kind, self.ends = way.kind, {way.eos, *way.ends}
+        self.penalties = Penalties.of(way.decoding, [one.given for one in asked])
+        self.group = self.rows_each(way.decoding)
+        self.asked, self.fresh = list(asked), True
+        self.clock, self.born = 0, [0] * len(asked)  # a source has said as many tokens as its clock shows
+        rows, longest = len(asked) * self.group, max(one.limit for one in asked)
+        self.tokens = torch.empty(rows, longest, dtype=torch.long, device=device)  # what each row has said
+        self.gains = torch.empty(rows, longest, device=device)  # and the log-probability of each token
+        self.newest = torch.empty(0, dtype=torch.long, device=device)  # (rows,) what was just said
+        self._ends = torch.tensor(sorted(self.ends), device=device)
+        never = [token for token in way.forbidden if token not in self.ends]
+        self.never = torch.tensor(never, dtype=torch.long, device=device) if never else None
+        # nor, as long as an answer is too short to end
+        self.banned = self._ends if self.never is None else torch.cat([self.never, self._ends])
+        self.settle()
+
+    @staticmethod
+    @abstractmethod
+    def rows_each(decoding: Decoding) -> int: ...
+
+    @abstractmethod
+    def step(self, logits: Tensor, tight: bool = False) -> list[int] | None:
+        """Say one more token by these scores, (rows, vocab). Row i goes on with the past of row `order[i]`; None:
+        nobody moves. `tight`: the model has no place for any who need not go on."""
+
+    def join(self, other: Self) -> None:
+        """Go on together with another search of the same kind; its rows come after the own ones."""
+        self.born += [self.clock - other.clock + born for born in other.born]
+        self.asked += other.asked
+        self.tokens, self.gains = stacked(self.tokens, other.tokens), stacked(self.gains, other.gains)
+        self.newest = stacked(self.newest, other.newest)
+        if self.penalties is not None and other.penalties is not None:
+            self.penalties.join(other.penalties)
+        self.settle()
+
+    def settle(self) -> None:
+        """Limits and beginnings (sources,) of those who are here now."""
+        self.limits = torch.tensor([one.limit for one in self.asked], dtype=torch.long, device=self.device)
+        self.births = torch.tensor(self.born, dtype=torch.long, device=self.device)
+        self.together = len(set(self.born)) == 1  # all have said as many tokens
+        self.soonest = min((one.limit + born for one, born in zip(self.asked, self.born, strict=True)), default=0)
+
+    @property
+    def ages(self) -> Tensor:
+        """How many tokens have been said, by each source or, where a search follows rows, by each row."""
+        return self.clock - self.births
+
+    def at_limit(self) -> bool:
+        """Whether the token that is being said may be somebody's last."""
+        return self.clock + 1 >= self.soonest
+
+    def short(self) -> Literal["all", "some", "none"]:
+        """Whose answers are too short to end."""
+        least = self.decoding.min_length - self.way.counted
+        if least <= 0:
+            return "none"
+        counts = {self.clock - born < least for born in self.born}
+        return "some" if len(counts) > 1 else "all" if True in counts else "none"
+
+    def stay(self, places: Sequence[int]) -> list[int]:
+        """Only these sources stay; their rows, as they were."""
+        order = [place * self.group + line for place in places for line in range(self.group)]
+        self.reorder(order)
+        self.keep(places)
+        return order
+
+    def pick(self, places: Sequence[int]) -> Self:
+        """These sources once more, in a search of their own."""
+        new = copy(self)
+        new.penalties = copy(self.penalties)
+        new.stay(places)
+        return new
+
+    def leave(self, tight: bool) -> list[int] | None:
+        """Rows that need not go on may leave; those that stay, as they were, or None."""
+        return None
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Only these sources are listed."""
+        self.asked, self.born = [self.asked[n] for n in places], [self.born[n] for n in places]
+        self.settle()
+
+    def age(self, place: int) -> int:
+        return self.clock - self.born[place]
+
+    def ruled(self, logits: Tensor) -> Tensor:
+        if self.way.rules is None:
+            return logits
+        return self.way.rules(logits, self.tokens[: len(logits), : self.clock])
+
+    def unending(self, logits: Tensor, ages: Tensor) -> Tensor:
+        """(…, vocab): where an answer of these ages (…) is too short to end, it does not."""
+        least = self.decoding.min_length - self.way.counted
+        if self.short() == "none":
+            return logits
+        return torch.where((ages < least)[..., None], logits.index_fill(-1, self._ends, -torch.inf), logits)
+
+    def say(self, tokens: Tensor, gains: Tensor, ages: Tensor) -> None:
+        """All are (rows,)"""
+        last = self.tokens.shape[1] - 1  # of a row that is over and still here
+        if self.together:
+            place = min(self.clock - self.born[0], last)
+            self.tokens[:, place], self.gains[:, place] = tokens, gains
+        else:
+            places = ages.clamp(max=last)[:, None]
+            self.tokens.scatter_(1, places, tokens[:, None])
+            self.gains.scatter_(1, places, gains[:, None])
+        self.newest = tokens
+        self.clock += 1
+        if self.penalties is not None:
+            self.penalties.say(tokens.tolist())
+
+    def looked_at(self) -> list[int]:
+        """Places of those whose last tokens are looked at, whether they repeat themselves (repetition.py)."""
+        if self.decoding.loops is None or self.clock < LEAST:
+            return []
+        return [place for place in range(len(self.asked)) if due(self.age(place), self.decoding)]
+
+    def ending(self, tokens: Tensor) -> Tensor:
+        return tokens == self.way.eos if len(self.ends) == 1 else torch.isin(tokens, self._ends)
+
+    def reorder(self, order: list[int]) -> None:
+        index = torch.tensor(order, dtype=torch.long, device=self.device)
+        self.tokens, self.gains = self.tokens.index_select(0, index), self.gains.index_select(0, index)
+        if len(self.newest):
+            self.newest = self.newest.index_select(0, index)
+        if self.penalties is not None:
+            self.penalties.select(order)
+
+    def past(self, ages: Tensor, reach: int) -> list[list[int]]:
+        """The last so many tokens of each row, of which it has said as many as its age (rows,)."""
+        places = ages[:, None] - reach + torch.arange(reach, device=self.device)
+        found = self.tokens.gather(1, places.clamp(0, self.tokens.shape[1] - 1)).tolist()
+        return [row[max(0, reach - age) :] for row, age in zip(found, ages.tolist(), strict=True)]
+
+    def hypothesis(self, one: Asked, tokens: list[int], gains: list[float], log_prob: float) -> Hypothesis:
+        return hypothesis(self.way, one, tokens, gains, log_prob)
+
+
+def hypothesis(way: Way, one: Asked, tokens: list[int], gains: list[float], log_prob: float) -> Hypothesis:
+    ended = tokens[-1] in (way.eos, *way.ends)
+    stopped = ended or stops(one, tokens)
+    end = None if stopped else cut(tokens, way.decoding)
+    if end is not None and end < len(tokens):
+        tokens, gains = tokens[:end], gains[:end]
+        log_prob = sum(gains)
+    score = log_prob / way.decoding.normalise(len(tokens) + way.counted)
+    return Hypothesis(tokens[:-1] if ended else tokens, score, log_prob, gains, stopped, end is not None)
+
+
+def stops(one: Asked, tokens: Sequence[int]) -> bool:
+    """Whether what was said ends with what it was to stop at."""
+    return one.stops is not None and one.stops(tokens[-one.stops.reach :])

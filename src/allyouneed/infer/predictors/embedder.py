@@ -1,0 +1,90 @@
+"""Texts as vectors, and how alike they are."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from allyouneed.data.files.labels import Scored
+from allyouneed.errors import UserError
+from allyouneed.evaluate.answers import pearson, recall_at_1, spearman
+from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.predictors.base import Judged, Predictor, checked, in_batches, spread
+from allyouneed.nn.batch import Batch
+
+BLOCK = 1024  # texts whose scores against all others are held at a time
+
+
+class Embedder(Predictor):
+    """One vector a text. Texts that are longer than what it was trained on are read up to there, with a warning."""
+
+    def embed(self, texts: str | Sequence[str]) -> Tensor:
+        """The vector of a text (width,), or of each text of a list (texts, width)."""
+        if isinstance(texts, str):
+            return self.embed([texts])[0]
+        rows = [self.beginning(text) for text in checked(texts, "embed")]
+        if not rows:
+            return torch.zeros(0, self.model.config.head.width or self.model.config.width)
+
+        def answer(batch: list[int]) -> list[Tensor]:
+            given = self.given([rows[n] for n in batch])
+            return list(self.model.logits(Batch(given)).float().cpu().clone())
+
+        return torch.stack(in_batches(self.model, [len(row) for row, _ in rows], answer))
+
+    def similarity(self, pairs: tuple[str, str] | Sequence[tuple[str, str]]) -> Any:
+        """The cosine of two texts' vectors, or of each pair of a list: from -1 to 1, higher is more alike."""
+        one = isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(text, str) for text in pairs)
+        many: Any = [pairs] if one else pairs
+        for pair in many:
+            if isinstance(pair, str) or len(pair) != 2:
+                raise UserError("a pair is two texts: similarity([(one, other), …])")
+        vectors = self.embed([text for pair in many for text in pair])
+        found: list[float] = nn.functional.cosine_similarity(vectors[::2], vectors[1::2]).tolist()
+        return found[0] if one else found
+
+    def judge(
+        self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
+    ) -> Judged:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            first, second = (self.embed([example.texts[side] for example in examples]) for side in (0, 1))
+        if isinstance(examples[0], Scored):
+            return _scores(examples, nn.functional.cosine_similarity(first, second).tolist(), show)
+        return _matches(examples, first, second, show)
+
+
+def _scores(examples: Sequence[Scored], found: list[float], show: int) -> Judged:
+    expected = [example.score for example in examples]
+    figures = {"spearman": spearman(found, expected), "pearson": pearson(found, expected)}
+    text = f"Spearman {figures['spearman']:5.1f}\nPearson  {figures['pearson']:5.1f}  of {len(found)} pairs"
+    samples = [
+        {"texts": f"{example.first}  |  {example.second}", "score": f"{example.score:g}", "cosine": f"{cosine:.3f}"}
+        for example, cosine in spread(list(zip(examples, found, strict=True)), show)
+    ]
+    return Judged(figures, text, samples)
+
+
+def _matches(examples: Sequence[Any], first: Tensor, second: Tensor, show: int) -> Judged:
+    """For each first text, its own second text is looked for among all; and the other way round."""
+    one, other = nn.functional.normalize(first, dim=-1), nn.functional.normalize(second, dim=-1)
+    shares: list[tuple[int, float]] = []
+    best: list[int] = []
+    for here, there in ((one, other), (other, one)):
+        for begin in range(0, len(here), BLOCK):
+            scores = (here[begin : begin + BLOCK] @ there.T).numpy()
+            own = np.arange(begin, begin + len(scores))
+            shares.append((len(scores), recall_at_1(scores, own)))
+            best += scores.argmax(1).tolist() if here is one else []
+    recall = sum(count * share for count, share in shares) / sum(count for count, _ in shares)
+    text = f"recall@1 {recall:5.1f} %  of {len(examples)} pairs, both ways"
+    samples = [
+        {"text": examples[n].texts[0], "its own": examples[n].texts[1], "nearest": examples[best[n]].texts[1]}
+        for n in spread(range(len(examples)), show)
+    ]
+    return Judged({"recall@1": recall}, text, samples)

@@ -1,0 +1,96 @@
+"""What is on an image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allyouneed.config import parse
+from allyouneed.data.media.image import Pixels
+from allyouneed.errors import UserError
+from allyouneed.evaluate.answers import accuracy, macro_f1
+from allyouneed.folder import Folder
+from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.predictors.base import Judged, Predictor, in_batches, on_host, spread
+from allyouneed.nn.batch import Batch, Signal
+
+Image = Any  # a path, a PIL image, or pixels (height, width, channels) of 0 to 255
+TOP = 5
+
+
+@dataclass(frozen=True)
+class ImageClass:
+    """What an image shows, and how likely the likeliest classes are, likeliest first."""
+
+    label: str
+    scores: dict[str, float]
+
+
+class ImageClassifier(Predictor):
+    """Says which class images belong to."""
+
+    def __init__(self, folder: Folder) -> None:
+        super().__init__(folder)
+        self.embed = self.model.config.embed
+
+    @property
+    def labels(self) -> list[str]:
+        return list(self.folder.labels)
+
+    def classify_image(self, images: Image | list[Image]) -> Any:
+        """The class of an image, or of each image of a list."""
+        many = images if isinstance(images, list) else [images]
+        found = [full.label for full in self.classify_image_full(many, top=1)]
+        return found if isinstance(images, list) else found[0]
+
+    def classify_image_full(self, images: Sequence[Image], top: int = TOP) -> list[ImageClass]:
+        """The same with the probabilities of the `top` classes."""
+        if not isinstance(images, list | tuple):
+            raise UserError("classify_image_full takes a list of images; write [image] for a single one")
+        if top < 1:
+            raise UserError(f"top={top}: at least 1 class is asked for")
+        if not self.labels:
+            raise UserError(f"{self.folder.path}: this model sorts nothing: it has no classes")
+        reader = pixels_of(self.folder)
+
+        def answer(batch: list[int]) -> list[list[float]]:
+            given = Signal(read_images(reader, [images[n] for n in batch])).to(self.device)
+            given = given.each(lambda values: values.to(next(self.model.parameters()).dtype))
+            return on_host(self.model.logits(Batch(given)).float().softmax(-1))
+
+        found = []
+        for scores in in_batches(self.model, [self.embed.places] * len(images), answer):
+            best = sorted(zip(self.labels, scores, strict=True), key=lambda both: -both[1])[:top]
+            found.append(ImageClass(best[0][0], dict(best)))
+        return found
+
+    def judge(
+        self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
+    ) -> Judged:
+        """Examples of `texts` (an image file) and a `label`."""
+        found = self.classify_image([example.texts[0] for example in examples])
+        expected = [example.label for example in examples]
+        figures = {"accuracy": accuracy(found, expected), "macro-f1": macro_f1(found, expected)}
+        text = f"accuracy {figures['accuracy']:5.1f} %\nmacro-F1 {figures['macro-f1']:5.1f}  of {len(found)} images"
+        samples = [
+            {"image": str(example.texts[0]), "expected": example.label, "found": label}
+            for example, label in spread(list(zip(examples, found, strict=True)), show)
+        ]
+        return Judged(figures, text, samples)
+
+
+def pixels_of(folder: Folder) -> Pixels:
+    """How the folder's model wants its images."""
+    told = folder.task.get("image", {})
+    if "lacks" in told:
+        raise UserError(f"{folder.path}: {told['lacks']}; give it pixels: model.logits(pixels=…)")
+    return parse(Pixels, told, f"{folder.path}: task.image")
+
+
+def read_images(reader: Pixels, images: Sequence[Image]) -> Tensor:
+    """(images, channels, height, width)"""
+    return torch.stack([reader.read(image) for image in images])

@@ -1,0 +1,84 @@
+// Functions of 16 numbers.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "program.h"
+
+namespace {
+
+inline __mmask16 tail(int left) { return left >= LANES ? 0xffff : (1u << left) - 1; }  // of the numbers that are left
+
+inline __m512 exponential(__m512 x) {  // 2^n · e^r, |r| ≤ ln 2 / 2, by its series
+    x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.3f)), _mm512_set1_ps(88.3f));
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    __m512 sum = _mm512_set1_ps(1.0f / 5040);
+    for (float term : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
+        sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(term));
+    return _mm512_scalef_ps(sum, n);
+}
+
+inline __m512 sigmoid(__m512 x) {
+    __m512 one = _mm512_set1_ps(1), e = exponential(_mm512_sub_ps(_mm512_setzero_ps(), x));
+    return _mm512_div_ps(one, _mm512_add_ps(one, e));
+}
+
+inline __m512 tangent(__m512 x) {  // tanh x = 2 σ(2x) − 1
+    return _mm512_fmsub_ps(_mm512_set1_ps(2), sigmoid(_mm512_add_ps(x, x)), _mm512_set1_ps(1));
+}
+
+inline __m512 error(__m512 x) {  // erf: Abramowitz, Stegun 1964, 7.1.26
+    __mmask16 below = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    __m512 a = _mm512_abs_ps(x), one = _mm512_set1_ps(1);
+    __m512 t = _mm512_div_ps(one, _mm512_fmadd_ps(a, _mm512_set1_ps(0.3275911f), one));
+    __m512 sum = _mm512_set1_ps(1.061405429f);
+    for (float term : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f, 0.0f})
+        sum = _mm512_fmadd_ps(sum, t, _mm512_set1_ps(term));
+    __m512 found = _mm512_fnmadd_ps(sum, exponential(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(a, a))), one);
+    return _mm512_mask_sub_ps(found, below, _mm512_setzero_ps(), found);
+}
+
+inline __m512 activated(__m512 x, int which) {  // runtime/cpu/lower.py numbers them
+    switch (which) {
+        case 1: return _mm512_max_ps(x, _mm512_setzero_ps());
+        case 2: x = _mm512_max_ps(x, _mm512_setzero_ps()); return _mm512_mul_ps(x, x);
+        case 3: {
+            __m512 half = _mm512_mul_ps(x, _mm512_set1_ps(0.5f));
+            return _mm512_fmadd_ps(half, error(_mm512_mul_ps(x, _mm512_set1_ps(0.70710678f))), half);
+        }
+        case 4: {
+            __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x), half = _mm512_mul_ps(x, _mm512_set1_ps(0.5f));
+            __m512 inner = _mm512_fmadd_ps(cube, _mm512_set1_ps(0.044715f), x);
+            return _mm512_fmadd_ps(half, tangent(_mm512_mul_ps(inner, _mm512_set1_ps(0.79788456f))), half);
+        }
+        case 5: return _mm512_mul_ps(x, sigmoid(_mm512_mul_ps(x, _mm512_set1_ps(1.702f))));
+        case 6: return _mm512_mul_ps(x, sigmoid(x));
+        case 7: return sigmoid(x);
+        case 8: return tangent(x);
+        default: return x;
+    }
+}
+
+// The sums of four vectors, all in the same order.
+inline __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
+    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    __m512d first = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    __m512d second = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    __m512 all = _mm512_add_ps(_mm512_castpd_ps(first), _mm512_castpd_ps(second));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+inline __m512 wide(const float* x, __mmask16 there) { return _mm512_maskz_loadu_ps(there, x); }
+
+inline __m512 wide(const uint16_t* x, __mmask16 there) {  // bfloat16 is the first half of float32
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, x)), 16));
+}
+
+}  // namespace

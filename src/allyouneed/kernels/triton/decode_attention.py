@@ -1,0 +1,245 @@
+"""Attention of one new token a row over keys and values that stay where they lie (Kwon et al. 2023, "PagedAttention",
+arXiv:2309.06180, 4.3; split over the keys as in Dao et al. 2023, "Flash-Decoding").
+
+Storage is (blocks, heads, slots, width). A row's token at place p lies in the block that its table names:
+
+    every = 0    table (rows, 1): all of a row in one block, at slot p
+    every = 1    table (rows, places): each token in a block of its own, at slot p (beams, which share their pasts)
+    every = n    table (rows, places / n): n tokens a block, at slot p % n (a pool)
+
+One program for each row, key-value head and share of the keys. The first share takes in the new token: it turns its
+key, stores key and value, and begins the sum with them, so nobody reads what is being written. Where queries share
+keys, the first of these are fetched while the kernel before may still be making queries: only earlier steps have
+written what is read so. `runtime/cuda/static_cache.py` has the plain definition.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from allyouneed.kernels import overlaps
+
+
+@triton.jit
+def _summed(at, part, mask, PARTS: tl.constexpr):
+    """What a product came to, whose inputs were cut into parts (small_batch_linear.py)."""
+    found = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    for number in tl.static_range(1, PARTS):
+        found += tl.load(at + number * part, mask=mask, other=0.0)
+    return found
+
+
+@triton.jit
+def _turned(a, b, cos, sin):
+    return a * cos - b * sin, b * cos + a * sin
+
+
+@triton.jit
+def _where(table, row, table_row, at, inside, kv, slots, EVERY: tl.constexpr, KV: tl.constexpr):
+    """Which slot of the storage holds a row's token at this place."""
+    if EVERY == 0:
+        block, place = tl.load(table + row) + at * 0, at
+    elif EVERY == 1:
+        block, place = tl.load(table + row * table_row + at, mask=inside, other=0), at
+    else:
+        block, place = tl.load(table + row * table_row + at // EVERY, mask=inside, other=0), at % EVERY
+    return (block.to(tl.int64) * KV + kv) * slots + place
+
+
+@triton.jit
+def _tile(
+    keys, values, table, row, table_row, start, end, kv, slots, f, half,
+    EVERY: tl.constexpr, KV: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of a row from `start` on, their halves apart, and which of them are there."""
+    at = start + tl.arange(0, TILE)
+    inside = at < end
+    spot = _where(table, row, table_row, at, inside, kv, slots, EVERY, KV)[:, None] * WIDTH + f[None, :]
+    real = inside[:, None] & (f < half)[None, :]
+    ka, kb = tl.load(keys + spot, mask=real, other=0.0), tl.load(keys + spot + half, mask=real, other=0.0)
+    wa, wb = tl.load(values + spot, mask=real, other=0.0), tl.load(values + spot + half, mask=real, other=0.0)
+    return ka, kb, wa, wb, inside
+
+
+@triton.jit
+def _more(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES: tl.constexpr):
+    """Sums over the keys seen so far, and those over these as well."""
+    if QUERIES == 1:
+        product = qa.to(tl.float32) * ka.to(tl.float32) + qb.to(tl.float32) * kb.to(tl.float32)
+        scores = tl.sum(product, 1)[None, :] * scale
+    else:
+        scores = tl.dot(qa, tl.trans(ka), input_precision="ieee")
+        scores = tl.dot(qb, tl.trans(kb), scores, input_precision="ieee") * scale
+    scores = tl.where(inside[None, :], scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    safe = tl.where(higher > float("-inf"), higher, 0.0)
+    weights = tl.exp(scores - safe[:, None])
+    fade = tl.exp(top - safe)
+    sum = sum * fade + tl.sum(weights, 1)
+    va, vb = va * fade[:, None], vb * fade[:, None]
+    if QUERIES == 1:
+        wide = tl.trans(weights)
+        va += tl.sum(wide * wa.to(tl.float32), 0)[None, :]
+        vb += tl.sum(wide * wb.to(tl.float32), 0)[None, :]
+    else:
+        va = tl.dot(weights.to(wa.dtype), wa, va, input_precision="ieee")
+        vb = tl.dot(weights.to(wb.dtype), wb, vb, input_precision="ieee")
+    return higher, sum, va, vb
+
+
+@triton.jit
+def _look(
+    q, k, v, keys, values, table, seen, turns, out, tops, sums, parts, arrived,
+    q_row, k_row, v_row, q_part, table_row, slots, scale,
+    KV: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, QUERIES: tl.constexpr,
+    EVERY: tl.constexpr, NEW: tl.constexpr, TURNS: tl.constexpr, SHARES: tl.constexpr, TILE: tl.constexpr,
+    PARTS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    row, kv, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if OVERLAP:
+        gdc_launch_dependents()
+        if QUERIES == 1:
+            gdc_wait()
+    # what was stored in earlier steps is there, whatever the kernel before this one is still doing
+    count = tl.load(seen + row).to(tl.int32)
+    each = tl.cdiv(tl.cdiv(count, SHARES), TILE) * TILE
+    begin = share * each
+    end = tl.minimum(count, begin + each)
+    kind = keys.dtype.element_ty
+    half: tl.constexpr = WIDTH // 2
+    f = tl.arange(0, HALF)  # features, the first and the second half of them apart: these are turned together
+    known = f < half
+    ka, kb, wa, wb, inside = _tile(
+        keys, values, table, row, table_row, begin, end, kv, slots, f, half, EVERY, KV, WIDTH, TILE
+    )
+    if OVERLAP:  # noqa: SIM102
+        if QUERIES > 1:
+            gdc_wait()
+    g = tl.arange(0, QUERIES)
+    heads = kv * GROUP + g
+    mine = (g < GROUP)[:, None] & known[None, :]
+    here = q + row.to(tl.int64) * q_row + heads[:, None] * WIDTH + f[None, :]
+    qa, qb = _summed(here, q_part, mine, PARTS), _summed(here + half, q_part, mine, PARTS)
+    cos, sin = f * 0.0, f * 0.0
+    if TURNS:
+        cos = tl.load(turns + row * WIDTH + f, mask=known, other=0.0)
+        sin = tl.load(turns + row * WIDTH + half + f, mask=known, other=0.0)
+        qa, qb = _turned(qa, qb, cos[None, :], sin[None, :])
+    qa, qb = qa.to(kind), qb.to(kind)
+    top = tl.full((QUERIES,), float("-inf"), dtype=tl.float32)
+    sum = tl.zeros((QUERIES,), dtype=tl.float32)
+    va, vb = tl.zeros((QUERIES, HALF), dtype=tl.float32), tl.zeros((QUERIES, HALF), dtype=tl.float32)
+    if NEW:  # noqa: SIM102  # the one is known when this is compiled, the other is not
+        if share == 0:
+            new = k + row.to(tl.int64) * k_row + kv * WIDTH + f
+            new_a, new_b = _summed(new, q_part, known, PARTS), _summed(new + half, q_part, known, PARTS)
+            if TURNS:
+                new_a, new_b = _turned(new_a, new_b, cos, sin)
+            new_a, new_b = new_a.to(kind), new_b.to(kind)
+            new = v + row.to(tl.int64) * v_row + kv * WIDTH + f
+            own_a = _summed(new, q_part, known, PARTS).to(kind)
+            own_b = _summed(new + half, q_part, known, PARTS).to(kind)
+            target = _where(table, row, table_row, count, True, kv, slots, EVERY, KV) * WIDTH + f
+            tl.store(keys + target, new_a, mask=known)
+            tl.store(keys + target + half, new_b, mask=known)
+            tl.store(values + target, own_a, mask=known)
+            tl.store(values + target + half, own_b, mask=known)
+            product = qa.to(tl.float32) * new_a.to(tl.float32)[None, :]
+            product += qb.to(tl.float32) * new_b.to(tl.float32)[None, :]
+            top = tl.sum(product, 1) * scale
+            sum += 1.0
+            va += own_a.to(tl.float32)[None, :]
+            vb += own_b.to(tl.float32)[None, :]
+    top, sum, va, vb = _more(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES)
+    for start in range(begin + TILE, end, TILE):
+        ka, kb, wa, wb, inside = _tile(
+            keys, values, table, row, table_row, start, end, kv, slots, f, half, EVERY, KV, WIDTH, TILE
+        )
+        top, sum, va, vb = _more(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES)
+    last = True
+    if SHARES > 1:  # who comes last puts all shares together; each counts by how much of the whole its keys are
+        mark = (row.to(tl.int64) * KV * GROUP + heads) * SHARES
+        tl.store(tops + mark + share, top, mask=g < GROUP)
+        tl.store(sums + mark + share, sum, mask=g < GROUP)
+        tl.store(parts + (mark + share)[:, None] * WIDTH + f[None, :], va, mask=mine)
+        tl.store(parts + (mark + share)[:, None] * WIDTH + half + f[None, :], vb, mask=mine)
+        tl.debug_barrier()
+        last = tl.atomic_add(arrived + row * KV + kv, 1, sem="acq_rel") == SHARES - 1
+        if last:
+            tl.store(arrived + row * KV + kv, 0)  # ready for the next time
+            top = tl.full((QUERIES,), float("-inf"), dtype=tl.float32)
+            sum = tl.zeros((QUERIES,), dtype=tl.float32)
+            va, vb = tl.zeros((QUERIES, HALF), dtype=tl.float32), tl.zeros((QUERIES, HALF), dtype=tl.float32)
+            for other in range(SHARES):
+                theirs = tl.load(tops + mark + other, mask=g < GROUP, other=float("-inf"), cache_modifier=".cg")
+                higher = tl.maximum(top, theirs)
+                safe = tl.where(higher > float("-inf"), higher, 0.0)
+                fade, weight = tl.exp(top - safe), tl.exp(theirs - safe)
+                sum = sum * fade + weight * tl.load(
+                    sums + mark + other, mask=g < GROUP, other=0.0, cache_modifier=".cg"
+                )
+                there = parts + (mark + other)[:, None] * WIDTH + f[None, :]
+                va = va * fade[:, None] + weight[:, None] * tl.load(there, mask=mine, other=0.0, cache_modifier=".cg")
+                there += half
+                vb = vb * fade[:, None] + weight[:, None] * tl.load(there, mask=mine, other=0.0, cache_modifier=".cg")
+                top = higher
+    if last:
+        whole = tl.where(sum > 0, sum, 1.0)[:, None]  # a row that sees nothing gets zeros
+        target = out + (row.to(tl.int64) * KV * GROUP + heads[:, None]) * WIDTH + f[None, :]
+        tl.store(target, (va / whole).to(out.dtype.element_ty), mask=mine)
+        tl.store(target + half, (vb / whole).to(out.dtype.element_ty), mask=mine)
+
+
+class Cut(NamedTuple):
+    """Into how many shares a row's keys are cut, how many keys are a tile, and how many warps work on it."""
+
+    shares: int
+    tile: int
+    warps: int
+
+
+def cut_of(rows: int, kv_heads: int, group: int, most: int) -> Cut:
+    """Shares enough to keep the GPU busy, where a row has at most so many keys."""
+    count = max(1, min(triton.cdiv(most, 128), triton.cdiv(132, rows * kv_heads)))
+    return Cut(count, 64, 4) if group > 1 else Cut(count, 32, 1)
+
+
+def look(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, seen: Tensor, scale: float, every: int,
+    new: tuple[Tensor, Tensor] | None = None, turns: Tensor | None = None, arrived: Tensor | None = None,
+    cut: Cut | None = None,
+) -> Tensor:  # fmt: skip
+    """q (rows, heads, width); keys and values as said above; `seen` (rows,): how many are stored. `new`: key and value
+    (rows, kv heads, width) of one more, which are stored behind them. All three may come in parts (parts, rows, heads,
+    width) that are still to be added up. `turns` (rows, width): cosines beside sines by which queries and new keys are
+    turned, halves together. `arrived`: a zero for each row and head to count with, which is zero again afterwards."""
+    rows, heads, width = q.shape[-3:]
+    _, kv_heads, slots, _ = keys.shape
+    k, v = new or (q, q)
+    assert width % 2 == 0 and all(x.stride()[-2:] == (width, 1) for x in (q, k, v))
+    parts = q.shape[0] if q.dim() == 4 else 1
+    assert parts == 1 or q.stride(0) == k.stride(0) == v.stride(0)
+    group, most = heads // kv_heads, slots if every <= 1 else table.shape[1] * every
+    cut, overlap = cut or cut_of(rows, kv_heads, group, most), overlaps(q.device)
+    out = torch.empty(rows, heads, width, dtype=keys.dtype, device=q.device)
+    tops = sums = pieces = out
+    if cut.shares > 1:
+        tops, sums = torch.empty(2, rows, heads, cut.shares, device=q.device)
+        pieces = torch.empty(rows, heads, cut.shares, width, device=q.device)
+        if arrived is None:
+            arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=q.device)
+    _look[(rows, kv_heads, cut.shares)](
+        q, k, v, keys, values, table, seen, seen if turns is None else turns, out, tops, sums, pieces,
+        seen if arrived is None else arrived, q.stride(-3), k.stride(-3), v.stride(-3), q.stride(0), table.stride(0),
+        slots, scale, KV=kv_heads, GROUP=group, WIDTH=width, HALF=max(16, triton.next_power_of_2(width // 2)),
+        QUERIES=1 if group == 1 else max(16, triton.next_power_of_2(group)), EVERY=every, NEW=new is not None,
+        TURNS=turns is not None, SHARES=cut.shares, TILE=cut.tile, PARTS=parts, OVERLAP=overlap, num_warps=cut.warps,
+        num_stages=3 if group == 1 else 2, launch_pdl=overlap,
+    )  # fmt: skip
+    return out

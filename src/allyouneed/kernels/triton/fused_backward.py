@@ -1,0 +1,172 @@
+"""A gradient and its sums over tokens in one reading (nn/ops/fused_backward.py): of an activation, of parts laid side by side, and of
+a layer norm and what passes it by.
+
+Sums are those of so many neighbouring tokens, in fp32 and always in the same order; what is left to add up is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Cut(NamedTuple):
+    """Tokens and features that are looked at together (0: all features of a token), and by how many warps."""
+
+    tokens: int
+    features: int
+    warps: int
+
+
+SLOPED, JOINED, UNNORMED = Cut(4, 512, 4), Cut(4, 512, 4), Cut(2, 0, 4)  # bench/train_gpu.py kernels
+
+
+@triton.jit
+def _slope(x, KIND: tl.constexpr):
+    if KIND == "relu":
+        return tl.where(x > 0, 1.0, 0.0)
+    elif KIND == "relu-squared":
+        return 2 * tl.maximum(x, 0.0)
+    elif KIND == "gelu":
+        return 0.5 * (1 + tl.erf(x * 0.7071067811865476)) + x * 0.3989422804014327 * tl.exp2(
+            x * x * -0.7213475204444817
+        )
+    elif KIND == "silu":
+        s = tl.sigmoid(x)
+        return s * (1 + x * (1 - s))
+    else:  # gelu-tanh: σ(2u) = (1 + tanh u) / 2 with u = √(2/π)·(x + 0.044715·x³), whose exponential is of 2
+        s = 1 / (1 + tl.exp2(x * (-2.302208198144325 - 0.1029432395800235 * x * x)))
+        return s * (1 + x * (1 - s) * (1.5957691216057308 + 0.21406444881780076 * x * x))
+
+
+@triton.jit
+def _sloped(
+    gradient, x, found, sums, tokens, width,
+    KIND: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    first = tl.program_id(1) * ROWS
+    total = tl.zeros((STEP, COLUMNS), tl.float32)
+    for start in range(0, ROWS, STEP):
+        token = first + start + tl.arange(0, STEP)[:, None]
+        at, inside = token.to(tl.int64) * width + column, (token < tokens) & (column < width)
+        values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * _slope(values, KIND)
+        tl.store(found + at, slope.to(found.dtype.element_ty), mask=inside)
+        total += slope
+    total = tl.sum(total, 0)[None, :]
+    tl.store(sums + tl.program_id(1) * width + column, total, mask=column < width)
+
+
+def sloped(gradient: Tensor, x: Tensor, kind: str, rows: int) -> tuple[Tensor, Tensor]:
+    """The gradient by x (…, width), and its sums over `rows` tokens each."""
+    assert gradient.is_contiguous() and x.is_contiguous() and gradient.shape == x.shape
+    width, tokens = x.shape[-1], x.numel() // x.shape[-1]
+    found, parts = torch.empty_like(x), triton.cdiv(tokens, rows)
+    sums = torch.empty(parts, width, dtype=torch.float32, device=x.device)
+    if parts:
+        _sloped[(triton.cdiv(width, SLOPED.features), parts)](
+            gradient, x, found, sums, tokens, width, KIND=kind, ROWS=rows, STEP=SLOPED.tokens,
+            COLUMNS=SLOPED.features, num_warps=SLOPED.warps,
+        )  # fmt: skip
+    return found, sums
+
+
+@triton.jit
+def _joined(
+    part, found, sums, tokens, time, size, place, width, by_batch, by_head, by_time,
+    HEAD: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """`size` features of one part, which stand from `place` on in the whole."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    first = tl.program_id(1) * ROWS
+    there = column // HEAD * by_head + column % HEAD
+    total = tl.zeros((STEP, COLUMNS), tl.float32)
+    for start in range(0, ROWS, STEP):
+        token = first + start + tl.arange(0, STEP)[:, None]
+        inside = (token < tokens) & (column < size)
+        here = (token // time).to(tl.int64) * by_batch + token % time * by_time
+        values = tl.load(part + here + there, mask=inside, other=0.0)
+        tl.store(found + token.to(tl.int64) * width + place + column, values, mask=inside)
+        total += values.to(tl.float32)
+    total = tl.sum(total, 0)[None, :]
+    tl.store(sums + tl.program_id(1) * width + place + column, total, mask=column < size)
+
+
+def joined(parts: Sequence[Tensor], rows: int) -> tuple[Tensor, Tensor]:
+    """Parts (batch, heads, time, head_width) side by side, and the sums over `rows` tokens each."""
+    batch, _, time, head = parts[0].shape
+    tokens, width = batch * time, sum(part.shape[1] * part.shape[3] for part in parts)
+    found = parts[0].new_empty(batch, time, width)
+    sums = torch.empty(triton.cdiv(tokens, rows), width, dtype=torch.float32, device=found.device)
+    place = 0
+    for part in parts:
+        part = part if part.stride(3) == 1 else part.contiguous()
+        size = part.shape[1] * head
+        if len(sums) and size:
+            by_batch, by_head, by_time, _ = part.stride()
+            _joined[(triton.cdiv(size, JOINED.features), len(sums))](
+                part, found, sums, tokens, time, size, place, width, by_batch, by_head, by_time,
+                HEAD=head, ROWS=rows, STEP=JOINED.tokens, COLUMNS=JOINED.features, num_warps=JOINED.warps,
+            )  # fmt: skip
+        place += size
+    return found, sums
+
+
+@triton.jit
+def _unnormed(
+    gradient, passing, x, weight, mean, scale, found, sums, tokens, width, parts,
+    ROWS: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, WIDE)[None, :]
+    first = tl.program_id(0) * ROWS
+    weights = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
+    by_weight = tl.zeros((WIDE,), tl.float32)
+    by_bias = tl.zeros((WIDE,), tl.float32)
+    passed = tl.zeros((WIDE,), tl.float32)
+    for start in range(0, ROWS, STEP):
+        token = first + start + tl.arange(0, STEP)[:, None]
+        at, inside = token.to(tl.int64) * width + column, (token < tokens) & (column < width)
+        slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+        line = first + start + tl.arange(0, STEP)
+        centre = tl.load(mean + line, mask=line < tokens, other=0.0)[:, None]
+        by = tl.load(scale + line, mask=line < tokens, other=0.0)[:, None]
+        normal = tl.where(inside, (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - centre) * by, 0.0)
+        more = tl.load(passing + at, mask=inside, other=0.0).to(tl.float32)
+        by_weight += tl.sum(slope * normal, 0)
+        by_bias += tl.sum(slope, 0)
+        passed += tl.sum(more, 0)
+        slope *= weights
+        even = tl.sum(slope, 1)[:, None] / width
+        along = tl.sum(slope * normal, 1)[:, None] / width
+        more += by * (slope - even - normal * along)
+        tl.store(found + at, more.to(found.dtype.element_ty), mask=inside)
+    column = tl.arange(0, WIDE)
+    there = sums + tl.program_id(0) * width + column
+    tl.store(there, by_weight, mask=column < width)
+    tl.store(there + parts * width, by_bias, mask=column < width)
+    tl.store(there + 2 * parts * width, passed, mask=column < width)
+
+
+def unnormed(
+    gradient: Tensor, passing: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, rows: int
+) -> tuple[Tensor, Tensor]:
+    """The gradient by x (…, width) of its norm and of itself, and sums over `rows` tokens each: of those by weight and
+    bias, and of what passed by."""
+    assert gradient.is_contiguous() and passing.is_contiguous() and x.is_contiguous() and weight.is_contiguous()
+    assert mean.is_contiguous() and scale.is_contiguous() and gradient.shape == passing.shape == x.shape
+    width, tokens = x.shape[-1], x.numel() // x.shape[-1]
+    found, parts, wide = torch.empty_like(x), triton.cdiv(tokens, rows), triton.next_power_of_2(width)
+    sums = torch.empty(3, parts, width, dtype=torch.float32, device=x.device)
+    if parts:
+        step = max(1, min(UNNORMED.tokens, 1024 * UNNORMED.tokens // wide))
+        _unnormed[(parts,)](
+            gradient, passing, x, weight, mean, scale, found, sums, tokens, width, parts,
+            ROWS=rows, STEP=step, WIDE=wide, num_warps=min(16, max(UNNORMED.warps, wide // 512)),
+        )  # fmt: skip
+    return found, sums

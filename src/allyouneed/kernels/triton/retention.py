@@ -1,0 +1,383 @@
+"""Retention on GPUs, forward and backward; `nn/ops/retention.py` says what is computed and is its judge.
+
+A line (one head of one row) is cut into chunks, and chunks side by side make a segment. `_walk` runs through each
+segment and notes S before every chunk as if the segment were the beginning; `_join` runs over the few segments; with
+both, all chunks are computed at once. Backward the same walk goes from the end to the beginning, with queries and the
+output's gradients in place of keys and values:
+
+    dS_{c−1} = e^{end_c} dS_c + Σ_t e^{since_t} q_tᵀ do_t
+
+Only inputs are kept for backward: S is walked again. Sums are single precision, products those of the inputs'.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Sums = tuple[Tensor, Tensor]
+SIDE = 64  # tokens of a chunk; keys and values of a tile of S
+PROGRAMS = 512  # a walk is cut into as many as keep all processors busy
+FEWEST = 4  # chunks of a segment
+WARPS = 4  # of a program
+
+
+@triton.jit
+def _decay(log, chunk, time, STEADY: tl.constexpr, CHUNK: tl.constexpr):
+    """Logarithms of what is left at each token of what was before the chunk, and at its end."""
+    at = tl.arange(0, CHUNK)
+    left = time - chunk * CHUNK
+    if STEADY:
+        step = tl.load(log)
+        since = step * tl.minimum(at + 1, left).to(tl.float32)
+        end = step * tl.minimum(left, CHUNK).to(tl.float32)
+    else:
+        steps = tl.load(log + chunk * CHUNK + at, mask=at < left, other=0.0)
+        since, end = tl.cumsum(steps, 0), tl.sum(steps, 0)
+    return since, end
+
+
+@triton.jit
+def _rows(x, start, time, stride, first, WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr):
+    """A tile of tokens and features: (CHUNK, TILE)."""
+    at, feature = start + tl.arange(0, CHUNK), first + tl.arange(0, TILE)
+    inside = (at < time)[:, None] & (feature < WIDTH)[None, :]
+    return tl.load(x + at[:, None].to(tl.int64) * stride + feature[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _put(x, value, start, time, stride, first, WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr):
+    at, feature = start + tl.arange(0, CHUNK), first + tl.arange(0, TILE)
+    inside = (at < time)[:, None] & (feature < WIDTH)[None, :]
+    tl.store(x + at[:, None].to(tl.int64) * stride + feature[None, :], value.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _state(near, far, fade, i, j, K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A tile of S before (or of its gradient behind) a chunk: from its segment, and from the others."""
+    key, value = i + tl.arange(0, ROWS), j + tl.arange(0, COLUMNS)
+    inside = (key < K)[:, None] & (value < V)[None, :]
+    at = key[:, None] * V + value[None, :]
+    own = tl.load(near + at, mask=inside, other=0.0).to(tl.float32)
+    return own + fade * tl.load(far + at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _faded(since, CHUNK: tl.constexpr):
+    """(CHUNK, CHUNK): what is left at a token of each one before it; the future is hidden before exp overflows."""
+    at = tl.arange(0, CHUNK)
+    past = at[:, None] >= at[None, :]
+    return tl.where(past, tl.exp(tl.where(past, since[:, None] - since[None, :], 0.0)), 0.0)
+
+
+@triton.jit
+def _walk(
+    x, y, log, near, rows, fades, totals, wholes,
+    x_row, x_head, x_time, y_row, y_head, y_time, log_row, log_head, heads, time, chunks, share, segments,
+    K: tl.constexpr, V: tl.constexpr, EACH: tl.constexpr, STEADY: tl.constexpr, BACK: tl.constexpr,
+    CHUNK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """EACH: as many sums a line, K V or, with z, K V + K."""
+    wide: tl.constexpr = (V + VALUES - 1) // VALUES
+    tiles: tl.constexpr = (K + KEYS - 1) // KEYS * wide
+    tile, line = tl.program_id(0) % tiles, (tl.program_id(0) // tiles // segments).to(tl.int64)
+    segment = tl.program_id(0) // tiles % segments
+    i, j = tile // wide * KEYS, tile % wide * VALUES
+    row, head = line // heads, line % heads
+    x += row * x_row + head * x_head
+    y += row * y_row + head * y_head
+    log += row * log_row + head * log_head
+    key, value = i + tl.arange(0, KEYS), j + tl.arange(0, VALUES)
+    inside = (key < K)[:, None] & (value < V)[None, :]
+    s, z, fade = tl.zeros((KEYS, VALUES), tl.float32), tl.zeros((KEYS,), tl.float32), 0.0
+    count = tl.minimum(share, chunks - segment * share)
+    for step in range(count):
+        chunk = segment * share + (count - 1 - step if BACK else step)
+        here = line * chunks + chunk
+        tl.store(near + here * (K * V) + key[:, None] * V + value[None, :], s.to(near.dtype.element_ty), mask=inside)
+        since, end = _decay(log, chunk, time, STEADY, CHUNK)
+        a = _rows(x, chunk * CHUNK, time, x_time, i, K, CHUNK, KEYS)
+        b = _rows(y, chunk * CHUNK, time, y_time, j, V, CHUNK, VALUES)
+        left = tl.exp(since) if BACK else tl.exp(end - since)
+        a = (a * left[:, None]).to(a.dtype)
+        if j == 0:
+            tl.store(fades + here, tl.exp(fade), mask=i == 0)
+            if EACH > K * V:
+                tl.store(rows + here * K + key, z, mask=key < K)
+                z = z * tl.exp(end) + tl.sum(a.to(tl.float32), 0)
+        s = tl.dot(tl.trans(a), b, s * tl.exp(end), input_precision=PRECISION)
+        fade += end
+    there = line * segments + segment
+    tl.store(totals + there * EACH + key[:, None] * V + value[None, :], s, mask=inside)
+    if j == 0:
+        tl.store(wholes + there, tl.exp(fade), mask=i == 0)
+        if EACH > K * V:
+            tl.store(totals + there * EACH + K * V + key, z, mask=key < K)
+
+
+@triton.jit
+def _join(totals, wholes, ends, segments, EACH: tl.constexpr, BACK: tl.constexpr, MANY: tl.constexpr):
+    """In place, from what each segment adds to what was before it; `ends` holds what was before all, then after."""
+    parts: tl.constexpr = (EACH + MANY - 1) // MANY
+    line = (tl.program_id(0) // parts).to(tl.int64)
+    at = tl.program_id(0) % parts * MANY + tl.arange(0, MANY)
+    sums = tl.load(ends + line * EACH + at, mask=at < EACH, other=0.0)
+    for step in range(segments):
+        here = line * segments + (segments - 1 - step if BACK else step)
+        more = tl.load(totals + here * EACH + at, mask=at < EACH, other=0.0)
+        tl.store(totals + here * EACH + at, sums, mask=at < EACH)
+        sums = sums * tl.load(wholes + here) + more
+    tl.store(ends + line * EACH + at, sums, mask=at < EACH)
+
+
+@triton.jit
+def _outputs(
+    q, k, v, log, near, rows, fades, far, o, r,
+    q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, o_row, o_head, o_time, log_row, log_head,
+    heads, time, chunks, share, segments,
+    K: tl.constexpr, V: tl.constexpr, EACH: tl.constexpr, STEADY: tl.constexpr,
+    CHUNK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tiles: tl.constexpr = (V + VALUES - 1) // VALUES
+    j, place = tl.program_id(0) % tiles * VALUES, (tl.program_id(0) // tiles).to(tl.int64)
+    line, chunk = place // chunks, (place % chunks).to(tl.int32)
+    row, head, start = line // heads, line % heads, chunk * CHUNK
+    q += row * q_row + head * q_head
+    k += row * k_row + head * k_head
+    v += row * v_row + head * v_head
+    o += row * o_row + head * o_head
+    near += place * (K * V)
+    far += (line * segments + chunk // share) * EACH
+    fade = tl.load(fades + place)
+    scores, out = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK, VALUES), tl.float32)
+    total = tl.zeros((CHUNK,), tl.float32)
+    for i in range(0, K, KEYS):
+        a = _rows(q, start, time, q_time, i, K, CHUNK, KEYS)
+        b = _rows(k, start, time, k_time, i, K, CHUNK, KEYS)
+        s = _state(near, far, fade, i, j, K, V, KEYS, VALUES)
+        scores = tl.dot(a, tl.trans(b), scores, input_precision=PRECISION)
+        out = tl.dot(a, s.to(a.dtype), out, input_precision=PRECISION)
+        if j == 0:
+            key = i + tl.arange(0, KEYS)
+            z = tl.load(rows + place * K + key, mask=key < K, other=0.0)
+            z += fade * tl.load(far + K * V + key, mask=key < K, other=0.0)
+            total += tl.sum(a.to(tl.float32) * z[None, :], 1)
+    since, _ = _decay(log + row * log_row + head * log_head, chunk, time, STEADY, CHUNK)
+    left = tl.exp(since)
+    scores *= _faded(since, CHUNK)
+    c = _rows(v, start, time, v_time, j, V, CHUNK, VALUES)
+    out = tl.dot(scores.to(c.dtype), c, out * left[:, None], input_precision=PRECISION)
+    _put(o, out, start, time, o_time, j, V, CHUNK, VALUES)
+    if j == 0:
+        at = start + tl.arange(0, CHUNK)
+        tl.store(r + line * time + at, tl.sum(scores, 1) + left * total, mask=at < time)
+
+
+@triton.jit
+def _slopes_qk(
+    q, k, v, log, near, fades, far, d_near, d_fades, d_far, do, dq, dk, d_log,
+    q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, o_row, o_head, o_time, log_row, log_head,
+    dq_row, dq_head, dq_time, dk_row, dk_head, dk_time, lines, heads, time, chunks, share, segments,
+    K: tl.constexpr, V: tl.constexpr, STEADY: tl.constexpr,
+    CHUNK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients of q, k and, unless it is steady, log: the sum of logarithms up to t gets q_t·dq_t − k_t·dk_t, the sum
+    of all of the chunk what S after it holds."""
+    tiles: tl.constexpr = (K + KEYS - 1) // KEYS
+    tile, place = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+    i, line, chunk = tile * KEYS, place // chunks, (place % chunks).to(tl.int32)
+    row, head, start = line // heads, line % heads, chunk * CHUNK
+    v += row * v_row + head * v_head
+    do += row * o_row + head * o_head
+    there = (line * segments + chunk // share) * (K * V)
+    fade, d_fade = tl.load(fades + place), tl.load(d_fades + place)
+    since, end = _decay(log + row * log_row + head * log_head, chunk, time, STEADY, CHUNK)
+    scores = tl.zeros((CHUNK, CHUNK), tl.float32)
+    for_q, for_k = tl.zeros((CHUNK, KEYS), tl.float32), tl.zeros((CHUNK, KEYS), tl.float32)
+    carried = 0.0
+    for j in range(0, V, VALUES):
+        g = _rows(do, start, time, o_time, j, V, CHUNK, VALUES)
+        c = _rows(v, start, time, v_time, j, V, CHUNK, VALUES)
+        s = _state(near + place * (K * V), far + there, fade, i, j, K, V, KEYS, VALUES)
+        d_s = _state(d_near + place * (K * V), d_far + there, d_fade, i, j, K, V, KEYS, VALUES)
+        if not STEADY:
+            carried += tl.sum(s * d_s)
+        scores = tl.dot(g, tl.trans(c), scores, input_precision=PRECISION)
+        for_q = tl.dot(g, tl.trans(s.to(g.dtype)), for_q, input_precision=PRECISION)
+        for_k = tl.dot(c, tl.trans(d_s.to(c.dtype)), for_k, input_precision=PRECISION)
+    a = _rows(q + row * q_row + head * q_head, start, time, q_time, i, K, CHUNK, KEYS)
+    b = _rows(k + row * k_row + head * k_head, start, time, k_time, i, K, CHUNK, KEYS)
+    for_q *= tl.exp(since)[:, None]
+    for_k *= tl.exp(end - since)[:, None]
+    if not STEADY:
+        carried = carried * tl.exp(end) + tl.sum(b.to(tl.float32) * for_k)
+    faded = (scores * _faded(since, CHUNK)).to(a.dtype)
+    for_q = tl.dot(faded, b, for_q, input_precision=PRECISION)
+    for_k = tl.dot(tl.trans(faded), a, for_k, input_precision=PRECISION)
+    _put(dq + row * dq_row + head * dq_head, for_q, start, time, dq_time, i, K, CHUNK, KEYS)
+    _put(dk + row * dk_row + head * dk_head, for_k, start, time, dk_time, i, K, CHUNK, KEYS)
+    if not STEADY:
+        each = tl.sum(a.to(tl.float32) * for_q - b.to(tl.float32) * for_k, 1)
+        later = tl.sum(each, 0) - tl.cumsum(each, 0) + each
+        at = start + tl.arange(0, CHUNK)
+        tl.store(d_log + (tile * lines + line) * time + at, later + carried, mask=at < time)
+
+
+@triton.jit
+def _slopes_v(
+    q, k, log, d_near, d_fades, d_far, do, dv,
+    q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, o_row, o_head, o_time, log_row, log_head,
+    heads, time, chunks, share, segments,
+    K: tl.constexpr, V: tl.constexpr, STEADY: tl.constexpr,
+    CHUNK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tiles: tl.constexpr = (V + VALUES - 1) // VALUES
+    j, place = tl.program_id(0) % tiles * VALUES, (tl.program_id(0) // tiles).to(tl.int64)
+    line, chunk = place // chunks, (place % chunks).to(tl.int32)
+    row, head, start = line // heads, line % heads, chunk * CHUNK
+    q += row * q_row + head * q_head
+    k += row * k_row + head * k_head
+    there = (line * segments + chunk // share) * (K * V)
+    d_fade = tl.load(d_fades + place)
+    since, end = _decay(log + row * log_row + head * log_head, chunk, time, STEADY, CHUNK)
+    scores, for_v = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK, VALUES), tl.float32)
+    for i in range(0, K, KEYS):
+        a = _rows(q, start, time, q_time, i, K, CHUNK, KEYS)
+        b = _rows(k, start, time, k_time, i, K, CHUNK, KEYS)
+        d_s = _state(d_near + place * (K * V), d_far + there, d_fade, i, j, K, V, KEYS, VALUES)
+        scores = tl.dot(a, tl.trans(b), scores, input_precision=PRECISION)
+        for_v = tl.dot(b, d_s.to(b.dtype), for_v, input_precision=PRECISION)
+    g = _rows(do + row * o_row + head * o_head, start, time, o_time, j, V, CHUNK, VALUES)
+    faded = tl.trans((scores * _faded(since, CHUNK)).to(g.dtype))
+    for_v = tl.dot(faded, g, for_v * tl.exp(end - since)[:, None], input_precision=PRECISION)
+    _put(dv + row * v_row + head * v_head, for_v, start, time, v_time, j, V, CHUNK, VALUES)
+
+
+class _Plan(NamedTuple):
+    """How a line is cut, and what all kernels are told of it."""
+
+    chunks: int
+    share: int  # chunks of a segment
+    segments: int
+    chunk: int
+    keys: int
+    values: int
+    precision: str
+
+    @classmethod
+    def of(cls, q: Tensor, v: Tensor) -> _Plan:
+        batch, heads, time, width = q.shape
+        most = SIDE * 2 // v.itemsize  # tiles of single precision are half as wide, to fit where the others do
+        chunk, keys, values = (min(most, max(16, triton.next_power_of_2(x))) for x in (time, width, v.shape[-1]))
+        chunks = triton.cdiv(time, chunk)
+        walks = max(1, batch * heads) * triton.cdiv(width, keys) * triton.cdiv(v.shape[-1], values)
+        share = triton.cdiv(chunks, min(triton.cdiv(PROGRAMS, walks), triton.cdiv(chunks, FEWEST)))
+        # as torch multiplies: in single precision unless it is told otherwise
+        precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        return cls(chunks, share, triton.cdiv(chunks, share), chunk, keys, values, precision)
+
+    @property
+    def tiles(self) -> tuple[int, int, int, str]:
+        return self.chunk, self.keys, self.values, self.precision
+
+
+def _walked(
+    x: Tensor, y: Tensor, log: Tensor, ends: Tensor, plan: _Plan, steady: bool, back: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """S (or its gradient) at each chunk in two parts, and z: near, z, fades, far. `ends` goes from first to last."""
+    (batch, heads, time, width), values, each = x.shape, y.shape[-1], ends.shape[-1]
+    lines, many = batch * heads, 128
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(lines, *shape, dtype=dtype, device=x.device)
+
+    near, rows = empty(plan.chunks, width, values, dtype=x.dtype), empty(plan.chunks, width)
+    fades, far, wholes = empty(plan.chunks), empty(plan.segments, each), empty(plan.segments)
+    grid = (lines * plan.segments * triton.cdiv(width, plan.keys) * triton.cdiv(values, plan.values),)
+    _walk[grid](
+        x, y, log, near, rows, fades, far, wholes, *x.stride()[:3], *y.stride()[:3], *log.stride()[:2],
+        heads, time, *plan[:3], width, values, each, steady, back, *plan.tiles, num_warps=WARPS, num_stages=3,
+    )  # fmt: skip
+    grid = (lines * triton.cdiv(each, many),)
+    _join[grid](far, wholes, ends, plan.segments, each, back, many, num_warps=1)
+    return near, rows, fades, far
+
+
+class _Retention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, log: Tensor, s: Tensor | None, z: Tensor | None, steady: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        ctx.steady = steady
+        ctx.set_materialize_grads(False)
+        (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Plan.of(q, v)
+        ends = torch.zeros(batch, heads, width * values + width, device=q.device)
+        if s is not None and z is not None:
+            ends.copy_(torch.cat((s.flatten(2), z), -1))
+        ctx.save_for_backward(q, k, v, log, s)
+        near, rows, fades, far = _walked(k, v, log, ends, plan, steady, False)
+        o = torch.empty(batch, time, heads, values, dtype=v.dtype, device=v.device).transpose(1, 2)
+        r = torch.empty(batch, heads, time, device=v.device)
+        _outputs[(batch * heads * plan.chunks * triton.cdiv(values, plan.values),)](
+            q, k, v, log, near, rows, fades, far, o, r,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3], *log.stride()[:2],
+            heads, time, *plan[:3], width, values, ends.shape[-1], steady, *plan.tiles,
+            num_warps=WARPS, num_stages=2,
+        )  # fmt: skip
+        s_after, z_after = ends.split([width * values, width], -1)
+        ctx.mark_non_differentiable(r, z_after)
+        return o, r, s_after.unflatten(-1, (width, values)), z_after
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor | None, _r: None, d_after: Tensor | None, _z: None) -> tuple[Tensor | None, ...]:
+        q, k, v, log, s = ctx.saved_tensors
+        (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Plan.of(q, v)
+        steady = ctx.steady
+        do = torch.zeros_like(v) if do is None else _even(do)
+        size = width * values
+        ends, d_ends = torch.zeros(2, batch, heads, size, device=q.device)
+        if s is not None:
+            ends.copy_(s.flatten(2))
+        if d_after is not None:
+            d_ends.copy_(d_after.flatten(2))
+        near, _, fades, far = _walked(k, v, log, ends, plan, steady, False)
+        d_near, _, d_fades, d_far = _walked(q, do, log, d_ends, plan, steady, True)
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))  # laid out as those are
+        lines, tiles = batch * heads, triton.cdiv(width, plan.keys)
+        d_log = torch.empty(0 if steady else tiles, batch, heads, time, device=q.device)
+        _slopes_qk[(lines * plan.chunks * tiles,)](
+            q, k, v, log, near, fades, far, d_near, d_fades, d_far, do, dq, dk, d_log,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3], *log.stride()[:2],
+            *dq.stride()[:3], *dk.stride()[:3], lines, heads, time, *plan[:3], width, values, steady, *plan.tiles,
+            num_warps=WARPS, num_stages=2,
+        )  # fmt: skip
+        _slopes_v[(lines * plan.chunks * triton.cdiv(values, plan.values),)](
+            q, k, log, d_near, d_fades, d_far, do, dv,
+            *q.stride()[:3], *k.stride()[:3], *dv.stride()[:3], *do.stride()[:3], *log.stride()[:2],
+            heads, time, *plan[:3], width, values, steady, *plan.tiles, num_warps=WARPS, num_stages=2,
+        )  # fmt: skip
+        d_s = None if s is None else d_ends.unflatten(-1, (width, values))
+        return dq, dk, dv, None if steady else d_log.sum(0), d_s, None, None
+
+
+def _even(x: Tensor) -> Tensor:
+    """Features side by side, as the kernels read them."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def retention(q: Tensor, k: Tensor, v: Tensor, log: Tensor, sums: Sums | None = None) -> tuple[Tensor, Tensor, Sums]:
+    """o and r as `chunkwise` gives them, and the sums after the last token. Neither r nor z has gradients."""
+    cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else v.dtype
+    q, k, v = (_even(x.to(cast)) for x in (q, k, v))
+    batch, heads, time, _ = q.shape
+    steady = log.shape[-1] == 1 and not log.requires_grad
+    log = log.float().expand(batch, heads, 1) if steady else _even(log.float().expand(batch, heads, time))
+    s, z = (None, None) if sums is None else (sums[0].float(), sums[1].float())
+    o, r, *after = _Retention.apply(q, k, v, log, s, z, steady)
+    return o, r, (after[0], after[1])

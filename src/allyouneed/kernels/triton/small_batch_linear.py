@@ -1,0 +1,198 @@
+"""A linear map of few rows: the weights are read once, as fast as memory gives them, and everything else hides behind
+that. `gated` maps make two products and multiply them (GLU). Sums are in single precision.
+
+A map with too few outputs to keep the GPU busy is cut along its inputs; its parts (parts, rows, outputs) are added up
+by whoever reads them next, which is a norm (add_norm.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from allyouneed.kernels import overlaps
+
+
+@triton.jit
+def _activated(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "relu":
+        x = tl.maximum(x, 0.0)
+    elif ACTIVATION == "silu":
+        x = x * tl.sigmoid(x)
+    elif ACTIVATION == "gelu":
+        x = 0.5 * x * (1.0 + libdevice.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu-tanh":
+        x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return x
+
+
+@triton.jit
+def _fetch(at):
+    """Bring these lines of memory nearer. Nobody waits for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _one(
+    x, weight, bias, out, outputs, inputs: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One row: products and sums, no matrix units. The weights of the next round are fetched before this one is
+    multiplied, and those of the first before it is known what they are multiplied with."""
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    part = tl.program_id(1)
+    inside = n < outputs
+    each: tl.constexpr = (inputs + PARTS * INPUTS - 1) // (PARTS * INPUTS) * INPUTS
+    end = tl.minimum((part + 1) * each, inputs)
+    sums = tl.zeros((OUTPUTS, INPUTS), dtype=tl.float32)
+    other = tl.zeros((OUTPUTS, INPUTS), dtype=tl.float32)
+    here = weight + n[:, None].to(tl.int64) * inputs
+    there = here + outputs.to(tl.int64) * inputs
+    at = part * each + tl.arange(0, INPUTS)
+    real = inside[:, None] & (at < end)[None, :]
+    tile = tl.load(here + at[None, :], mask=real, other=0.0, eviction_policy="evict_first")
+    twin = tile
+    if GATED:
+        twin = tl.load(there + at[None, :], mask=real, other=0.0, eviction_policy="evict_first")
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    for _ in range(0, each, INPUTS):
+        given = tl.load(x + at, mask=at < end, other=0.0).to(tl.float32)[None, :]
+        at += INPUTS
+        real = inside[:, None] & (at < end)[None, :]
+        following = tl.load(here + at[None, :], mask=real, other=0.0, eviction_policy="evict_first")
+        sums += tile.to(tl.float32) * given
+        tile = following
+        if GATED:
+            following = tl.load(there + at[None, :], mask=real, other=0.0, eviction_policy="evict_first")
+            other += twin.to(tl.float32) * given
+            twin = following
+    found = tl.sum(sums, 1)
+    if BIAS:
+        found += tl.load(bias + n, mask=inside & (part == 0), other=0.0).to(tl.float32)
+    found = _activated(found, ACTIVATION)
+    if GATED:
+        more = tl.sum(other, 1)
+        if BIAS:
+            more += tl.load(bias + outputs + n, mask=inside, other=0.0).to(tl.float32)
+        found *= more
+    tl.store(out + part * outputs + n, found.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _few(
+    x, weight, bias, out, rows, outputs, inputs: tl.constexpr, x_row,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, LINES: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    part = tl.program_id(1)
+    r = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    inside = n < outputs
+    each: tl.constexpr = (inputs + PARTS * INPUTS - 1) // (PARTS * INPUTS) * INPUTS
+    if OVERLAP:
+        gdc_launch_dependents()
+        if LINES > 0:  # the first weights come while what they are multiplied with is still being made
+            line = tl.minimum(part * each + tl.arange(0, LINES) * 64, inputs - 1)
+            first = weight + tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * inputs + line[None, :]
+            _fetch(first)
+            if GATED:
+                _fetch(first + outputs.to(tl.int64) * inputs)
+        gdc_wait()
+    sums = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
+    other = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
+    here = weight + n[:, None].to(tl.int64) * inputs
+    for start in range(0, each, INPUTS):
+        at = part * each + start + tl.arange(0, INPUTS)
+        real = inside[:, None] & (at < inputs)[None, :]
+        given = tl.load(
+            x + r[None, :].to(tl.int64) * x_row + at[:, None],
+            mask=(r < rows)[None, :] & (at < inputs)[:, None],
+            other=0.0,
+        )  # (INPUTS, ROWS)
+        sums = tl.dot(tl.load(here + at[None, :], mask=real, other=0.0), given, sums)
+        if GATED:
+            there = here + outputs.to(tl.int64) * inputs + at[None, :]
+            other = tl.dot(tl.load(there, mask=real, other=0.0), given, other)
+    if BIAS:
+        sums += tl.load(bias + n, mask=inside & (part == 0), other=0.0).to(tl.float32)[:, None]
+    found = _activated(sums, ACTIVATION)
+    if GATED:
+        if BIAS:
+            other += tl.load(bias + outputs + n, mask=inside, other=0.0).to(tl.float32)[:, None]
+        found *= other
+    target = out + (part * rows + r[None, :]).to(tl.int64) * outputs + n[:, None]
+    tl.store(target, found.to(out.dtype.element_ty), mask=inside[:, None] & (r < rows)[None, :])
+
+
+FETCHED = 4  # lines of 128 bytes, of each output's weights: more would be in the way of the kernel before
+
+
+class Tile(NamedTuple):
+    """How a product is cut up: outputs and inputs of a tile, warps, tiles on their way, parts of the inputs."""
+
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+    parts: int = 1
+
+
+def tile(rows: int, outputs: int, inputs: int, gated: bool, parts: bool) -> Tile:
+    """The fastest of some on an H200. `parts`: whoever reads it can add parts up."""
+    if rows == 1:
+        if inputs < 1024:
+            return Tile(2 if gated else 4, 512, 2, 2)
+        if parts and inputs >= 4096:
+            return Tile(2, 2048, 4, 2, 2)
+        return Tile(1 if gated else 2, 1024, 2, 2)
+    if gated or outputs >= 8192:
+        return Tile(64, 64, 4, 6)
+    programs = triton.cdiv(outputs, 64) * triton.cdiv(rows, 64)
+    count = 1
+    while parts and count < 4 and 2 * count * programs <= 132 and inputs >= 256 * count:  # multiprocessors of an H200
+        count *= 2
+    return Tile(64, 64, 4, 5) if programs > 132 else Tile(64, 128, 4, 4, count)
+
+
+def few(rows: int, weight: Tensor) -> bool:
+    """Whether so many rows are few: reading the weights, or beginning and ending, takes longer than the products."""
+    return rows <= 64 or (rows <= 512 and weight.numel() <= 1 << 20)
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "", gated: bool = False, parts: bool = False,
+    cut: Tile | None = None,
+) -> Tensor:  # fmt: skip
+    """x (rows, inputs), weight (outputs, inputs) to (rows, outputs); `gated`: the first half of the outputs, activated,
+    times the second. `parts`: the answer may be (parts, rows, outputs) in single precision."""
+    (rows, inputs), outputs = x.shape, weight.shape[0] // (2 if gated else 1)
+    assert x.stride(1) == 1 and weight.is_contiguous()
+    cut = cut or tile(rows, outputs, inputs, gated, parts)
+    shape = (cut.parts, rows, outputs) if cut.parts > 1 else (rows, outputs)
+    out = torch.empty(shape, dtype=torch.float32 if cut.parts > 1 else x.dtype, device=x.device)
+    how = {"GATED": gated, "ACTIVATION": activation, "BIAS": bias is not None, "PARTS": cut.parts}
+    how |= {"OVERLAP": overlaps(x.device), "launch_pdl": overlaps(x.device)}
+    sizes = {"OUTPUTS": cut.outputs, "INPUTS": cut.inputs, "num_warps": cut.warps, "num_stages": cut.stages}
+    grid = (triton.cdiv(outputs, cut.outputs), cut.parts)
+    bias = x if bias is None else bias
+    if rows == 1:
+        _one[grid](x, weight, bias, out, outputs, inputs, **how, **sizes)
+    else:
+        among = min(64, max(16, triton.next_power_of_2(rows)))
+        lines = triton.next_power_of_2(triton.cdiv(inputs, cut.parts * 64))
+        sizes["LINES"] = min(FETCHED // 2 if gated else FETCHED, lines)
+        _few[(*grid, triton.cdiv(rows, among))](
+            x, weight, bias, out, rows, outputs, inputs, x.stride(0), **how, ROWS=among, **sizes
+        )
+    return out

@@ -1,0 +1,285 @@
+"""The sums of RWKV-4 on GPUs, forward and backward; `nn/ops/wkv.py` says what is computed and is its judge.
+
+Features are on their own, tokens come one after another. So that a long text keeps the whole GPU busy, it is cut into
+segments: `_walk` sums each by itself, `_join` runs over them, `_outputs` walks once more knowing what was before.
+
+Backward, with D_t the denominator of wkv_t = y_t and g_t its gradient, the gradients of the sums are a recurrence of
+the same kind from the end on (as (n, a, b), meaning e^n a and e^n b):
+
+    dA_{t−1} = e^{−δ} dA_t + g_t / D_t        dB_{t−1} = e^{−δ} dB_t − g_t y_t / D_t
+
+No exponent is ever above 0, or u in δ's gradient, for D_t is at least all that the sums hold.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Sums = tuple[Tensor, Tensor, Tensor]
+FEATURES = 64  # of a program, which is one warp
+AHEAD = tl.constexpr(5)  # loads begin as many tokens before they are needed, for memory is slow to answer
+PROGRAMS = 4096  # there are no more segments than it takes to have so many
+
+
+@triton.jit
+def _added(m, a, b, decay, n, c, d):
+    """Sums, faded, and those of what comes behind them."""
+    top = tl.maximum(m - decay, n)
+    old, new = tl.exp(m - decay - top), tl.exp(n - top)
+    return top, old * a + new * c, old * b + new * d
+
+
+@triton.jit
+def _place(lengths, time, share, segments, features, LENGTHS: tl.constexpr, FEATURES: tl.constexpr):
+    """Row, segment, features, and the segment's first token and the one behind its last real one."""
+    blocks = tl.cdiv(features, FEATURES)
+    feature = tl.program_id(0) % blocks * FEATURES + tl.arange(0, FEATURES)
+    row = (tl.program_id(0) // blocks // segments).to(tl.int64)
+    segment = tl.program_id(0) // blocks % segments
+    length = tl.load(lengths + row).to(tl.int32) if LENGTHS else time
+    return row, segment, feature, segment * share, tl.minimum(segment * share + share, length)
+
+
+@triton.jit
+def _read(x, at, features, feature):
+    here = x + tl.cast(at, tl.int64) * features + feature
+    return tl.load(here, mask=feature < features, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _write(x, value, at, features, feature):
+    here = x + tl.cast(at, tl.int64) * features + feature
+    tl.store(here, value.to(x.dtype.element_ty), mask=feature < features)
+
+
+@triton.jit
+def _load3(sums, plane, at, inside):
+    m = tl.load(sums + at, mask=inside, other=0.0)
+    return m, tl.load(sums + plane + at, mask=inside, other=0.0), tl.load(sums + 2 * plane + at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _store3(sums, plane, at, inside, m, a, b):
+    tl.store(sums + at, m, mask=inside)
+    tl.store(sums + plane + at, a, mask=inside)
+    tl.store(sums + 2 * plane + at, b, mask=inside)
+
+
+@triton.jit
+def _walk(
+    k, v, decay, sums, lengths, plane, time, share, segments, features,
+    LEAST: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
+):  # fmt: skip
+    row, segment, feature, start, stop = _place(lengths, time, share, segments, features, LENGTHS, FEATURES)
+    inside = feature < features
+    k, v = k + row * time * features, v + row * time * features
+    step = tl.load(decay + feature, mask=inside, other=0.0)
+    m, a = tl.full((FEATURES,), LEAST, tl.float32), tl.zeros((FEATURES,), tl.float32)
+    b = a
+    for at in tl.range(start, stop, num_stages=AHEAD):
+        key, value = _read(k, at, features, feature), _read(v, at, features, feature)
+        m, a, b = _added(m, a, b, step, key, value, 1.0)
+    _store3(sums, plane, (row * segments + segment) * features + feature, inside, m, a, b)
+
+
+@triton.jit
+def _join(
+    sums, ends, decay, lengths, plane, end_plane, time, share, segments, features,
+    BACK: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
+):  # fmt: skip
+    """In place, from what each segment adds to what was before it (BACK: behind it), beginning with `ends`."""
+    row, _, feature, _, _ = _place(lengths, time, share, 1, features, LENGTHS, FEATURES)
+    length = tl.load(lengths + row).to(tl.int32) if LENGTHS else time
+    inside = feature < features
+    step = tl.load(decay + feature, mask=inside, other=0.0)
+    m, a, b = _load3(ends, end_plane, row * features + feature, inside)
+    for number in range(segments):
+        segment = segments - 1 - number if BACK else number
+        here = (row * segments + segment) * features + feature
+        n, c, d = _load3(sums, plane, here, inside)
+        _store3(sums, plane, here, inside, m, a, b)
+        count = tl.minimum(tl.maximum(length - segment * share, 0), share)
+        m, a, b = _added(m, a, b, step * count, n, c, d)
+
+
+@triton.jit
+def _outputs(
+    k, v, decay, bonus, sums, ends, lengths, out, whole, plane, end_plane, time, share, segments, features,
+    WHOLE: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
+):  # fmt: skip
+    """wkv of every token, the sums after the last and, if WHOLE, the denominators' logarithms."""
+    row, segment, feature, start, stop = _place(lengths, time, share, segments, features, LENGTHS, FEATURES)
+    inside = feature < features
+    offset = row * time * features
+    k, v, out, whole = k + offset, v + offset, out + offset, whole + offset
+    step = tl.load(decay + feature, mask=inside, other=0.0)
+    more = tl.load(bonus + feature, mask=inside, other=0.0)
+    m, a, b = _load3(sums, plane, (row * segments + segment) * features + feature, inside)
+    for at in tl.range(start, stop, num_stages=AHEAD):
+        key, value = _read(k, at, features, feature), _read(v, at, features, feature)
+        top, above, below = _added(m, a, b, 0.0, more + key, value, 1.0)
+        _write(out, above / below, at, features, feature)
+        if WHOLE:
+            _write(whole, top + tl.log(below), at, features, feature)
+        m, a, b = _added(m, a, b, step, key, value, 1.0)
+    last = feature < tl.where(segment == segments - 1, features, 0)
+    _store3(ends, end_plane, row * features + feature, last, m, a, b)
+
+
+@triton.jit
+def _walk_back(
+    g, y, whole, decay, slopes, lengths, plane, time, share, segments, features,
+    LEAST: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
+):  # fmt: skip
+    """What the outputs of a segment want of the sums before it."""
+    row, segment, feature, start, stop = _place(lengths, time, share, segments, features, LENGTHS, FEATURES)
+    inside = feature < features
+    offset = row * time * features
+    g, y, whole = g + offset, y + offset, whole + offset
+    step = tl.load(decay + feature, mask=inside, other=0.0)
+    n, a = tl.full((FEATURES,), LEAST, tl.float32), tl.zeros((FEATURES,), tl.float32)
+    b = a
+    for number in tl.range(stop - start, num_stages=AHEAD):
+        at = stop - 1 - number
+        slope = _read(g, at, features, feature)
+        mean, log = _read(y, at, features, feature), _read(whole, at, features, feature)
+        n, a, b = _added(n, a, b, step, -log, slope, -slope * mean)
+    _store3(slopes, plane, (row * segments + segment) * features + feature, inside, n, a, b)
+
+
+@triton.jit
+def _slopes(
+    k, v, g, y, whole, decay, bonus, past, slopes, dk, dv, d_decay, d_bonus, d_past,
+    lengths, plane, end_plane, time, share, segments, features, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
+):  # fmt: skip
+    """`slopes`: what the segments behind each one want of the sums; `past`, `d_past`: of the sums before all."""
+    row, segment, feature, start, stop = _place(lengths, time, share, segments, features, LENGTHS, FEATURES)
+    inside = feature < features
+    offset = row * time * features
+    k, v, g, y, whole, dk, dv = k + offset, v + offset, g + offset, y + offset, whole + offset, dk + offset, dv + offset
+    step = tl.load(decay + feature, mask=inside, other=0.0)
+    more = tl.load(bonus + feature, mask=inside, other=0.0)
+    here = (row * segments + segment) * features + feature
+    n, a, b = _load3(slopes, plane, here, inside)
+    for_decay, for_bonus = tl.zeros((FEATURES,), tl.float32), tl.zeros((FEATURES,), tl.float32)
+    for number in tl.range(stop - start, num_stages=AHEAD):
+        at = stop - 1 - number
+        key, value = _read(k, at, features, feature), _read(v, at, features, feature)
+        slope = _read(g, at, features, feature)
+        mean, log = _read(y, at, features, feature), _read(whole, at, features, feature)
+        own, kept = tl.exp(more + key - log), tl.exp(key + n)  # the token's share in its output; what becomes of it
+        direct = slope * own * (value - mean)
+        _write(dk, direct + kept * (a * value + b), at, features, feature)
+        _write(dv, slope * own + kept * a, at, features, feature)
+        for_bonus += direct
+        # the sums before the token are what its output holds beside itself
+        for_decay -= tl.exp(n - step + log) * (a * (mean - own * value) + b * (1 - own))
+        n, a, b = _added(n, a, b, step, -log, slope, -slope * mean)
+    tl.store(d_decay + here, for_decay, mask=inside)
+    tl.store(d_bonus + here, for_bonus, mask=inside)
+    first = feature < tl.where(segment == 0, features, 0)
+    m = tl.load(past + row * features + feature, mask=first, other=0.0)
+    _store3(d_past, end_plane, row * features + feature, first, m, tl.exp(n + m) * a, tl.exp(n + m) * b)
+
+
+class _Cut:
+    """How a text is cut, and the arguments all kernels share."""
+
+    def __init__(self, k: Tensor, lengths: Tensor | None) -> None:
+        batch, time, features = k.shape
+        blocks = batch * triton.cdiv(features, FEATURES)
+        # a walk over all segments takes about as long as one through a segment
+        share = max(triton.next_power_of_2(math.isqrt(max(time, 1))), triton.cdiv(time * blocks, PROGRAMS), 1)
+        self.segments = max(1, triton.cdiv(time, share))
+        self.sizes, self.grid, self.join = (time, share, self.segments, features), (blocks * self.segments,), (blocks,)
+        self.plane, self.end_plane = batch * self.segments * features, batch * features
+        self.lengths = k if lengths is None else lengths  # never read where there are none
+        self.flags = (lengths is not None, FEATURES)
+
+    def empty(self, k: Tensor) -> Tensor:
+        return torch.empty(3, k.shape[0], self.segments, k.shape[2], device=k.device)
+
+
+def _before(cut: _Cut, past: Tensor, k: Tensor, v: Tensor, decay: Tensor, least: float) -> Tensor:
+    """The sums before each segment: (3, batch, segments, features)."""
+    if cut.segments == 1:
+        return past
+    sums = cut.empty(k)
+    _walk[cut.grid](k, v, decay, sums, cut.lengths, cut.plane, *cut.sizes, least, *cut.flags, num_warps=1)
+    planes = (cut.plane, cut.end_plane)
+    _join[cut.join](sums, past, decay, cut.lengths, *planes, *cut.sizes, False, *cut.flags, num_warps=1)
+    return sums
+
+
+class _WKV(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, m: Tensor, a: Tensor, b: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor,
+        lengths: Tensor | None, least: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.least = least
+        cut, past = _Cut(k, lengths), torch.stack((m, a, b))
+        ctx.save_for_backward(past, k, v, decay, bonus, lengths)
+        sums, ends = _before(cut, past, k, v, decay, least), torch.empty_like(past)
+        out = torch.empty_like(v) if lengths is None else torch.zeros_like(v)
+        planes = (cut.plane, cut.end_plane)
+        _outputs[cut.grid](
+            k, v, decay, bonus, sums, ends, cut.lengths, out, out, *planes, *cut.sizes, False, *cut.flags, num_warps=1
+        )
+        m, a, b = ends
+        ctx.mark_non_differentiable(m)
+        return out, m, a, b
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, g: Tensor | None, _: None, da: Tensor | None, db: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        past, k, v, decay, bonus, lengths = ctx.saved_tensors
+        cut, least = _Cut(k, lengths), ctx.least
+        shared, planes = (*cut.sizes, *cut.flags), (cut.plane, cut.end_plane)
+        g = torch.zeros_like(v) if g is None else g.contiguous()
+        sums, ends = _before(cut, past, k, v, decay, least), torch.empty_like(past)
+        y, whole = torch.empty(2, *v.shape, device=v.device)
+        _outputs[cut.grid](
+            k, v, decay, bonus, sums, ends, cut.lengths, y, whole, *planes, *cut.sizes, True, *cut.flags, num_warps=1
+        )
+        nothing = torch.zeros_like(ends[0])
+        wanted = torch.stack((-ends[0], nothing if da is None else da, nothing if db is None else db))
+        if da is None and db is None:
+            wanted[0] = least
+        slopes = wanted
+        if cut.segments > 1:
+            slopes = cut.empty(k)
+            _walk_back[cut.grid](
+                g, y, whole, decay, slopes, cut.lengths, cut.plane, *cut.sizes, least, *cut.flags, num_warps=1
+            )
+            _join[cut.join](slopes, wanted, decay, cut.lengths, *planes, *cut.sizes, True, *cut.flags, num_warps=1)
+        dk, dv = (torch.empty_like(x) if lengths is None else torch.zeros_like(x) for x in (k, v))
+        d_decay, d_bonus = torch.empty(2, k.shape[0], cut.segments, k.shape[2], device=k.device)
+        d_past = torch.empty_like(past)
+        _slopes[cut.grid](
+            k, v, g, y, whole, decay, bonus, past, slopes, dk, dv, d_decay, d_bonus, d_past, cut.lengths,
+            *planes, *shared, num_warps=1,
+        )  # fmt: skip
+        return None, d_past[1], d_past[2], dk, dv, d_decay.sum((0, 1)), d_bonus.sum((0, 1)), None, None
+
+
+def wkv(
+    past: Sums, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, lengths: Tensor | None, least: float
+) -> tuple[Tensor, Sums]:
+    """wkv of every token, of which row i has the first lengths[i] (the others get 0), and the sums after the last.
+
+    `least` is the exponent of a sum without terms.
+    """
+    m, a, b = (value.float() for value in past)
+    out, m, a, b = _WKV.apply(m, a, b, k.contiguous(), v.contiguous(), decay.float(), bonus.float(), lengths, least)
+    return out, (m, a, b)

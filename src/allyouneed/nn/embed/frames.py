@@ -1,0 +1,73 @@
+"""Sound as a row of frames (Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision")."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from allyouneed.errors import UserError
+from allyouneed.nn.batch import Signal
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Facts
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.dropout import Dropout
+from allyouneed.nn.embed.tokens import Embed, EmbedModule, Size
+from allyouneed.nn.positions.absolute import NoPositions, Positions
+
+REACH = 3  # frames a convolution sees
+STRIDE = 2  # of the second one
+
+
+class FrameEmbed(Embed):
+    """2.2: log-mel frames through two convolutions of width 3 with GELU, the second with stride 2, plus positions.
+
+    Two frames become one token: 10 ms each in (see data/media/sound.py), 20 ms out.
+    """
+
+    reads: ClassVar[type] = Signal
+
+    kind: Literal["frames"] = "frames"
+    mels: Size = 80
+    positions: Positions = NoPositions()
+
+    @property
+    def limit(self) -> int | None:
+        return self.positions.limit
+
+    def build(self, common: Common, vocab: int | None, tokens: nn.Embedding | None = None) -> EmbedModule:
+        return FrameEmbedModule(self, common)
+
+    def cost(self, common: Common, vocab: int | None, shared: bool = False) -> Cost:
+        first, second = REACH * self.mels * common.width, REACH * common.width**2
+        convolutions = Cost(first + second + 2 * common.width, flops=2 * (STRIDE * first + second))
+        return convolutions + self.positions.cost(common.width)
+
+
+class FrameEmbedModule(EmbedModule):
+    def __init__(self, config: FrameEmbed, common: Common) -> None:
+        super().__init__()
+        self.mels, self.limit = config.mels, config.limit
+        self.first = nn.Conv1d(config.mels, common.width, REACH, padding=1)
+        self.second = nn.Conv1d(common.width, common.width, REACH, padding=1, stride=STRIDE)
+        self.positions = config.positions.build(common.width)
+        self.dropout = Dropout(common.dropout)
+
+    def facts(self, given: Signal) -> Facts:
+        time = (given.values.shape[-1] + STRIDE - 1) // STRIDE
+        return Facts(torch.arange(time, device=given.values.device)[None], start=0)
+
+    def forward(self, given: Signal, facts: Facts) -> Tensor:
+        frames = given.values
+        if frames.dim() != 3 or frames.shape[1] != self.mels:
+            said = "×".join(map(str, frames.shape[1:]))
+            raise UserError(f"sound of {said} does not fit this model, which reads {self.mels} mels × frames")
+        if self.limit is not None and facts.time > self.limit:
+            most = self.limit * STRIDE
+            raise UserError(f"sound of {frames.shape[2]} frames is longer than the {most} this model can place; cut it")
+        x = nn.functional.gelu(self.first(frames))
+        x = nn.functional.gelu(self.second(x)).transpose(1, 2)  # (batch, time, width)
+        added = self.positions(facts.positions)
+        dropped: Tensor = self.dropout(x if added is None else x + added.to(x.dtype))
+        return dropped

@@ -1,0 +1,158 @@
+"""An image as a row of patches (Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words")."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import TypeAdapter, WrapValidator
+from torch import Tensor, nn
+
+from allyouneed.errors import UserError
+from allyouneed.nn.batch import Signal
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.dropout import Dropout
+from allyouneed.nn.embed.tokens import Embed, EmbedModule, Size
+from allyouneed.nn.norms import Norm
+from allyouneed.nn.positions.absolute import NoPositions, Positions
+
+_SIDE: TypeAdapter[int] = TypeAdapter(Size)
+_SIDES: TypeAdapter[tuple[int, int]] = TypeAdapter(tuple[Size, Size])
+
+
+def _one_or_two(value: Any, _: Any) -> int | tuple[int, int]:
+    """Chosen by what was written, so that a mistake is named once and not once for each alternative."""
+    return _SIDES.validate_python(value) if isinstance(value, list | tuple) else _SIDE.validate_python(value)
+
+
+Sides = Annotated[int | tuple[int, int], WrapValidator(_one_or_two)]  # of a square, or [height, width]
+
+
+def _sides(value: int | tuple[int, int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else value
+
+
+class PatchEmbed(Embed):
+    """Eq. 1: z = [x_class; x¹E; …; xᴺE] + E_pos, a patch of pixels being one token; patches are read line by line.
+
+    `norm` normalises the sum (CLIP: Radford et al. 2021, 2.4), `patch_norm` a patch's pixels and the vector they give
+    (the authors' code of CRATE: Yu et al. 2023). `distillation_token`: a second learned vector, behind the class token,
+    which learns from a teacher (DeiT: Touvron et al. 2021, 4).
+    """
+
+    reads: ClassVar[type] = Signal
+
+    kind: Literal["patches"] = "patches"
+    image: Sides
+    patch: Sides
+    channels: Size = 3
+    class_token: bool = True  # a learned vector before the patches, which gathers what the head reads
+    distillation_token: bool = False
+    positions: Positions = NoPositions()
+    bias: bool = True
+    norm: Norm | None = None
+    patch_norm: Norm | None = None
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        (height, width), (down, across) = _sides(self.image), _sides(self.patch)
+        return height // down, width // across
+
+    @property
+    def learned(self) -> int:
+        """Tokens that stand before the patches."""
+        return self.class_token + self.distillation_token
+
+    @property
+    def places(self) -> int:
+        """Tokens of an image."""
+        rows, columns = self.grid
+        return rows * columns + self.learned
+
+    @property
+    def pixels(self) -> int:
+        """Numbers in a patch."""
+        down, across = _sides(self.patch)
+        return self.channels * down * across
+
+    @property
+    def limit(self) -> int | None:
+        return self.places
+
+    def build(self, common: Common, vocab: int | None, tokens: nn.Embedding | None = None) -> EmbedModule:
+        return PatchEmbedModule(self, common)
+
+    def cost(self, common: Common, vocab: int | None, shared: bool = False) -> Cost:
+        total = common.linear.cost(self.pixels, common.width, self.bias)
+        total += Cost(parameters=self.learned * common.width) + self.positions.cost(common.width)
+        if self.patch_norm is not None:
+            total += self.patch_norm.cost(self.pixels) + self.patch_norm.cost(common.width)
+        return total if self.norm is None else total + self.norm.cost(common.width)
+
+    def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
+        (height, width), (down, across) = _sides(self.image), _sides(self.patch)
+        if height % down or width % across:
+            return [("patch", f"an image of {height}×{width} cannot be cut into whole patches of {down}×{across}")]
+        known = self.positions.limit
+        if known is not None and known != self.places:
+            plus = (" and the class token" if self.class_token else "") + (
+                " and the distillation token" if self.distillation_token else ""
+            )
+            text = f"{known} places, but the {self.places - self.learned} patches{plus} need {self.places}"
+            return [("positions", text)]
+        return [(f"positions.{key}", text) for key, text in self.positions.problems(common.width)]
+
+
+class PatchEmbedModule(EmbedModule):
+    """`project` is the convolution with stride = width that others write, as the product it is."""
+
+    def __init__(self, config: PatchEmbed, common: Common) -> None:
+        super().__init__()
+        self.config = config
+        self.project = common.linear.build(config.pixels, common.width, config.bias)
+        self.class_token = nn.Embedding(1, common.width) if config.class_token else None
+        self.distillation_token = nn.Embedding(1, common.width) if config.distillation_token else None
+        self.positions = config.positions.build(common.width)
+        self.norm = None if config.norm is None else config.norm.build(common.width)
+        around = (config.pixels, common.width) if config.patch_norm is not None else ()
+        self.patch_norms = nn.ModuleList(config.patch_norm.build(width) for width in around if config.patch_norm)
+        self.dropout = Dropout(common.dropout)
+
+    def facts(self, given: Signal) -> Facts:
+        return Facts(torch.arange(self.config.places, device=given.values.device)[None], start=0)
+
+    def forward(self, given: Signal, facts: Facts) -> Tensor:
+        x = self.cut(given.values)
+        if len(self.patch_norms):
+            before, behind = self.patch_norms
+            x = behind(self.project(before(x, Context(facts))), Context(facts))
+        else:
+            x = self.project(x)
+        before_all = [token for token in (self.class_token, self.distillation_token) if token is not None]
+        x = torch.cat([*(token.weight.to(x.dtype).expand(len(x), 1, -1) for token in before_all), x], 1)
+        added = self.positions(facts.positions)
+        if added is not None:
+            x = x + added.to(x.dtype)
+        if self.norm is not None:
+            x = self.norm(x, Context(facts))
+        dropped: Tensor = self.dropout(x)
+        return dropped
+
+    def cut(self, pixels: Tensor) -> Tensor:
+        """(batch, channels, height, width) -> (batch, patches, numbers in a patch)"""
+        wanted = (self.config.channels, *_sides(self.config.image))
+        if pixels.dim() != 4 or pixels.shape[1:] != wanted:
+            given = "×".join(map(str, pixels.shape[1:]))
+            said = "×".join(map(str, wanted))
+            raise UserError(
+                f"an image of {given} does not fit this model, which reads {said} (channels × height × width); "
+                "resize or crop it first"
+            )
+        down, across = _sides(self.config.patch)
+        cut = pixels.unflatten(3, (-1, across)).unflatten(
+            2, (-1, down)
+        )  # (batch, channels, rows, down, columns, across)
+        return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)

@@ -1,0 +1,165 @@
+"""From what comes in to vectors."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from allyouneed.config import Part
+from allyouneed.errors import UserError
+from allyouneed.nn.batch import Rows
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.dropout import Dropout
+from allyouneed.nn.norms import Norm
+from allyouneed.nn.positions.absolute import NoPositions, Positions
+
+Size = Annotated[int, Field(gt=0)]
+
+
+class Embed(Part, slot="embedding", default="tokens"):
+    reads: ClassVar[type] = Rows  # what kind of input: Rows or Signal
+
+    @property
+    def ties(self) -> bool:
+        """The output projection is this embedding's matrix."""
+        return False
+
+    def vector(self, common: Common) -> int:
+        """The width of what a token is looked up as."""
+        return common.width
+
+    @abstractmethod
+    def build(self, common: Common, vocab: int | None, tokens: nn.Embedding | None = None) -> EmbedModule:
+        """`tokens`: the matrix of another embedding, to be shared."""
+
+    @abstractmethod
+    def cost(self, common: Common, vocab: int | None, shared: bool = False) -> Cost:
+        """`shared`: without the token matrix, which another embedding has."""
+
+    @property
+    def limit(self) -> int | None:
+        """The longest sentence it can place; None when there is no limit."""
+        return None
+
+    def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
+        return []
+
+
+class EmbedModule(nn.Module):
+    tokens: nn.Embedding  # of those that read text
+
+    @abstractmethod
+    def facts(self, given: Any) -> Facts:
+        """Where the vectors of this input will stand."""
+
+    @abstractmethod
+    def forward(self, given: Any, facts: Facts) -> Tensor:
+        """(batch, time, width)"""
+
+
+class TokenEmbed(Embed):
+    """A vector per token, times √width (the paper, 3.4), plus positions, then dropout (5.4).
+
+    `types`: a vector for each of so many kinds of text is added (BERT: Devlin et al. 2019, figure 2), the first where
+    the batch says nothing. `norm`: the sum is normalised (BERT, BLOOM). `inner`: tokens have vectors of this width,
+    which a linear map widens (ALBERT's factorisation: Lan et al. 2020, 3.1). `asks`: tokens that only ask (see
+    models/two_stream.py) begin with a learned vector of their own (XLNet: Yang et al. 2019, 2.3, w). `chosen: first`: where a
+    batch chooses no global token, the first of each sentence is one (Longformer for classes: Beltagy et al. 2020, 3.1).
+    """
+
+    kind: Literal["tokens"] = "tokens"
+    positions: Positions = NoPositions()
+    scale: Literal["sqrt-width", "none"] = "sqrt-width"
+    tied: bool = True  # the output projection is the (target) embedding matrix
+    types: Size | None = None
+    norm: Norm | None = None
+    inner: Size | None = None
+    asks: bool = False
+    chosen: Literal["none", "first"] = "none"
+
+    @property
+    def ties(self) -> bool:
+        return self.tied
+
+    @property
+    def limit(self) -> int | None:
+        return self.positions.limit
+
+    def vector(self, common: Common) -> int:
+        """The width of what is looked up and added."""
+        return self.inner or common.width
+
+    def build(self, common: Common, vocab: int | None, tokens: nn.Embedding | None = None) -> EmbedModule:
+        assert vocab is not None
+        return TokenEmbedModule(self, common, vocab, tokens)
+
+    def cost(self, common: Common, vocab: int | None, shared: bool = False) -> Cost:
+        assert vocab is not None
+        width = self.vector(common)
+        total = Cost(parameters=(0 if shared else vocab * width) + ((self.types or 0) + self.asks) * width)
+        total += self.positions.cost(width)
+        if self.norm is not None:
+            total += self.norm.cost(width)
+        if self.inner is not None:
+            total += common.linear.cost(width, common.width, True)
+        return total
+
+    def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
+        found = [] if vocab is not None else [("kind", "tokens need 'vocab', the number of different ones")]
+        at = self.positions.problems(self.vector(common))
+        return found + [(f"positions.{key}", text) for key, text in at]
+
+
+class TokenEmbedModule(EmbedModule):
+    def __init__(self, config: TokenEmbed, common: Common, vocab: int, tokens: nn.Embedding | None) -> None:
+        super().__init__()
+        width = config.vector(common)
+        self.tokens = nn.Embedding(vocab, width) if tokens is None else tokens
+        self.positions = config.positions.build(width)
+        self.types = None if config.types is None else nn.Embedding(config.types, width)
+        self.asking = nn.Embedding(1, width) if config.asks else None
+        self.norm = None if config.norm is None else config.norm.build(width)
+        self.widen = None if config.inner is None else common.linear.build(width, common.width, True)
+        self.scale = common.width**0.5 if config.scale == "sqrt-width" else 1.0
+        self.limit, self.chosen = config.limit, config.chosen
+        self.dropout = Dropout(common.dropout)
+
+    def facts(self, given: Rows) -> Facts:
+        facts = Facts.of(given)
+        if self.chosen == "none" or facts.chosen is not None:
+            return facts
+        first = facts.positions == 0
+        return replace(facts, chosen=first if facts.real is None else first & facts.real)
+
+    def check_length(self, facts: Facts, places: Tensor) -> None:
+        """The device is only asked where the shape of the batch leaves it open."""
+        least = (facts.start or 0) + facts.time if facts.start is not None or facts.packed else None
+        if self.limit is None or not places.numel() or (least is not None and least <= self.limit):
+            return
+        if (longest := int(places.max()) + 1) > self.limit:
+            raise UserError(f"a sentence of {longest} tokens is longer than the model's {self.limit} learned positions")
+
+    def forward(self, given: Rows, facts: Facts) -> Tensor:
+        # padding stands nowhere: it must not outgrow learned positions
+        places = facts.positions if facts.real is None else facts.positions.where(facts.real, 0)
+        self.check_length(facts, places)
+        x: Tensor = self.tokens(given.tokens)
+        x = x if self.scale == 1.0 else x * self.scale
+        if self.asking is not None and facts.order is not None:
+            x = torch.where((facts.order < 0)[..., None], self.asking.weight.to(x.dtype), x)
+        added = self.positions(places)
+        if added is not None:
+            x = x + added.to(x.dtype)
+        if self.types is not None:
+            x = x + self.types(torch.zeros_like(given.tokens) if given.types is None else given.types)
+        if self.norm is not None:
+            x = self.norm(x, Context(facts))
+        x = self.dropout(x)
+        return x if self.widen is None else self.widen(x)

@@ -1,0 +1,166 @@
+"""Heads that say something about a sentence or its words: its class, their tags, one vector for all of it, or nothing.
+
+What they cost besides parameters is paid once a sentence, so it is not counted among the FLOPs of a token.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from allyouneed.nn.channels.feedforward import ACTIVATIONS, Activation
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Facts
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.dropout import Dropout
+from allyouneed.nn.heads.pooling import Pool, pool
+from allyouneed.nn.heads.vocabulary import Head, HeadModule
+from allyouneed.nn.linear.dense import Dense
+
+Count = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _parameters(inputs: int, outputs: int, bias: bool) -> Cost:
+    return Cost(parameters=Dense().cost(inputs, outputs, bias).parameters)
+
+
+class ClassesHead(Head):
+    """Scores of each class for each sentence: softmax(W h + b), h one vector of the sentence.
+
+    `hidden`: a dense layer with this activation comes first; with `tanh` it is BERT's pooler (Devlin et al. 2019, 4.1
+    and the authors' code). `dropout`: before the last map, the model's own when not given. `distilled`: an image's
+    second vector, the distillation token's, has a map of its own, and the mean of both scores counts (DeiT: Touvron et
+    al. 2021, 4, "Classification with our approach").
+    """
+
+    kind: Literal["classes"] = "classes"
+    labels: Count
+    pool: Pool = "first"
+    hidden: Activation | None = None
+    dropout: Share | None = None
+    bias: bool = True
+    distilled: bool = False
+
+    def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
+        return ClassesHeadModule(self, common)
+
+    def cost(self, common: Common, vocab: int | None, inner: int, tied: bool) -> Cost:
+        total = _parameters(common.width, self.labels, self.bias)
+        if self.distilled:
+            total += _parameters(common.width, self.labels, self.bias)
+        return total if self.hidden is None else total + _parameters(common.width, common.width, True)
+
+    def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
+        if self.distilled and (vocab is not None or self.hidden is not None or self.pool != "first"):
+            return [("distilled", "reads an image's first two vectors as they are: no text, no 'hidden', pool 'first'")]
+        return []
+
+
+class ClassesHeadModule(HeadModule):
+    def __init__(self, config: ClassesHead, common: Common) -> None:
+        super().__init__()
+        self.pool: Pool = config.pool
+        self.hidden = None if config.hidden is None else nn.Linear(common.width, common.width)
+        self.activation = ACTIVATIONS[config.hidden or "identity"]
+        self.dropout = Dropout(common.dropout if config.dropout is None else config.dropout)
+        self.classes = nn.Linear(common.width, config.labels, bias=config.bias)
+        self.distilled = nn.Linear(common.width, config.labels, bias=config.bias) if config.distilled else None
+
+    def forward(self, x: Tensor, facts: Facts | None = None) -> Tensor:
+        """(sentences, labels)"""
+        assert facts is not None, "a sentence is gathered by the facts about its tokens"
+        vectors = pool(x, facts, self.pool)
+        vectors = vectors if self.hidden is None else self.activation(self.hidden(vectors))
+        scores: Tensor = self.classes(self.dropout(vectors))
+        return scores if self.distilled is None else (scores + self.distilled(self.dropout(x[:, 1]))) / 2
+
+
+class TagsHead(Head):
+    """Scores of each tag for each token (Devlin et al. 2019, 5.3).
+
+    `hidden`: a dense layer with this activation comes first (ELECTRA's discriminator: Clark et al. 2020, the authors'
+    code).
+    """
+
+    kind: Literal["tags"] = "tags"
+    labels: Count
+    hidden: Activation | None = None
+    dropout: Share | None = None  # the model's own when not given
+
+    def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
+        return TagsHeadModule(self, common)
+
+    def cost(self, common: Common, vocab: int | None, inner: int, tied: bool) -> Cost:
+        total = Dense().cost(common.width, self.labels, True)
+        return total if self.hidden is None else total + Dense().cost(common.width, common.width, True)
+
+
+class TagsHeadModule(HeadModule):
+    def __init__(self, config: TagsHead, common: Common) -> None:
+        super().__init__()
+        self.hidden = None if config.hidden is None else nn.Linear(common.width, common.width)
+        self.activation = ACTIVATIONS[config.hidden or "identity"]
+        self.dropout = Dropout(common.dropout if config.dropout is None else config.dropout)
+        self.tags = nn.Linear(common.width, config.labels)
+
+    def forward(self, x: Tensor, facts: Facts | None = None) -> Tensor:
+        """(…, labels)"""
+        x = x if self.hidden is None else self.activation(self.hidden(x))
+        scores: Tensor = self.tags(self.dropout(x))
+        return scores
+
+
+class PooledHead(Head):
+    """One vector a sentence: the mean of its tokens (Reimers, Gurevych 2019, 3), its first or its last; projected to
+    `width` if given (CLIP), and made 1 long if asked (`normalise`)."""
+
+    kind: Literal["pooled"] = "pooled"
+    pool: Pool = "mean"
+    width: Count | None = None
+    bias: bool = False
+    normalise: bool = False
+
+    def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
+        return PooledHeadModule(self, common)
+
+    def cost(self, common: Common, vocab: int | None, inner: int, tied: bool) -> Cost:
+        return Cost() if self.width is None else _parameters(common.width, self.width, self.bias)
+
+    def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
+        return [("bias", "belongs to a projection; give its 'width'")] if self.bias and self.width is None else []
+
+
+class PooledHeadModule(HeadModule):
+    def __init__(self, config: PooledHead, common: Common) -> None:
+        super().__init__()
+        self.pool: Pool = config.pool
+        self.normalise = config.normalise
+        width = config.width
+        self.project = None if width is None else nn.Linear(common.width, width, bias=config.bias)
+
+    def forward(self, x: Tensor, facts: Facts | None = None) -> Tensor:
+        """(sentences, width)"""
+        assert facts is not None, "a sentence is gathered by the facts about its tokens"
+        vectors = pool(x, facts, self.pool)
+        vectors = vectors if self.project is None else self.project(vectors)
+        return nn.functional.normalize(vectors, dim=-1) if self.normalise else vectors
+
+
+class NoHead(Head):
+    """The stack's own vectors."""
+
+    kind: Literal["none"] = "none"
+
+    def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
+        return NoHeadModule()
+
+    def cost(self, common: Common, vocab: int | None, inner: int, tied: bool) -> Cost:
+        return Cost()
+
+
+class NoHeadModule(HeadModule):
+    def forward(self, x: Tensor, facts: Facts | None = None) -> Tensor:
+        return x

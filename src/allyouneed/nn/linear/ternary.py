@@ -1,0 +1,108 @@
+"""Inference from ternary weights at two bits each, with exactly the numbers that training saw.
+
+Four weights lie in a byte: with the inputs cut into four quarters, byte j of a row holds weight j of each quarter, the
+first in its lowest bits, as w + 1. So a quarter comes out by one shift and one mask, contiguous as it is multiplied.
+int8 activations times such weights are summed as integers, and scaled as `BitLinear` scales (Ma et al. 2024, 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from allyouneed.kernels import usable
+from allyouneed.nn.linear.bitlinear import ALONE, MOST, SMALLEST, BitLinear, in_steps, rounded_tokens, ternary_weights
+
+UNPACKED = 2**22  # bytes of weights that are unpacked at a time
+
+
+def packed(weights: Tensor) -> Tensor:
+    """−1, 0, 1 (outputs, inputs) to bytes (outputs, ⌈inputs / 4⌉)."""
+    quarter = -(-weights.shape[1] // 4)
+    codes = nn.functional.pad(weights.to(torch.int8) + 1, (0, 4 * quarter - weights.shape[1])).to(torch.uint8)
+    parts = codes.split(quarter, 1)
+    return parts[0] | parts[1] << 2 | parts[2] << 4 | parts[3] << 6
+
+
+def unpacked(bytes: Tensor, inputs: int) -> Tensor:
+    """The inverse: int8 (outputs, inputs)."""
+    return torch.cat([(bytes >> shift) & 3 for shift in (0, 2, 4, 6)], 1)[:, :inputs].to(torch.int8) - 1
+
+
+class PackedBitLinear(nn.Module):
+    """What a `BitLinear` computes when it does not train. The numbers are equal bit for bit in single and double
+    precision; in bfloat16 this one's are the better ones, its sums being integers."""
+
+    packed: Tensor
+    step: Tensor
+    bias: Tensor | None
+
+    def __init__(self, linear: BitLinear) -> None:
+        super().__init__()
+        weights, step = ternary_weights(linear.weight.detach(), linear.outputs)
+        self.inputs, self.outputs = linear.in_features, linear.out_features
+        self.norm = linear.norm
+        self.register_buffer("packed", packed(weights))
+        self.register_buffer("step", step)
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.norm is None else self.norm(x, ALONE)
+        if usable(x):
+            from allyouneed.kernels.triton.ternary import linear
+
+            dtype = x.dtype if self.bias is None else torch.float32
+            found = linear(x, self.packed, self.step, SMALLEST, MOST, dtype)
+            return found if self.bias is None else (found + self.bias).to(x.dtype)
+        tokens, token_step = rounded_tokens(x)
+        product = on_cpu if x.device.type == "cpu" else plainly
+        return in_steps(product(tokens, self.packed), token_step, self.step, self.bias).to(x.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedBitLinear:
+        """`model.to(bfloat16)` moves the steps, but does not round them."""
+        step = self.step
+        super()._apply(fn, recurse)
+        self.step = step.to(self.packed.device)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{self.inputs}, {self.outputs}, bias={self.bias is not None}"
+
+
+def plainly(tokens: Tensor, bytes: Tensor) -> Tensor:
+    """The definition, on any device: whole numbers (…, inputs) times packed weights, exact."""
+    return nn.functional.linear(tokens, unpacked(bytes, tokens.shape[-1]).to(tokens.dtype))
+
+
+def on_cpu(tokens: Tensor, bytes: Tensor) -> Tensor:
+    """The same in int8 with int32 sums, some rows of weights unpacked at a time: Σ (w + 1) x − Σ x."""
+    outputs, quarter = bytes.shape
+    flat = tokens.reshape(-1, tokens.shape[-1]).to(torch.int8)
+    x = nn.functional.pad(flat, (0, 4 * quarter - flat.shape[1]))
+    sums = torch.empty(len(x), outputs, dtype=torch.int32)
+    rows = max(16, UNPACKED // (4 * quarter))
+    codes = torch.empty(min(rows, outputs), 4 * quarter, dtype=torch.uint8)
+    for start in range(0, outputs, rows):
+        block = bytes[start : start + rows]
+        for number, part in enumerate(codes[: len(block)].split(quarter, 1)):
+            torch.bitwise_right_shift(block, 2 * number, out=part)
+            part.bitwise_and_(3)
+        sums[:, start : start + rows] = torch._int_mm(x, codes[: len(block)].view(torch.int8).t())
+    sums -= x.sum(-1, keepdim=True, dtype=torch.int32)
+    return sums.view(*tokens.shape[:-1], outputs)
+
+
+def pack(model: nn.Module) -> nn.Module:
+    """The model itself with every `BitLinear` in it packed, one after the other; it does not train any more.
+
+    A map that is used in several places stays one. To read what such a model's `state_dict` holds, build, pack, load.
+    """
+    done: dict[nn.Module, PackedBitLinear] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, BitLinear):
+                done[child] = done.get(child) or PackedBitLinear(child)
+                setattr(parent, name, done[child])
+    return model.eval()

@@ -1,0 +1,76 @@
+"""Multi-step attention (Gehring et al. 2017, "Convolutional Sequence to Sequence Learning", 3.3)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context, Facts, Memory
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.mixers.attention.attention import Looking
+from allyouneed.nn.mixers.attention.scores import ScoresModule
+from allyouneed.nn.patterns.core import Full
+from allyouneed.nn.positions.relative import RelativeModule
+from allyouneed.nn.states.base import State
+from allyouneed.nn.sublayer import Mixer, SubLayer
+
+
+class MultiStep(Mixer):
+    """Eq. 1–2: d_i = W h_i + b + g_i, a_ij = softmax_j(d_i · z_j), c_i = Σ_j a_ij (z_j + e_j), and √m c_i comes out.
+
+    z is what the encoder made of the source and e its embeddings; g are those of the target, m is how many words the
+    source has (3.4: m √(1/m)). Nothing but the query is projected, so there are no keys and values to remember.
+    """
+
+    crosses: ClassVar[bool] = True
+    mixes: ClassVar[bool] = False
+
+    kind: Literal["multi-step"] = "multi-step"
+
+    @property
+    def causal(self) -> bool:
+        return True
+
+    def build(self, common: Common) -> SubLayer:
+        raise TypeError("multi-step attention looks at an encoder")
+
+    def build_cross(self, common: Common) -> SubLayer:
+        return MultiStepModule(common)
+
+    def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
+        return common.linear.cost(common.width, common.width, True) + Cost(flops=4 * common.width * length)
+
+
+class MultiStepModule(Looking):
+    def __init__(self, common: Common) -> None:
+        super().__init__(Full(), ScoresModule(), RelativeModule(), False, 0.0)
+        self.query = common.linear.build(common.width, common.width, True)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        memory, inputs = context.memory, context.inputs
+        assert memory is not None and memory.inputs is not None and inputs is not None, "it needs embeddings"
+        z, values, facts, root = context.plan(("multi-step", len(x)), lambda: _source(memory, context, len(x)))
+        q = self.query(x) + inputs
+        found = self.look(q[:, None], z[:, None], values[:, None], context, facts)  # (batch, 1, time, width)
+        return found[:, 0] * root
+
+    def new_state(self) -> None:
+        return None
+
+
+def _source(memory: Memory, context: Context, rows: int) -> tuple[Tensor, Tensor, Facts, Tensor]:
+    """Once for all layers: z, z + e and where they stand, for each beam; √m of each token (rows, time or 1, 1)."""
+    if (beams := rows // len(memory.hidden)) > 1:
+        memory = memory.select(torch.arange(len(memory.hidden), device=memory.hidden.device).repeat_interleave(beams))
+    z, facts, queries = memory.hidden, memory.facts, context.queries
+    assert memory.inputs is not None
+    if facts.segments is None:
+        count = torch.full((1, 1), facts.time, device=z.device)
+    elif facts.packed and queries.segments is not None:
+        count = (queries.segments[:, :, None] == facts.segments[:, None]).sum(-1)
+    else:
+        count = (facts.segments > 0).sum(-1, keepdim=True)
+    return z, z + memory.inputs, facts, count[..., None].to(z.dtype).sqrt()

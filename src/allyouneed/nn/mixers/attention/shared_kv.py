@@ -1,0 +1,67 @@
+"""Keys and values that are made, and remembered, once for all layers that look at them.
+
+Sun et al. 2024, "You Only Cache Once: Decoder-Decoder Architectures for Language Models", arXiv:2405.05254, eq. 2
+and 3: K = LN(X) W_K, V = LN(X) W_V, and Attention(Q^l, K, V) in each layer l with queries of its own.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.mixers.attention.attention import Attention, _Heads
+from allyouneed.nn.states.base import State
+
+
+class SharedKeys(nn.Module):
+    """Makes the keys and values that attention of this config looks at."""
+
+    def __init__(self, config: Attention, common: Common) -> None:
+        super().__init__()
+        sizes, bias, build = config.sizes(common), config.biases, common.linear.build
+        narrow, norm = sizes.kv_heads * sizes.head_width, config.qk_norm
+        self.head_width = sizes.head_width
+        self.norm = common.norm.build(common.width)
+        self.k = build(common.width, narrow, bias.k)
+        self.v = build(common.width, narrow, bias.v)
+        self.k_norm = None if norm is None else norm.build(sizes.head_width)
+
+    def forward(self, hidden: Tensor, context: Context, reader: SharedAttention) -> tuple[Tensor, Tensor]:
+        """(batch, heads, time, head_width), turned as this reader and all others want them."""
+        x = self.norm(hidden, context)
+        k, v = (part(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in (self.k, self.v))
+        k = k if self.k_norm is None else self.k_norm(k, context)
+        _, k, v = reader.relative.turn(k.new_zeros(1, 1, 1, self.head_width), k, v, context)
+        return k, v
+
+    @staticmethod
+    def cost(config: Attention, common: Common) -> Cost:
+        sizes, bias, linear = config.sizes(common), config.biases, common.linear
+        narrow = sizes.kv_heads * sizes.head_width
+        total = linear.cost(common.width, narrow, bias.k) + linear.cost(common.width, narrow, bias.v)
+        total += common.norm.cost(common.width) + Cost(state_per_token=2 * narrow)
+        return total if config.qk_norm is None else total + config.qk_norm.cost(sizes.head_width)
+
+
+class SharedAttention(_Heads):
+    """Attention with queries of its own, over keys and values from elsewhere that stand in the same text."""
+
+    def __init__(self, config: Attention, common: Common) -> None:
+        super().__init__(config, common)
+        self.k_norm = None  # of those who make the keys
+        self.q = common.linear.build(common.width, self.inner, config.biases.q)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        memory = context.memory
+        assert memory is not None and memory.shared is not None, "keys and values must have been made"
+        q = self.split(self.q(x))
+        q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
+        elsewhere = q.new_zeros(1, 1, 1, self.head_width)
+        q, _, _ = self.relative.turn(q, elsewhere, elsewhere, context)
+        self.scores.check(memory.facts)
+        return self.mixed(q, *memory.shared, context, memory.facts)
+
+    def new_state(self) -> State | None:
+        return None

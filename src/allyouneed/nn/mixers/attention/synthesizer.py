@@ -1,0 +1,245 @@
+"""Synthesizer: attention weights that no query and key have met for (Tay et al. 2020, "Synthesizer: Rethinking
+Self-Attention in Transformer Models").
+
+What a token scores at a place is made from the token alone (dense), or is the same for all sentences (random).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from allyouneed.errors import UserError
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.mixers.attention.attention import Attention, Looking, cache_cost
+from allyouneed.nn.mixers.attention.scores import ScoresModule
+from allyouneed.nn.patterns.core import Full, Pattern
+from allyouneed.nn.positions.relative import Heads, RelativeModule
+from allyouneed.nn.states.base import Cache, State
+from allyouneed.nn.sublayer import Mixer, SubLayer
+
+Size = Annotated[int, Field(gt=0)]
+
+
+class Synthesizer(Mixer):
+    """Y = softmax(B) G(X), G a linear map to values (eq. 2-6); B_ij, for query i and place j of at most `length`, is
+
+        dense              (W_2 σ(W_1 x_i))_j with σ = ReLU
+        random             R_ij, learned, or as it was drawn if `fixed`
+        factorised-dense   (A x_i)_{j div b} · (B x_i)_{j mod b}, A and B maps as in `dense`, to a and b features;
+                           b is `columns`, and a just enough of them
+        factorised-random  (R_1 R_2ᵀ)_ij, R_1 and R_2 of shape (length, rank)
+
+    each head with its own; W_1 of a head gives head_width features, and A and B share it, as table 1 counts. `dot` is
+    the mixture with what attention would score: α B + (1 − α) Q Kᵀ/√head_width, α learned (table 2: "R+V", "D+V").
+    """
+
+    kind: Literal["synthesizer"] = "synthesizer"
+    heads: Size
+    head_width: Size | None = None
+    length: Size
+    synthesis: Literal["dense", "random", "factorised-dense", "factorised-random"] = "dense"
+    fixed: bool = False
+    dot: bool = False
+    rank: Size = 8
+    columns: Size | None = None  # about as many as rows when not given
+    pattern: Pattern = Full()
+    bias: bool = True
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @property
+    def causal(self) -> bool:
+        return self.pattern.decodes
+
+    def leak(self) -> str | None:
+        return self.pattern.leak()
+
+    @property
+    def dense(self) -> bool:
+        return self.synthesis in ("dense", "factorised-dense")
+
+    @property
+    def factors(self) -> tuple[int, int]:
+        """a and b of the factorised dense one: a·b places, at least `length`."""
+        b = self.columns or max(1, round(self.length**0.5))
+        return -(-self.length // b), b
+
+    @property
+    def attention(self) -> Attention:
+        """What it stands for."""
+        return Attention(heads=self.heads, head_width=self.head_width, pattern=self.pattern, bias=self.bias)
+
+    def sizes(self, common: Common) -> Heads:
+        return self.attention.sizes(common)
+
+    def build(self, common: Common) -> SubLayer:
+        return SynthesizerModule(self, common)
+
+    def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
+        sizes, linear, seen = self.sizes(common), common.linear, self.pattern.mean_keys(length)
+        inner = sizes.inner
+        total = linear.cost(common.width, inner, self.bias) + linear.cost(inner, common.width, self.bias)
+        total += Cost(flops=2 * inner * seen) + cache_cost(self.pattern, inner * (2 if self.dot else 1), length)
+        if self.dot:
+            total += linear.cost(common.width, inner, self.bias) * 2 + Cost(parameters=2, flops=2 * inner * seen)
+        if self.dense:
+            outputs = self.length if self.synthesis == "dense" else sum(self.factors)
+            flops = 2 * inner * (seen if self.synthesis == "dense" else outputs)
+            biases = self.heads * outputs if self.bias else 0
+            return total + linear.cost(common.width, inner, self.bias) + Cost(inner * outputs + biases, flops)
+        if self.synthesis == "random":
+            return total + Cost(0 if self.fixed else self.heads * self.length**2)
+        size = 2 * self.heads * self.length * self.rank
+        return total + Cost(0 if self.fixed else size, 2 * self.heads * self.rank * seen)
+
+    def problems(self, common: Common) -> list[tuple[str, str]]:
+        found = self.attention.problems(common)
+        if self.fixed and self.dense:
+            found.append(
+                ("fixed", f"{self.synthesis} scores are made from tokens by learned maps; only random ones are")
+            )
+        return found
+
+
+class Synthesis(nn.Module):
+    """Scores of places: hidden (batch, heads, queries, head_width) or nothing, positions (batch or 1, time)."""
+
+    def at(self, hidden: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        """(batch or 1, heads, queries, keys)"""
+        raise NotImplementedError
+
+
+class DenseSynthesis(Synthesis):
+    """One map to `places` scores, or two to factors of them."""
+
+    def __init__(self, heads: Heads, outputs: tuple[int, ...], bias: bool) -> None:
+        super().__init__()
+        shapes = [(heads.heads, heads.head_width, size) for size in outputs]
+        self.maps = nn.ParameterList([nn.Parameter(torch.empty(shape)) for shape in shapes])
+        self.shifts = nn.ParameterList([nn.Parameter(torch.empty(shape[0], 1, shape[2])) for shape in shapes if bias])
+        self.outputs = outputs
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for table in self.maps:
+            for head in table:
+                nn.init.xavier_uniform_(head)
+        for shift in self.shifts:
+            nn.init.zeros_(shift)
+
+    def at(self, hidden: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        if len(self.outputs) == 1:
+            return self.scores(hidden, 0, keys)
+        columns = self.outputs[1]
+        return self.scores(hidden, 0, keys // columns) * self.scores(hidden, 1, keys % columns)
+
+    def scores(self, hidden: Tensor, number: int, places: Tensor) -> Tensor:
+        table = self.maps[number].to(hidden.dtype)
+        shift = self.shifts[number].to(hidden.dtype) if len(self.shifts) else None
+        few = len(places) == 1 and places.shape[1] < table.shape[2]  # rows that agree ask only for what they need
+        if few:
+            table, shift = table[:, :, places[0]], None if shift is None else shift[:, :, places[0]]
+        found = hidden @ table if shift is None else hidden @ table + shift
+        return found if few else found.gather(-1, places[:, None, None].expand(len(found), *found.shape[1:3], -1))
+
+
+class RandomSynthesis(Synthesis):
+    left: Tensor  # (heads, length, rank)
+    right: Tensor
+    table: Tensor  # (heads, length, length)
+
+    def __init__(self, shape: tuple[int, ...], fixed: bool, factorised: bool) -> None:
+        super().__init__()
+        names = ("left", "right") if factorised else ("table",)
+        self.factorised = factorised
+        for name in names:
+            empty = torch.empty(shape)
+            if fixed:
+                self.register_buffer(name, empty)
+            else:
+                self.register_parameter(name, nn.Parameter(empty))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Scores begin with variance 1."""
+        for table in [*self.parameters(), *self.buffers()]:
+            nn.init.normal_(table, std=table.shape[-1] ** -0.25 if self.factorised else 1.0)
+
+    def at(self, hidden: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        if self.factorised:
+            left, right = self.left[:, queries], self.right[:, keys]  # (heads, batch or 1, time, rank)
+            return (left @ right.transpose(-1, -2)).transpose(0, 1)
+        found: Tensor = self.table[:, queries[:, :, None], keys[:, None, :]].transpose(0, 1)
+        return found
+
+
+class SynthesizerModule(Looking):
+    def __init__(self, config: Synthesizer, common: Common) -> None:
+        sizes, build, bias = config.sizes(common), common.linear.build, config.bias
+        super().__init__(config.pattern, SynthesizedScores(config, sizes), RelativeModule(), True, config.dropout)
+        self.heads = self.kv_heads = sizes.heads
+        self.head_width, self.length = sizes.head_width, config.length
+        self.hidden = build(common.width, sizes.inner, bias) if config.dense else None
+        self.q = build(common.width, sizes.inner, bias) if config.dot else None
+        self.k = build(common.width, sizes.inner, bias) if config.dot else None
+        self.v = build(common.width, sizes.inner, bias)
+        self.out = build(sizes.inner, common.width, bias)
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (batch, heads, time, head_width)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        keys = context.queries
+        self.check(keys)
+        v = self.split(self.v(x))
+        asked = [] if self.hidden is None else [self.split(self.hidden(x)).relu()]
+        asked += [] if self.q is None else [self.split(self.q(x))]
+        q = torch.cat(asked, -1) if asked else v[..., :0]
+        k = v[..., :0] if self.k is None else self.split(self.k(x))
+        if state is not None:
+            assert isinstance(state, Cache)
+            k, v, keys = state.append(k, v, context)
+        mixed: Tensor = self.out(self.look(q, k, v, context, keys).transpose(1, 2).flatten(2))
+        return mixed
+
+    def check(self, facts: Facts) -> None:
+        places = facts.positions if facts.real is None else facts.positions.where(facts.real, 0)
+        if places.numel() and (longest := int(places.max()) + 1) > self.length:
+            text = f"a sentence of {longest} tokens is longer than the {self.length} places a synthesizer scores"
+            raise UserError(f"{text}; cut it, or make the mixer's length larger")
+
+
+class SynthesizedScores(ScoresModule):
+    """q is what is asked of places, then of keys, as far as there is either."""
+
+    def __init__(self, config: Synthesizer, heads: Heads) -> None:
+        super().__init__()
+        self.length, self.width = config.length, heads.head_width
+        self.synthesis: Synthesis
+        if config.dense:
+            outputs = (config.length,) if config.synthesis == "dense" else config.factors
+            self.synthesis = DenseSynthesis(heads, outputs, config.bias)
+        else:
+            factorised = config.synthesis == "factorised-random"
+            shape = (heads.heads, config.length, config.rank if factorised else config.length)
+            self.synthesis = RandomSynthesis(shape, config.fixed, factorised)
+        self.mixture = nn.Parameter(torch.zeros(2)) if config.dot else None  # softmax of these: α and 1 − α
+
+    def reset_parameters(self) -> None:
+        if self.mixture is not None:
+            nn.init.zeros_(self.mixture)
+
+    def score(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        last = self.length - 1  # beyond it stands only padding
+        found = self.synthesis.at(q[..., : self.width], queries.clamp(max=last), keys.clamp(max=last))
+        found = found.to(q.dtype).expand(len(q), -1, -1, -1)
+        if self.mixture is None:
+            return found
+        alpha, rest = self.mixture.softmax(0).to(q.dtype)
+        return alpha * found + rest * self.width**-0.5 * (q[..., -self.width :] @ k.transpose(-1, -2))

@@ -1,0 +1,152 @@
+"""Two parts side by side on the same tokens, joined, and a third behind them.
+
+So, Liang, Le 2019, "The Evolved Transformer", section 3: the cells they search among are made of such blocks, a left
+and a right branch of any width and a way to combine them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import WrapValidator
+from torch import Tensor, nn
+
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.dropout import Dropout
+from allyouneed.nn.states.base import State
+from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
+
+
+def _mixer_or_channel(value: Any, _: Any) -> Any:
+    kind = value.get("kind") if isinstance(value, dict) else value
+    known = isinstance(kind, str) and kind in Channel.registry and kind not in Mixer.registry
+    return Channel.choose(value) if known or isinstance(value, Channel) else Mixer.choose(value)
+
+
+Piece = Annotated[Mixer | Channel, WrapValidator(_mixer_or_channel)]
+
+
+class Branches(Mixer):
+    """then(norm(join(left(x), right(x)))): dropout behind each branch, zeros behind what is narrower than the model.
+
+    `join`: `sum` (the narrower branch filled up with zeros), `product` (with ones), or `concat`. The part behind the
+    join sees as many features as it gives; what comes out at the end may have fewer than the model, not more.
+    """
+
+    kind: Literal["branches"] = "branches"
+    left: Piece
+    right: Piece | None = None
+    join: Literal["sum", "product", "concat"] = "sum"
+    norm: bool = True
+    then: Piece | None = None
+
+    @property
+    def causal(self) -> bool:
+        return all(part.causal for part in self.pieces.values() if isinstance(part, Mixer))
+
+    def leak(self) -> str | None:
+        return next((why for part in self.pieces.values() if isinstance(part, Mixer) and (why := part.leak())), None)
+
+    @property
+    def pieces(self) -> dict[str, Mixer | Channel]:
+        found = {"left": self.left, "right": self.right, "then": self.then}
+        return {name: part for name, part in found.items() if part is not None}
+
+    def joined(self, common: Common) -> Common:
+        """What parts behind the join have in common."""
+        widths = [part.outputs(common) for name, part in self.pieces.items() if name != "then"]
+        return common.model_copy(update={"width": sum(widths) if self.join == "concat" else max(widths)})
+
+    def around(self, common: Common) -> list[tuple[str, Mixer | Channel, Common]]:
+        """Each part, and what it has in common with those around it."""
+        joined = self.joined(common)
+        return [(name, part, joined if name == "then" else common) for name, part in self.pieces.items()]
+
+    def build(self, common: Common) -> SubLayer:
+        return BranchesModule(self, common)
+
+    def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
+        total = common.norm.cost(self.joined(common).width) if self.norm else Cost()
+        for _, part, its in self.around(common):
+            total += part.cost(its, length) if isinstance(part, Mixer) else part.cost(its)
+        return total
+
+    def shared(self, common: Common) -> dict[Hashable, Cost]:
+        found: dict[Hashable, Cost] = {}
+        for _, part, its in self.around(common):
+            found |= part.shared(its) if isinstance(part, Mixer) else {}
+        return found
+
+    def problems(self, common: Common) -> list[tuple[str, str]]:
+        parts = self.around(common)
+        found = [(f"{name}.{key}", text) for name, part, its in parts for key, text in part.problems(its)]
+        found += [
+            (f"{name}.kind", "looks at an encoder, and at nothing else: let it be the cross of a layer")
+            for name, part, _ in parts
+            if isinstance(part, Mixer) and not part.mixes
+        ]
+        outputs = self.joined(common).width if self.then is None else self.then.outputs(self.joined(common))
+        if outputs > common.width:
+            key = "join" if self.then is None else "then"
+            found.append((key, f"gives {outputs} features where the model has {common.width}"))
+        return found
+
+
+class BranchesModule(SubLayer):
+    def __init__(self, config: Branches, common: Common) -> None:
+        super().__init__()
+        self.width, self.join = common.width, config.join
+        self.pieces = nn.ModuleDict({name: part.build(its) for name, part, its in config.around(common)})
+        self.dropout = Dropout(common.dropout)
+        self.norm = common.norm.build(config.joined(common).width) if config.norm else None
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        states = state.parts if isinstance(state, Several) else {}
+        branches = [
+            self.dropout(self.pieces[name](x, context, states.get(name)))
+            for name in ("left", "right")
+            if name in self.pieces
+        ]
+        y = self.joined(branches)
+        if self.norm is not None:
+            y = self.norm(y, context)
+        if "then" in self.pieces:
+            y = self.pieces["then"](y, context, states.get("then"))
+        return nn.functional.pad(y, (0, self.width - y.shape[-1]))
+
+    def joined(self, branches: list[Tensor]) -> Tensor:
+        if self.join == "concat":
+            return torch.cat(branches, -1)
+        widest, value = max(y.shape[-1] for y in branches), 0.0 if self.join == "sum" else 1.0
+        y, *others = (nn.functional.pad(y, (0, widest - y.shape[-1]), value=value) for y in branches)
+        for other in others:
+            y = y + other if self.join == "sum" else y * other
+        return y
+
+    def new_state(self) -> State | None:
+        parts = {name: part.new_state() for name, part in self.pieces.items() if isinstance(part, SubLayer)}
+        kept = {name: state for name, state in parts.items() if state is not None}
+        return Several(kept) if kept else None
+
+
+class Several(State):
+    """The states of parts inside a part."""
+
+    def __init__(self, parts: dict[str, State]) -> None:
+        self.parts = parts
+
+    def select(self, rows: Tensor) -> None:
+        for state in self.parts.values():
+            state.select(rows)
+
+    def trim(self, length: int, each: Tensor | None = None) -> None:
+        for state in self.parts.values():
+            state.trim(length, each)
+
+    @property
+    def bytes(self) -> int:
+        return sum(state.bytes for state in self.parts.values())

@@ -1,0 +1,143 @@
+"""White-box layers that compress and sparsify (Yu et al. 2023, "White-Box Transformers via Sparse Rate Reduction").
+
+A CRATE layer is one step of descent on the sparse rate reduction (eq. 1): attention whose queries, keys and values
+are one and the same projection lowers the coding rate of tokens against subspaces U_k (2.3), then a step of ISTA writes
+them sparsely in a dictionary D (2.4). ISTA gives the new token, not something to add to the old one, so it stands on a
+wiring without a skip, in a layer of its own:
+
+    encoder: 12×(compress, sparsify)    compress: pre-norm, mssa    sparsify: no-skip, ista
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.linear.dense import Dense
+from allyouneed.nn.mixers.attention.attention import Looking, cache_cost
+from allyouneed.nn.mixers.attention.scores import ScaledDot
+from allyouneed.nn.patterns.core import Full, Pattern
+from allyouneed.nn.positions.relative import Heads, NoRelative
+from allyouneed.nn.states.base import Cache, State
+from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
+from allyouneed.nn.wiring.residual import Chained, Depth, Open, Step
+
+Size = Annotated[int, Field(gt=0)]
+
+
+class MSSA(Mixer):
+    """Multi-head subspace self-attention, eq. 11–12: MSSA(Z) = [U_1 … U_K] [SSA(Z|U_1); …; SSA(Z|U_K)],
+    SSA(Z|U) = UᵀZ softmax((UᵀZ)ᵀ(UᵀZ)); decoding keeps UᵀZ, half of what attention keeps.
+
+    `out: tied` is that equation, its constant p/(nε²) left to the learning of U. `linear` puts a map of its own, with a
+    bias, in the place of [U_1 … U_K], as the authors' code does. Scores are divided by √head_width, as there.
+    """
+
+    kind: Literal["mssa"] = "mssa"
+    heads: Size
+    head_width: Size | None = None  # width / heads when not given
+    pattern: Pattern = Full()
+    out: Literal["linear", "tied"] = "linear"
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @property
+    def causal(self) -> bool:
+        return self.pattern.decodes
+
+    def leak(self) -> str | None:
+        return self.pattern.leak()
+
+    def sizes(self, common: Common) -> Heads:
+        width = self.head_width or max(1, common.width // self.heads)
+        return Heads(self.heads, self.heads, width, self.pattern.causal)
+
+    def build(self, common: Common) -> SubLayer:
+        return MSSAModule(self, common)
+
+    def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
+        inner, linear = self.sizes(common).inner, common.linear
+        total = linear.cost(common.width, inner, False) + cache_cost(self.pattern, inner, length)
+        back = linear.cost(inner, common.width, True)
+        total += back if self.out == "linear" else Cost(flops=back.flops)
+        return total + Cost(flops=4 * inner * self.pattern.mean_keys(length))
+
+    def problems(self, common: Common) -> list[tuple[str, str]]:
+        found = []
+        if self.head_width is None and common.width % self.heads:
+            text = f"width {common.width} is not divisible by {self.heads} heads; set head_width or change one"
+            found.append(("heads", text))
+        if self.out == "tied" and not isinstance(common.linear, Dense):
+            found.append(("out", "only a dense map can be used both ways; say out: linear"))
+        return found
+
+
+class MSSAModule(Looking):
+    def __init__(self, config: MSSA, common: Common) -> None:
+        sizes, plain = config.sizes(common), NoRelative()
+        scores = ScaledDot().build(sizes, common)
+        super().__init__(config.pattern, scores, plain.build(sizes, common), False, config.dropout)
+        self.heads = sizes.heads
+        self.subspaces = common.linear.build(common.width, sizes.inner, False)  # rows are U_1ᵀ, …, U_Kᵀ
+        self.out = common.linear.build(sizes.inner, common.width, True) if config.out == "linear" else None
+        self.exact = self.out is None  # its weights are multiplied from both sides, which packed ones cannot be
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        z = self.subspaces(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (batch, heads, time, head_width)
+        q, k, keys = self.scores.prepare(z), z, context.queries
+        if state is not None:
+            assert isinstance(state, Cache)
+            k, _, keys = state.append(z, z[..., :0], context)  # keys are values
+        seen = self.look(q, k, k, context, keys).transpose(1, 2).flatten(2)
+        if self.out is not None:
+            mixed: Tensor = self.out(seen)
+            return mixed
+        assert isinstance(self.subspaces, nn.Linear)
+        return seen @ self.subspaces.weight
+
+
+class ISTA(Channel):
+    """Eq. 17: ReLU(z + η Dᵀ(z − Dz) − ηλ), one step of η toward a non-negative code of z in the dictionary D whose
+    sparsity λ weighs. Both are 0.1 in the authors' code."""
+
+    kind: Literal["ista"] = "ista"
+    step: Annotated[float, Field(gt=0)] = 0.1
+    sparsity: Annotated[float, Field(ge=0)] = 0.1
+
+    def build(self, common: Common) -> SubLayer:
+        return ISTAModule(self, common)
+
+    def cost(self, common: Common) -> Cost:
+        return Cost(parameters=common.width**2, flops=4 * common.width**2)
+
+
+class ISTAModule(SubLayer):
+    def __init__(self, config: ISTA, common: Common) -> None:
+        super().__init__()
+        self.step, self.sparsity = config.step, config.sparsity
+        # not called a weight: an init would draw it as a map of features, but it must begin as the authors' does
+        self.dictionary = nn.Parameter(torch.empty(common.width, common.width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.kaiming_uniform_(self.dictionary)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        d = self.dictionary.to(x.dtype)
+        toward = (x - x @ d.T) @ d  # tokens are rows here, so this is Dᵀ(z − Dz)
+        return (x + self.step * (toward - self.sparsity)).relu()
+
+
+class NoSkip(Chained, Open):
+    """Sublayer(LayerNorm(x)): nothing goes around the sub-layer (Yu et al. 2023, eq. 17; Dong, Cordonnier, Loukas 2021,
+    "Attention is Not All You Need", on what becomes of attention without a skip)."""
+
+    kind: Literal["no-skip"] = "no-skip"
+
+    def step(self, depth: Depth) -> Step:
+        return lambda x, f, norm: f(norm(x))

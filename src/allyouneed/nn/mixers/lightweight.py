@@ -1,0 +1,141 @@
+"""Convolutions whose filters are softmax weights (Wu et al. 2019, "Pay Less Attention with Lightweight and Dynamic
+Convolutions"): a token is a mean of its neighbours, weighed by how far they stand (lightweight, 3) or by what the token
+itself asks for (dynamic, 4). All features of a head share a filter.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.dropout import Dropout
+from allyouneed.nn.mixers.convolution import Recent, Sliding, lined_up
+from allyouneed.nn.states.base import State
+from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.sublayer import SubLayer
+
+Size = Annotated[int, Field(gt=0)]
+
+
+class SoftmaxConvolution(Sliding):
+    """out(convolution(in(x))), figure 2: `gated` doubles the first map and gates one half by the sigmoid of the other.
+
+    `size` places around a token, or the last ones up to it (`sees: past`); beyond the sentence there are zeros, which
+    keep their share of the softmax. `dropout` is of the weights (DropConnect, 3).
+    """
+
+    heads: Size
+    gated: bool = True
+    bias: bool = True  # of the two maps
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @abstractmethod
+    def filter_cost(self, common: Common) -> Cost: ...
+
+    def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
+        width = common.width
+        total = common.linear.cost(width, width * (2 if self.gated else 1), self.bias)
+        total += common.linear.cost(width, width, self.bias) + self.filter_cost(common)
+        kept = width * (self.size - 1 + SLACK) if self.size > 1 else 0
+        return total + Cost(flops=2 * width * self.size, state_constant=kept)
+
+    def problems(self, common: Common) -> list[tuple[str, str]]:
+        if common.width % self.heads:
+            return [("heads", f"width {common.width} is not divisible by {self.heads} heads")]
+        return []
+
+
+class LightweightConvolution(SoftmaxConvolution):
+    """Section 3: y_i,c = Σ_j softmax(W_h)_j x_{i+j−⌈(k+1)/2⌉,c}, h the head of feature c."""
+
+    kind: Literal["lightweight-convolution"] = "lightweight-convolution"
+
+    def build(self, common: Common) -> SubLayer:
+        return LightweightModule(self, common)
+
+    def filter_cost(self, common: Common) -> Cost:
+        return Cost(parameters=self.heads * self.size)
+
+
+class DynamicConvolution(SoftmaxConvolution):
+    """Section 4: the same with W = W^Q x_i, a filter made by the token it is for."""
+
+    kind: Literal["dynamic-convolution"] = "dynamic-convolution"
+
+    def build(self, common: Common) -> SubLayer:
+        return DynamicModule(self, common)
+
+    def filter_cost(self, common: Common) -> Cost:
+        return common.linear.cost(common.width, self.heads * self.size, False)
+
+
+class SoftmaxConvolutionModule(SubLayer):
+    def __init__(self, config: SoftmaxConvolution, common: Common) -> None:
+        super().__init__()
+        self.size, self.heads, self.reach, self.gated = config.size, config.heads, config.reach, config.gated
+        self.inside = common.linear.build(common.width, common.width * (2 if config.gated else 1), config.bias)
+        self.out = common.linear.build(common.width, common.width, config.bias)
+        self.dropout = Dropout(config.dropout)
+
+    @abstractmethod
+    def convolve(self, x: Tensor, lined: Tensor, places: Tensor | None) -> Tensor:
+        """`lined` has `size` places for each token of x, from `places` on, or for token t from t on."""
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        x = self.inside(x)
+        if self.gated:
+            values, gates = x.chunk(2, -1)
+            x = values * gates.sigmoid()
+        lined, places = (
+            (state.append(x, context), None) if isinstance(state, Recent) else lined_up(x, context, self.reach)
+        )
+        mixed: Tensor = self.out(self.convolve(x, lined, places))
+        return mixed
+
+    def new_state(self) -> State | None:
+        if self.reach[1]:
+            raise ValueError("a convolution that sees later tokens cannot decode; say sees: past")
+        return Recent(self.size - 1) if self.size > 1 else None
+
+
+class LightweightModule(SoftmaxConvolutionModule):
+    def __init__(self, config: LightweightConvolution, common: Common) -> None:
+        super().__init__(config, common)
+        # not called a weight, for inits draw those as matrices, and these are logits of `size` shares
+        self.taps = nn.Parameter(torch.empty(config.heads, config.size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.taps)
+
+    def convolve(self, x: Tensor, lined: Tensor, places: Tensor | None) -> Tensor:
+        width = x.shape[2]
+        taps = self.dropout(self.taps.softmax(-1)).to(x.dtype).repeat_interleave(width // self.heads, 0)
+        seen = nn.functional.conv1d(lined.transpose(1, 2), taps[:, None], groups=width).transpose(1, 2)
+        return seen if places is None else seen.gather(1, places.expand_as(x))
+
+
+class DynamicModule(SoftmaxConvolutionModule):
+    def __init__(self, config: DynamicConvolution, common: Common) -> None:
+        super().__init__(config, common)
+        self.filters = common.linear.build(common.width, config.heads * config.size, False)
+
+    def convolve(self, x: Tensor, lined: Tensor, places: Tensor | None) -> Tensor:
+        weights = self.filters(x).unflatten(-1, (self.heads, self.size)).softmax(-1)
+        weights = self.dropout(weights)[..., None]  # (batch, time, heads, size, 1)
+        seen = torch.zeros_like(x).unflatten(-1, (self.heads, -1))  # (batch, time, heads, width / heads)
+        for place in range(self.size):  # one place after another, so that no window is ever written out
+            there = lined[:, place : place + x.shape[1]] if places is None else _taken(lined, places + place)
+            seen = seen + weights[:, :, :, place] * there.unflatten(-1, (self.heads, -1))
+        return seen.flatten(2)
+
+
+def _taken(lined: Tensor, places: Tensor) -> Tensor:
+    return lined.gather(1, places.expand(-1, -1, lined.shape[2]))

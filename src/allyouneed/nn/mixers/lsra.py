@@ -1,0 +1,89 @@
+"""Long-short range attention (Wu, Liu, Lin, Lin, Han 2020, "Lite Transformer with Long-Short Range Attention", 4).
+
+Half of the features look far, by attention; the other half look near, by a convolution with softmax weights. Each half
+has its own maps in and out, as in the authors' code, and both stand side by side in the end. (Their feed-forward layers
+are flat besides: hidden is as wide as the model.)
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.mixers.attention.attention import Attention
+from allyouneed.nn.mixers.branches import Several
+from allyouneed.nn.mixers.lightweight import DynamicConvolution, LightweightConvolution
+from allyouneed.nn.patterns.core import Full, Pattern
+from allyouneed.nn.states.base import State
+from allyouneed.nn.sublayer import Mixer, SubLayer
+
+Size = Annotated[int, Field(gt=0)]
+
+
+class LSRA(Mixer):
+    """Figure 3: [attention(x_left), convolution(x_right)]. The convolution sees `size` places around a token, or only
+    the past where the attention's pattern does; both have as many `heads`."""
+
+    kind: Literal["lsra"] = "lsra"
+    heads: Size
+    size: Size
+    pattern: Pattern = Full()
+    convolution: Literal["dynamic", "lightweight"] = "dynamic"
+    gated: bool = True
+    bias: bool = True
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the weights of both
+
+    @property
+    def causal(self) -> bool:
+        return self.pattern.decodes
+
+    def leak(self) -> str | None:
+        return self.pattern.leak()
+
+    @property
+    def halves(self) -> dict[str, Mixer]:
+        alike = {"heads": self.heads, "bias": self.bias, "dropout": self.dropout}
+        kind = DynamicConvolution if self.convolution == "dynamic" else LightweightConvolution
+        sees: Literal["past", "around"] = "past" if self.causal else "around"
+        near = kind(size=self.size, sees=sees, gated=self.gated, **alike)
+        return {"far": Attention(pattern=self.pattern, **alike), "near": near}
+
+    @staticmethod
+    def half(common: Common) -> Common:
+        return common.model_copy(update={"width": common.width // 2})
+
+    def build(self, common: Common) -> SubLayer:
+        return LSRAModule(self, common)
+
+    def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
+        half = self.half(common)
+        return self.halves["far"].cost(half, length) + self.halves["near"].cost(half, length)
+
+    def problems(self, common: Common) -> list[tuple[str, str]]:
+        if common.width % 2:
+            return [("kind", f"width {common.width} has no halves")]
+        if common.width // 2 % self.heads:
+            return [("heads", f"half of width {common.width} is not divisible by {self.heads} heads")]
+        return []
+
+
+class LSRAModule(SubLayer):
+    def __init__(self, config: LSRA, common: Common) -> None:
+        super().__init__()
+        halves = config.halves
+        self.far, self.near = (halves[name].build(config.half(common)) for name in ("far", "near"))
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        left, right = x.chunk(2, -1)
+        kept = state.parts if isinstance(state, Several) else {}
+        return torch.cat((self.far(left, context, kept.get("far")), self.near(right, context, kept.get("near"))), -1)
+
+    def new_state(self) -> State:
+        parts = {"far": self.far.new_state(), "near": self.near.new_state()}
+        return Several({name: state for name, state in parts.items() if state is not None})

@@ -1,0 +1,229 @@
+"""Retention: attention without softmax whose past fades, so that it is a recurrence as well.
+
+Sun et al. 2023, "Retentive Network: A Successor to Transformer for Large Language Models", arXiv:2307.08621, section
+2; with decays that depend on the data: Sun et al. 2024, "You Only Cache Once: Decoder-Decoder Architectures for
+Language Models", arXiv:2405.05254, section 3.1.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.norms import Norm, RMSNorm
+from allyouneed.nn.ops.retention import chunkwise, fold, nothing, wide
+from allyouneed.nn.ops.unpack import sentences
+from allyouneed.nn.positions.relative import Heads
+from allyouneed.nn.positions.rotary import Rotary
+from allyouneed.nn.positions.rotary_scaling import Inclusive
+from allyouneed.nn.states.base import State
+from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
+from allyouneed.nn.sublayer import Mixer, SubLayer
+
+Size = Annotated[int, Field(gt=0)]
+
+TURNS = Rotary(order="interleaved", scaling=Inclusive())  # the Θ of eq. 5, as the authors' code spreads its angles
+
+
+class _Retaining(Mixer):
+    heads: Size
+    head_width: Size | None = None  # of queries and keys, width / heads when not given
+    value_width: Size | None = None  # of one head
+    head_norm: Norm = RMSNorm(weight=False)  # of each head's output: the GroupNorm of eq. 8, in the authors' code RMS
+
+    @property
+    def causal(self) -> bool:
+        return True
+
+    @abstractmethod
+    def values(self, keys: int) -> int:
+        """Width of a head's values where its keys have this one."""
+
+    @abstractmethod
+    def build(self, common: Common) -> RetentionModule: ...
+
+    def sizes(self, common: Common) -> tuple[int, int]:
+        """Widths of a head's keys and values."""
+        keys = self.head_width or max(1, common.width // self.heads)
+        return keys, self.value_width or self.values(keys)
+
+    def features(self, common: Common) -> int:
+        """What a token must be remembered by, to be folded again."""
+        return self.heads * sum(self.sizes(common))
+
+    def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
+        keys, values = self.sizes(common)
+        inner, outer, linear = self.heads * keys, self.heads * values, common.linear
+        total = linear.cost(common.width, inner, False) * 2 + linear.cost(common.width, outer, False) * 2
+        total += linear.cost(outer, common.width, False) + self.head_norm.cost(values)
+        total += Cost(flops=4 * inner * values)  # into S and out of it, token by token
+        return total + recurrent_cost(inner * (values + 1), self.features(common))
+
+    def problems(self, common: Common) -> list[tuple[str, str]]:
+        found = []
+        if self.head_width is None and common.width % self.heads:
+            text = f"width {common.width} is not divisible by {self.heads} heads; set head_width or change one"
+            found.append(("heads", text))
+        elif (keys := self.sizes(common)[0]) % 2:
+            found.append(("head_width", f"features of queries and keys turn in pairs; {keys} is odd"))
+        if not self.head_norm.tokenwise:
+            found.append(("head_norm", "a head's output is normalised token by token; this norm is not"))
+        return found
+
+
+class Retention(_Retaining):
+    """o_n = Σ_{m≤n} γ^{n−m} (q_n e^{inθ}) (k_m e^{imθ})† v_m, γ = 1 − 2^{−5−h} for head h; then normalised, gated by
+    swish(X W_G), and W_O (eq. 3, 8). Values are twice as wide as keys (section 3.1).
+
+    o_n is divided by max(|Σ_m score_nm|, √Σ_m γ^{n−m}) (section 2.2, "retention score normalization"), which the norm
+    takes back up to its eps, and gradients do not see.
+    """
+
+    kind: Literal["retention"] = "retention"
+
+    def values(self, keys: int) -> int:
+        return 2 * keys
+
+    def build(self, common: Common) -> RetentionModule:
+        return MultiScale(self, common)
+
+
+class GatedRetention(_Retaining):
+    """The same with γ_n = σ(X W_γ)^{1/τ} of each token and head, τ = `temperature` (Sun et al. 2024, eq. 4, 5). Values
+    are as wide as keys; scores are not normalised."""
+
+    kind: Literal["gated-retention"] = "gated-retention"
+    temperature: Annotated[float, Field(gt=0)] = 16.0
+
+    def values(self, keys: int) -> int:
+        return keys
+
+    def features(self, common: Common) -> int:
+        return super().features(common) + self.heads
+
+    def build(self, common: Common) -> RetentionModule:
+        return Gated(self, common)
+
+    def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
+        return super().cost(common, length, cross) + common.linear.cost(common.width, self.heads, False)
+
+
+class RetentionModule(SubLayer):
+    """What both do: token by token over the sums, and chunk by chunk wherever more tokens come at once."""
+
+    def __init__(self, config: _Retaining, common: Common) -> None:
+        super().__init__()
+        self.heads, (self.keys, self.values) = config.heads, config.sizes(common)
+        inner, outer, build = self.heads * self.keys, self.heads * self.values, common.linear.build
+        self.q, self.k = build(common.width, inner, False), build(common.width, inner, False)
+        self.v, self.gate = build(common.width, outer, False), build(common.width, outer, False)
+        self.out = build(outer, common.width, False)
+        self.norm = config.head_norm.build(self.values)
+        self.turns = TURNS.build(Heads(self.heads, self.heads, self.keys, True), common)
+
+    @abstractmethod
+    def decay(self, x: Tensor) -> Tensor:
+        """log γ of each token (batch, heads, time), or (1, heads, 1) if it is always the same; at least 32 bits."""
+
+    @abstractmethod
+    def scaled(self, o: Tensor, r: Tensor, context: Context) -> Tensor:
+        """What the norm gets, given also the sums of the scores r (batch, heads, time)."""
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        q, k, v = map(self.split, (self.q(x), self.k(x) * self.keys**-0.5, self.v(x)))
+        q, k, v = self.turns.turn(q, k, v, context)
+        log = self.decay(x)
+        if state is None:
+            o, r = self.over_sentences(q, k, v, log, context)
+        else:
+            assert isinstance(state, Recurrent)
+            o, r = self.after(state, q, k, v, log, context)
+        y = self.norm(self.scaled(o, r, context).to(x.dtype), context)
+        mixed: Tensor = self.out(nn.functional.silu(self.gate(x)) * y.transpose(1, 2).flatten(2))
+        return mixed
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (batch, heads, time, …)
+
+    def over_sentences(self, q: Tensor, k: Tensor, v: Tensor, log: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Padding on the right comes after all tokens, so none of them sees it."""
+        found, like = sentences(context), q.transpose(1, 2)
+
+        def lined(x: Tensor) -> Tensor:
+            return found.gather(x.transpose(1, 2)).transpose(1, 2)
+
+        o, r = chunkwise(lined(q), lined(k), lined(v), log if log.shape[-1] == 1 else lined(log))
+        o, r = (found.scatter(y.transpose(1, 2), like).transpose(1, 2) for y in (o, r))
+        return o, r
+
+    def after(
+        self, state: Recurrent, q: Tensor, k: Tensor, v: Tensor, log: Tensor, context: Context
+    ) -> tuple[Tensor, Tensor]:
+        """New tokens, after those in the state."""
+        sums = state.carry(len(q), q)
+        inputs = torch.cat([y.transpose(1, 2).flatten(2) for y in self.remembered(k, v, log)], -1)
+        then = self.fold(sums, inputs, context.queries.real)
+        state.keep(inputs, then, context)
+        if q.shape[2] == 1:
+            s, z = (part.to(q.dtype) for part in then)
+            return q @ s, (q @ z[..., None])[..., 0]
+        return chunkwise(q, k, v, log, (sums[0], sums[1]))  # padding comes after all new tokens
+
+    def remembered(self, k: Tensor, v: Tensor, log: Tensor) -> list[Tensor]:
+        return [k, v]
+
+    def recalled(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """k, v and log γ of what was remembered."""
+        k, v = inputs.split([self.heads * self.keys, self.heads * self.values], -1)
+        time = inputs.shape[1]
+        return self.split(k), self.split(v), self.decay(inputs).expand(-1, -1, time)
+
+    def fold(self, carry: Carry, inputs: Tensor, real: Tensor | None) -> Carry:
+        k, v, log = self.recalled(inputs)
+        if real is not None:
+            k, log = k * real[:, None, :, None], log * real[:, None]
+        return fold((carry[0], carry[1]), k, v, log)
+
+    def new_state(self) -> State:
+        return Recurrent(lambda batch, like: nothing(batch, self.heads, self.keys, self.values, like), self.fold)
+
+
+class MultiScale(RetentionModule):
+    def decay(self, x: Tensor) -> Tensor:
+        """In double precision until the logarithm is taken: the slowest heads are near 1."""
+        powers = -5 - torch.arange(self.heads, dtype=torch.float64, device=x.device)
+        return torch.log1p(-(2**powers)).to(wide(x.dtype))[None, :, None]
+
+    def scaled(self, o: Tensor, r: Tensor, context: Context) -> Tensor:
+        log = self.decay(r)
+        steps = context.queries.positions[:, None] + 1  # (batch or 1, 1, time)
+        mass = torch.expm1(steps * log) / torch.expm1(log)  # Σ_{m≤n} γ^{n−m}
+        return o / r.detach().abs().maximum(mass.sqrt())[..., None]
+
+
+class Gated(RetentionModule):
+    def __init__(self, config: GatedRetention, common: Common) -> None:
+        super().__init__(config, common)
+        self.temperature = config.temperature
+        self.decays = common.linear.build(common.width, config.heads, False)
+
+    def decay(self, x: Tensor) -> Tensor:
+        found: Tensor = self.decays(x)
+        return nn.functional.logsigmoid(found.to(wide(found.dtype))).transpose(1, 2) / self.temperature
+
+    def scaled(self, o: Tensor, r: Tensor, context: Context) -> Tensor:
+        return o
+
+    def remembered(self, k: Tensor, v: Tensor, log: Tensor) -> list[Tensor]:
+        return [k, v, log.to(k.dtype)[..., None]]
+
+    def recalled(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        k, v, log = inputs.split([self.heads * self.keys, self.heads * self.values, self.heads], -1)
+        return self.split(k), self.split(v), log.to(wide(log.dtype)).transpose(1, 2)

@@ -1,0 +1,183 @@
+"""Recurrent networks as token mixers: what came before attention, under the same wiring, with states like any other.
+
+Whole sentences go through torch's own kernels, so a model's `linear` does not reach these maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.ops.unpack import sentences
+from allyouneed.nn.states.base import State
+from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
+from allyouneed.nn.sublayer import Mixer, SubLayer
+
+
+class RNN(Mixer):
+    """h_t = f(x_t, h_{t−1}). `bidirectional`: a second one reads the sentence from its end, and both stand side by side
+    (Schuster, Paliwal 1997)."""
+
+    gates: ClassVar[int]  # maps of the input, and of the state
+    carries: ClassVar[int]  # vectors from one token to the next
+
+    hidden: Annotated[int, Field(gt=0)] | None = None  # of each direction; together the model's width when not given
+    bidirectional: bool = False
+    bias: bool = True
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def causal(self) -> bool:
+        return not self.bidirectional
+
+    def leak(self) -> str | None:
+        return "half of it reads the sentence from its end: say bidirectional: false" if self.bidirectional else None
+
+    def size(self, common: Common) -> int:
+        return self.hidden or max(1, common.width // self.directions)
+
+    def outputs(self, common: Common) -> int:
+        return self.size(common) * self.directions
+
+    def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
+        size, count = self.size(common), self.gates * self.directions
+        maps = size * (common.width + size)
+        total = Cost(parameters=count * (maps + 2 * self.bias * size), flops=2 * count * maps)
+        return total if self.bidirectional else total + recurrent_cost(self.carries * size, common.width)
+
+
+class LSTM(RNN):
+    """Hochreiter, Schmidhuber 1997, with the forget gate of Gers et al. 2000, as torch.nn.LSTM has it."""
+
+    gates: ClassVar[int] = 4
+    carries: ClassVar[int] = 2
+
+    kind: Literal["lstm"] = "lstm"
+
+    def build(self, common: Common) -> SubLayer:
+        return RNNModule(nn.LSTM, self, common)
+
+
+class GRU(RNN):
+    """Cho et al. 2014, "Learning Phrase Representations using RNN Encoder–Decoder", eq. 5–8.
+
+    The paper's reset gate comes `before` the state's matrix, U (r ⊙ h); torch.nn.GRU, cuDNN and most others put it
+    `after`, r ⊙ (U h). Before costs the fast kernel: it is computed token by token.
+    """
+
+    gates: ClassVar[int] = 3
+    carries: ClassVar[int] = 1
+
+    kind: Literal["gru"] = "gru"
+    reset: Literal["after", "before"] = "after"
+
+    def build(self, common: Common) -> SubLayer:
+        return RNNModule(nn.GRU, self, common) if self.reset == "after" else ResetBeforeModule(nn.GRU, self, common)
+
+
+class RNNModule(SubLayer):
+    def __init__(self, kind: Callable[..., nn.RNNBase], config: RNN, common: Common) -> None:
+        super().__init__()
+        self.hidden, self.carries, self.bidirectional = config.size(common), config.carries, config.bidirectional
+        self.rnn = kind(
+            common.width, self.hidden, bias=config.bias, batch_first=True, bidirectional=config.bidirectional
+        )
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        if isinstance(state, Recurrent):
+            y, carry = self.run(x, state.carry(len(x), x), context.queries.real)
+            state.keep(x, carry, context)
+            return y
+        lined = sentences(context)
+        rows = lined.gather(x)
+        if not rows.numel():
+            return x.new_zeros(*x.shape[:2], self.hidden * (1 + self.bidirectional))
+        return lined.scatter(self.whole(rows, lined.real), x)
+
+    def whole(self, x: Tensor, real: Tensor | None) -> Tensor:
+        """Sentences (batch, time, width), padded on the right, which only who comes from there would notice."""
+        y: Tensor
+        if real is None or not self.bidirectional:
+            y, _ = self.rnn(x)
+            return y
+        packed, _ = self.rnn(_packed(x, real))
+        return pad_packed_sequence(packed, True, total_length=x.shape[1])[0]
+
+    def run(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
+        """New tokens after a carry; padding on the right does not enter it."""
+        begin = tuple(value[None].to(x.dtype) for value in carry)  # (1, batch, hidden) each
+        y, after = self.rnn(x if real is None else _packed(x, real), begin if len(begin) > 1 else begin[0])
+        after = after if len(begin) > 1 else (after,)
+        if real is None:
+            return y, tuple(value[0] for value in after)
+        some = real.any(1)[:, None]
+        y = pad_packed_sequence(y, True, total_length=x.shape[1])[0]
+        return y, tuple(torch.where(some, new[0], old) for new, old in zip(after, carry, strict=True))
+
+    def begin(self, batch: int, like: Tensor) -> Carry:
+        return (like.new_zeros(batch, self.hidden),) * self.carries
+
+    def fold(self, carry: Carry, x: Tensor, real: Tensor | None) -> Carry:
+        return self.run(x, carry, real)[1]
+
+    def new_state(self) -> State:
+        if self.bidirectional:
+            raise ValueError("a bidirectional recurrence cannot decode: half of it reads the sentence from its end")
+        return Recurrent(self.begin, self.fold)
+
+
+def _packed(x: Tensor, real: Tensor) -> nn.utils.rnn.PackedSequence:
+    """As torch's kernels want rows of unequal lengths; a row without tokens cannot be said there, so it gets one."""
+    lengths = real.sum(1).clamp(min=1).cpu()
+    return pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+
+
+class ResetBeforeModule(RNNModule):
+    """The same weights: rows of the input's and the state's maps are those of r, z and the candidate."""
+
+    def whole(self, x: Tensor, real: Tensor | None) -> Tensor:
+        forwards, _ = self.loop(x, self.begin(len(x), x)[0], None, "")
+        if not self.bidirectional:
+            return forwards
+        lengths = torch.full((len(x),), x.shape[1], device=x.device) if real is None else real.sum(1)
+        steps = torch.arange(x.shape[1], device=x.device)
+        turned = (lengths[:, None] - 1 - steps).where(steps < lengths[:, None], steps)[..., None]  # last place first
+        reversed_, _ = self.loop(x.gather(1, turned.expand_as(x)), self.begin(len(x), x)[0], None, "_reverse")
+        return torch.cat((forwards, reversed_.gather(1, turned.expand_as(reversed_))), -1)
+
+    def run(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
+        y, after = self.loop(x, carry[0], real, "")
+        return y, (after,)
+
+    def loop(self, x: Tensor, h: Tensor, real: Tensor | None, which: str) -> tuple[Tensor, Tensor]:
+        maps = {name: getattr(self.rnn, f"{name}_l0{which}", None) for name in ("weight_ih", "bias_ih", "bias_hh")}
+        state = getattr(self.rnn, f"weight_hh_l0{which}")
+        seen = nn.functional.linear(x, maps["weight_ih"], maps["bias_ih"])  # type: ignore[arg-type]
+        if maps["bias_hh"] is not None:
+            seen = seen + maps["bias_hh"]
+        gates, own = state[: 2 * self.hidden].T, state[2 * self.hidden :].T
+        rows = []
+        for t in range(x.shape[1]):
+            new = gru_step(seen[:, t], h, gates, own)
+            h = new if real is None else torch.where(real[:, t, None], new, h)
+            rows.append(h)
+        return torch.stack(rows, 1), h
+
+
+def gru_step(seen: Tensor, h: Tensor, gates: Tensor, own: Tensor) -> Tensor:
+    """Cho et al. 2014, eq. 5–8, with what is seen of the input (r, z, candidate) already there; z keeps the old."""
+    r, z, new = seen.chunk(3, -1)
+    reset, update = (h @ gates).chunk(2, -1)
+    r, z = (r + reset).sigmoid(), (z + update).sigmoid()
+    return z * h + (1 - z) * (new + (r * h) @ own).tanh()

@@ -1,0 +1,112 @@
+"""A block: up to three sub-layers (mixer, cross, channel) on one wiring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from allyouneed.config import Config
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.positions.absolute import NoPositions, Positions
+from allyouneed.nn.states.base import State
+from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
+from allyouneed.nn.wiring.residual import Depth, PostNorm, ResidualModule, Wiring
+from allyouneed.nn.wiring.universal import Halt, Recurrence
+
+
+class Layer(Config):
+    """One entry of a stack's list: a block, `repeat` times, each with weights of its own unless they `share` them.
+
+    `coordinates` tell each of them anew which position and which repetition it is, and `halt` ends them early, token by
+    token (Dehghani et al. 2019, "Universal Transformers"): see wiring/universal.py.
+    """
+
+    repeat: Annotated[int, Field(gt=0)] = 1
+    share: bool = False  # the same weights in all of them (ALBERT: Lan et al. 2020, 3.1)
+    coordinates: Positions = NoPositions()
+    halt: Halt | None = None
+    wiring: Wiring = PostNorm()
+    mixer: Mixer | None = None
+    cross: Mixer | None = None
+    channel: Channel | None = None
+
+    @property
+    def sublayers(self) -> dict[str, Mixer | Channel]:
+        found = {"mixer": self.mixer, "cross": self.cross, "channel": self.channel}
+        return {name: part for name, part in found.items() if part is not None}
+
+    def problems(self, common: Common) -> list[tuple[str, str]]:
+        """(key, what is wrong with it in this model)."""
+        found = []
+        if self.recurs and not isinstance(self.wiring.begin(torch.zeros(1)), Tensor):
+            text = "coordinates and halt work on one stream of tokens, this one carries more between layers"
+            found.append(("wiring", text))
+        if self.coordinates.limit is not None:
+            found.append(("coordinates", "would count positions and steps up to a limit; sinusoidal has none"))
+        for slot, part in self.sublayers.items():
+            if (outputs := part.outputs(common)) != common.width:
+                found.append((slot, f"gives {outputs} features where the model has {common.width}"))
+        return found
+
+    @property
+    def recurs(self) -> bool:
+        return self.halt is not None or not isinstance(self.coordinates, NoPositions)
+
+    def build(self, common: Common, depth: Depth) -> Block:
+        return Block(self, common, depth)
+
+    def build_recurrence(self, common: Common) -> Recurrence | None:
+        """What leads through all `repeat` blocks, if not simply one follows another."""
+        return Recurrence(self.coordinates, self.halt, common.width) if self.recurs else None
+
+    def cost(self, common: Common, length: int) -> Cost:
+        """Of all `repeat` blocks, without what the whole stack shares."""
+        total = self.wiring.cost(common, len(self.sublayers))
+        if self.mixer is not None:
+            total += self.mixer.cost(common, length)
+        if self.cross is not None:
+            total += self.cross.cost(common, length, cross=True)
+        if self.channel is not None:
+            total += self.channel.cost(common)
+        total = replace(total * self.repeat, parameters=total.parameters * (1 if self.share else self.repeat))
+        total += self.coordinates.cost(common.width) * 2
+        return total if self.halt is None else total + self.halt.cost(common.width, self.repeat)
+
+
+class Block(nn.Module):
+    def __init__(self, config: Layer, common: Common, depth: Depth) -> None:
+        super().__init__()
+        self.sublayers = nn.ModuleDict(
+            {
+                name: part.build_cross(common) if name == "cross" and isinstance(part, Mixer) else part.build(common)
+                for name, part in config.sublayers.items()
+            }
+        )
+        self.wiring = config.wiring.build(common, len(self.sublayers), depth)
+
+    @property
+    def traces(self) -> bool:
+        """Every part of it does: it can be compiled as a whole."""
+        return isinstance(self.wiring, ResidualModule) and all(part.traces for part in self.sublayers.values())
+
+    def prepare(self, context: Context, rows: int) -> None:
+        for part in self.sublayers.values():
+            part.prepare(context, rows)  # type: ignore[operator]
+
+    def forward(self, stream: Any, context: Context, states: dict[str, State] | None = None) -> Any:
+        states = states or {}
+        calls = [partial(part, context=context, state=states.get(name)) for name, part in self.sublayers.items()]
+        return self.wiring(stream, calls, context)
+
+    def new_states(self, segments: bool = False) -> dict[str, State]:
+        """A fresh state for each sub-layer that keeps one; `segments`: to remember whole segments, not to decode."""
+        parts = {name: part for name, part in self.sublayers.items() if isinstance(part, SubLayer)}
+        states = {name: part.new_memory() if segments else part.new_state() for name, part in parts.items()}
+        return {name: state for name, state in states.items() if state is not None}

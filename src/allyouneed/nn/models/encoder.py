@@ -1,0 +1,103 @@
+"""A stack that reads: BERT, ViT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from torch import Tensor
+
+from allyouneed.nn.batch import Batch, Input, Rows
+from allyouneed.nn.context import Context, Facts, Memory, Record
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.embed.tokens import Embed, TokenEmbed
+from allyouneed.nn.heads.vocabulary import Head, VocabularyHead
+from allyouneed.nn.models.base import (
+    Layers,
+    Model,
+    ModelModule,
+    Problem,
+    Size,
+    Vocab,
+    count_layers,
+    outer_problems,
+    stack_problems,
+    watched,
+    weights_of,
+)
+from allyouneed.nn.models.stack import Stack, behind, stack_cost
+from allyouneed.nn.models.two_stream import read_on
+from allyouneed.nn.states.base import States
+from allyouneed.nn.wiring.residual import Depth
+
+
+class Encoder(Model):
+    """Embeddings, a stack, a head (Devlin et al. 2019, 3; Dosovitskiy et al. 2021, eq. 1-4)."""
+
+    kind: Literal["encoder"] = "encoder"
+    vocab: Size | None = None  # none where the input is no text
+    embed: Embed = TokenEmbed()
+    encoder: Layers
+    head: Head = VocabularyHead()
+
+    @property
+    def vocabs(self) -> Vocab | None:
+        return None if self.vocab is None else Vocab(source=self.vocab, target=self.vocab)
+
+    @property
+    def limit(self) -> int | None:
+        return self.embed.limit
+
+    def build(self) -> EncoderModel:
+        return EncoderModel(self)
+
+    def cost(self, length: int = 1024) -> Cost:
+        total = self.embed.cost(self, self.vocab) + stack_cost(self.encoder, self, length)
+        total += self.head.cost(behind(self.encoder, self), self.vocab, self.embed.vector(self), self.embed.ties)
+        return replace(total, state_per_token=0, state_constant=0)  # it keeps nothing
+
+    def problems(self) -> Iterator[Problem]:
+        yield from stack_problems("encoder", self.encoder, self, crosses=False, decodes=False, widens=True)
+        yield from outer_problems(self.embed, self.head, self, self.vocab, self.encoder)
+        if getattr(self.head, "distilled", False) and not getattr(self.embed, "distillation_token", False):
+            yield ("head", "distilled"), "reads the distillation token: set embed.distillation_token"
+
+
+class EncoderModel(ModelModule):
+    def __init__(self, config: Encoder) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = config.embed.build(config, config.vocab)
+        self.encoder = Stack(config.encoder, config, Depth(count_layers(config.encoder), 0, "encoder"))
+        tied = self.embed.tokens.weight if config.embed.ties else None
+        self.head = config.head.build(behind(config.encoder, config), config.vocab, tied)
+        config.init.apply(self, config.width)
+
+    def encode(self, given: Input, record: Record | None = None, losses: list[Tensor] | None = None) -> Memory:
+        facts: Facts = self.embed.facts(given)
+        x = self.embed(given, facts)
+        return Memory(self.encoder(x, Context(facts, record=record, losses=losses)), facts)
+
+    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
+        memory = self.encode(batch.target, losses=losses)
+        return memory.hidden, memory.facts
+
+    def start(self, rows: int) -> States:
+        """Ready to read so many texts in segments: nothing seen yet."""
+        device = next(self.parameters()).device
+        return States(self.encoder.new_states(segments=True), rows, device, None)
+
+    def advance(
+        self, new: Rows, states: States, asking: Rows | None = None, losses: list[Tensor] | None = None
+    ) -> Tensor:
+        """The next segment of every row, see `read_on`."""
+        return read_on(self.embed, self.encoder, new, states, asking, losses)
+
+    def attention(
+        self, batch: Batch, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+    ) -> dict[int, Tensor]:
+        """Attention weights by layer: (batch, heads, queries, keys)."""
+        modules, record = watched(self.encoder, "mixer", layers, heads)
+        self.encode(batch.target, record)
+        return weights_of(self.encoder, "mixer", modules, record)

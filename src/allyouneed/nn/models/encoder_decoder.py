@@ -1,0 +1,167 @@
+"""A stack that reads and one that writes: the paper, T5, Whisper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import TypeAdapter, WrapValidator
+from torch import Tensor
+
+from allyouneed.nn.batch import Batch, Input, Rows
+from allyouneed.nn.context import Context, Facts, Memory, Record
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.embed.tokens import Embed, TokenEmbed
+from allyouneed.nn.heads.vocabulary import Head, VocabularyHead
+from allyouneed.nn.models.base import (
+    Layers,
+    Model,
+    ModelModule,
+    Problem,
+    Size,
+    Vocab,
+    advance,
+    count_layers,
+    outer_problems,
+    stack_problems,
+    watched,
+    weights_of,
+)
+from allyouneed.nn.models.stack import Stack, stack_cost
+from allyouneed.nn.states.base import States
+from allyouneed.nn.wiring.residual import Depth
+
+_COUNT: TypeAdapter[int] = TypeAdapter(Size)
+
+
+def _one_or_two(value: Any, _: Any) -> int | Vocab:
+    """Chosen by what was written, so that a mistake is named by its own path and not once for each alternative."""
+    return Vocab.model_validate(value) if isinstance(value, Mapping | Vocab) else _COUNT.validate_python(value)
+
+
+class EncoderDecoder(Model):
+    """ "Attention Is All You Need", figure 1.
+
+    `source_embed`: an embedding of the source with its own keys (BART's own positions, Whisper's frames); as the
+    target's when not given. With one vocabulary its token matrix is the target's all the same.
+    """
+
+    kind: Literal["encoder-decoder"] = "encoder-decoder"
+    # one number: both languages share it, and one embedding matrix
+    vocab: Annotated[int | Vocab, WrapValidator(_one_or_two)]
+    embed: Embed = TokenEmbed()
+    source_embed: Embed | None = None
+    encoder: Layers
+    decoder: Layers
+    head: Head = VocabularyHead()
+
+    @property
+    def vocabs(self) -> Vocab:
+        return self.vocab if isinstance(self.vocab, Vocab) else Vocab(source=self.vocab, target=self.vocab)
+
+    @property
+    def joint(self) -> bool:
+        return not isinstance(self.vocab, Vocab)
+
+    @property
+    def limit(self) -> int | None:
+        return self.embed.limit
+
+    @property
+    def source_limit(self) -> int | None:
+        return (self.source_embed or self.embed).limit
+
+    @property
+    def generates(self) -> bool:
+        return isinstance(self.head, VocabularyHead)
+
+    def build(self) -> EncoderDecoderModel:
+        return EncoderDecoderModel(self)
+
+    def cost(self, length: int = 1024) -> Cost:
+        """FLOPs of one source token and one target token together."""
+        total = self.embed.cost(self, self.vocabs.target)
+        if not self.joint or self.source_embed is not None:
+            total += (self.source_embed or self.embed).cost(self, self.vocabs.source, shared=self.joint)
+        encoder = stack_cost(self.encoder, self, length)
+        total += Cost(encoder.parameters, encoder.flops)  # an encoder keeps nothing while decoding
+        total += stack_cost(self.decoder, self, length)
+        for layer in self.decoder:  # keys and values of the source, once per source token
+            if layer.cross is not None:
+                total += Cost(flops=layer.repeat * layer.cross.source_flops(self))
+        return total + self.head.cost(self, self.vocabs.target, self.embed.vector(self), self.embed.ties)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from stack_problems("encoder", self.encoder, self, crosses=False, decodes=False)
+        yield from stack_problems("decoder", self.decoder, self, crosses=True, decodes=True)
+        if self.decoder and not any(layer.cross for layer in self.decoder):
+            yield ("decoder",), "no layer has a cross: the decoder would never see the source"
+        yield from outer_problems(self.embed, self.head, self, self.vocabs.target)
+        if self.embed.reads is not Rows:
+            yield ("embed", "kind"), "what is written is text; its embedding must be 'tokens'"
+        if self.source_embed is not None:
+            found = self.source_embed.problems(self, self.vocabs.source)
+            yield from ((("source_embed", key), text) for key, text in found)
+
+
+class EncoderDecoderModel(ModelModule):
+    """`encode` once, then either the whole target at once (training) or tokens as they come, over `States`."""
+
+    def __init__(self, config: EncoderDecoder) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = config.embed.build(config, config.vocabs.target)
+        self.source_embed = None
+        if not config.joint or config.source_embed is not None:
+            tokens = self.embed.tokens if config.joint else None
+            self.source_embed = (config.source_embed or config.embed).build(config, config.vocabs.source, tokens)
+        depths = (count_layers(config.encoder), count_layers(config.decoder))
+        self.encoder = Stack(config.encoder, config, Depth(*depths, "encoder"))
+        self.decoder = Stack(config.decoder, config, Depth(*depths, "decoder"))
+        tied = self.embed.tokens.weight if config.embed.ties else None
+        self.head = config.head.build(config, config.vocabs.target, tied)
+        config.init.apply(self, config.width)
+
+    def encode(self, source: Input, record: Record | None = None, losses: list[Tensor] | None = None) -> Memory:
+        embed = self.embed if self.source_embed is None else self.source_embed
+        facts: Facts = embed.facts(source)
+        x = embed(source, facts)
+        return Memory(self.encoder(x, Context(facts, inputs=x, record=record, losses=losses)), facts, inputs=x)
+
+    def decode(
+        self, target: Rows, memory: Memory, record: Record | None = None, losses: list[Tensor] | None = None
+    ) -> Tensor:
+        facts: Facts = self.embed.facts(target)
+        x = self.embed(target, facts)
+        context = Context(facts, memory=memory, inputs=x, record=record, losses=losses)
+        hidden: Tensor = self.decoder(x, context)
+        return hidden
+
+    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
+        assert batch.source is not None, "an encoder-decoder needs a source"
+        hidden = self.decode(batch.rows, self.encode(batch.source, losses=losses), losses=losses)
+        return hidden, self.embed.facts(batch.rows)
+
+    def attention(
+        self,
+        batch: Batch,
+        where: Literal["encoder", "decoder", "cross"] = "cross",
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+    ) -> dict[int, Tensor]:
+        """Attention weights by layer: (batch, heads, queries, keys)."""
+        assert batch.source is not None, "an encoder-decoder needs a source"
+        stack, part = (self.encoder if where == "encoder" else self.decoder), ("cross" if where == "cross" else "mixer")
+        modules, record = watched(stack, part, layers, heads)
+        self.decode(batch.rows, self.encode(batch.source, record), record)
+        return weights_of(stack, part, modules, record)
+
+    def start(self, source: Input) -> States:
+        """Ready to decode these sources: nothing of the target seen yet."""
+        memory = self.encode(source)
+        return States(self.decoder.new_states(), len(memory.hidden), memory.hidden.device, memory)
+
+    def advance(self, new: Rows, states: States, last: bool = False) -> Tensor:
+        """Take in the next tokens of every row (one or many, unequal lengths padded right); hidden states of them, or
+        of each row's `last` one only (batch, 1, width)."""
+        return advance(self.embed, self.decoder, new, states, last)

@@ -1,0 +1,112 @@
+"""A stack: blocks one after another, of one kind or of many."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.models.block import Block, Layer
+from allyouneed.nn.states.base import State
+from allyouneed.nn.sublayer import Mixer
+from allyouneed.nn.wiring.residual import Depth, Open, Wiring
+
+
+class Stack(nn.Module):
+    """Blocks in order; `spans` are those of each entry of the list. Where one entry's stream is no stream for the next
+    (`changes`), the old wiring closes its own (with a joint, if it has an end) and the new one opens another.
+    `plans_ahead`: what layers share is made before the first of them runs, and not by it; compiled blocks need it."""
+
+    plans_ahead = False
+
+    def __init__(self, layers: Sequence[Layer], common: Common, depth: Depth) -> None:
+        super().__init__()
+        blocks: list[Block] = []
+        self.spans: list[range] = []
+        for layer in layers:
+            first = layer.build(common, depth)
+            again = range(layer.repeat - 1)
+            blocks += [first, *(first if layer.share else layer.build(common, depth) for _ in again)]
+            self.spans.append(range(len(blocks) - layer.repeat, len(blocks)))
+        share_modules(blocks)
+        self.blocks = nn.ModuleList(blocks)
+        self.wirings: list[Wiring] = [layer.wiring for layer in layers]
+        self.recurrences, self.joints = nn.ModuleDict(), nn.ModuleDict()
+        for number, layer in enumerate(layers):
+            if (recurrence := layer.build_recurrence(common)) is not None:
+                self.recurrences[str(number)] = recurrence
+        for number, (before, after) in enumerate(pairwise(self.wirings)):
+            if changes(before, after) and (end := before.end(common)) is not None:
+                self.joints[str(number)] = end
+        self.end = self.wirings[-1].end(common)
+
+    def forward(self, x: Tensor, context: Context, states: list[dict[str, State]] | None = None) -> Tensor:
+        whole = states is not None or context.record is not None  # every block is called: it remembers, or is watched
+        if self.plans_ahead and states is None:
+            for block in self.blocks:
+                block.prepare(context, len(x))  # type: ignore[operator]  # a Block
+        stream: Any = self.wirings[0].begin(x)
+        for number, span in enumerate(self.spans):
+            if number and changes(self.wirings[number - 1], self.wirings[number]):
+                joint = str(number - 1)
+                closed = self.joints[joint](stream, context) if joint in self.joints else stream
+                stream = self.wirings[number].begin(closed)
+            steps = [
+                partial(self.blocks[n], context=context, states=None if states is None else states[n]) for n in span
+            ]
+            if str(number) in self.recurrences:
+                stream = self.recurrences[str(number)](stream, steps, context, whole)
+                continue
+            for step in steps:
+                stream = step(stream)
+        result: Tensor = stream if self.end is None else self.end(stream, context)
+        return result
+
+    def new_states(self, segments: bool = False) -> list[dict[str, State]]:
+        """One entry for each block, also where blocks share their weights: each keeps what it alone has seen."""
+        return [block.new_states(segments) for block in self.blocks if isinstance(block, Block)]
+
+
+def changes(before: Wiring, after: Wiring) -> bool:
+    """Whether the stream of one wiring must be closed before another can go on. What leaves the stream open and
+    normalises only copies of it (pre-norm, parallel, …) can take turns on one stream."""
+    return before != after and not (isinstance(before, Open) and isinstance(after, Open))
+
+
+def behind(layers: Sequence[Layer], common: Common) -> Common:
+    """What a head has in common with the model: its width too, unless the last wiring ends wider."""
+    width = layers[-1].wiring.outputs(common)
+    return common if width == common.width else common.model_copy(update={"width": width})
+
+
+def share_modules(blocks: Iterable[Block]) -> None:
+    """Modules inside sub-layers that say they are one for the whole stack (`one_per_stack`, a key) become one."""
+    first: dict[Hashable, nn.Module] = {}
+    for block in blocks:
+        for owner in list(block.sublayers.modules()):
+            for name, child in list(owner.named_children()):
+                key = getattr(child, "one_per_stack", None)
+                if key is not None:
+                    setattr(owner, name, first.setdefault(key, child))
+
+
+def stack_cost(layers: Sequence[Layer], common: Common, length: int) -> Cost:
+    total = layers[-1].wiring.end_cost(common)
+    shared: dict[Hashable, Cost] = {}
+    for layer in layers:
+        total += layer.cost(common, length)
+        for part in (layer.mixer, layer.cross):
+            if isinstance(part, Mixer):
+                shared |= part.shared(common)
+    for before, after in pairwise(layers):
+        if changes(before.wiring, after.wiring):
+            total += before.wiring.end_cost(common)
+    for cost in shared.values():
+        total += cost
+    return total

@@ -1,0 +1,101 @@
+"""Two stacks that meet in one space: CLIP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from allyouneed.nn.batch import Batch, Input, Rows
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Facts
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.heads.sentence import PooledHead
+from allyouneed.nn.models.base import Model, ModelModule, Problem, Vocab
+from allyouneed.nn.models.encoder import Encoder
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+class TwoTowers(Model):
+    """Radford et al. 2021, "Learning Transferable Visual Models From Natural Language Supervision", figure 3.
+
+    Each tower is an encoder with its own width, norm, … and a `pooled` head, which makes one vector of `width`, that of
+    the space in which they meet. `temperature` divides the cosines; it is learned, from this start, and never makes
+    them more than `max_scale` times as large (2.5).
+    """
+
+    TOWERS: ClassVar[tuple[str, str]] = ("image", "text")
+
+    kind: Literal["two-towers"] = "two-towers"
+    image: Encoder
+    text: Encoder
+    temperature: Positive = 0.07
+    max_scale: Positive = 100.0
+
+    @property
+    def vocabs(self) -> Vocab | None:
+        return self.text.vocabs
+
+    @property
+    def limit(self) -> int | None:
+        return self.text.limit
+
+    def build(self) -> TwoTowersModel:
+        return TwoTowersModel(self)
+
+    def cost(self, length: int = 1024) -> Cost:
+        """FLOPs of one token of the image and one of the text together."""
+        total = self.image.cost(length) + self.text.cost(length) + Cost(parameters=1)
+        return replace(total, flops=total.flops + 2 * self.width)
+
+    def problems(self) -> Iterator[Problem]:
+        for name in self.TOWERS:
+            head = getattr(self, name).head
+            if not isinstance(head, PooledHead):
+                yield (name, "head", "kind"), "a tower ends in one vector; its head must be 'pooled'"
+            elif (head.width or getattr(self, name).width) != self.width:
+                yield (name, "head", "width"), f"must be {self.width}, the width of the space in which the towers meet"
+        if self.text.embed.reads is not Rows:
+            yield ("text", "embed", "kind"), "this tower reads text; its embedding must be 'tokens'"
+        for name, field in Common.model_fields.items():
+            if name != "width" and getattr(self, name) != field.get_default():
+                yield (name,), "each tower has its own; say it under 'image' or 'text'"
+
+
+class TwoTowersModel(ModelModule):
+    """The target of a batch is the texts, the source the images that belong to them, in the same order."""
+
+    def __init__(self, config: TwoTowers) -> None:
+        super().__init__()
+        self.config = config
+        self.image = config.image.build()
+        self.text = config.text.build()
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(config.temperature)))
+        self.most = math.log(config.max_scale)
+
+    @property
+    def scale(self) -> Tensor:
+        """1 / temperature. Where it is cut off, the gradient passes all the same, so that it can come back."""
+        return (self.log_scale - (self.log_scale - self.most).clamp(min=0).detach()).exp()
+
+    def vectors(self, tower: Literal["image", "text"], given: Input) -> Tensor:
+        """(batch, width), each of length 1."""
+        made: Tensor = (self.image if tower == "image" else self.text).logits(Batch(target=given))
+        return nn.functional.normalize(made, dim=-1)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Scaled cosines: (images, texts); those on the diagonal belong together."""
+        assert batch.source is not None, "two towers need images as the source and texts as the target"
+        return self.scale * self.vectors("image", batch.source) @ self.vectors("text", batch.target).T
+
+    def forward(self, batch: Batch, losses: list[Tensor] | None = None) -> Tensor:
+        return self.logits(batch)
+
+    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
+        raise NotImplementedError("two towers have no hidden states of one target; ask for logits or vectors")

@@ -1,0 +1,246 @@
+"""Cross-entropy of a linear map, in chunks that never keep the logits.
+
+A vocabulary is wide and a batch is long: their logits would be the largest tensor of a training step. Here each chunk
+of tokens gets its logits, its loss and its gradients in one go, and the next chunk reuses the memory. The plain
+definition, `cross_entropy(x @ weight.T + bias, labels, label_smoothing, reduction="sum")`, is its judge in the tests.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allyouneed.kernels import usable
+from allyouneed.nn.batch import IGNORE
+
+CHUNK_BYTES = 1 << 24  # logits of one chunk: small enough to stay near the cores, large enough to feed them
+GPU_SHARE, LEAST_ON_GPU = 32, 1 << 30  # a GPU's: such a part of its memory, in fp32; they are kept in half of that
+TILE = 256  # rows that a GPU's matrix product computes together
+EVEN = 64  # a GPU's product is slow where rows have an odd length: the vocabulary is then filled up to a multiple of it
+
+
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    bias: Tensor | None = None,
+    cap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """x (tokens, width), weight (vocab, width), labels (tokens,): summed smoothed loss and summed plain loss.
+
+    With label smoothing ε the target is (1 − ε) on the label plus ε / vocab everywhere (the paper, 5.4; Szegedy et
+    al. 2015, 7). The plain loss is for reporting: no gradient flows from it. `cap` c turns a logit z into c·tanh(z/c).
+    """
+    keep = labels != IGNORE
+    if x.device.type == "cpu" and not bool(keep.all()):  # a GPU would have to wait for the count
+        x, labels = x[keep], labels[keep]
+    training = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    total, plain = _LinearCrossEntropy.apply(x, weight, bias, labels, smoothing, cap, training)
+    return total, plain
+
+
+def chunk_bytes(device: torch.device) -> int:
+    """Of the logits of a chunk, in fp32."""
+    if device.type == "cpu":
+        return CHUNK_BYTES
+    return max(LEAST_ON_GPU, torch.cuda.get_device_properties(device).total_memory // GPU_SHARE)
+
+
+def _rows(device: torch.device, tokens: int, vocab: int) -> int:
+    """Tokens whose logits are computed together. On a GPU chunks are alike, and whole tiles: a small one at the end
+    would leave most of it idle."""
+    if device.type == "cpu":
+        return max(1, chunk_bytes(device) // (4 * vocab))
+    most = max(1024, chunk_bytes(device) // (4 * vocab))
+    each = -(-tokens // max(1, -(-tokens // most)))
+    return max(TILE, -(-each // TILE) * TILE)
+
+
+def judged(
+    logits: Tensor, labels: Tensor, bias: Tensor | None, smoothing: float, cap: float | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of a chunk (rows, vocab): the loss, the plain loss, and the loss's gradients by the logits and by the bias. The
+    same as below without writing over anything: what a compiler makes a kernel or two of."""
+    kept = (labels != IGNORE).float()[:, None]
+    scores = logits.float() if bias is None else logits.float() + bias.float()
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    here = torch.arange(logits.shape[1], device=logits.device) == labels.clamp(min=0)[:, None]
+    log_sum = scores.logsumexp(-1, keepdim=True)
+    nll = log_sum - scores.masked_fill(~here, 0.0).sum(-1, keepdim=True)
+    plain = (nll * kept).sum()
+    total = plain
+    if smoothing:
+        even = log_sum - scores.mean(-1, keepdim=True)
+        total = (((1 - smoothing) * nll + smoothing * even) * kept).sum()
+    gradient = (scores - log_sum).exp() - smoothing / logits.shape[1] - here * (1 - smoothing)
+    gradient = gradient * kept
+    if cap is not None:
+        gradient = gradient * (1 - (scores / cap).square())
+    return total, plain, gradient.to(logits.dtype), gradient.sum(0) if bias is not None else log_sum
+
+
+@cache
+def _compiled_judged() -> Any:
+    return torch.compile(judged, dynamic=False)
+
+
+class _Sums:
+    """What chunk after chunk adds up to. The matrix may have more rows than the vocabulary, of zeros."""
+
+    def __init__(self, features: Tensor, matrix: Tensor, vocab: int, biased: bool, training: bool) -> None:
+        self.features, self.matrix, self.vocab = features, matrix, vocab
+        fp32: Any = {"dtype": torch.float32, "device": features.device}
+        self.total, self.plain = torch.zeros((), **fp32), torch.zeros((), **fp32)
+        self.x = torch.empty_like(features) if training else None
+        empty = torch.empty if len(features) else torch.zeros
+        self.weight = empty(matrix.shape, **fp32) if training else None
+        self.bias = torch.zeros(vocab, **fp32) if training and biased else None
+
+    def add(self, start: int, gradient: Tensor) -> None:
+        """The gradient by the logits of the rows from here on."""
+        assert self.x is not None and self.weight is not None
+        rows = slice(start, start + len(gradient))
+        torch.mm(gradient, self.matrix, out=self.x[rows])
+        add_product(self.weight, gradient.T, self.features[rows], first=start == 0)
+
+
+def add_product(into: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """into += a @ b, or into = a @ b if it is the first. `into` has fp32; a GPU adds products of bf16 up in that too,
+    and none need be rounded, laid down and taken up again."""
+    if a.dtype == into.dtype:
+        torch.addmm(into, a, b, beta=0 if first else 1, out=into)
+    elif _adds_wide(a.device, a.dtype):
+        torch.addmm(into, a, b, into.dtype, beta=0 if first else 1, out=into)
+    elif first:
+        into.copy_(a @ b)
+    else:
+        into += a @ b
+
+
+@cache
+def _adds_wide(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this torch adds products of such numbers to fp32 there."""
+    into, few = torch.zeros(16, 16, device=device), torch.zeros(16, 16, dtype=dtype, device=device)
+    try:
+        torch.addmm(into, few, few, into.dtype, out=into)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def _by_kernel(sums: _Sums, labels: Tensor, bias: Tensor | None, smoothing: float, cap: float | None) -> None:
+    """A chunk's logits are read by one kernel, which leaves their gradient in their place."""
+    from allyouneed.kernels.triton.cross_entropy import judge
+
+    tokens, wide = len(labels), len(sums.matrix)
+    rows = min(tokens, _rows(labels.device, tokens, wide))
+    logits = torch.empty(rows, wide, dtype=sums.features.dtype, device=labels.device)
+    labels = labels.contiguous()
+    losses = torch.empty(2, tokens, dtype=torch.float32, device=labels.device)
+    for start in range(0, tokens, rows):
+        part = slice(start, min(start + rows, tokens))
+        here = torch.mm(sums.features[part], sums.matrix.T, out=logits[: part.stop - start])
+        total, plain = losses[0, part], losses[1, part]
+        judge(here, labels[part], IGNORE, bias, smoothing, cap, sums.vocab, total, plain, gradient=sums.x is not None)
+        if sums.x is not None:
+            sums.add(start, here)
+        if sums.bias is not None:
+            sums.bias += here[:, : sums.vocab].sum(0, dtype=torch.float32)
+    sums.total, sums.plain = losses[0].sum(), losses[1].sum()
+
+
+def _compiled(sums: _Sums, labels: Tensor, bias: Tensor | None, smoothing: float, cap: float | None) -> None:
+    rows, judge = _rows(labels.device, len(labels), sums.vocab), _compiled_judged()
+    for start in range(0, len(labels), rows):
+        logits = sums.features[start : start + rows] @ sums.matrix.T
+        total, plain, gradient, slant = judge(logits, labels[start : start + rows], bias, smoothing, cap)
+        sums.total += total
+        sums.plain += plain
+        if sums.x is not None:
+            sums.add(start, gradient)
+        if sums.bias is not None:
+            sums.bias += slant
+
+
+def _written(sums: _Sums, labels: Tensor, bias: Tensor | None, smoothing: float, cap: float | None) -> None:
+    rows = _rows(labels.device, len(labels), sums.vocab)
+    for start in range(0, len(labels), rows):
+        label = labels[start : start + rows]
+        kept = (label != IGNORE).float()
+        index = label.clamp(min=0)[:, None]
+        logits = (sums.features[start : start + rows] @ sums.matrix.T).float()  # (rows, vocab)
+        if bias is not None:
+            logits += bias.float()
+        if cap is not None:
+            logits = cap * torch.tanh(logits / cap)
+        slope = 1 - (logits / cap).square() if cap is not None and sums.x is not None else None
+        log_sum = logits.logsumexp(-1)
+        nll = log_sum - logits.gather(1, index).squeeze(1)
+        sums.plain += (nll * kept).sum()
+        if smoothing:
+            even = log_sum - logits.mean(-1)
+            sums.total += (((1 - smoothing) * nll + smoothing * even) * kept).sum()
+        else:
+            sums.total += (nll * kept).sum()
+        if sums.x is None:
+            continue
+        # d loss / d logits = softmax − target, written over the logits
+        gradient = logits.sub_(log_sum[:, None]).exp_()
+        if smoothing:
+            gradient.sub_(smoothing / sums.vocab)
+        gradient.scatter_add_(1, index, torch.full_like(index, smoothing - 1, dtype=torch.float32))
+        gradient = gradient.mul_(kept[:, None])
+        if slope is not None:
+            gradient.mul_(slope)
+        if sums.bias is not None:
+            sums.bias += gradient.sum(0)
+        sums.add(start, gradient.to(sums.features.dtype))
+
+
+def _filled_up(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The matrix in this precision, rows of zeros below it where the vocabulary is odd."""
+    vocab, width = weight.shape
+    if vocab % 8 == 0:
+        return weight.to(dtype)
+    matrix = weight.new_zeros(-(-vocab // EVEN) * EVEN, width, dtype=dtype)
+    matrix[:vocab] = weight
+    return matrix
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        smoothing: float,
+        cap: float | None,
+        training: bool,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        features, vocab = x.to(dtype), len(weight)
+        kernel = len(x) > 0 and usable(features)
+        matrix = _filled_up(weight, dtype) if kernel else weight.to(dtype)
+        sums = _Sums(features, matrix, vocab, bias is not None, training)
+        way = _by_kernel if kernel else _compiled if x.is_cuda else _written
+        way(sums, labels, bias, smoothing, cap)
+        ctx.save_for_backward(sums.x, None if sums.weight is None else sums.weight[:vocab], sums.bias)
+        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
+        ctx.mark_non_differentiable(sums.plain)
+        return sums.total, sums.plain
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        scale = gradients[0]
+        found = [
+            None if gradient is None else (gradient * scale).to(dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return *found, None, None, None, None

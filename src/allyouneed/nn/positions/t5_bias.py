@@ -1,0 +1,95 @@
+"""T5's positions: distances fall into buckets, and each head has learned a bias for each bucket."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from allyouneed.nn.common import Common
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.positions.relative import Heads, Relative, RelativeModule, distances
+
+
+class Buckets(Relative):
+    """Raffel et al. 2020, 2.1: a number for each head and bucket of distances is added to the scores. Half of the
+    buckets are for one distance each, the others grow like a logarithm up to `distance`; what is farther shares the
+    last one.
+
+    `bidirectional` gives one half of the buckets to keys ahead, without it they count as being here; when not said, it
+    is so where the attention is not causal. All layers of a stack have one table, as in T5; `untied` gives each its
+    own.
+    """
+
+    kind: Literal["buckets"] = "buckets"
+    buckets: Annotated[int, Field(ge=4)] = 32
+    distance: Annotated[int, Field(gt=0)] = 128
+    bidirectional: bool | None = None
+    untied: bool = False
+
+    def both(self, heads: Heads) -> bool:
+        return not heads.causal if self.bidirectional is None else self.bidirectional
+
+    def build(self, heads: Heads, common: Common) -> RelativeModule:
+        return BucketsModule(self, heads)
+
+    def cost(self, heads: Heads, common: Common, keys: float) -> Cost:
+        return self._table(heads) if self.untied else Cost()
+
+    def shared(self, heads: Heads, common: Common) -> dict[Hashable, Cost]:
+        return {} if self.untied else {self.key(heads): self._table(heads)}
+
+    def _table(self, heads: Heads) -> Cost:
+        return Cost(parameters=self.buckets * heads.heads)
+
+    def key(self, heads: Heads) -> Hashable:
+        return "buckets", self, heads.heads, self.both(heads)
+
+    def problems(self, heads: Heads, common: Common) -> list[tuple[str, str]]:
+        found = []
+        if heads.causal and self.bidirectional:
+            text = "a causal attention sees no key ahead: half of the buckets would never be used; leave it out"
+            found.append(("bidirectional", text))
+        if self.both(heads) and self.buckets % 2:
+            found.append(("buckets", f"{self.buckets} cannot be halved between keys behind and ahead; make it even"))
+        one_each = self.buckets // (4 if self.both(heads) else 2)
+        if self.distance <= one_each:
+            found.append(("distance", f"{self.distance} is no more than the {one_each} distances with a bucket each"))
+        return found
+
+
+def bucket(distance: Tensor, buckets: int, farthest: int, both: bool) -> Tensor:
+    """The number of the bucket of a distance, positive for keys behind the query."""
+    ahead = torch.zeros_like(distance)
+    if both:
+        buckets //= 2
+        ahead = (distance < 0) * buckets
+        distance = distance.abs()
+    distance = distance.clamp(min=0)
+    one_each = buckets // 2
+    grown = (distance.clamp(min=1).float() / one_each).log() / math.log(farthest / one_each)  # 0 … 1 and beyond
+    wide = one_each + (grown * (buckets - one_each)).long()
+    return ahead + torch.where(distance < one_each, distance, wide.clamp(max=buckets - 1))
+
+
+class BucketsModule(RelativeModule):
+    adds_bias = True
+
+    def __init__(self, config: Buckets, heads: Heads) -> None:
+        super().__init__()
+        self.config, self.both = config, config.both(heads)
+        self.one_per_stack = None if config.untied else config.key(heads)
+        self.table = nn.Embedding(config.buckets, heads.heads)
+
+    @property
+    def static(self) -> Hashable:
+        return "buckets", id(self)  # layers that share the table are one module
+
+    def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
+        numbers = bucket(distances(queries, keys), self.config.buckets, self.config.distance, self.both)
+        biases: Tensor = self.table(numbers)  # (batch or 1, queries, keys, heads)
+        return biases.permute(0, 3, 1, 2)

@@ -1,0 +1,106 @@
+"""Transformer-XL's relative positions: sinusoids of the distance, seen by each query in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.positions.absolute import Sinusoidal
+from allyouneed.nn.positions.relative import Heads, Relative, RelativeModule, distances
+
+
+class TransformerXL(Relative):
+    """Dai et al. 2019, 3.3: the score of query i and key j is q·k + q·W_R R_{i−j} + u·k + v·W_R R_{i−j}, which is
+    (q + u)·k + (q + v)·W_R R_{i−j}, with R sinusoids as wide as the model.
+
+    u and v are learned; all layers of a stack have the same, as in the authors' models; `untied` gives each its own.
+    What lies farther away than `clamp` counts as that far (`clamp_len` in the authors' code).
+    """
+
+    bilinear: ClassVar[bool] = True
+
+    kind: Literal["transformer-xl"] = "transformer-xl"
+    untied: bool = False
+    clamp: Annotated[int, Field(gt=0)] | None = None
+
+    def build(self, heads: Heads, common: Common) -> RelativeModule:
+        return TransformerXLModule(self, heads, common)
+
+    def cost(self, heads: Heads, common: Common, keys: float) -> Cost:
+        """As many distances as tokens (twice as many where both sides are seen) are mapped by W_R."""
+        sides = 1 if heads.causal else 2
+        linear = common.linear.cost(common.width, heads.inner, False)
+        each = Cost(linear.parameters, sides * linear.flops + 2 * sides * heads.inner * keys)
+        return each + (self._biases(heads) if self.untied else Cost())
+
+    def shared(self, heads: Heads, common: Common) -> dict[Hashable, Cost]:
+        return {} if self.untied else {_key(heads): self._biases(heads)}
+
+    def _biases(self, heads: Heads) -> Cost:
+        return Cost(parameters=2 * heads.inner)
+
+
+def _key(heads: Heads) -> Hashable:
+    return "transformer-xl", heads.heads, heads.head_width
+
+
+class TransformerXLBiases(nn.Module):
+    """u (`content`) and v (`place`): (heads, 1, head_width)."""
+
+    def __init__(self, heads: Heads, untied: bool) -> None:
+        super().__init__()
+        self.one_per_stack = None if untied else _key(heads)
+        self.content = nn.Parameter(torch.empty(heads.heads, 1, heads.head_width))
+        self.place = nn.Parameter(torch.empty(heads.heads, 1, heads.head_width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.content, std=0.02)
+        nn.init.normal_(self.place, std=0.02)
+
+
+class TransformerXLModule(RelativeModule):
+    """`turn` makes q + u of q, so that attention itself computes (q + u)·k; `bias` takes the u off again to add v."""
+
+    adds_bias = True
+
+    def __init__(self, config: TransformerXL, heads: Heads, common: Common) -> None:
+        super().__init__()
+        self.causal, self.clamp = heads.causal, config.clamp
+        self.sinusoids = Sinusoidal(order="halves").build(common.width)
+        self.far = common.linear.build(common.width, heads.inner, False)  # W_R
+        self.biases = TransformerXLBiases(heads, config.untied)
+
+    def turn(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        return q + self.biases.content.to(q.dtype), k, v
+
+    def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
+        away = distances(queries, keys)[:, None]  # (batch or 1, 1, queries, keys)
+        if self.causal:
+            away = away.clamp(min=0)  # keys ahead are hidden anyway
+        if self.clamp is not None:
+            away = away.clamp(-self.clamp, self.clamp)
+        first, last = int(away.min()), int(away.max())
+        every = self.sinusoids(torch.arange(first, last + 1, device=q.device)).to(self.biases.place.dtype)
+        looking = q + (self.biases.place - self.biases.content).to(q.dtype)
+        scores = self.scored(looking, every) * scale  # (batch, heads, queries, distances)
+        return scores.gather(-1, (away - first).expand(*scores.shape[:3], -1))
+
+    def scored(self, looking: Tensor, every: Tensor) -> Tensor:
+        """looking · W_R · R for each distance, the cheaper product first: while decoding, queries are fewer than
+        distances. A map that is no plain matrix can only be asked for W_R R."""
+        (distances, width), (batch, heads, queries, head_width) = every.shape, looking.shape
+        count = batch * queries
+        queries_first = count * (head_width * width + width * distances)
+        if type(self.far) is nn.Linear and queries_first < distances * head_width * (width + count):
+            weight = self.far.weight.unflatten(0, (heads, -1)).to(looking.dtype)  # (heads, head_width, width)
+            return looking @ weight @ every.to(looking.dtype).T
+        far = self.far(every).unflatten(-1, (heads, -1)).transpose(0, 1)  # (heads, distances, head_width)
+        return looking @ far.to(looking.dtype).transpose(-1, -2)

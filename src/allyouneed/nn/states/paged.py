@@ -1,0 +1,254 @@
+"""Keys and values in blocks of one pool (Kwon et al. 2023, "Efficient Memory Management for Large Language Model
+Serving with PagedAttention", arXiv:2309.06180, 4.2-4.4).
+
+A row has a list of blocks, its table, that holds for all layers alike. Rows that share a past share its blocks; who
+writes into a block that others hold as well gets a copy of it first. Leaving, joining and reordering rows move numbers
+in tables and no keys.
+
+Attention sees what it always sees: `PagedKeyValues.append` gathers a row's blocks side by side. That is the definition;
+of one new token a row, a kernel reads the blocks where they lie (`PagedKeyValues.meet`, kernels/triton/decode_attention.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from allyouneed.kernels import usable
+from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.states.base import Cache, KeyValues, State, States
+
+BLOCK = 8  # tokens of a block: half of one is wasted in each row
+
+
+class PoolFullError(Exception):
+    """More blocks were asked for than are free."""
+
+
+class Pool:
+    """So many blocks of so many tokens, in every layer that remembers keys and values. Block 0 belongs to nobody:
+    tables are filled up with it."""
+
+    def __init__(self, blocks: int, size: int = BLOCK) -> None:
+        self.blocks, self.size = blocks, size
+        self.free = list(range(blocks, 0, -1))
+        self.holders = [0] * (blocks + 1)
+        self.storage: dict[int, tuple[Tensor, Tensor]] = {}  # by layer
+
+    @property
+    def used(self) -> int:
+        return self.blocks - len(self.free)
+
+    def take(self, count: int) -> list[int]:
+        if count > len(self.free):
+            raise PoolFullError(f"{count} blocks asked for, {len(self.free)} of {self.blocks} are free")
+        found = [self.free.pop() for _ in range(count)]
+        for block in found:
+            self.holders[block] = 1
+        return found
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.holders[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.holders[block] -= 1
+            if not self.holders[block]:
+                self.free.append(block)
+
+    def layer(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Storage (blocks, heads, size, width) of a layer with such keys and values (batch, heads, time, width)"""
+        if number not in self.storage:
+            self.storage[number] = tuple(  # type: ignore[assignment]
+                new.new_zeros(self.blocks + 1, new.shape[1], self.size, new.shape[3]) for new in (keys, values)
+            )
+        return self.storage[number]
+
+
+class PagedKeyValues(Cache):
+    """One layer's view of the pool; who holds which blocks is the states' affair."""
+
+    def __init__(self, states: PagedStates, number: int) -> None:
+        self.states, self.number = states, number
+
+    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, Facts]:
+        slots, states = context.slots, self.states
+        assert slots is not None
+        stored = self._stored(keys, values)
+        for cache, new in zip(stored, (keys, values), strict=True):
+            cache[states.into, :, states.at] = new.transpose(1, 2)  # (batch, time, heads, width)
+        found = [
+            # (batch, blocks, heads, size, width) -> (batch, heads, end, width)
+            cache[states.tables].transpose(1, 2).flatten(2, 3)[:, :, : slots.time]
+            for cache in stored
+        ]
+        return found[0], found[1], slots
+
+    def _stored(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's storage, in which whoever writes has a block of its own."""
+        states = self.states
+        stored = states.pool.layer(self.number, keys, values)
+        if states.copies:
+            old, own = (list(blocks) for blocks in zip(*states.copies, strict=True))
+            for cache in stored:
+                cache[own] = cache[old]
+        return stored
+
+    def meet(self, q: Tensor, keys: Tensor, values: Tensor, context: Context, scale: float) -> Tensor | None:
+        """On a GPU a kernel reads the blocks where they lie."""
+        queries = context.queries
+        if not usable(q) or queries.time != 1 or queries.segments is not None or q.shape[-1] % 2:
+            return None
+        from allyouneed.kernels.triton.decode_attention import look
+
+        stored, states = self._stored(keys, values), self.states
+        seen = queries.positions[:, 0].expand(len(q)).contiguous()
+        new = keys[:, :, 0].contiguous(), values[:, :, 0].contiguous()
+        return look(q[:, :, 0].contiguous(), *stored, states.tables, seen, scale, states.pool.size, new)[:, :, None]
+
+    def select(self, rows: Tensor) -> None:
+        pass
+
+    def join(self, other: Self) -> None:
+        pass
+
+    def trim(self, length: int, each: Tensor | None = None) -> None:
+        pass
+
+    @property
+    def bytes(self) -> int:
+        stored = self.states.pool.storage.get(self.number, ())
+        blocks = len({block for table in self.states.held for block in table})
+        return sum(cache[0].numel() * cache.itemsize for cache in stored) * blocks
+
+
+class PagedStates(States):
+    """States whose growing caches lie in a pool; other states are what they were. Whoever drops them gives the blocks
+    back with `close`."""
+
+    def __init__(self, states: States, pool: Pool) -> None:
+        layers: list[dict[str, State]] = []
+        for number, layer in enumerate(states.layers):
+            paged = {
+                name: PagedKeyValues(self, number) if type(state) is KeyValues else state
+                for name, state in layer.items()
+            }
+            layers.append(paged)
+        super().__init__(layers, len(states.lengths), states.device, states.memory)
+        self.pool = pool
+        self.held: list[list[int]] = [[] for _ in states.lengths]
+        self.copies: list[tuple[int, int]] = []
+        self.outside: dict[int, tuple[Tensor, Tensor]] = {}  # what blocks held, by layer
+        self.places: list[list[int]] = []  # and which of them each row had
+        own = [state for layer in layers for state in layer.values() if not state.shared]
+        self.pages = any(isinstance(state, PagedKeyValues) for state in own)
+        self.whole = all(isinstance(state, PagedKeyValues) for state in own)  # all that is remembered lies in blocks
+        self.into = self.at = self.tables = torch.empty(0, dtype=torch.long)
+
+    def mark(self, new: Facts, end: int) -> None:
+        """New tokens are about to come: give every row blocks for its own, and find where they go."""
+        rows, size = len(self.lengths), self.pool.size
+        self.reserve([new.time] * rows if new.segments is None else new.segments.sum(1).tolist())
+        super().mark(new, end)
+        if not self.pages:
+            return
+        longest = max(*map(len, self.held), -(-end // size))
+        table = [blocks + [0] * (longest - len(blocks)) for blocks in self.held]
+        self.tables = torch.tensor(table, dtype=torch.long, device=self.device)
+        positions = new.positions.expand(rows, -1)
+        into = self.tables.gather(1, positions // size)  # (batch, time)
+        self.into, self.at = (into if new.real is None else into.where(new.real, 0)), positions % size
+
+    def reserve(self, counts: Sequence[int]) -> None:
+        """Blocks for so many more tokens of each row, and copies of those that others hold as well. All or nothing."""
+        if not self.pages:
+            return
+        size, needs = self.pool.size, []
+        holders: dict[int, int] = {}
+        for row, (seen, count) in enumerate(zip(self.lengths, counts, strict=True)):
+            held = self.held[row]
+            more = -(-(seen + count) // size) - len(held)
+            part = seen // size  # the block that is written into, if it is there already
+            shared = None
+            if count and part < len(held):
+                left = holders.setdefault(held[part], self.pool.holders[held[part]])
+                if left > 1:
+                    shared, holders[held[part]] = part, left - 1
+            needs.append((row, max(0, more), shared))
+        blocks = self.pool.take(sum(more + (shared is not None) for _, more, shared in needs))
+        self.copies = []
+        for row, more, shared in needs:
+            held = self.held[row]
+            if shared is not None:
+                own = blocks.pop()
+                self.copies.append((held[shared], own))
+                self.pool.release([held[shared]])
+                held[shared] = own
+            self.held[row] = held + [blocks.pop() for _ in range(more)]
+
+    def close(self) -> None:
+        for blocks in self.held:
+            self.pool.release(blocks)
+        self.held = [[] for _ in self.held]
+
+    def begin(self, row: int, blocks: list[int]) -> None:
+        """A new row has seen what these full blocks hold; they are held for it already."""
+        self.held[row], self.lengths[row] = blocks, len(blocks) * self.pool.size
+
+    def swap_out(self) -> None:
+        """Keep what the blocks hold outside of the pool, and give them back."""
+        blocks = sorted({block for held in self.held for block in held})
+        self.outside = {n: (keys[blocks], values[blocks]) for n, (keys, values) in self.pool.storage.items()}
+        place = {block: number for number, block in enumerate(blocks)}
+        self.places = [[place[block] for block in held] for held in self.held]
+        self.close()
+
+    def swap_in(self) -> None:
+        blocks = self.pool.take(self.swapped)
+        for number, both in self.outside.items():
+            for cache, kept in zip(self.pool.storage[number], both, strict=True):
+                cache[blocks] = kept
+        self.held = [[blocks[place] for place in places] for places in self.places]
+        for held in self.held:
+            self.pool.hold(held)
+        self.pool.release(blocks)  # now the rows hold them
+        self.outside, self.places = {}, []
+
+    @property
+    def swapped(self) -> int:
+        """How many blocks they had, and will need."""
+        return 1 + max((place for places in self.places for place in places), default=-1)
+
+    def join(self, other: Self) -> None:
+        super().join(other)
+        self.held, other.held = self.held + other.held, []
+
+    def pick(self, rows: Sequence[int]) -> Self:
+        for blocks in self.held:  # the copy holds them too, until it lets go of all but its own
+            self.pool.hold(blocks)
+        new = super().pick(rows)
+        for layer in new.layers:
+            for state in layer.values():
+                if isinstance(state, PagedKeyValues):
+                    state.states = new
+        return new
+
+    def trim(self, length: int | Sequence[int]) -> None:
+        super().trim(length)
+        for row, (blocks, left) in enumerate(zip(self.held, self.lengths, strict=True)):
+            kept = -(-left // self.pool.size)
+            self.pool.release(blocks[kept:])
+            self.held[row] = blocks[:kept]
+
+    def _select(self, rows: list[int], sources: list[int] | None) -> None:
+        super()._select(rows, sources)
+        kept = [list(self.held[row]) for row in rows]
+        for blocks in kept:
+            self.pool.hold(blocks)
+        for blocks in self.held:
+            self.pool.release(blocks)
+        self.held = kept

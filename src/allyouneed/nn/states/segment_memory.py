@@ -1,0 +1,128 @@
+"""A model that reads one long text in pieces over many batches (Dai et al. 2019, 3.2), and its memory written down.
+
+What it remembers was computed with the weights of earlier steps, so it cannot be computed again: whoever wants to go on
+later exactly as if nothing had been, keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from allyouneed.nn.batch import Batch
+from allyouneed.nn.context import Facts
+from allyouneed.nn.states.base import State, States
+
+Tensors = dict[str, Tensor]
+PLAIN = (bool, int, float, str)
+
+
+class Remembering:
+    """The model as a task sees it: `run` reads a batch over what is remembered of the one before, through which no
+    gradient flows; `Batch.begins` says where texts begin anew."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.head = model, model.head
+        self.states: States | None = None
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        found: Iterator[nn.Parameter] = self.model.parameters()
+        return found
+
+    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
+        rows = batch.rows
+        if self.states is None or batch.begins:
+            self.states = self.model.start(len(rows.tokens))
+        self.states.detach()
+        asking = {} if batch.source is None else {"asking": batch.source}  # behind the rows (models/two_stream.py)
+        return self.model.advance(rows, self.states, losses=losses, **asking), Facts.of(rows)
+
+    def forget(self) -> None:
+        self.states = None
+
+    def written(self) -> tuple[Tensors, Any]:
+        """All it remembers: tensors by name, and how they belong together, as JSON can hold it."""
+        tensors: Tensors = {}
+        if self.states is None:
+            return tensors, None
+        layers = [
+            {name: _packed(state, f"{number}.{name}", tensors) for name, state in layer.items()}
+            for number, layer in enumerate(self.states.layers)
+        ]
+        marks = {name: _packed(value, f"marks.{name}", tensors) for name, value in self.states.marks.items()}
+        return tensors, {"lengths": self.states.lengths, "marks": marks, "layers": layers}
+
+    def restore(self, tensors: Tensors, tree: Any) -> None:
+        """What `written` gave."""
+        if tree is None:
+            self.forget()
+            return
+        states: States = self.model.start(len(tree["lengths"]))
+        states.lengths = list(tree["lengths"])
+        states.marks = {name: _unpacked(value, None, tensors, states.device) for name, value in tree["marks"].items()}
+        for layer, told in zip(states.layers, tree["layers"], strict=True):
+            for name, value in told.items():
+                _unpacked(value, layer[name], tensors, states.device)
+        self.states = states
+
+    def keep(self, rows: range) -> None:
+        """Of what it remembers these rows only."""
+        if self.states is not None:
+            self.states.select(rows)
+
+    def joined(self, parts: Iterable[tuple[Tensors, Any]]) -> tuple[Tensors, Any]:
+        """What several that read other rows have written, as if one had read all."""
+        whole = Remembering(self.model)
+        for tensors, tree in parts:
+            one = Remembering(self.model)
+            one.restore(tensors, tree)
+            if whole.states is None or one.states is None:
+                whole = one
+            else:
+                whole.states.join(one.states)
+        return whole.written()
+
+
+def reading(model: Any, carries: bool) -> Any:
+    """The model itself, or as one that remembers from batch to batch."""
+    return Remembering(model) if carries else model
+
+
+def _packed(value: Any, path: str, tensors: Tensors) -> Any:
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return {"tensor": path}
+    if value is None or isinstance(value, PLAIN):
+        return {"plain": value}
+    if isinstance(value, tuple | list):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [_packed(entry, f"{path}.{n}", tensors) for n, entry in enumerate(value)]}
+    if isinstance(value, dict):
+        return {"dict": {key: _packed(entry, f"{path}.{key}", tensors) for key, entry in value.items()}}
+    if isinstance(value, State):
+        return {"state": {name: _packed(entry, f"{path}.{name}", tensors) for name, entry in vars(value).items()}}
+    return {}  # a function or a module: no memory, and a new state has its own
+
+
+def _unpacked(tree: Any, fresh: Any, tensors: Tensors, device: torch.device) -> Any:
+    """`fresh`: what stands there in a state that has seen nothing."""
+    if not tree:
+        return fresh
+    ((kind, value),) = tree.items()
+    if kind == "tensor":
+        return tensors[value].to(device)
+    if kind == "plain":
+        return value
+    if kind == "state":
+        for name, entry in value.items():
+            setattr(fresh, name, _unpacked(entry, vars(fresh)[name], tensors, device))
+        return fresh
+    if kind == "dict":
+        known = fresh if isinstance(fresh, dict) else {}
+        return {key: _unpacked(entry, known.get(key), tensors, device) for key, entry in value.items()}
+    there = list(fresh) if isinstance(fresh, tuple | list) and len(fresh) == len(value) else [None] * len(value)
+    found = [_unpacked(entry, old, tensors, device) for entry, old in zip(value, there, strict=True)]
+    return tuple(found) if kind == "tuple" else found

@@ -1,0 +1,194 @@
+"""States of a fixed shape: so many rows, with places for so many tokens each. A step over them asks the host nothing
+and can be captured in a CUDA graph (infer/cuda_graph/runner.py).
+
+Rows come in groups (beams, or several draws) that belong to one seat. A row's token at place p lies in the row that its
+table names, at slot p: reordering beams moves numbers in tables and no keys. Lengths live on the device; whoever has no
+more room writes into the last place again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from allyouneed.kernels import usable
+from allyouneed.nn.context import Context, Facts, Memory
+from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
+from allyouneed.nn.states.base import Cache, KeyValues, SourceKeyValues, State, States
+from allyouneed.nn.states.window import Ring
+
+
+class StaticKeyValues(Cache):
+    """Keys and values (rows, heads, capacity, head_width) of one layer, written in place."""
+
+    def __init__(self, states: StaticStates, keys: Tensor, values: Tensor) -> None:
+        self.states, self.keys, self.values = states, keys, values
+
+    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, Facts]:
+        """One token a row."""
+        assert context.slots is not None and keys.shape[2] == 1
+        self.put(keys[:, :, 0], values[:, :, 0], context.queries.positions[:, 0])
+        return *self.gathered(), context.slots
+
+    def put(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+        """(rows, heads, head_width) each, at these places (rows,)"""
+        self.keys[self.states.own, :, positions] = keys.to(self.keys.dtype)
+        self.values[self.states.own, :, positions] = values.to(self.values.dtype)
+
+    def take(self, rows: Tensor, past: State) -> None:
+        """These rows have this past."""
+        assert isinstance(past, KeyValues | Ring)
+        if past.keys is None or past.values is None:
+            return
+        if isinstance(past, KeyValues):
+            self.keys[rows, :, : past.end] = past.keys[:, :, : past.end]
+            self.values[rows, :, : past.end] = past.values[:, :, : past.end]
+            return
+        held = past.held()  # what is not there goes where nothing is looked at before it is written
+        assert held.real is not None
+        places = held.positions.where(held.real, self.states.capacity - 1)
+        self.keys[rows[:, None], :, places] = past.keys[:, :, : held.time].transpose(1, 2)
+        self.values[rows[:, None], :, places] = past.values[:, :, : held.time].transpose(1, 2)
+
+    def gathered(self) -> tuple[Tensor, Tensor]:
+        """What each row's table names, row by row; where nobody shares, what is there."""
+        if self.states.group == 1:
+            return self.keys, self.values
+        slots, table = self.states.slots.positions[0], self.states.table.long()
+        keys, values = (cache[table, :, slots].transpose(1, 2) for cache in (self.keys, self.values))
+        return keys, values
+
+    def look(
+        self, q: Tensor, new: tuple[Tensor, Tensor], positions: Tensor, scale: float, turns: Tensor | None
+    ) -> Tensor:
+        """Of one new token a row, (rows, heads, head_width): its key and value come in, and it sees all there is.
+        `turns` (rows, head_width): cosines beside sines by which its query and key are turned."""
+        if usable(q):
+            from allyouneed.kernels.triton.decode_attention import look
+
+            every, states = 0 if self.states.group == 1 else 1, self.states
+            return look(q, self.keys, self.values, states.table, positions, scale, every, new, turns, states.arrived)
+        k, v = new
+        if turns is not None:
+            cos, sin = turns[:, None].chunk(2, -1)  # (rows, 1, head_width / 2) each
+            q, k = _turned(q, cos, sin), _turned(k, cos, sin)
+        self.put(k, v, positions)
+        keys, values = self.gathered()
+        seen = self.states.slots.positions <= positions[:, None]  # (rows, capacity)
+        found = sdpa(
+            q[:, :, None], keys, values, seen[:, None, None], scale=scale, enable_gqa=q.shape[1] != keys.shape[1]
+        )
+        return found[:, :, 0]
+
+    def select(self, rows: Tensor) -> None:
+        raise NotImplementedError("rows of a fixed shape stay; their tables move")
+
+    def trim(self, length: int, each: Tensor | None = None) -> None:
+        raise NotImplementedError("what is behind a row's length is not seen")
+
+    @property
+    def bytes(self) -> int:
+        return (self.keys.numel() + self.values.numel()) * self.keys.itemsize
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.to(cos.dtype).chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+
+
+class StaticStates:
+    """Of a model's `stack` of decoder blocks. `own`: the numbers of the rows. `sources`: so many tokens of a source at
+    most; 0: there is none."""
+
+    def __init__(self, stack: Any, seats: int, group: int, capacity: int, sources: int) -> None:
+        weight = next(stack.parameters())
+        device, dtype = weight.device, weight.dtype
+        self.seats, self.group, self.capacity, self.sources = seats, group, capacity, sources
+        rows = seats * group
+        self.rows, self.device = rows, device
+        self.own = torch.arange(rows, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
+        self.slots = Facts(torch.arange(capacity, device=device)[None])
+        each = 1 if group == 1 else capacity
+        self.table = self.own.int()[:, None].expand(rows, each).contiguous()
+        self.source_table = (self.own // group).int()[:, None].contiguous()
+        self.source_lengths = torch.ones(rows, dtype=torch.long, device=device)
+        heads = [getattr(part, "kv_heads", 1) for block in stack.blocks for part in block.sublayers.values()]
+        self.arrived = torch.zeros(rows * max(heads), dtype=torch.int32, device=device)  # for kernels to count with
+        self.memory: Memory | None = None
+        if sources:
+            real = torch.zeros(seats, sources, dtype=torch.long, device=device)
+            real[:, 0] = 1
+            facts = Facts(torch.arange(sources, device=device)[None], real, start=0)
+            self.memory = Memory(torch.zeros(seats, 0, 0, device=device), facts)
+        self.layers: list[dict[str, Any]] = []
+        for block in stack.blocks:
+            layer: dict[str, Any] = {}
+            for name, part in block.sublayers.items():
+                if isinstance(part, SelfAttention):
+                    sizes = (2, rows, part.kv_heads, capacity, part.head_width)
+                    layer[name] = StaticKeyValues(self, *torch.zeros(sizes, dtype=dtype, device=device))
+                elif isinstance(part, CrossAttention):
+                    sizes = (2, seats, part.kv_heads, sources, part.head_width)
+                    layer[name] = state = SourceKeyValues()
+                    state.keys, state.values = torch.zeros(sizes, dtype=dtype, device=device)
+                    state.end = sources
+            self.layers.append(layer)
+
+    def take(self, stack: Any, chairs: Tensor, seen: States, counts: Tensor) -> None:
+        """These seats are taken by texts of which this has been seen (a row each), and so much of it counts."""
+        rows = chairs[:, None] * self.group + torch.arange(self.group, device=self.device)  # (seats, group)
+        self.lengths[rows] = counts[:, None].expand_as(rows)
+        if self.group > 1:  # what is given lies with the first of them
+            self.table[rows] = rows[:, :1, None].int().expand(-1, -1, self.capacity)
+        memory, context = seen.memory, None
+        if memory is not None:
+            assert self.memory is not None and self.memory.facts.segments is not None
+            time, real = memory.hidden.shape[1], memory.facts.segments
+            segments = torch.zeros(len(chairs), self.sources, dtype=torch.long, device=self.device)
+            segments[:, :time] = 1 if real is None else real
+            self.memory.facts.segments[chairs] = segments
+            self.source_lengths[rows] = segments.sum(1)[:, None].expand_as(rows)
+            context = Context(memory.facts)
+        for block, layer, given in zip(stack.blocks, self.layers, seen.layers, strict=True):
+            for name, state in layer.items():
+                past = given[name]
+                if isinstance(state, StaticKeyValues):
+                    state.take(rows[:, 0], past)
+                    continue
+                assert isinstance(past, SourceKeyValues)
+                keys, values = past.keys, past.values
+                if keys is None or values is None:
+                    assert memory is not None and context is not None
+                    keys, values = block.sublayers[name].source(memory.hidden, context)
+                state.keys[chairs, :, : keys.shape[2]] = keys
+                state.values[chairs, :, : keys.shape[2]] = values
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i goes on with the past of row `rows[i]` of its own group."""
+        self.table.copy_(self.table.index_select(0, rows))
+
+    @staticmethod
+    def bytes_each(stack: Any) -> int:
+        """Of one token of a row."""
+        parts = [part for block in stack.blocks for part in block.sublayers.values() if isinstance(part, SelfAttention)]
+        return sum(2 * part.narrow for part in parts) * next(stack.parameters()).itemsize
+
+
+def look_at_source(q: Tensor, state: SourceKeyValues, states: StaticStates, scale: float) -> Tensor:
+    """(rows, heads, head_width): of one token a row, at its source; all rows of a seat share one."""
+    keys, values = state.keys, state.values
+    assert keys is not None and values is not None and states.memory is not None
+    if usable(q):
+        from allyouneed.kernels.triton.decode_attention import look
+
+        lengths, arrived = states.source_lengths, states.arrived
+        return look(q, keys, values, states.source_table, lengths, scale, every=0, arrived=arrived)
+    real = states.memory.facts.real
+    assert real is not None
+    beams = q.view(states.seats, states.group, *q.shape[1:]).transpose(1, 2)  # (seats, heads, group, head_width)
+    found = sdpa(beams, keys, values, real[:, None, None], scale=scale, enable_gqa=q.shape[1] != keys.shape[1])
+    return found.transpose(1, 2).reshape(q.shape)

@@ -1,0 +1,142 @@
+"""Where and how the arithmetic is done: device, precision, compilation. The model knows nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from allyouneed.errors import UserError
+from allyouneed.kernels import usable
+from allyouneed.nn.channels.feedforward import FFNModule
+from allyouneed.nn.embed.tokens import EmbedModule
+from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
+from allyouneed.nn.models.block import Block
+from allyouneed.nn.models.stack import Stack
+from allyouneed.nn.norms import LayerNormModule
+from allyouneed.nn.ops.fused_backward import can_sum
+from allyouneed.nn.positions.rotary import RotaryModule
+from allyouneed.nn.wiring.residual import ResidualModule
+from allyouneed.train.recipe import Recipe
+
+KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+LENDING = (SelfAttention, CrossAttention, FFNModule)  # not those that are made of them and go other ways
+
+
+@dataclass(frozen=True)
+class Machine:
+    device: torch.device
+    bf16: bool
+    compiled: bool
+    why: str  # what was chosen and why, in one line
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Matrix products in bf16 where chosen; weights, norms, sums and the optimiser stay in fp32. On a GPU cuDNN's
+        attention is asked first: it is the fastest for what it can do."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16))
+            if self.cuda:
+                stack.enter_context(sdpa_kernel(KERNELS, set_priority=True))
+            yield
+
+    def speed_up(self, model: nn.Module) -> None:
+        """Compile the blocks that trace, and what traces in the others. One compiled graph serves all like layers."""
+        if self.cuda and self.bf16:
+            torch.set_float32_matmul_precision("high")
+        for module in model.modules():
+            if isinstance(module, RotaryModule):  # else every forward pass would wait for them to come
+                module.frequencies = module.frequencies.to(self.device)
+        if not self.compiled:
+            return
+        if usable(torch.empty(0, device=self.device)):
+            _read_once(model)
+        for module in model.modules():
+            if isinstance(module, EmbedModule) and self.cuda and self.bf16:
+                module.register_forward_hook(_in_bf16)
+            if isinstance(module, Stack):
+                module.plans_ahead = True
+                if module.end is not None:
+                    module.end.compile(dynamic=False)
+            if isinstance(module, Block):
+                for part in [module] if module.traces else [p for p in module.sublayers.values() if p.traces]:
+                    part.compile(dynamic=False)
+
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Validation sees many shapes; compiling each would cost more than it saves."""
+        if not self.compiled:
+            yield
+            return
+        with torch.compiler.set_stance("force_eager"):
+            yield
+
+
+def _read_once(model: nn.Module) -> None:
+    """Backward passes read what they need once (nn/ops/fused_backward.py), wherever that is possible."""
+    import allyouneed.nn.ops.fused_gradients  # noqa: F401  # before a compiler looks at what uses it
+
+    for module in model.modules():
+        if isinstance(module, FFNModule | SelfAttention | LayerNormModule):
+            module.lean = module.can_be_lean
+    for module in model.modules():
+        if isinstance(module, Block) and isinstance(module.wiring, ResidualModule) and module.wiring.borrows:
+            parts: list[Any] = [part for part in module.sublayers.values() if type(part) in LENDING]
+            for part in parts:
+                part.lends = can_sum(part.last)
+
+
+def _in_bf16(module: nn.Module, given: Any, found: Tensor) -> Tensor:
+    """The stream that runs through all layers is half as wide in memory, which is what sub-layers wait for; inside
+    norms and sums numbers still have 32 bits."""
+    return found.to(torch.bfloat16) if torch.is_autocast_enabled("cuda") else found
+
+
+def choose(recipe: Recipe) -> Machine:
+    device = _device(recipe.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    fast = device.type == "cuda" or fast_bf16_on_cpu()
+    bf16 = fast if recipe.precision == "auto" else recipe.precision == "bf16"
+    if recipe.precision != "auto":
+        reason = "asked for"
+    elif device.type == "cuda":
+        reason = "the GPU's matrix units"
+    else:
+        reason = "the CPU has bf16 instructions" if fast else "the CPU has no bf16 instructions"
+    compiled = recipe.compile in ("on", "blocks") or (recipe.compile == "auto" and device.type == "cuda")
+    words = f"{name}; {'bf16' if bf16 else 'fp32'} ({reason}); {'compiled' if compiled else 'not compiled'}"
+    return Machine(device, bf16, compiled, words)
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError("device: cuda is asked for, but torch finds no CUDA GPU; use device: auto or cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def fast_bf16_on_cpu() -> bool:
+    """Whether bf16 matrix products have instructions of their own here; emulated, they are slower than fp32."""
+    flags = set()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            flags = next((set(line.split()) for line in file if line.startswith(("flags", "Features"))), set())
+    except OSError:
+        pass
+    return bool(flags & {"avx512_bf16", "amx_bf16"})

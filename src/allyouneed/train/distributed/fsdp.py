@@ -1,0 +1,127 @@
+"""Tensors of which each process holds a part (torch's DTensor), and the way between them and whole ones.
+
+What the optimiser remembers is written by all processes at once through torch.distributed.checkpoint, each its own part
+as safetensors, and read by any other number of them.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+from allyouneed.files import write_text
+from allyouneed.folder import check_fit
+from allyouneed.mapped import MappedFile
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.weights import hollow, named, put
+from allyouneed.train.distributed.tensor_parallel import row_orders, ways_of
+
+LAYOUT = "layout.json"  # how the rows of what was written are ordered
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def like(whole: Tensor, model: Tensor, order: Tensor | None = None) -> Tensor:
+    """A copy of a whole tensor, spread as another is: every process has it and keeps its part. `order`: in which the
+    other has its rows."""
+    here = whole.to(model.device, copy=True)
+    if not isinstance(model, DTensor) or whole.ndim == 0:
+        return here
+    here = here if order is None else here[order.to(here.device)]
+    return distribute_tensor(here, model.device_mesh, model.placements, src_data_rank=None)
+
+
+def gathered(model: nn.Module, config: Model, device: torch.device, keep: bool) -> nn.Module | None:
+    """The whole model in one piece, for those who `keep` it. All processes take part."""
+    found: dict[str, Tensor] = {}
+    orders = row_orders(model, ways_of(model))
+    for name, tensor in named(model).items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if keep:
+            whole = whole if name not in orders else whole[orders[name].argsort().to(whole.device)]
+            found[name] = whole.detach().to(device, copy=True)
+    if not keep:
+        return None
+    plain = hollow(config)
+    put(plain, found)
+    return plain.train(model.training)
+
+
+def read_sharded(model: nn.Module, file: Path) -> None:
+    """Fill a model from a safetensors file; each process reads it and keeps its part."""
+    stored, wanted = MappedFile(file), named(model)
+    check_fit(file, stored, wanted, left_over=sorted(set(stored) - set(wanted)))
+    orders = row_orders(model, ways_of(model))
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(like(stored[name], tensor, orders.get(name)))
+
+
+def norm_of_parts(gradients: Iterable[Tensor]) -> Tensor:
+    """The norm of gradients of which each process has a part; what several have counts once."""
+    parts, copies = [], []
+    for gradient in gradients:
+        if not isinstance(gradient, DTensor):
+            parts.append(gradient)
+            copies.append(float(dist.get_world_size()))
+            continue
+        mesh = gradient.device_mesh
+        parts.append(gradient.to_local())
+        same = [mesh.size(axis) for axis, kind in enumerate(gradient.placements) if isinstance(kind, Replicate)]
+        outside = dist.get_world_size() // mesh.size()
+        copies.append(float(torch.tensor([*same, outside]).prod()))
+    norms = torch.stack(torch._foreach_norm(parts)).float()
+    total = (norms.square() / torch.tensor(copies, device=norms.device)).sum()
+    dist.all_reduce(total)
+    return total.sqrt()
+
+
+# --- what the optimiser remembers -----------------------------------------------------------------------------------
+
+
+def write_shards(tensors: dict[str, Tensor], folder: Path, ways: int) -> None:
+    """All processes together; each writes its part. `ways`: over how many of them matrices are split."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    if dist.get_rank() == 0:
+        write_text(folder / LAYOUT, json.dumps({"tensor": ways}) + "\n")
+
+
+def read_shards(folder: Path, model: nn.Module) -> dict[str, Tensor]:
+    """What was written, each tensor spread over the processes of now as its parameter is."""
+    parameters = dict(model.named_parameters())
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    known: Any = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    found: dict[str, Tensor] = {}
+    for path, about in known.items():
+        parameter = parameters[path.partition("/")[2]]
+        device = parameter.device
+        found[path] = torch.zeros_like(parameter) if about.size else torch.zeros((), device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a single process reads it is what is meant
+        load(found, storage_reader=HuggingFaceStorageReader(str(folder)))
+    layout = folder / LAYOUT
+    then = json.loads(layout.read_text(encoding="utf-8"))["tensor"] if layout.exists() else 1
+    if then != (now := ways_of(model)):
+        old, new = row_orders(model, then), row_orders(model, now)
+        for path, tensor in found.items():
+            name = path.partition("/")[2]
+            if tensor.ndim and (name in old or name in new):
+                whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+                whole = whole[old[name].argsort().to(whole.device)] if name in old else whole
+                found[path] = like(whole, parameters[name], new.get(name))
+    return {path: tensor.detach() for path, tensor in found.items()}

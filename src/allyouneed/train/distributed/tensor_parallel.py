@@ -1,0 +1,184 @@
+"""Tensor parallel: the large matrices of every block are split over a group of processes, by torch's own plans and from
+outside; model files know nothing of it.
+
+Shoeybi et al. 2019, "Megatron-LM", 3: maps that make queries, keys, values and hidden layers are split by outputs, so
+that each process has whole heads and its part of the hidden layer; maps that lead back to the width are split by
+inputs, and what they find is summed. All else every process of the group has whole, and does like the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from allyouneed.config import tree_of
+from allyouneed.nn.channels.feedforward import FFNModule, GLUModule
+from allyouneed.nn.linear.dense import Dense, Joined
+from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
+from allyouneed.nn.mixers.attention.scores import ScoresModule
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.block import Block
+from allyouneed.nn.models.stack import Stack
+from allyouneed.nn.models.weights import hollow
+from allyouneed.nn.positions.relative import RelativeModule
+from allyouneed.nn.positions.rotary import RotaryModule
+
+AXIS = "tensor"  # the dimension of the mesh over which matrices are split
+ATTENTION = (SelfAttention, CrossAttention)
+CHANNELS = (FFNModule, GLUModule)
+OUTWARD = ("qkv", "q", "k", "v", "kv", "up", "gate_up")  # split by outputs
+INWARD = ("out", "down")  # split by inputs
+
+
+def split(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Leave each process of the group its part. The model is the same on all of them."""
+    ways, orders = mesh.size(), row_orders(model, mesh.size())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in orders:
+                parameter.copy_(parameter[orders[name]])
+    for part in _parts(model):
+        plan: dict[str, Any] = {name: ColwiseParallel() for name in OUTWARD if _there(part, name)}
+        plan |= {name: RowwiseParallel() for name in INWARD if _there(part, name)}
+        parallelize_module(part, mesh, plan, src_data_rank=None)
+        if isinstance(part, ATTENTION):
+            for size in ("heads", "kv_heads", "inner", "narrow"):
+                setattr(part, size, getattr(part, size) // ways)
+            for norm in (part.q_norm, part.k_norm):
+                if norm is not None:
+                    _meet(norm, mesh.get_group())
+
+
+def ways_of(model: nn.Module) -> int:
+    """Over how many processes its matrices are split."""
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor) and AXIS in (parameter.device_mesh.mesh_dim_names or ()):
+            return parameter.device_mesh[AXIS].size()
+    return 1
+
+
+def row_orders(model: nn.Module, ways: int) -> dict[str, Tensor]:
+    """Of joined maps (queries, keys and values made by one product) split so many ways, by name: which row of the whole
+    comes where, so that neighbours are one process's part of each map."""
+    found: dict[str, Tensor] = {}
+    if ways == 1:
+        return found
+    parts = set(_parts(model))
+    for path, part in model.named_modules():
+        for name in OUTWARD if part in parts else ():
+            joined = getattr(part, name, None)
+            if isinstance(joined, Joined):
+                order = _order(joined.outputs, ways)
+                found |= {f"{path}.{name}.{key}": order for key, _ in joined.named_parameters()}
+    return found
+
+
+def _order(outputs: Sequence[int], ways: int) -> Tensor:
+    begins = torch.tensor([0, *outputs]).cumsum(0).tolist()
+    each = [torch.arange(begin, begin + size).chunk(ways) for begin, size in zip(begins, outputs, strict=False)]
+    return torch.cat([parts[number] for number in range(ways) for parts in each])
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    return (
+        part
+        for block in model.modules()
+        if isinstance(block, Block)
+        for part in block.sublayers.values()
+        if isinstance(part, ATTENTION + CHANNELS)
+    )
+
+
+def _there(part: nn.Module, name: str) -> bool:
+    return getattr(part, name, None) is not None
+
+
+# --- what several processes apply to their own heads -----------------------------------------------------------------
+
+
+def _meet(norm: nn.Module, group: Any) -> None:
+    """The weights of a norm of single heads are one for all heads: gradients of everybody's heads are summed."""
+
+    def forward(*given: Any) -> Any:
+        own = dict(norm._parameters)
+        try:
+            for name, weight in own.items():
+                norm._parameters[name] = None if weight is None else _Met.apply(weight, group)
+            return type(norm).forward(norm, *given)
+        finally:
+            norm._parameters.update(own)
+
+    norm.forward = forward
+
+
+class _Met(torch.autograd.Function):
+    """Nothing; gradients are summed over the group."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        summed = gradients[0].contiguous().clone()
+        dist.all_reduce(summed, group=ctx.group)
+        return summed, None
+
+
+# --- what cannot be split ---------------------------------------------------------------------------------------------
+
+
+def tensor_problems(config: Model, ways: int) -> list[str]:
+    """Why the matrices of this model cannot be split so many ways, by the path of the part."""
+    model = hollow(config)
+    found: list[str] = []
+    if not isinstance(config.linear, Dense):
+        kind = tree_of(config.linear)["kind"]
+        found.append(f"model.linear: weights of kind {kind} are measured whole, and cannot be split; dense ones can")
+    inside: set[nn.Module] = set()
+    for name, stack in model.named_modules():
+        if not isinstance(stack, Stack):
+            continue
+        for number, span in enumerate(stack.spans):
+            inside |= {stack.blocks[n] for n in span}
+            for slot, part in stack.blocks[span[0]].sublayers.items():  # type: ignore[union-attr, operator]
+                layers = getattr(config, name, None)
+                kind = type(part).__name__ if layers is None else getattr(layers[number], slot).kind
+                found += [f"model.{name}[{number}].{slot}{text}" for text in _problems(part, kind, ways)]
+    if not inside or any(module not in inside for module in model.modules() if isinstance(module, Block)):
+        found.append("model.kind: has blocks outside of its stacks, which cannot be split (parallel.tensor)")
+    return found
+
+
+def _problems(part: nn.Module, kind: str, ways: int) -> Iterator[str]:
+    words = f"split {ways} ways (parallel.tensor)"
+    if type(part) not in ATTENTION + CHANNELS:
+        yield f": {kind} cannot be {words}; attention, ffn and glu can"
+        return
+    if isinstance(part, CHANNELS):
+        if part.norm is not None:
+            yield f".norm: looks at the whole hidden layer, which cannot be {words}; leave it out"
+        if (hidden := part.down.weight.shape[1]) % ways:  # type: ignore[index]
+            yield f".hidden: {hidden} cannot be {words}; make it a multiple"
+        return
+    assert isinstance(part, ATTENTION)
+    for key, count in (("heads", part.heads), ("kv_heads", part.kv_heads)):
+        if count % ways:
+            yield f".{key}: {count} cannot be {words}; make it a multiple"
+    if type(part.relative) not in (RelativeModule, RotaryModule):
+        yield f".positions: differ from head to head, and cannot be {words}; rotary and none can"
+    if type(part.scores) is not ScoresModule:
+        yield f".scores: have weights for all heads, and cannot be {words}; scaled-dot and dot can"
+    if part.sub_norm is not None:
+        yield f".sub_norm: looks at all heads together, which cannot be {words}; leave it out"
+
+
+__all__ = ["AXIS", "row_orders", "split", "tensor_problems", "ways_of"]

@@ -1,0 +1,651 @@
+"""What the command line promises: lines stay lines, files are whole, and a mistake is one message and exit code 2."""
+
+import gzip
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import allyouneed as ayn
+from allyouneed.cli import main
+from allyouneed.config import preset_names
+from small_model import multilingual_folder, small_folder, write_recipe
+
+COMMAND = [sys.executable, "-m", "allyouneed"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+DATES = ["May 5, 2020", "2020年1月1日", "1. Mai 1999"]
+
+
+@pytest.fixture(scope="session")
+def work(tmp_path_factory):
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture(scope="session")
+def model(work):
+    return small_folder(work)
+
+
+@pytest.fixture(scope="session")
+def polyglot(tmp_path_factory):
+    return multilingual_folder(tmp_path_factory.mktemp("polyglot"))
+
+
+@pytest.fixture(scope="session")
+def truth(model):
+    """What the library says about DATES."""
+    return ayn.load(model).translate(DATES)
+
+
+@dataclass
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self):
+        return self.out.split("\n")[:-1]
+
+
+@pytest.fixture
+def ask(capsys, monkeypatch):
+    """Run a command in this process."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*args, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as stopped:
+            main([str(arg) for arg in args])
+        return Answer(stopped.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def refused(ask):
+    """Run a command that must fail; the one message it gives."""
+
+    def run(*args, **more):
+        answer = ask(*args, **more)
+        assert (answer.code, answer.out) == (2, ""), answer
+        assert answer.err.startswith("allyouneed: ")
+        assert answer.err.count("allyouneed: ") == 1 and "Traceback" not in answer.err
+        return answer.err.removeprefix("allyouneed: ").rstrip("\n")
+
+    return run
+
+
+def shell(*args, **more):
+    return subprocess.run([*COMMAND, *map(str, args)], capture_output=True, env=ENVIRONMENT, timeout=60, **more)
+
+
+# --- the command itself ---------------------------------------------------------------------------------------------
+
+
+def test_help_and_import_are_quick_because_they_load_nothing_heavy():
+    program = (
+        "import sys\n"
+        "import allyouneed, allyouneed.cli\n"
+        "try: allyouneed.cli.main(['--help'])\n"
+        "except SystemExit as stop: assert stop.code == 0\n"
+        "print('heavy:', {'torch', 'numpy', 'tokenizers', 'sacrebleu', 'yaml'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT)
+    assert found.stdout.splitlines()[-1] == "heavy: set()", found.stderr
+
+
+def test_version(ask):
+    assert ask("--version").out == f"allyouneed {ayn.__version__}\n"
+
+
+def test_no_command_shows_what_there_is(ask):
+    answer = ask()
+    assert answer.code == 2
+    shown = answer.out + answer.err
+    assert all(name in shown for name in ("train", "translate", "evaluate", "describe", "demo", "models", "look"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["train", "translate", "evaluate", "describe", "demo", "models", "look", "look pattern", "look positions"],
+)
+def test_every_command_has_help(ask, command):
+    answer = ask(*command.split(), "--help")
+    assert answer.code == 0 and f"allyouneed {command}" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["tranlsate"], "No such command 'tranlsate'"),
+        (["generate", "hi"], "Missing option '--model'"),
+        (["translate", "-m", "x", "--bem", "3", "hi"], "--beam"),
+        (["translate", "-m", "x", "--beam", "0", "hi"], "--beam"),
+        (["translate", "-m", "x", "--best", "none", "hi"], "--best"),
+        (["evaluate", "-m", "x", "--beam", "0", "y"], "--beam"),
+        (["describe", "transformer-tiny", "--length", "0"], "--length"),
+        (["look", "patern", "causal"], "No such command 'patern'"),
+        (["look", "pattern"], "PATTERN"),
+        (["look", "pattern", "causal", "--size", "0"], "--size"),
+        (["train"], "RECIPE"),
+    ],
+)
+def test_wrong_usage_is_code_2_without_a_traceback(ask, args, said):
+    answer = ask(*args)
+    assert (answer.code, answer.out) == (2, "")
+    assert said in answer.err and "Traceback" not in answer.err
+
+
+def test_exit_codes_and_streams_of_a_real_process(model):
+    good = shell("translate", "-m", model, "x")
+    assert (good.returncode, good.stderr) == (0, b"") and good.stdout.endswith(b"\n")
+    bad = shell("translate", "-m", "nowhere", "x")
+    assert (bad.returncode, bad.stdout, bad.stderr) == (2, b"", b"allyouneed: nowhere: no such model folder\n")
+
+
+def test_a_bug_of_ours_keeps_its_traceback(ask, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("allyouneed.load", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(["translate", "-m", "x", "hi"])
+
+
+# --- translate ------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_are_translated_as_the_library_does(ask, model, truth):
+    answer = ask("translate", "-m", model, *DATES)
+    assert (answer.code, answer.lines, answer.err) == (0, truth, "")
+    assert len(set(truth)) > 1, "a model that always says the same proves nothing here"
+
+
+def test_standard_input_keeps_blank_lines_and_whitespace(ask, model, truth):
+    source = f"{DATES[0]}\n\n  {DATES[1]}\t\n \t \n{DATES[2]}".encode()
+    answer = ask("translate", "-m", model, stdin=source)
+    assert answer.out == f"{truth[0]}\n\n  {truth[1]}\t\n \t \n{truth[2]}\n"
+
+
+@pytest.mark.parametrize("how", ["plain", "windows", "gz"])
+def test_a_file_becomes_a_file_line_by_line(ask, model, truth, tmp_path, how):
+    text = f"{DATES[0]}\n\n  {DATES[1]} \n{DATES[2]}\n".encode()
+    if how == "windows":  # a byte order mark and CRLF, as Notepad writes
+        text = b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n")
+    source = tmp_path / ("in.txt.gz" if how == "gz" else "in.txt")
+    source.write_bytes(gzip.compress(text) if how == "gz" else text)
+    answer = ask("translate", "-m", model, "-i", source, "-o", tmp_path / "out.txt")
+    assert (answer.code, answer.out, answer.err) == (0, "", "")
+    assert (tmp_path / "out.txt").read_bytes().decode() == f"{truth[0]}\n\n  {truth[1]} \n{truth[2]}\n"
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_windows_lines_and_a_mark_on_standard_input(ask, model, truth):
+    source = b"\xef\xbb\xbf" + "\r\n".join([DATES[0], "", DATES[1]]).encode()
+    found = [json.loads(line) for line in ask("translate", "-m", model, "--json", stdin=source).lines]
+    assert [one["source"] for one in found] == [DATES[0], "", DATES[1]], "neither is part of the text"
+    assert [one["translation"] for one in found] == [truth[0], "", truth[1]]
+
+
+def test_an_empty_text_is_an_empty_line(ask, model):
+    assert ask("translate", "-m", model, "").out == "\n"
+
+
+def test_nothing_in_is_nothing_out_and_a_note(ask, model, tmp_path):
+    answer = ask("translate", "-m", model)
+    assert (answer.code, answer.out, answer.err) == (0, "", "note: standard input is empty\n")
+    empty, out = tmp_path / "empty.txt", tmp_path / "out.txt"
+    empty.touch()
+    answer = ask("translate", "-m", model, "-i", empty, "-o", out)
+    assert (answer.code, answer.err, out.read_bytes()) == (0, f"note: {empty} is empty\n", b"")
+
+
+def test_bytes_that_are_no_text_are_replaced_and_named(ask, model, truth):
+    answer = ask("translate", "-m", model, stdin=b"caf\xe9\n" + DATES[0].encode() + b"\n" + b"\xff\n" * 9)
+    assert len(answer.lines) == 11 and answer.lines[1] == truth[0]
+    notes = answer.err.splitlines()
+    assert notes[:2] == [
+        "note: standard input:1: not UTF-8; the bad bytes are replaced",
+        "note: standard input:3: not UTF-8; the bad bytes are replaced",
+    ]
+    assert len(notes) == 4 and notes[-1] == "note: standard input: 10 lines in all were not UTF-8"
+
+
+def test_a_huge_line_is_translated_in_parts_and_said_so(ask, model):
+    answer = ask("translate", "-m", model, "--beam", 1, stdin=b"May 5, 2020 " * 500)
+    assert len(answer.lines) == 1 and len(answer.out) > 500
+    assert answer.err.startswith("note: ") and "cut in" in answer.err
+
+
+def test_output_is_utf_8_whatever_the_locale(model, polyglot):
+    plain = ENVIRONMENT | {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    args = [*COMMAND, "translate", "-m", str(polyglot), "--to", "zh", "--json", "4 June 1998"]
+    found = subprocess.run(args, capture_output=True, env=plain, timeout=60)
+    assert found.returncode == 0, found.stderr
+    assert "月" in json.loads(found.stdout.decode("utf-8"))["translation"]
+
+
+def test_json_says_everything(ask, model, truth):
+    answer = ask("translate", "-m", model, "--json", "--align", "--best", 2, *DATES, "", "May 5, 2020 " * 30)
+    trees = [json.loads(line) for line in answer.lines]
+    assert [tree["source"] for tree in trees[:4]] == [*DATES, ""]
+    assert [tree["translation"] for tree in trees[:4]] == [*truth, ""]
+    for tree in trees[:3]:
+        assert tree["candidates"][0]["text"] == tree["translation"]
+        assert tree["candidates"][0]["score"] > tree["candidates"][1]["score"]
+        link = tree["alignment"][0]
+        assert tree["translation"][slice(*link["target_span"])] == link["target"]
+        assert tree["source"][slice(*link["source_span"])] == link["source"]
+    assert [bool(tree["notes"]) for tree in trees] == [False, False, False, False, True]
+    assert answer.err == "", "notes are in the JSON"
+
+
+def test_the_best_few_come_with_scores_and_a_blank_line_after_each_text(ask, model, truth):
+    groups = ask("translate", "-m", model, "--best", 3, *DATES[:2]).out.split("\n\n")
+    assert len(groups) == 3 and groups[2] == ""
+    for group, first in zip(groups[:2], truth[:2], strict=True):
+        scores, texts = zip(*(line.split("\t") for line in group.split("\n")), strict=True)
+        assert len(texts) == 3 and texts[0] == first
+        assert sorted(map(float, scores), reverse=True) == list(map(float, scores))
+
+
+def test_alignment_is_a_line_for_each_target_piece(ask, model, truth):
+    first, *links = ask("translate", "-m", model, "--align", DATES[0]).out.rstrip("\n").split("\n")
+    assert first == truth[0]
+    assert "".join(link.split(" ← ")[0].strip() for link in links) == truth[0]
+    assert all(link.split(" ← ")[1] in DATES[0] for link in links)
+
+
+def test_search_options_reach_the_search(ask, model):
+    sampling = ["translate", "-m", model, "--method", "sample", "--best", 4, "--temperature", 2.0, DATES[0]]
+    drawn = [ask(*sampling, "--seed", seed).out for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    narrow = ask("translate", "-m", model, "--beam", 1, *DATES).lines
+    assert narrow == ask("translate", "-m", model, "--method", "greedy", *DATES).lines
+    assert narrow == ayn.load(model).translate(DATES, beam=1)
+
+
+def test_the_language_is_chosen_and_a_wrong_one_refused(ask, refused, polyglot):
+    text = "4 June 1998"
+    chinese, iso = (ask("translate", "-m", polyglot, "--to", to, "--from", "en", text).out for to in ("zh", "iso"))
+    assert "月" in chinese and "月" not in iso and "-" in iso
+    assert refused("translate", "-m", polyglot, text).endswith("say which: iso, zh")
+    assert "'fr'; it knows: iso, zh" in refused("translate", "-m", polyglot, "--to", "fr", text)
+    assert "'de' into 'zh'" in refused("translate", "-m", polyglot, "--to", "zh", "--from", "de", text)
+
+
+def test_a_language_for_a_model_that_needs_none_is_refused(refused, model):
+    assert "leave out 'de'" in refused("translate", "-m", model, "--to", "de", "x")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--best", 9], "best=9: a beam of 4 finds at most 4; widen the beam"),
+        (["--temperature", 0.5], "temperature: only for method 'sample', this is 'beam'"),
+        (["--method", "magic"], "method: 'magic' is not allowed; it may be 'beam', 'greedy' or 'sample'"),
+        (["--method", "sample", "--top-p", 7], "top_p: "),
+        (["--device", "tpu"], "device 'tpu': it may be cpu or cuda"),
+        (["-i", "some.txt"], "give texts or --input, not both"),
+        (["-o", "/nowhere/out.txt"], "/nowhere/out.txt: there is no folder /nowhere; make it first"),
+        (["-o", "/"], "/: is a folder; name a file in it"),
+        (["-o", "/proc/out.txt"], "/proc/out.txt: cannot be written"),
+    ],
+)
+def test_options_that_cannot_be(refused, model, args, said):
+    assert said in refused("translate", "-m", model, "x", *args)
+
+
+def test_options_that_cannot_be_leave_no_file_behind(refused, model, tmp_path):
+    refused("translate", "-m", model, "x", "--best", 9, "-o", tmp_path / "out.txt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_argument_that_is_no_text_is_refused(refused, model):
+    assert "mend the text" in refused("translate", "-m", model, os.fsdecode(b"\xff"))
+
+
+def test_input_that_cannot_be_read_is_named(refused, model, tmp_path):
+    assert (
+        refused("translate", "-m", model, "-i", tmp_path / "no.txt")
+        == f"{tmp_path / 'no.txt'}: no such file; check the path"
+    )
+    assert refused("translate", "-m", model, "-i", tmp_path) == f"{tmp_path}: is a folder; name a file in it"
+
+
+def test_a_folder_that_is_no_model_is_named(refused, model, work, tmp_path):
+    assert refused("translate", "-m", work / "run", "x") == f"{work / 'run'}: a run, not a model; its model is {model}"
+    assert "no config.json" in refused("translate", "-m", tmp_path, "x")
+    damaged = tmp_path / "model"
+    shutil.copytree(model, damaged)
+    with (damaged / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    assert "model.safetensors: damaged" in refused("translate", "-m", damaged, "x")
+
+
+def test_a_pipe_or_device_is_written_to_and_a_link_stays_a_link(ask, model, truth, tmp_path):
+    pipe = tmp_path / "pipe"  # one of our own: a test run by root must never be able to replace a real device
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
+        try:
+            assert ask("translate", "-m", model, DATES[0], "-o", pipe).code == 0
+            assert pipe.is_fifo(), "it must not be replaced by a file"
+            assert reader.communicate(timeout=30)[0].decode() == truth[0] + "\n"
+        finally:
+            reader.kill()
+    (tmp_path / "real.txt").write_text("old")
+    (tmp_path / "link.txt").symlink_to("real.txt")
+    assert ask("translate", "-m", model, DATES[0], "-o", tmp_path / "link.txt", "--force").code == 0
+    assert (tmp_path / "link.txt").is_symlink()
+    assert (tmp_path / "real.txt").read_text() == truth[0] + "\n"
+
+
+def test_no_file_is_translated_onto_itself(ask, model, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("\n".join(DATES), "utf-8")
+    said = ask("translate", "-m", model, "-i", file, "-o", file, "--force")
+    assert said.code == 2 and said.err.endswith("text.txt: is the file that is read; name another file\n")
+    assert file.read_text("utf-8") == "\n".join(DATES) and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_full_disk_is_one_message(model):
+    with open("/dev/full", "w") as full:
+        command = [*COMMAND, "translate", "-m", str(model), "x"]
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT, timeout=60)
+    assert (found.returncode, found.stderr) == (2, b"allyouneed: the output: No space left on device\n")
+
+
+def test_a_reader_who_has_enough_is_no_drama(model, tmp_path):
+    (tmp_path / "in.txt").write_text("May 5, 2020\n" * 3000)
+    command = [*COMMAND, "translate", "-m", str(model), "--beam", "1", "-i", str(tmp_path / "in.txt")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    said = process.stderr.read().splitlines()  # a model this small has its troubles, and notes say so
+    assert all(line.startswith(b"note: ") for line in said), said
+    assert process.wait(60) == 1
+
+
+def interrupt(process, when):
+    """Ctrl-C as soon as `when()`."""
+    end = time.monotonic() + 60
+    while not when():
+        assert process.poll() is None and time.monotonic() < end, "it ended before it could be interrupted"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    return process.communicate(timeout=60)[1].decode()
+
+
+def test_ctrl_c_while_translating_leaves_the_old_file_and_what_was_finished(model, tmp_path):
+    (tmp_path / "in.txt").write_text("May 5, 2020\n" * 100_000)
+    out, part = tmp_path / "out.txt", tmp_path / "out.txt.part"
+    out.write_text("old")
+    command = [*COMMAND, "translate", "-m", str(model), "-i", str(tmp_path / "in.txt"), "-o", str(out), "--force"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=ENVIRONMENT)
+    journal = tmp_path / "out.txt.journal"
+    said = interrupt(process, lambda: journal.exists() and journal.read_bytes().count(b"\n") > 1)
+    assert process.returncode == 130 and said.endswith("lines are done; the same command goes on there\n")
+    assert out.read_text() == "old"
+    assert part.read_text().endswith("\n"), "no half line"
+
+
+# --- train ----------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_while_training_saves_and_the_same_command_goes_on(tmp_path):
+    recipe = write_recipe(tmp_path, steps=1_000_000)
+    log = tmp_path / "run" / "log.jsonl"
+    process = subprocess.Popen([*COMMAND, "train", str(recipe)], stderr=subprocess.PIPE, env=ENVIRONMENT)
+    said = interrupt(process, lambda: log.exists() and log.stat().st_size)
+    assert process.returncode == 130 and "Traceback" not in said
+    step = int(said.split("stopped at step ")[1].split(" ")[0].replace(",", ""))
+    again = shell("train", recipe, "--set", f"steps={step + 3}", text=True)
+    assert again.returncode == 0, again.stderr
+    assert f"going on with the run in {tmp_path / 'run'} after step {step:,}" in again.stderr
+    assert (tmp_path / "run" / "model" / "config.json").exists()
+
+
+def test_a_finished_run_is_left_alone_and_a_changed_recipe_refused(ask, refused, work, model):
+    answer = ask("train", work / "recipe.yaml")
+    assert answer.code == 0 and "this run is finished" in answer.err
+    said = refused("train", work / "recipe.yaml", "--set", "seed=4")
+    assert "--restart" in said and "seed: 1 before, 4 now" in said
+
+
+def test_restart_begins_anew(ask, tmp_path):
+    recipe = write_recipe(tmp_path, steps=2)
+    ask("train", recipe)
+    answer = ask("train", recipe, "--restart", "--set", "seed=4")
+    assert answer.code == 0 and "finished" not in answer.err
+    assert "seed: 4" in (tmp_path / "run" / "recipe.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("stepz=5", "stepz: unknown; did you mean 'steps'?"),
+        ("model.widht=5", "model.widht: unknown; did you mean 'width'?"),
+        ("model=transformer-bse", "did you mean 'transformer-base'?"),
+        ("steps", "--set 'steps': write it as key=value"),
+        ("model.encoder[7].mixer.heads=1", "encoder has entries 0 to 0, not '7'"),
+        ("data.train=nowhere.tsv", "nowhere.tsv: no such file or directory; check the path"),
+    ],
+)
+def test_a_recipe_that_is_wrong_says_where(refused, tmp_path, change, said):
+    assert said in refused("train", write_recipe(tmp_path), "--set", change)
+
+
+def test_a_recipe_that_cannot_be_read_is_named(refused, tmp_path):
+    assert "none.yaml: cannot be read" in refused("train", tmp_path / "none.yaml")
+    assert f"{tmp_path}: cannot be read" in refused("train", tmp_path)
+    (tmp_path / "empty.yaml").touch()
+    assert "empty.yaml: a recipe is a set of keys" in refused("train", tmp_path / "empty.yaml")
+    (tmp_path / "odd.yaml").write_text("model: [")
+    assert "odd.yaml: not valid YAML" in refused("train", tmp_path / "odd.yaml")
+
+
+# --- evaluate -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def sides(work, model):
+    """The test pairs as two aligned files."""
+    columns = zip(*(line.split("\t") for line in (work / "test.tsv").read_text("utf-8").splitlines()), strict=True)
+    paths = work / "test.source", work / "test.target"
+    for path, lines in zip(paths, columns, strict=True):
+        path.write_text("\n".join(lines) + "\n", "utf-8")
+    return paths
+
+
+def test_the_same_pairs_score_the_same_however_they_are_stored(ask, model, work, sides, tmp_path):
+    source, target = sides
+    pairs = zip(source.read_text("utf-8").splitlines(), target.read_text("utf-8").splitlines(), strict=True)
+    trees = [json.dumps({"source": left, "target": right}) for left, right in pairs]
+    (tmp_path / "test.jsonl").write_text("\n".join(trees))
+    out = tmp_path / "out.txt"
+    how = [
+        ["-m", model, work / "test.tsv", "-o", out],
+        ["-m", model, tmp_path / "test.jsonl"],
+        ["-m", model, "--source", source, "--target", target],
+        ["--hypotheses", out, "--target", target],
+        ["--hypotheses", out, work / "test.tsv"],
+    ]
+    first, *others = (ask("evaluate", "--json", *args) for args in how)
+    scores = json.loads(first.out)
+    assert scores["sentences"] == 20 and scores["bleu_interval"]["low"] <= scores["bleu_interval"]["high"]
+    assert [other.out for other in others] == [first.out] * 4
+    assert out.read_text("utf-8").splitlines() == ayn.load(model).translate(source.read_text("utf-8").splitlines())
+
+
+def test_perfect_translations_score_100_and_case_counts_unless_told(ask, tmp_path):
+    hypotheses, references = tmp_path / "a.txt", tmp_path / "b.txt"
+    hypotheses.write_text("the cat sat on the mat today\n" * 3)
+    references.write_text("THE CAT SAT ON THE MAT TODAY\n" * 3)
+    args = ["evaluate", "--hypotheses", hypotheses, "--json", "--target"]
+    assert json.loads(ask(*args, hypotheses).out)["bleu"] == pytest.approx(100)
+    assert json.loads(ask(*args, references).out)["bleu"] < 10
+    loose = json.loads(ask(*args, references, "-lc").out)
+    assert loose["bleu"] == pytest.approx(100) and "case:lc" in loose["bleu_signature"]
+
+
+def test_chinese_is_counted_by_character(ask, tmp_path):
+    file = tmp_path / "zh.txt"
+    file.write_text("今天天气很好我们去公园\n", "utf-8")
+    for how in (["--tokenize", "zh"], ["--to", "zh-Hant"]):
+        answer = ask("evaluate", "--hypotheses", file, "--target", file, *how)
+        assert "tok:zh" in answer.out and "BLEU  100.0" in answer.out
+
+
+def test_a_multilingual_model_finds_the_language_or_is_told(ask, polyglot):
+    pairs = polyglot.parent.parent / "zh.tsv"
+    found = ask("evaluate", "-m", polyglot, pairs, "--beam", 1)
+    assert found.code == 0 and "en → zh" in found.err and "tok:zh" in found.out
+    assert "tok:zh" in ask("evaluate", "-m", polyglot, pairs, "--to", "zh", "--beam", 1).out
+
+
+def test_what_is_evaluated_is_not_written_over(refused, model, tmp_path):
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("May 5, 2020\t2020-05-05\n")
+    (tmp_path / "link.tsv").symlink_to(pairs)
+    for output in ("pairs.tsv", "link.tsv"):
+        assert "is the file that is read" in refused("evaluate", "-m", model, pairs, "-o", tmp_path / output)
+    assert pairs.read_text() == "May 5, 2020\t2020-05-05\n"
+
+
+def test_pairs_that_cannot_be_used_are_named(ask, refused, model, work, sides, tmp_path):
+    mixed = tmp_path / "mixed.tsv"
+    mixed.write_text("one\ttwo\nno tab\n")
+    answer = ask("evaluate", "-m", model, mixed, "--beam", 1)
+    assert answer.code == 0 and "of 1 sentence" in answer.out
+    assert f"{mixed}:2: 1 column(s)" in answer.err
+    assert "no test pair can be used" in refused("evaluate", "-m", model, sides[0])
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "give --model (translate, then score) or --hypotheses (score a file), one of the two"),
+        (["-m", "MODEL", "--hypotheses", "SOURCE", "PAIRS"], "one of the two"),
+        (["-m", "MODEL"], "give PAIRS (both sides in one file), or --source and --target"),
+        (["-m", "MODEL", "--source", "SOURCE"], "give PAIRS (both sides in one file), or --source and --target"),
+        (["-m", "MODEL", "PAIRS", "--target", "SOURCE"], "give PAIRS (both sides in one file)"),
+        (["-m", "MODEL", "--source", "SOURCE", "--target", "SHORT"], "has 20 lines but"),
+        (["--hypotheses", "SOURCE", "--target", "SHORT"], "20 translations but 2 references"),
+        (["-m", "MODEL", "nowhere.tsv"], "nowhere.tsv: no such file or directory"),
+        (["--hypotheses", "nowhere.txt", "PAIRS"], "nowhere.txt: no such file"),
+        (["-m", "MODEL", "PAIRS", "--tokenize", "foo"], "--tokenize foo: it may be 13a"),
+        (["--hypotheses", "SOURCE", "PAIRS", "--beam", "2"], "with --hypotheses nothing is translated"),
+        (["-m", "MODEL", "PAIRS", "-o", "/nowhere/out.txt"], "there is no folder /nowhere"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_before_any_work(
+    refused, model, work, sides, tmp_path, args, said, monkeypatch
+):
+    monkeypatch.setattr(
+        "allyouneed.infer.predictors.translator.Translator.translate_full", None
+    )  # would fail with a traceback
+    (tmp_path / "short.txt").write_text("1\n2\n")
+    names = {"MODEL": model, "PAIRS": work / "test.tsv", "SOURCE": sides[0], "SHORT": tmp_path / "short.txt"}
+    assert said in refused("evaluate", *(names.get(arg, arg) for arg in args))
+
+
+# --- describe and demo ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_described(ask, name):
+    answer = ask("describe", name)
+    assert answer.code == 0
+    assert f"{ayn.model_config(name).cost().parameters:,}" in answer.lines[0]
+
+
+def test_a_description_in_a_pipe_is_not_cut():
+    found = subprocess.run(
+        [*COMMAND, "describe", "transformer-base"], capture_output=True, text=True, env=ENVIRONMENT | {"COLUMNS": "20"}
+    )
+    assert "channel  ffn, hidden 2048  2,099,712" in found.stdout and "\nparameters   63,082,496\n" in found.stdout
+
+
+def test_a_file_a_folder_and_changes_are_described(ask, model, tmp_path):
+    assert "width 16" in ask("describe", model).lines[0]
+    assert "width 48" in ask("describe", model, "--set", "width=48").lines[0]
+    file = tmp_path / "mine.yaml"
+    preset = Path(ayn.__file__).parent / "presets" / "transformer-tiny.yaml"
+    file.write_text(preset.read_text("utf-8"), "utf-8")
+    assert ask("describe", file).out == ask("describe", "transformer-tiny").out
+    changed = ask("describe", file, "--set", "decoder[0].mixer.pattern=causal & window(7)").out
+    assert "pattern causal & window(7)" in changed
+
+
+def test_what_cannot_be_described_is_refused(refused, work, tmp_path):
+    assert "did you mean 'transformer-base'?" in refused("describe", "transformer-bas")
+    assert "did you mean 'width'?" in refused("describe", "transformer-tiny", "--set", "widht=3")
+    assert "its model is" in refused("describe", work / "run")
+    assert "no config.json" in refused("describe", tmp_path)
+    assert "none.yaml: cannot be read" in refused("describe", tmp_path / "none.yaml")
+
+
+# --- models and look ------------------------------------------------------------------------------------------------
+
+
+def test_models_are_a_table_also_where_nobody_sees_it():
+    """In a pipe nothing is cut to a terminal's width."""
+    found = shell("models", "--papers", text=True)
+    assert (found.returncode, found.stderr) == (0, "")
+    lines = found.stdout.splitlines()
+    firsts = [words[0] for line in lines if (words := line.split())]
+    assert [word for word in firsts if word in preset_names()] == preset_names()
+    assert any("Attention Is All You Need" in line for line in lines) and "\x1b" not in found.stdout
+
+
+def test_models_are_chosen_sorted_and_told_in_json(ask, refused):
+    trees = json.loads(ask("models", "transformer-b", "--json", "--sort", "state").out)
+    assert [tree["name"] for tree in trees] == ["transformer-base", "transformer-big"]
+    assert trees[0]["parameters"] == ayn.model_config("transformer-base").cost().parameters
+    assert [at["length"] for at in trees[0]["at"]] == [1024, 32768] and "Vaswani" in trees[0]["paper"]
+    assert "no preset has 'gtp'" in refused("models", "gtp")
+    assert "--sort age: it may be" in refused("models", "--sort", "age")
+
+
+def test_a_pattern_is_drawn_in_the_terminal_and_as_a_file(ask, refused, tmp_path):
+    answer = ask("look", "pattern", "causal & window(3)", "full", "--size", 6)
+    assert answer.code == 0 and answer.lines[1].split() == ["█▄····", "██████"]
+    answer = ask("look", "pattern", "causal", "-o", tmp_path / "p.svg")
+    assert (answer.code, answer.out, answer.err) == (0, "", f"{tmp_path / 'p.svg'}: written\n")
+    assert (tmp_path / "p.svg").read_text("utf-8").startswith("<?xml")
+    assert "'causl' is no pattern" in refused("look", "pattern", "causl")
+    assert "a picture is .png" in refused("look", "pattern", "causal", "-o", tmp_path / "p.gif")
+
+
+def test_positions_are_drawn_in_the_terminal_and_as_a_file(ask, refused, tmp_path):
+    assert "key − query from -63 to 0" in ask("look", "positions", "alibi").out
+    assert ask("look", "positions", "sinusoidal", "--output", tmp_path / "p.png").code == 0
+    assert (tmp_path / "p.png").stat().st_size > 5000
+    assert "known: alibi" in refused("look", "positions", "alibu")
+
+
+def test_the_demo_wants_a_folder(refused, tmp_path):
+    (tmp_path / "file").touch()
+    assert (
+        refused("demo", "--folder", tmp_path / "file") == f"{tmp_path / 'file'}: is a file; name a folder for the demo"
+    )
+
+
+def test_threads_wait_politely_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for told, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        if told:
+            monkeypatch.setenv("OMP_WAIT_POLICY", told)
+        with pytest.raises(SystemExit):
+            main(["--version"])
+        assert os.environ["OMP_WAIT_POLICY"] == expected

@@ -1,0 +1,196 @@
+"""Promises of the translator to whoever hands it text. Most are kept with a model that says what it hears."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from allyouneed.config import ConfigError
+from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
+from allyouneed.errors import UserError
+from allyouneed.folder import Folder
+from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.predictors.translator import Translator, repeats
+from toy_models import EOS, random_model
+
+MakeFolder = Callable[..., Folder]
+ENGLISH = "The quick brown fox jumps over the lazy dog. How are you today? I am fine, thank you very much!"
+CHINESE = "你好，世界。今天天气很好！我们去公园散步吧？好的，走吧。"
+FRENCH = "Tous les êtres humains naissent libres et égaux en dignité et en droits."
+UNSEEN = "Привет 👍🏽 \u200bمرحبا naïve <pad> </s> <2en> \x00 𝔘𝔫𝔦"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "\n",
+        " \n\t\n  ",
+        "hello",
+        "  hello  ",
+        "\u3000你好\u3000",
+        "one\ntwo\r\n\r\n three \rfour\n",
+        ENGLISH,
+        CHINESE,
+        UNSEEN,
+        f"{ENGLISH}\n\n  {CHINESE}\n{UNSEEN}\n",
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"method": "greedy"}, {"method": "sample", "top_p": 0.5}])
+def test_text_comes_back_with_its_lines_and_whitespace(
+    echo: MakeFolder, tokenizer: Tokenizer, text: str, options: dict[str, object]
+) -> None:
+    translator = Translator(echo(tokenizer))
+    assert translator.translate(text, **options) == text
+    assert translator.translate([text, "x", text], **options) == [text, "x", text]
+
+
+def test_an_empty_list_is_an_empty_list(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+    translator = Translator(echo(tokenizer))
+    assert translator.translate([]) == []
+    assert list(translator.translate_stream([])) == []
+    for wrong in ("a text", None):
+        with pytest.raises(UserError, match="from a list"):
+            translator.translate_stream(wrong)
+
+
+def test_nothing_but_words_reaches_the_model(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+    folder = echo(tokenizer)
+    Translator(folder).translate(["", "  \n ", " two words \n"])
+    assert folder.model.heard == [[*tokenizer.encode("two words"), tokenizer.eos]]
+
+
+def test_a_long_text_is_split_by_sentence_and_joined(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+    folder = echo(tokenizer)
+    text = "  ".join([ENGLISH] * 4) + "\t" + FRENCH
+    (found,) = Translator(folder).translate_full([text])
+    assert (found.text, found.notes) == (text, [])
+    assert len(folder.model.heard) == 13
+    chinese = CHINESE * 5
+    assert Translator(folder).translate(chinese) == chinese
+
+
+def test_a_short_text_is_translated_in_one_go(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+    folder = echo(tokenizer)
+    Translator(folder).translate("How are you? I am fine.")
+    assert len(folder.model.heard) == 1
+
+
+def test_the_space_between_sentences_is_that_of_the_target(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+    stop, wide = tokenizer.encode("x.")[-1], tokenizer.encode("好。")
+    assert tokenizer.decode([stop]) == "."
+    text = "很。" * 40
+    swap = dict.fromkeys(tokenizer.encode("很"), tokenizer.encode("x")[0])
+    swap |= dict.fromkeys(wide[len(tokenizer.encode("好")) :], stop)
+    english = Translator(echo(tokenizer, swap)).translate(text)
+    assert english.split(" ") == [english.split(" ")[0]] * 40
+
+
+@pytest.mark.parametrize(
+    "text", ["word " * 300 + "end", "a" * 900, "春" * 500, "one two, " * 150 + "done.", "é\u0301" * 400]
+)
+def test_a_sentence_that_is_too_long_is_translated_in_parts_and_a_note_says_so(
+    echo: MakeFolder, tokenizer: Tokenizer, text: str
+) -> None:
+    folder = echo(tokenizer)
+    (found,) = Translator(folder, max_tokens=100).translate_full([text])
+    assert found.text == text
+    assert max(map(len, folder.model.heard)) <= 100
+    assert any("more than the 100 tokens" in note for note in found.notes)
+
+
+def test_a_translation_without_an_end_is_noted(tokenizer: Tokenizer) -> None:
+    folder = Folder(random_model(vocab=tokenizer.size, ends=-9.0), Vocabularies(tokenizer, tokenizer))
+    (found,) = Translator(folder).translate_full(["hello"], max_length=30)
+    assert ["stopped after 30 tokens" in note for note in found.notes] == [True]
+    assert repeats([1, 2, 3] * 4) and repeats([9, 5, 5, 5, 5]) and not repeats([1, 2, 3, 4] * 3)
+
+
+def test_the_best_come_first_and_alternatives_differ(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+    translator = Translator(echo(tokenizer))
+    for text in ("hello", ENGLISH * 3):
+        (found,) = translator.translate_full([text], best=4)
+        scores = [candidate.score for candidate in found.candidates]
+        assert len({candidate.text for candidate in found.candidates}) >= 2
+        assert len(scores) == 4 and scores == sorted(scores, reverse=True)
+        assert found.text == found.candidates[0].text == text
+
+
+def test_samples_do_not_depend_on_how_the_work_is_divided(tokenizer: Tokenizer) -> None:
+    translator = Translator(Folder(random_model(vocab=tokenizer.size), Vocabularies(tokenizer, tokenizer)))
+    texts = ["one", ENGLISH * 2, "", "two", "three"]
+    options = {"method": "sample", "seed": 3, "max_length": 12}
+    whole = [t.text for t in translator.translate_full(texts, **options)]
+    assert whole == [t.text for t in translator.translate_stream(texts, chunk=2, **options)]
+    assert whole != translator.translate(texts, **options | {"seed": 4})
+
+
+def test_a_stream_is_read_as_it_is_needed(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+    read = []
+
+    def endless() -> Iterator[str]:
+        for number in range(10**9):
+            read.append(number)
+            yield f"line {number}\n"
+
+    found = Translator(echo(tokenizer)).translate_stream(endless(), chunk=5, beam=1)
+    assert [next(found).text for _ in range(7)] == [f"line {number}\n" for number in range(7)]
+    assert len(read) == 10
+
+
+def test_languages_are_named_and_checked(echo: MakeFolder, tokenizer: Tokenizer, multilingual: Tokenizer) -> None:
+    folder = echo(multilingual)
+    translator = Translator(folder)
+    assert translator.languages == ["en", "fr", "zh"]
+    assert translator.translate("hello", to="fr") == "hello"
+    assert folder.model.heard[-1][0] == multilingual.language("fr")
+    with pytest.raises(UserError, match="several languages; say which: en, fr, zh"):
+        translator.translate("hello")
+    with pytest.raises(UserError, match="into 'de'; it knows: en, fr, zh"):
+        translator.translate_stream(["hello"], to="de")
+    with pytest.raises(UserError, match="one language only"):
+        Translator(echo(tokenizer)).translate("hello", to="en")
+
+
+def test_a_models_own_decoding_is_the_default_and_requests_change_it(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+    folder = echo(tokenizer)
+    folder.decoding = {"max_length": 2}
+    translator = Translator(folder)
+    assert translator.translate("a b c") == tokenizer.decode(tokenizer.encode("a b c")[:2]).strip()
+    assert translator.translate("a b c", max_length=50) == "a b c"
+    assert translator.translate("a b c", decoding=Decoding()) == "a b c"
+    with pytest.raises(ConfigError, match="did you mean 'beam'"):
+        translator.translate("a", beams=3)
+
+
+def test_alignments_point_into_both_texts(tokenizer: Tokenizer) -> None:
+    translator = Translator(
+        Folder(random_model(5, vocab=tokenizer.size, ends=-9.0), Vocabularies(tokenizer, tokenizer))
+    )
+    text = f"  {ENGLISH}\n{CHINESE} {ENGLISH}"
+    (found,) = translator.translate_full([text], align=True, max_length=12)
+    assert found.alignment
+    for link in found.alignment:
+        assert text[slice(*link.source_span)] == link.source != ""
+        assert found.text[slice(*link.target_span)] == link.target != ""
+    spoken_for = {place for link in found.alignment for place in range(*link.target_span)}
+    assert all(char.isspace() for place, char in enumerate(found.text) if place not in spoken_for)
+    assert translator.translate_full(["x"])[0].alignment is None
+
+
+def test_mistakes_are_explained(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+    translator = Translator(echo(tokenizer))
+    with pytest.raises(UserError, match="must be a string, not int"):
+        translator.translate([3])  # type: ignore[list-item]
+    for texts, kind in ((None, "NoneType"), (5, "int"), (["a", None], "NoneType"), (b"x", "bytes"), ([b"x"], "bytes")):
+        for ask in (translator.translate, translator.translate_full):
+            with pytest.raises(UserError, match=f"^a text must be a string, not {kind}$"):
+                ask(texts)  # type: ignore[operator]
+    assert translator.translate(iter(["x"])) == translator.translate(["x"])  # type: ignore[call-overload]
+    with pytest.raises(UserError, match="takes a list"):
+        translator.translate_full("hello")
+    with pytest.raises(UserError, match="surrogate"):
+        translator.translate("\ud800")
+    assert tokenizer.eos == EOS

@@ -1,0 +1,59 @@
+"""Which way a file of pairs goes, by what its texts are written in."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from allyouneed import models
+from allyouneed.data.language_detection import Detector
+from allyouneed.errors import UserError
+from allyouneed.infer.translation.direction import Direction, direction
+from allyouneed.infer.translation.routes import Routes
+
+TEXTS = {
+    "en": ["Where is the station?", "I have never seen such a thing.", "She reads a book every evening."],
+    "de": ["Wo ist der Bahnhof?", "So etwas habe ich noch nie gesehen.", "Sie liest jeden Abend ein Buch."],
+    "fr": ["Où est la gare ?", "Je n'ai jamais vu une chose pareille.", "Elle lit un livre tous les soirs."],
+    "zh": ["车站在哪里？", "我从来没见过这样的东西。", "她每天晚上都看书。"],
+}
+
+
+@pytest.fixture(scope="module")
+def routes() -> Routes:
+    """Of the translator that ships, without its weights."""
+    place = models.HERE / models.TRANSLATOR
+    about = json.loads((place / "config.json").read_text(encoding="utf-8"))
+    return Routes([(here, there) for here, there in about["directions"]], Detector.load(place / "languages.json"))
+
+
+@pytest.mark.parametrize("other", ["de", "fr", "zh"])
+def test_every_direction_is_found(routes: Routes, other: str) -> None:
+    for here, there in (("en", other), (other, "en")):
+        found = direction(routes, TEXTS[here], TEXTS[there])
+        assert (found.from_, found.to) == (here, there) and f"taken for {here} → {there}" in found.note
+        assert direction(routes, TEXTS[here], TEXTS[there], from_=here) == found
+
+
+def test_one_strange_text_does_not_count(routes: Routes) -> None:
+    found = direction(routes, [*TEXTS["en"], "Danke schön!"], [*TEXTS["de"], "Thank you very much!"])
+    assert (found.from_, found.to) == ("en", "de")
+
+
+def test_a_way_through_a_third_language(routes: Routes) -> None:
+    found = direction(routes, TEXTS["de"], TEXTS["fr"])
+    assert (found.from_, found.to) == ("de", "fr") and "taken for de → en → fr" in found.note
+
+
+def test_what_is_said_is_kept(routes: Routes) -> None:
+    assert direction(routes, TEXTS["en"], TEXTS["de"], to="fr") == Direction("fr", None)
+    one = Routes([("en", "de"), ("fr", "de")], None)
+    assert direction(one, TEXTS["en"], TEXTS["de"]) == Direction(None, None)
+
+
+def test_what_cannot_be_told_is_refused(routes: Routes) -> None:
+    with pytest.raises(UserError, match=r"en → zh.*in none of its languages; say which one with --from and --to"):
+        direction(routes, ["1", "2"], ["3", "4"])
+    with pytest.raises(UserError, match=r"\(any → de, en → fr\), and nothing to tell"):
+        direction(Routes([(None, "de"), ("en", "fr")], None), TEXTS["en"], TEXTS["de"])

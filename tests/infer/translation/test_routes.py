@@ -1,0 +1,111 @@
+"""From which language into which, when nobody says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from allyouneed.data.language_detection import Detector
+from allyouneed.data.tokenizers.base import Tokenizer
+from allyouneed.errors import UserError
+from allyouneed.folder import Folder
+from allyouneed.infer.predictors.translator import Translator
+from allyouneed.infer.translation.routes import Route, Routes
+
+ENGLISH, FRENCH, CHINESE = (
+    "The quick brown fox jumps over the dog.",
+    "Tous les êtres naissent libres.",
+    "今天天气很好！",
+)
+DIRECTIONS: list[tuple[str | None, str]] = [("en", "zh"), ("zh", "en"), ("en", "fr"), ("fr", "en")]
+
+
+@pytest.fixture(scope="module")
+def detector() -> Detector:
+    return Detector.learn({"en": [ENGLISH], "fr": [FRENCH], "zh": [CHINESE]})
+
+
+@pytest.fixture
+def translator(echo: Callable[..., Folder], multilingual: Tokenizer, detector: Detector) -> Translator:
+    folder = echo(multilingual)
+    folder.directions, folder.detector = DIRECTIONS, detector
+    return Translator(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "to", "from_", "here", "into"),
+    [
+        (CHINESE, None, None, "zh", ("en",)),
+        (FRENCH, None, None, "fr", ("en",)),
+        (ENGLISH, None, None, "en", ("zh",)),  # the first its data names
+        ("12:30", None, None, None, ("en",)),
+        (ENGLISH, "fr", None, "en", ("fr",)),
+        (CHINESE, "fr", None, "zh", ("en", "fr")),  # never learnt, so through English
+        (ENGLISH, "fr", "zh", "zh", ("en", "fr")),  # as told, whatever it looks like
+        (FRENCH, "fr", None, "fr", ()),
+        ("12:30", "fr", None, None, ("fr",)),
+    ],
+)
+def test_the_way_of_a_text(detector, text, to, from_, here, into):
+    assert Routes(DIRECTIONS, detector).of(text, to, from_) == Route(here, into)
+
+
+def test_without_a_detector_nothing_is_guessed():
+    assert Routes(DIRECTIONS, None).of(CHINESE, "fr", None) == Route(None, ("fr",))
+
+
+def test_a_model_that_was_told_no_sources_goes_straight(detector):
+    assert Routes([(None, "fr"), (None, "en")], detector).of(CHINESE, "fr", None) == Route("zh", ("fr",))
+
+
+def test_where_nothing_leads_back_nothing_is_chosen(detector):
+    """English into two others: whoever asks must say which."""
+    assert Routes([("en", "fr"), ("en", "zh")], detector).of(ENGLISH, None, None) == Route("en", (None,))
+
+
+def test_the_model_hears_what_to_say(translator: Translator, multilingual: Tokenizer) -> None:
+    found = translator.translate_full([ENGLISH, CHINESE, FRENCH])
+    assert [one.text for one in found] == [ENGLISH, CHINESE, FRENCH], "in the order of the questions"
+    assert [one.route for one in found] == [["en", "zh"], ["zh", "en"], ["fr", "en"]]
+    heard = {tuple(tokens) for tokens in translator.model.heard}
+    for text, to in ((ENGLISH, "zh"), (CHINESE, "en"), (FRENCH, "en")):
+        assert (multilingual.language(to), *multilingual.encode(text), multilingual.eos) in heard
+
+
+def test_two_steps_where_there_is_no_straight_way(translator: Translator, multilingual: Tokenizer) -> None:
+    (found,) = translator.translate_full([CHINESE], "fr", best=2)
+    assert (found.source, found.text, found.route) == (CHINESE, CHINESE, ["zh", "en", "fr"])
+    assert len(found.candidates) == 2
+    assert [tokens[0] for tokens in translator.model.heard] == [multilingual.language(to) for to in ("en", "fr")]
+    with pytest.raises(UserError, match="alignment is of one step, and this goes zh → en → fr"):
+        translator.translate_full([CHINESE], "fr", align=True)
+
+
+def test_what_is_in_the_language_already_is_left_alone(translator: Translator) -> None:
+    (found,) = translator.translate_full([FRENCH], "fr")
+    assert (found.text, translator.model.heard) == (FRENCH, [])
+    assert found.notes == [f"{FRENCH!r}: is in fr already"]
+    with pytest.raises(UserError, match="said to be in 'fr' already"):
+        translator.translate(FRENCH, "fr", from_="fr")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"to": "de"}, "does not translate into 'de'; it knows: en"),
+        ({"from_": "de"}, "does not translate from 'de'; it knows: en"),
+        ({"to": "FR"}, r"does not translate into 'FR' \(did you mean 'fr'\?\)"),
+        ({"from_": "FR"}, r"does not translate from 'FR' \(did you mean 'fr'\?\)"),
+    ],
+)
+def test_unknown_languages_are_refused_at_once(translator: Translator, options: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        translator.translate_stream([ENGLISH], **options)
+
+
+def test_samples_do_not_depend_on_who_else_is_asked(translator: Translator) -> None:
+    options = {"method": "sample", "temperature": 3.0, "seed": 5}
+    mixed = translator.translate([CHINESE, FRENCH, ENGLISH], **options)
+    later = [translator.translate_full([text], first=n, **options)[0].text for n, text in enumerate([CHINESE, FRENCH])]
+    assert mixed[:2] == later and mixed != [CHINESE, FRENCH, ENGLISH]

@@ -1,0 +1,57 @@
+"""What a preprocessor_config.json may ask for, and what is refused by name."""
+
+import json
+
+import pytest
+
+from allyouneed.errors import UserError
+from allyouneed.interop.hf.preprocessor import read, tree
+
+VIT = {"image_processor_type": "ViTImageProcessor"}
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"do_pad": True}, "do_pad: not known here, and may change the image"),
+        ({"do_reduce_labels": True, "do_flip": 1}, "do_reduce_labels, do_flip"),
+        ({"size": {"longest_edge": 30}}, "a size of .*longest_edge"),
+        ({"resample": 9}, "resample: 9 is not known here"),
+        ({"image_mean": [0.5]}, "1 means or deviations for images of 3 channels"),
+        ({"image_processor_type": "SegformerImageProcessor"}, "images of SegformerImageProcessor are not known"),
+    ],
+)
+def test_what_would_change_the_image_is_refused_by_name(said, message):
+    with pytest.raises(UserError, match=message):
+        tree(VIT | said, "segformer")
+
+
+def test_what_is_off_or_says_nothing_is_passed_over():
+    assert tree(VIT | {"do_pad": False, "do_convert_rgb": True, "data_format": "channels_first"}, "x") == tree(VIT, "x")
+
+
+def test_the_part_of_a_config_of_several_processors(tmp_path):
+    said = {"image_processor": VIT | {"size": {"height": 8, "width": 6}}, "processor_class": "CLIPProcessor"}
+    (tmp_path / "processor_config.json").write_text(json.dumps(said))
+    assert read(tmp_path, "clip")["size"] == [8, 6]
+
+
+def test_no_file_no_words_and_a_broken_one_a_message(tmp_path):
+    assert "preprocessor_config.json is missing" in read(tmp_path, "vit")["lacks"]
+    (tmp_path / "preprocessor_config.json").write_text("{")
+    with pytest.raises(UserError, match=r"preprocessor_config.json: cannot be read"):
+        read(tmp_path, "vit")
+    (tmp_path / "preprocessor_config.json").write_text("[]")
+    with pytest.raises(UserError, match="not a config"):
+        read(tmp_path, "vit")
+
+
+def test_models_that_read_gray(tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(VIT | {"image_mean": 0.5, "image_std": [0.25]}))
+    found = read(tmp_path, "vit", channels=1)
+    assert (found["channels"], found["mean"], found["std"]) == (1, [0.5], [0.25])
+
+
+def test_what_is_refused_is_said_when_an_image_is_given(tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(VIT | {"do_pad": True}))
+    assert "do_pad: not known here" in read(tmp_path, "vit")["lacks"]

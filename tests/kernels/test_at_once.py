@@ -1,0 +1,84 @@
+"""Where a GPU reads and nobody learns, rotary positions and gated units are one kernel each, given what the definition
+is given. (The kernels are held to their definitions by bench/check_kernels.py.)"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from allyouneed.config import override, parse, preset_tree
+from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.channels import feedforward
+from allyouneed.nn.channels.feedforward import ACTIVATIONS, fused_name
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.positions import rotary
+
+CALLS: list[str] = []
+
+
+def turned(x: Tensor, table: Tensor, interleaved: bool) -> Tensor:
+    CALLS.append("turned")
+    found = torch.empty_like(x)
+    half = x.shape[-1] // 2
+    for plane in range(half):
+        a, b = (2 * plane, 2 * plane + 1) if interleaved else (plane, plane + half)
+        cos, sin = table[..., plane]
+        found[..., a], found[..., b] = x[..., a] * cos - x[..., b] * sin, x[..., b] * cos + x[..., a] * sin
+    return found
+
+
+def gated(both: Tensor, activation: str) -> Tensor:
+    CALLS.append(activation)
+    hidden = both.shape[-1] // 2
+    return ACTIVATIONS[activation](both[..., :hidden]) * both[..., hidden:]
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, function in (("turning", turned), ("gated", gated)):
+        module: Any = ModuleType(f"allyouneed.kernels.{name}")
+        setattr(module, function.__name__, function)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for user in (rotary, feedforward):
+        monkeypatch.setattr(user, "at_once", lambda x: not torch.is_grad_enabled())
+    CALLS.clear()
+
+
+@pytest.mark.parametrize("order", ["halves", "interleaved"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "mish"])
+def test_the_same_hidden_states(kernels: None, order: str, activation: str) -> None:
+    sizes = ["vocab=31", "width=32", "decoder[0].repeat=2", "decoder[0].mixer.heads=4", "decoder[0].channel.hidden=24"]
+    kinds = [f"decoder[0].mixer.positions.order={order}", f"decoder[0].channel.activation={activation}"]
+    torch.manual_seed(0)
+    model: Any = parse(Model, override(preset_tree("llama-15m"), [*sizes, *kinds])).build().eval()  # type: ignore[type-abstract]
+    batch = Batch(Rows.of([[3, 4, 5, 6, 7], [8, 9]]))
+    plain = model(batch)
+    assert not CALLS  # somebody may want gradients
+    with torch.no_grad():
+        found = model(batch)
+    assert torch.allclose(found, plain, atol=1e-6)
+    assert set(CALLS) == {"turned", *([] if activation == "mish" else [activation])}
+
+
+def test_part_of_a_head_is_turned_as_it_is_written(kernels: None) -> None:
+    sizes = ["vocab=31", "width=32", "decoder[0].mixer.heads=2", "decoder[0].mixer.positions.fraction=0.5"]
+    torch.manual_seed(0)
+    model: Any = parse(Model, override(preset_tree("llama-15m"), sizes)).build().eval()  # type: ignore[type-abstract]
+    with torch.no_grad():
+        model(Batch(Rows.of([[3, 4, 5]])))
+    assert "turned" not in CALLS
+
+
+def test_names_of_activations_that_kernels_know() -> None:
+    assert {name for name in ACTIVATIONS if fused_name(ACTIVATIONS[name]) == name} == {
+        "relu",
+        "silu",
+        "gelu",
+        "gelu-tanh",
+    }
+    assert fused_name(ACTIVATIONS["mish"]) is None

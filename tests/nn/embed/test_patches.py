@@ -1,0 +1,129 @@
+"""Images as rows of patches: the paper's equation, whole images only, and each image by itself."""
+
+import pytest
+import torch
+from torch.nn.functional import conv2d
+
+from allyouneed.config import ConfigError, parse
+from allyouneed.errors import UserError
+from allyouneed.nn.batch import Batch, Rows, Signal
+from allyouneed.nn.common import Common
+from allyouneed.nn.embed.patches import PatchEmbed
+from allyouneed.nn.models.base import Model
+from any_part import WIDTH, build, tree
+
+CASES = {
+    "square": {"image": 8, "patch": 4, "positions": {"kind": "learned", "length": 5}},
+    "wide, no class token": {"image": [4, 12], "patch": [2, 3], "channels": 1, "class_token": False},
+    "CLIP": {"image": 6, "patch": 3, "bias": False, "norm": "layer", "positions": {"kind": "learned", "length": 5}},
+    "2d": {"image": [4, 6], "patch": 2, "positions": {"kind": "learned-2d", "rows": 2, "columns": 3, "first": 1}},
+    "sinusoidal": {"image": 4, "patch": 2, "positions": "sinusoidal"},
+    "DeiT": {"image": 8, "patch": 4, "distillation_token": True, "positions": {"kind": "learned", "length": 6}},
+}
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+def captioner(name):
+    """An image in, a text out."""
+    return build(tree(source_embed={"kind": "patches"} | CASES[name]))
+
+
+def pixels(name, count=3):
+    config = parse(PatchEmbed, CASES[name])
+    height, width = config.image if isinstance(config.image, tuple) else (config.image, config.image)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, config.channels, height, width, generator=generator, dtype=torch.double)
+
+
+@every_case
+def test_it_is_the_papers_equation(name):
+    """z = [x_class; x¹E; …; xᴺE] + E_pos, with E written as the convolution it is usually taken for."""
+    model = captioner(name)
+    embed, images = model.source_embed, pixels(name)
+    config = embed.config
+    down, across = config.patch if isinstance(config.patch, tuple) else (config.patch, config.patch)
+    kernel = embed.project.weight.view(WIDTH, config.channels, down, across)
+    expected = conv2d(images, kernel, embed.project.bias, stride=(down, across)).flatten(2).transpose(1, 2)
+    for token in (embed.distillation_token, embed.class_token):
+        if token is not None:
+            expected = torch.cat([token.weight[None].expand(len(images), -1, -1), expected], 1)
+    places = embed.positions(torch.arange(expected.shape[1])[None])
+    expected = expected if places is None else expected + places
+    if config.norm is not None:
+        expected = torch.nn.functional.layer_norm(expected, (WIDTH,), embed.norm.weight, embed.norm.bias)
+    given = Signal(images)
+    torch.testing.assert_close(embed(given, embed.facts(given)), expected)
+    assert config.places == config.limit == expected.shape[1]
+
+
+@every_case
+def test_an_image_is_alone_in_a_crowd(name):
+    model, images = captioner(name), pixels(name)
+    together = model.encode(Signal(images)).hidden
+    for number in range(len(images)):
+        torch.testing.assert_close(model.encode(Signal(images[number : number + 1])).hidden[0], together[number])
+
+
+@every_case
+def test_gradients_reach_everything_the_pixels_too(name):
+    model, images = captioner(name), pixels(name).requires_grad_()
+    texts = Rows(torch.tensor([[1, 4, 5]] * len(images)))
+    model.logits(Batch(target=texts, source=Signal(images))).square().sum().backward()
+    assert images.grad.flatten(1).any(1).all()
+    for parameter_name, parameter in model.source_embed.named_parameters():
+        assert parameter.grad is not None and parameter.grad.any(), parameter_name
+
+
+@every_case
+def test_step_by_step_is_the_whole(name):
+    model, images = captioner(name), pixels(name)
+    tokens = torch.tensor([[1, 4, 5, 2], [1, 3, 3, 3], [7, 8, 9, 10]])
+    with torch.no_grad():
+        whole = model.logits(Batch(target=Rows(tokens), source=Signal(images)))
+        states = model.start(Signal(images))
+        steps = [model.head(model.advance(Rows(tokens[:, t : t + 1]), states)) for t in range(4)]
+    torch.testing.assert_close(torch.cat(steps, 1), whole)
+
+
+@every_case
+def test_the_cost_is_that_of_the_module(name):
+    config, common = parse(PatchEmbed, CASES[name]), Common(width=WIDTH)
+    built = config.build(common, None)
+    cost = config.cost(common, None)
+    assert cost.parameters == sum(parameter.numel() for parameter in built.parameters())
+    assert cost.flops == 2 * built.project.weight.numel()
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 9), (1, 8, 8), (3, 4, 4)])
+def test_another_size_is_refused_and_named(shape):
+    model = captioner("square")
+    with pytest.raises(UserError) as caught:
+        model.encode(Signal(torch.zeros(2, *shape, dtype=torch.double)))
+    said = "×".join(map(str, shape))
+    assert f"an image of {said} does not fit this model, which reads 3×8×8" in str(caught.value)
+    assert "resize or crop" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"patch": 3}, "source_embed.patch: an image of 8×8 cannot be cut into whole patches of 3×3"),
+        ({"positions": {"kind": "learned", "length": 4}}, "4 places, but the 4 patches and the class token need 5"),
+        ({"image": [8, 8, 8]}, "source_embed.image"),
+        ({"image": "big"}, "source_embed.image"),
+        ({"patch": 0}, "source_embed.patch"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_its_path(change, said):
+    with pytest.raises(ConfigError) as caught:
+        parse(Model, tree(source_embed={"kind": "patches"} | CASES["square"] | change))
+    assert said in str(caught.value) and len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_what_a_decoder_writes_is_no_image(kind):
+    keys = tree(embed={"kind": "patches"} | CASES["square"]) | {"kind": kind}
+    if kind == "decoder":
+        del keys["encoder"], keys["decoder"][0]["cross"]
+    with pytest.raises(ConfigError, match=r"embed.kind: what is written is text; its embedding must be 'tokens'"):
+        parse(Model, keys)

@@ -1,0 +1,137 @@
+"""Two bits a weight: what is packed comes out again, and computes what the model computed when it was trained."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_bitlinear import layer, small
+
+from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.linear.bitlinear import Bit, BitLinear, in_steps, rounded_tokens, ternary_weights
+from allyouneed.nn.linear.ternary import PackedBitLinear, on_cpu, pack, packed, plainly, unpacked
+from allyouneed.nn.norms import RMSNorm
+from any_part import CASES, build
+
+SIZES = [(1, 1), (3, 5), (7, 63), (100, 33), (2560, 37)]
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 99))
+def test_packing_loses_nothing(outputs, inputs, seed):
+    weights = torch.randint(-1, 2, (outputs, inputs), generator=torch.Generator().manual_seed(seed))
+    found = packed(weights)
+    assert found.shape == (outputs, -(-inputs // 4)) and found.dtype == torch.uint8
+    assert unpacked(found, inputs).equal(weights.to(torch.int8))
+
+
+def test_where_the_bits_lie():
+    """Files will hold them: weight j of each quarter in byte j, the first lowest, as w + 1."""
+    assert packed(torch.tensor([[-1, 0, 1, 1, 0, -1, 0, 1]])).tolist() == [[0b01_01_10_00, 0b10_00_10_01]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("norm", [None, RMSNorm()])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
+@torch.no_grad()
+def test_the_same_numbers_bit_for_bit(inputs, outputs, bias, norm, dtype):
+    trained = layer(inputs, (outputs, 2), bias, norm, dtype)
+    light = PackedBitLinear(trained)
+    x = torch.randn(3, 11, inputs, dtype=dtype) * torch.logspace(-9, 6, 11, dtype=dtype)[:, None]
+    for given_ in (x, x[0], x[0, 0], x[:, :0], x.transpose(0, 1)):
+        assert light(given_).equal(trained(given_))
+
+
+@torch.no_grad()
+def test_blocks_of_rows_change_nothing(monkeypatch):
+    monkeypatch.setattr("allyouneed.nn.linear.ternary.UNPACKED", 1)  # 16 rows at a time
+    light, x = PackedBitLinear(layer(63, 100)), torch.randn(5, 63)
+    tokens, _ = rounded_tokens(x)
+    assert on_cpu(tokens, light.packed).equal(plainly(tokens, light.packed).int())
+
+
+def by_tiles(whole, token_step, bytes, weight_step, tile):
+    """What kernels/triton/ternary.py does, one program after the other: the same tiles, masks, shifts and order of scaling."""
+    (tokens, inputs), (outputs, quarter) = whole.shape, bytes.shape
+    out = torch.full((tokens, outputs), torch.nan)
+    for row in torch.arange(0, outputs, tile[1])[:, None] + torch.arange(tile[1]):
+        for token in torch.arange(0, tokens, tile[0])[:, None] + torch.arange(tile[0]):
+            sums = torch.zeros(tile[1], tile[0], dtype=torch.int32)
+            for at in torch.arange(0, quarter, tile[2])[:, None] + torch.arange(tile[2]):
+                here = (row < outputs)[:, None] & (at < quarter)[None]
+                block = bytes.flatten()[(row[:, None] * quarter + at).where(here, 0)].where(here, 0)
+                for part in range(4):
+                    weights = ((block >> (2 * part)) & 3).to(torch.int8) - 1
+                    column = part * quarter + at
+                    there = ((at < quarter) & (column < inputs))[:, None] & (token < tokens)[None]
+                    x = whole.flatten()[(token[None] * inputs + column[:, None]).where(there, 0)].where(there, 0)
+                    sums += weights.int() @ x.int()
+            row_, token_ = row[row < outputs], token[token < tokens]
+            steps = token_step[token_][None] * weight_step[row_][:, None]
+            out[token_[:, None], row_] = (sums[: len(row_), : len(token_)].float() * steps).T
+    return out
+
+
+@pytest.mark.parametrize("tile", [(16, 32, 128), (16, 32, 16), (64, 64, 64)])
+@pytest.mark.parametrize(("inputs", "outputs", "tokens"), [(7, 5, 1), (63, 100, 3), (258, 70, 70)])
+@torch.no_grad()
+def test_tiles_change_nothing(inputs, outputs, tokens, tile):
+    trained, x = layer(inputs, outputs, bias=False), torch.randn(tokens, inputs)
+    light, (whole, step) = PackedBitLinear(trained), rounded_tokens(x)
+    found = by_tiles(whole.to(torch.int8), step[:, 0], light.packed, light.step, tile)
+    assert found.equal(trained(x))
+
+
+@torch.no_grad()
+def test_half_precision_sums_integers():
+    """The sums that a bfloat16 product rounds are exact here."""
+    trained, x = layer(700, 40).bfloat16(), torch.randn(5, 700).bfloat16()
+    light = PackedBitLinear(trained)
+    (tokens, token_step), (weights, step) = rounded_tokens(x), ternary_weights(trained.weight, [40])
+    expected = in_steps(tokens.double() @ weights.double().T, token_step.double(), step, trained.bias).bfloat16()
+    assert light(x).dtype == torch.bfloat16
+    torch.testing.assert_close(light(x), expected, rtol=2**-8, atol=0)
+
+
+def test_steps_are_moved_but_not_rounded():
+    light = PackedBitLinear(layer(20, 8))
+    step = light.step.clone()
+    light.bfloat16()
+    assert light.step.dtype == torch.float32 and light.step.equal(step) and light.bias.dtype == torch.bfloat16
+    assert light.to("meta").step.device.type == "meta"
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("linear bit")])
+@torch.no_grad()
+def test_a_packed_model_says_the_same(name):
+    model, rows = build(CASES[name]), Rows.of([[1, 5, 7, 9, 3], [2, 4], [6]])
+    expected = model.logits(Batch(rows, rows))
+    light = pack(model)
+    assert light is model and not [m for m in light.modules() if isinstance(m, BitLinear)]
+    assert light.logits(Batch(rows, rows)).equal(expected)
+
+
+def test_a_shared_layer_stays_one():
+    config = small(decoder=[dict(small().model_dump(mode="json")["decoder"][0]) | {"repeat": 3, "share": True}])
+    model = config.build()
+    count = len([m for m in model.modules() if isinstance(m, BitLinear)])
+    assert len([m for m in pack(model).modules() if isinstance(m, PackedBitLinear)]) == count == 4
+
+
+@torch.no_grad()
+def test_a_state_dict_goes_around():
+    torch.manual_seed(0)
+    config, rows = small(), Rows(torch.tensor([[1, 2, 3, 250]]))
+    model = pack(config.build())
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    other = pack(config.build())
+    assert not other.logits(Batch(rows)).equal(model.logits(Batch(rows)))
+    other.load_state_dict(kept)
+    assert other.logits(Batch(rows)).equal(model.logits(Batch(rows)))
+
+
+def test_two_bits_a_weight():
+    with torch.device("meta"):
+        dense, light = Bit().build(2560, 6912, False), PackedBitLinear(Bit().build(2560, 6912, False))
+    size = sum(tensor.numel() * tensor.itemsize for tensor in light.state_dict().values())
+    assert size == 2560 * 6912 / 4 + 6912 * 4
+    assert 15.9 < dense.weight.numel() * 4 / size < 16

@@ -1,0 +1,110 @@
+"""LongNet's tiles against its dense form; its equations are in tests/parity/test_longnet_against_oracle.py."""
+
+import pytest
+import torch
+
+from allyouneed.config import ConfigError, parse
+from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.mixers.attention.longnet import ByHeads, LongNet
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.states.window import Ring
+from any_part import build, pack
+
+HEADS, HEAD_WIDTH = 4, 3
+
+
+def module_of(sees="past", segments=(4, 12), dilations=(1, 3), **keys):
+    config = LongNet(heads=HEADS, head_width=HEAD_WIDTH, segments=segments, dilations=dilations, sees=sees, **keys)
+    common = parse(
+        Model, {"kind": "encoder", "vocab": 5, "width": 12, "encoder": [{"channel": {"kind": "ffn", "hidden": 4}}]}
+    )
+    torch.manual_seed(0)
+    return config.build(common).double()
+
+
+def row(time):
+    return Facts.of(Rows(torch.zeros(1, time, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("sees", ["past", "around"])
+@pytest.mark.parametrize("positions", ["none", "rotary", "alibi"])
+def test_tiles_are_the_dense_form(sees, positions, monkeypatch):
+    keys = {"head_width": 4} if positions == "rotary" else {}
+    config = LongNet(
+        **({"heads": HEADS, "head_width": 4} | keys),
+        segments=(32, 96),
+        dilations=(1, 4),
+        sees=sees,
+        positions=positions,
+    )
+    common = parse(
+        Model, {"kind": "encoder", "vocab": 5, "width": 16, "encoder": [{"channel": {"kind": "ffn", "hidden": 4}}]}
+    )
+    module = config.build(common).double()
+    monkeypatch.setattr("allyouneed.nn.mixers.attention.longnet.BLOCK", 8)
+    monkeypatch.setattr("allyouneed.nn.mixers.attention.longnet.WORTH_TILES", 1)
+    lengths = torch.tensor([201, 90])
+    for rows in (Rows(torch.zeros(2, 201, dtype=torch.long), lengths), Rows(torch.zeros(2, 201, dtype=torch.long))):
+        x = torch.randn(2, 201, 16, dtype=torch.double, requires_grad=True)
+        facts = Facts.of(rows)
+        real = torch.ones(2, 201, 1) if facts.real is None else facts.real[..., None]
+        results = []
+        for way in ("tiles", "dense"):
+            context = Context(facts)
+            if way == "dense":
+                monkeypatch.setattr("allyouneed.nn.mixers.attention.longnet.WORTH_TILES", 10**9)
+            out = module(x, context) * real
+            plans = list(context.plans.values())
+            assert any(isinstance(plan, ByHeads) for plan in plans) == (way == "tiles")
+            monkeypatch.setattr("allyouneed.nn.mixers.attention.longnet.WORTH_TILES", 1)
+            results.append([out, *torch.autograd.grad((out * out.cos()).sum(), [x, *module.parameters()])])
+        for found, expected in zip(*results, strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+
+
+def decoder(**keys):
+    mixer = {"kind": "longnet", "heads": 3, "segments": [3, 6], "dilations": [1, 2]} | keys
+    layer = {"repeat": 2, "mixer": mixer, "wiring": "pre-norm"}
+    return build(
+        {"kind": "decoder", "vocab": 11, "width": 12, "embed": {"positions": "sinusoidal"}, "decoder": [layer]}
+    )
+
+
+def test_it_decodes_in_the_memory_of_its_longest_segment():
+    model = decoder()
+    tokens = torch.randint(1, 11, (1, 150), generator=torch.Generator().manual_seed(0))
+    states, sizes, found = model.start(1), [], []
+    with torch.no_grad():
+        for at in range(150):
+            found.append(model.head(model.advance(Rows(tokens[:, at : at + 1]), states)))
+            sizes.append(states.bytes)
+        torch.testing.assert_close(torch.cat(found, 1), model.logits(Batch(Rows(tokens))), atol=1e-9, rtol=0)
+    assert all(isinstance(state, Ring) for layer in states.layers for state in layer.values())
+    assert sizes[-1] == sizes[-70] == 8 * model.config.cost(150).state_constant
+
+
+def test_long_sentences_in_packed_rows():
+    model = decoder(segments=[64, 128], dilations=[1, 3])
+    sentences = [torch.randint(1, 11, (size,)).tolist() for size in (900, 5, 40)]
+    rows, places = pack(sentences, [0, 0, 0], [0, 2, 1])
+    with torch.no_grad():
+        found = model.logits(Batch(rows))
+        for tokens, (line, span) in zip(sentences, places, strict=True):
+            alone = model.logits(Batch(Rows(torch.tensor([tokens]))))[0]
+            torch.testing.assert_close(found[line, span], alone, atol=1e-9, rtol=0)
+
+
+def test_its_weights_can_be_seen():
+    model = decoder()
+    weights = model.attention(Batch(Rows(torch.tensor([[1, 2, 3, 4, 5, 6, 7]]))))[0]
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 3, 7, dtype=torch.double))
+    assert not weights.triu(1).any()
+    assert (weights[0, 0, 6] > 0).tolist() == [False] * 6 + [True]  # place 6 begins a segment of both branches
+
+
+def test_branches_that_do_not_pair_up_are_refused():
+    with pytest.raises(ConfigError, match="2 segments, 1 dilations: a branch has one of each"):
+        decoder(dilations=[1])
+    with pytest.raises(ConfigError, match="a segment's tokens see all of it: say sees: past"):
+        decoder(sees="around")

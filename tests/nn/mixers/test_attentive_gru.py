@@ -1,0 +1,86 @@
+"""What the equations (tests/parity) do not ask: memory, source sentences side by side, where it can stand."""
+
+import pytest
+import torch
+
+from allyouneed.config import ConfigError, parse
+from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.states.window import SLACK
+from any_part import WIDTH, build, tree
+
+LAYERS = {"decoder": [{"wiring": "plain", "cross": {"kind": "attentive-gru", "hidden": 7, "aligned": 5}}]}
+
+
+def test_memory_does_not_grow_and_what_is_gone_is_gone():
+    model = build(tree() | LAYERS)
+    dice = torch.Generator().manual_seed(0)
+    source, target = Rows.of([[1, 2, 3], [4, 5]]), torch.randint(1, 11, (2, 150), generator=dice)
+    with torch.no_grad():
+        whole = model.decode(Rows(target), model.encode(source))
+        states = model.start(source)
+        model.advance(Rows(target[:, :100], lengths=torch.tensor([100, 97])), states)
+        model.advance(Rows(target[:, 97:150], lengths=torch.tensor([0, 53])), states)
+    assert states.bytes == 8 * 2 * (7 * (1 + SLACK) + 5 * 3)
+    with pytest.raises(ValueError, match=f"can take back {SLACK} tokens"):
+        states.trim(150 - SLACK - 1)
+    states.select([1])  # a source goes, and its keys with it
+    states.trim(150 - SLACK)
+    with torch.no_grad():
+        rest = model.advance(Rows(target[1:, 150 - SLACK :]), states)
+    torch.testing.assert_close(rest, whole[1:, 150 - SLACK :])
+    assert states.bytes == 8 * (7 * (1 + SLACK) + 5 * 3)
+
+
+def test_the_words_looked_at_are_shown_and_sum_to_one():
+    model = build(tree() | LAYERS)
+    batch = Batch(Rows.of([[1, 2, 3, 4], [5, 6]]), Rows.of([[1, 2, 3], [4, 5, 6, 7, 8]]))
+    weights = model.attention(batch)[0]
+    assert weights.shape == (2, 1, 4, 5) and not weights[0, ..., 3:].any()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 1, 4, dtype=torch.double))
+
+
+@pytest.mark.parametrize("kind", ["attentive-gru", "multi-step"])
+def test_without_an_encoder_it_cannot_stand(kind):
+    for keys in ({"mixer": kind}, {"encoder_mixer": kind}):
+        with pytest.raises(ConfigError, match=r"coder\[0\]\.mixer\.kind: looks at an encoder, and at nothing else"):
+            parse(Model, tree(**keys))
+    with pytest.raises(ConfigError, match=r"mixer\.left\.kind: looks at an encoder"):
+        parse(Model, tree(mixer={"kind": "branches", "left": kind}))
+
+
+def test_a_packed_target_needs_a_packed_source():
+    model = build(tree() | LAYERS)
+    packed = Rows(torch.tensor([[1, 2, 3]]), segments=torch.tensor([[1, 2, 2]]))
+    with pytest.raises(ValueError, match="cannot be matched"):
+        model(Batch(packed, Rows.of([[4, 5]])))
+
+
+def test_maxout_takes_the_larger_of_each_pair():
+    model = build(tree(head={"kind": "vocabulary", "maxout": WIDTH, "bias": True}))
+    x = torch.randn(2, 3, WIDTH, dtype=torch.double)
+    y = x @ model.head.maxout.weight.T + model.head.maxout.bias
+    expected = torch.maximum(y[..., ::2], y[..., 1::2]) @ model.head.weight.T + model.head.bias
+    torch.testing.assert_close(model.head(x), expected)
+    assert model.config.cost().parameters == sum(p.numel() for p in model.parameters())
+    untied = build(tree(head={"kind": "vocabulary", "maxout": 5}, embed={"tied": False}))
+    assert untied.head.weight.shape[1] == 5
+    assert untied.config.cost().parameters == sum(p.numel() for p in untied.parameters())
+    with pytest.raises(ConfigError, match=r"head\.maxout: tied to token vectors of width 12"):
+        parse(Model, tree(head={"kind": "vocabulary", "maxout": 5}))
+    with pytest.raises(ConfigError, match=r"head\.maxout: there is a transform already"):
+        parse(Model, tree(head={"kind": "vocabulary", "maxout": 12, "transform": {}}))
+
+
+def test_a_scaled_residual_is_the_formula():
+    """(x + y + cross(y)) √½, y = mixer(x); nothing is normalised."""
+    from functools import partial
+
+    from allyouneed.nn.wiring.residual import Depth
+    from allyouneed.nn.wiring.unnormed import Plain, ScaledResidual
+
+    x, depth = torch.randn(2, 3, 4), Depth(1, 1, "decoder")
+    double, square = partial(torch.mul, 2), torch.square
+    found = ScaledResidual().run(x, [double, square], [], depth)
+    torch.testing.assert_close(found, (x + 2 * x + (2 * x) ** 2) / 2**0.5)
+    torch.testing.assert_close(Plain().run(x, [double, square], [], depth), (2 * x) ** 2)

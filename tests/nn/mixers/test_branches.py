@@ -1,0 +1,122 @@
+"""Two parts side by side, against the formula; the Evolved Transformer's own: parity/test_evolved_against_oracle.py."""
+
+import pytest
+import torch
+from torch import nn
+
+from allyouneed.config import ConfigError, parse, to_yaml, tree_of
+from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.mixers.branches import Branches
+from allyouneed.nn.models.base import Model
+from any_part import alone, build, tree
+
+COMMON = Common(width=6)
+CONTEXT = Context(Facts.of(Rows.of([[1, 2, 3, 4]])))
+WIDE = {"kind": "convolution", "size": 3, "width": 9, "activation": "relu"}
+NARROW = {"kind": "convolution", "size": 1, "width": 4}
+FFN = {"kind": "ffn", "hidden": 14}
+BUCKETS = {"kind": "attention", "heads": 3, "pattern": "causal", "positions": "buckets"}
+
+
+def made(**keys):
+    torch.manual_seed(0)
+    module = Branches(**keys).build(COMMON).double().eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    return module, torch.randn(1, 4, 6, dtype=torch.double)
+
+
+@pytest.mark.parametrize("join", ["sum", "product", "concat"])
+@pytest.mark.parametrize("norm", [True, False])
+def test_the_formula(join, norm):
+    module, x = made(left=WIDE, right=NARROW, join=join, norm=norm, then={"kind": "convolution", "size": 3, "width": 5})
+    left, right, then = (module.pieces[name] for name in ("left", "right", "then"))
+    a, b = left(x, CONTEXT), right(x, CONTEXT)
+    assert (a.shape[2], b.shape[2]) == (9, 4)
+    if join == "concat":
+        y = torch.cat([a, b], 2)
+    elif join == "sum":
+        y = torch.cat([a[..., :4] + b, a[..., 4:]], 2)
+    else:
+        y = torch.cat([a[..., :4] * b, a[..., 4:]], 2)
+    if norm:
+        y = nn.functional.layer_norm(y, y.shape[2:], module.norm.weight, module.norm.bias)
+    expected = torch.cat([then(y, CONTEXT), torch.zeros(1, 4, 1)], 2)
+    torch.testing.assert_close(module(x, CONTEXT), expected)
+
+
+def test_one_branch_alone_and_a_channel():
+    module, x = made(left=FFN, norm=False)
+    torch.testing.assert_close(module(x, CONTEXT), module.pieces["left"](x, CONTEXT))
+    assert module.new_state() is None
+
+
+def test_dropout_falls_on_each_branch():
+    config = Branches(left={"kind": "convolution", "size": 1}, right={"kind": "convolution", "size": 1}, norm=False)
+    module = config.build(Common(width=6, dropout=0.5)).train()
+    for piece in module.pieces.values():
+        nn.init.zeros_(piece.out.weight)
+        nn.init.ones_(piece.out.bias)
+    torch.manual_seed(0)
+    y = module(torch.zeros(1, 400, 6), Context(Facts.of(Rows(torch.ones(1, 400, dtype=torch.long)))))
+    assert sorted(set(y.round().flatten().tolist())) == [0.0, 2.0, 4.0]
+
+
+def test_it_decodes_where_all_its_mixers_do():
+    past, around = {"kind": "convolution", "size": 3, "sees": "past"}, {"kind": "convolution", "size": 3}
+    assert Branches(left=past, right=FFN).causal and Branches(left=past, then=past).causal
+    assert not Branches(left=past, right=around).causal
+    with pytest.raises(ConfigError, match=r"decoder\[0\]\.mixer: a decoder must not see later tokens"):
+        parse(Model, tree(mixer={"kind": "branches", "left": past, "right": around}))
+    state = Branches(left=past, right=FFN, then=past).build(COMMON).new_state()
+    assert list(state.parts) == ["left", "then"]
+
+
+def test_what_all_layers_share_is_one_inside_branches_too():
+    """T5's table of biases, beside a convolution in one layer and alone in another."""
+    mixed = {"kind": "branches", "left": BUCKETS, "right": {"kind": "convolution", "size": 2, "sees": "past"}}
+    given = tree()
+    layers = [given["decoder"][0] | {"mixer": mixer, "repeat": 2} for mixer in (mixed, BUCKETS)]
+    config = parse(Model, given | {"decoder": layers})
+    model = config.build()
+    blocks = [block.sublayers["mixer"] for block in model.decoder.blocks]
+    attentions = [block.pieces["left"] for block in blocks[:2]] + blocks[2:]
+    assert len({id(attention.relative) for attention in attentions}) == 1
+    assert config.cost().parameters == sum(value.numel() for value in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"left": WIDE | {"width": 19}}, "join: gives 19 features where the model has 12"),
+        ({"left": FFN, "then": WIDE | {"width": 13}}, "then: gives 13 features where the model has 12"),
+        (
+            {"left": FFN, "right": {"kind": "attention", "heads": 5}},
+            "right.heads: width 12 is not divisible by 5 heads",
+        ),
+        ({"left": {"kind": "fnn", "hidden": 3}}, "left.kind: 'fnn' is no token mixer"),
+        ({"left": {"kind": "ffn", "hiden": 3}}, "left.hiden: unknown; did you mean 'hidden'?"),
+        ({}, "left: is required"),
+    ],
+)
+def test_what_is_wrong_inside_is_told_by_its_path(keys, said):
+    with pytest.raises(ConfigError) as error:
+        parse(Model, tree(encoder_mixer={"kind": "branches"} | keys))
+    assert any(problem.startswith(f"encoder[0].mixer.{said}") for problem in error.value.problems)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_yaml_and_back(full):
+    keys = {"kind": "branches", "left": WIDE, "right": FFN, "then": {"kind": "branches", "left": FFN, "norm": False}}
+    config = parse(Model, tree(encoder_mixer=keys | {"then": NARROW}))
+    assert parse(Model, tree_of(config, full)) == config
+    assert "kind: ffn" in to_yaml(config, full)
+
+
+def test_attention_inside_does_not_confuse_who_looks_at_attention():
+    model = build(tree(mixer={"kind": "branches", "left": BUCKETS | {"positions": "none"}, "right": FFN}))
+    batch = Batch(Rows.of([[1, 2]]), Rows.of([[3]]))
+    assert model.attention(batch, "decoder") == {} and len(model.attention(batch, "cross")) == 2
+    assert alone(model, ([1], [2])).isfinite().all()

@@ -1,0 +1,274 @@
+"""A text with neighbours: nothing leaks, all tempos agree, and what is searched for equals what is given."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from allyouneed.config import ConfigError, parse
+from allyouneed.nn.batch import Batch, Neighbours, Rows
+from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.mixers.attention.chunked_cross import Blocks, mask
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.ops.attention.dense import Dense, Manner
+from any_part import HEADS, VOCAB, WIDTH, build
+
+M, K = 3, 2
+ATTENTION = {"kind": "attention", "heads": HEADS}
+CHANNEL = {"kind": "ffn", "hidden": 14}
+CROSS = {"kind": "chunked-cross", "heads": HEADS, "chunk": M}
+READS = {"mixer": ATTENTION, "channel": CHANNEL}
+CONDITIONED = [READS | {"cross": ATTENTION}, READS]  # the encoder's first layer looks at the chunk that asked
+
+
+def tree(cross=CROSS, **keys):
+    plain = {"wiring": "pre-norm", "mixer": ATTENTION | {"pattern": "causal"}, "channel": CHANNEL}
+    given = {"kind": "retro", "vocab": VOCAB, "width": WIDTH, "embed": {"positions": "sinusoidal"}, "neighbours": K}
+    given["encoder"] = [READS | {"repeat": 2}]
+    return given | {"decoder": [plain, plain | {"cross": cross}, plain | {"cross": cross}]} | keys
+
+
+MODELS = {
+    "plain": build(tree()),
+    "one key head": build(tree(CROSS | {"kv_heads": 1, "bias": False, "qk_norm": "rms"})),
+    "conditioned": build(tree(encoder=CONDITIONED)),
+}
+every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+text = st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=14)
+
+
+def search(chunks):
+    """What is found depends on the chunk alone: up to K neighbours of any length, for some chunks none."""
+    found = []
+    for chunk in chunks:
+        dice = torch.Generator().manual_seed(sum(token * VOCAB**n for n, token in enumerate(chunk)))
+        count = int(torch.randint(0, K + 1, (), generator=dice))
+        sizes = torch.randint(1, 2 * M + 1, (count,), generator=dice).tolist()
+        found.append([torch.randint(0, VOCAB, (size,), generator=dice).tolist() for size in sizes])
+    return found
+
+
+def neighbours(texts, pad=0):
+    found = [search([t[u : u + M] for u in range(0, len(t) - M + 1, M)]) for t in texts]
+    return Neighbours.of(found, K, 2 * M, pad)
+
+
+def alone(model, tokens):
+    with torch.no_grad():
+        return model.logits(Batch(Rows(torch.tensor([tokens])), neighbours([tokens])))[0]
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+
+
+@every_model
+@settings(max_examples=20)
+@given(tokens=text, at=st.integers(0, 14), other=text)
+def test_neither_a_future_token_nor_its_neighbours_change_anything_before(model, tokens, at, other):
+    changed = [*tokens[:at], *other]
+    close(alone(model, changed)[: min(at, len(tokens))], alone(model, tokens)[:at])
+
+
+def test_a_chunk_is_read_by_its_own_neighbours_only():
+    """What neighbours are read as depends on the chunk that asked, where the encoder looks at it, and on no other."""
+    found = Neighbours.of([[[[4, 5]], [[6, 7, 8]], [[9]]]], K, 2 * M)
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9, 1]])
+    for name, sees in (("conditioned", True), ("plain", False)):
+        model, memories = MODELS[name], []
+        for changed in (tokens, tokens.clone().index_fill_(1, torch.tensor([4]), 9)):  # of the second chunk
+            with torch.no_grad():
+                given = model.remember(found)
+                if sees:
+                    facts = model.embed.facts(Rows(changed))
+                    given = given(model.embed(Rows(changed), facts), Context(facts), None)
+            memories.append(given.hidden.unflatten(1, (3, -1)))
+        differs = [not torch.equal(*(memory[:, u] for memory in memories)) for u in range(3)]
+        assert differs == [False, sees, False]
+
+
+@every_model
+def test_neighbours_are_seen_from_the_last_token_of_their_chunk_on_for_as_long_as_a_chunk(model):
+    """And, through the layers below, by whoever comes after."""
+    tokens, first = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1], None
+    for u in range(3):
+        given = Neighbours.of([[[[4, 5]], [[6, 7, 8]], [[9]]]], K, 2 * M)
+        lengths = given.lengths.clone()
+        lengths[0, u] = 0
+        with torch.no_grad():
+            found = [
+                model.logits(Batch(Rows(torch.tensor([tokens])), Neighbours(given.tokens, n)))[0]
+                for n in (given.lengths, lengths)
+            ]
+        changed = (found[0] - found[1]).abs().amax(-1) > 1e-6
+        first = (u + 1) * M - 1
+        assert not changed[:first].any() and changed[first:].all()
+
+
+@every_model
+@settings(max_examples=20)
+@given(
+    texts=st.lists(text, min_size=1, max_size=4), pad=st.integers(0, VOCAB - 1), side=st.sampled_from(["right", "left"])
+)
+def test_neither_padding_nor_strangers_are_seen(model, texts, pad, side):
+    with torch.no_grad():
+        found = model.logits(Batch(Rows.of(texts, pad, side), neighbours(texts, pad)))
+    for row, tokens in zip(found, texts, strict=True):
+        close(row[: len(tokens)] if side == "right" else row[-len(tokens) :], alone(model, tokens))
+
+
+def step(model, states, chunks):
+    with torch.no_grad():
+        found = model.head(model.advance(Rows.of(chunks, pad=5), states))
+    return [found[row, : len(chunk)] for row, chunk in enumerate(chunks)]
+
+
+@every_model
+@pytest.mark.parametrize("searching", [True, False])
+@settings(max_examples=20)
+@given(
+    texts=st.lists(text, min_size=1, max_size=4),
+    cuts=st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any),
+)
+def test_token_by_token_and_chunk_after_chunk_equal_whole(model, searching, texts, cuts):
+    with torch.no_grad():
+        states = model.start(len(texts), search) if searching else model.start(neighbours(texts))
+    seen, found, turn = [0] * len(texts), [[] for _ in texts], 0
+    while seen != [len(t) for t in texts]:
+        sizes = [cuts[(turn + row) % len(cuts)] for row in range(len(texts))]
+        chunks = [t[at : at + size] for t, at, size in zip(texts, seen, sizes, strict=True)]
+        turn += 1
+        if any(chunks):
+            for row, logits in enumerate(step(model, states, chunks)):
+                found[row].append(logits)
+        seen = [at + len(chunk) for at, chunk in zip(seen, chunks, strict=True)]
+    for tokens, logits in zip(texts, found, strict=True):
+        close(torch.cat(logits), alone(model, tokens))
+
+
+@every_model
+@settings(max_examples=30)
+@given(
+    texts=st.lists(text, min_size=1, max_size=3),
+    moves=st.lists(st.tuples(st.sampled_from(["fan", "select", "trim", "cut", "say"]), st.integers(1, 12)), max_size=6),
+)
+def test_a_state_moved_about_equals_starting_again(model, texts, moves):
+    """Beams that write different chunks have different neighbours; what is taken back is searched for anew."""
+    states, rows, group = model.start(len(texts), search), [list(t) for t in texts], 1
+    step(model, states, rows)
+    for move, amount in [*moves, ("say", 3)]:
+        if move == "fan" and group == 1:
+            states.fan(2)
+            rows, group = [list(t) for t in rows for _ in range(2)], 2
+        elif move == "select":
+            order = [(n + amount) % (len(rows) // group) for n in range(len(rows) // group)]
+            kept = [source * group + (n * amount) % group for source in order for n in range(group)]
+            states.select(kept)
+            rows = [list(rows[row]) for row in kept]
+        elif move == "trim":
+            states.trim(amount)
+            rows = [t[:amount] for t in rows]
+        elif move == "cut":
+            own = [1 + (amount * (3 + row)) % len(t) for row, t in enumerate(rows)]
+            states.trim(own)
+            rows = [t[:left] for t, left in zip(rows, own, strict=True)]
+        new = [[(amount * 3 + row + n) % (VOCAB - 1) + 1 for n in range(1 + row % 2)] for row in range(len(rows))]
+        logits = step(model, states, new)
+        rows = [t + added for t, added in zip(rows, new, strict=True)]
+        for tokens, added, row in zip(rows, new, logits, strict=True):
+            close(row, alone(model, tokens)[-len(added) :])
+
+
+@pytest.mark.parametrize("start, time", [(0, 63), (0, 5), (10, 53), (7, 1), (62, 1), (0, 100), (100, 3)])
+def test_blocks_are_the_mask_written_out(start, time):
+    """The quick way against the definition, outputs and gradients, also where fewer blocks are there than chunks."""
+    torch.manual_seed(start + time)
+    model = build(tree(CROSS | {"chunk": 8}))
+    with torch.no_grad():
+        memory = model.encode(Neighbours(torch.randint(0, VOCAB, (2, 11, K, 16)), torch.randint(0, 17, (2, 11, K))))
+    queries = Facts(torch.arange(start, start + time)[None], start=start)
+    q = torch.randn(2, 4, time, 6, dtype=torch.double, requires_grad=True)
+    k, v = (torch.randn(2, 2, 11 * K * 16, 6, dtype=torch.double, requires_grad=True) for _ in range(2))
+    dense = Dense(mask(8, queries, memory.facts), queries.positions, memory.facts.positions)
+    answers = []
+    for plan in (Blocks(8, start, memory), dense):
+        out = plan(q, k, v, 0.0, Manner(0.4))
+        gradients = torch.autograd.grad((out.sin() + 0 * (q.sum() + k.sum() + v.sum())).sum(), (q, k, v))
+        answers.append((out, *gradients))
+    torch.testing.assert_close(answers[0], answers[1], atol=1e-9, rtol=0)
+
+
+def test_without_neighbours_it_is_a_decoder():
+    model = MODELS["plain"]
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6, 7]])
+    nothing = Neighbours(torch.zeros(1, 2, K, 2 * M, dtype=torch.long), torch.zeros(1, 2, K, dtype=torch.long))
+    with torch.no_grad():
+        found = [model.logits(Batch(Rows(tokens), source)) for source in (None, nothing)]
+    close(found[0], found[1])
+    with torch.no_grad():
+        close(model.head(model.advance(Rows(tokens), model.start(1))), found[0])
+
+
+def test_weights_of_the_cross_are_those_of_the_chunk_before():
+    weights = MODELS["plain"].attention(
+        Batch(Rows(torch.tensor([[1, 2, 3, 4, 5, 6]])), neighbours([[1, 2, 3, 4, 5, 6]]))
+    )
+    assert list(weights) == [1, 2] and weights[1].shape == (1, HEADS, 6, 2 * K * 2 * M)
+    assert not weights[1][:, :, :2].any() and not weights[1][:, :, 2:5, K * 2 * M :].any()
+
+
+def test_packed_rows_with_neighbours_are_refused():
+    packed = Rows(torch.tensor([[1, 2, 3]]), segments=torch.tensor([[1, 1, 2]]))
+    with pytest.raises(ValueError, match="one text a row"):
+        MODELS["plain"].logits(Batch(packed, neighbours([[1, 2, 3]])))
+
+
+@pytest.mark.parametrize(
+    "keys, said",
+    [
+        ({"decoder": [{"mixer": ATTENTION | {"pattern": "causal"}}]}, "no layer with a chunked-cross"),
+        ({"decoder": [{"cross": CROSS}, {"cross": CROSS | {"chunk": 4}}]}, "chunks of 3 and 4"),
+        (
+            {"decoder": [{"cross": ATTENTION}, {"cross": CROSS}]},
+            "decoder[0].cross.kind: would see what is retrieved later",
+        ),
+        ({"encoder": [{"mixer": CROSS}]}, "encoder[0].mixer.kind: looks at an encoder, and at nothing else"),
+        ({"encoder": [{"cross": CROSS}]}, "encoder[0].cross.kind: looks at the chunk that asked; use attention"),
+        (
+            {"encoder": CONDITIONED, "decoder": [{"wiring": "reversible", "cross": CROSS}]},
+            "decoder[0].wiring: computes layers once more",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(keys, said):
+    with pytest.raises(ConfigError) as error:
+        parse(Model, tree(**keys))
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("encoder", [[READS], CONDITIONED], ids=["plain", "conditioned"])
+@pytest.mark.parametrize("chunks", [1, 5])
+def test_cost_is_what_is_built_and_kept(chunks, encoder):
+    config = parse(Model, tree(encoder=encoder))
+    model = config.build().eval()
+    cost = config.cost(chunks * M)
+    assert cost.parameters == sum(p.numel() for p in model.parameters())
+    with torch.no_grad():
+        states = model.start(1, search=lambda found: [[[1] * 2 * M] * K for _ in found])
+        for _ in range(chunks * M):
+            model.advance(Rows(torch.tensor([[1]])), states)
+    assert states.bytes == 4 * (cost.state_per_token * chunks * M + cost.state_constant)
+
+
+@pytest.mark.parametrize("encoder", [[READS], CONDITIONED], ids=["plain", "conditioned"])
+def test_flops_are_those_torch_counts(encoder):
+    """But for the scores that the causal mask throws away, which a kernel computes all the same."""
+    config, chunks, batch = parse(Model, tree(encoder=encoder)), 5, 2
+    model, time = config.build(), chunks * M
+    given = Neighbours(torch.ones(batch, chunks, K, 2 * M).long(), torch.full((batch, chunks, K), 2 * M))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model.logits(Batch(Rows(torch.ones(batch, time).long()), given))
+    masked_away = 3 * 4 * WIDTH * (time - (time + 1) / 2)
+    assert counter.get_total_flops() == pytest.approx(batch * time * (config.cost(time).flops + masked_away))

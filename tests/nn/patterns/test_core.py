@@ -1,0 +1,235 @@
+"""The pattern algebra: what it says in text, what it promises about reach, and that masks obey logic."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic_core import PydanticCustomError, ValidationError
+
+from allyouneed.config import Config, ConfigError, parse, tree_of
+from allyouneed.nn.patterns.core import Causal, Full, Not, Pattern, Place, Prefix, SameSegment, Window
+from any_part import COMBINATORS, atoms, patterns
+
+sizes = st.integers(1, 9)
+expression = patterns()
+
+
+def same(a: Pattern, b: Pattern) -> bool:
+    """Equal answers for all places of a row of three sentences, padding among them, and for one long sentence."""
+    position = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 0, 0, 1])
+    segment = torch.tensor([1, 1, 1, 1, 1, 2, 2, 2, 0, 3, 3])
+    query, key = Place(position[:, None], segment[:, None]), Place(position[None], segment[None])
+    shape = (len(position), len(position))
+    packed = torch.equal(a.allowed(query, key).expand(shape), b.allowed(query, key).expand(shape))
+    return packed and torch.equal(a.mask(12, 12), b.mask(12, 12))
+
+
+def test_the_judge_can_tell_patterns_apart():
+    assert not any(same(a, b) for a, b in itertools.combinations([Full(), Causal(), Window(size=2)], 2))
+    assert not same(Full(), SameSegment())
+
+
+@given(expression, expression)
+def test_de_morgan(a, b):
+    assert same(~(a & b), ~a | ~b)
+    assert same(~(a | b), ~a & ~b)
+
+
+@given(expression, expression, expression)
+def test_and_or_not_are_a_boolean_algebra(a, b, c):
+    assert same(a & b, b & a) and same(a | b, b | a)
+    assert same(a & (b | c), (a & b) | (a & c))
+    assert same((a & b) & c, a & (b & c)) and same((a | b) | c, a | (b | c))
+    assert same(~~a, a) and same(a & Full(), a) and same(a | ~Full(), a)
+
+
+@given(expression)
+def test_text_means_what_was_written(pattern):
+    again = Pattern.from_text(str(pattern))
+    assert same(again, pattern)
+    assert str(again) == str(pattern)
+    assert again.reach == pattern.reach
+
+
+class Holder(Config):
+    pattern: Pattern
+
+
+@given(expression)
+def test_a_config_with_a_pattern_is_written_and_read_back(pattern):
+    tree = tree_of(Holder(pattern=pattern))
+    assert tree == {"pattern": str(pattern)}
+    assert same(parse(Holder, tree).pattern, pattern)
+    assert tree_of(parse(Holder, tree)) == tree
+
+
+@given(expression, sizes)
+def test_reach_bounds_every_look(pattern, size):
+    low, high = pattern.reach
+    query, key = pattern.mask(size, size).nonzero(as_tuple=True)
+    assert ((key - query) >= low).all() and ((key - query) <= high).all()
+
+
+@given(expression, sizes)
+def test_a_causal_pattern_never_looks_ahead(pattern, size):
+    if pattern.causal:
+        assert not pattern.mask(size, size).triu(1).any()
+
+
+@given(expression, st.integers(1, 20))
+def test_memory_is_all_that_decoding_needs(pattern, size):
+    """Whatever a query sees behind it lies among the first places or among the most recent ones."""
+    if pattern.memory is not None:
+        first, recent = pattern.memory
+        for query, key in pattern.mask(size, size).nonzero().tolist():
+            assert key > query or key < first or query - key < recent
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("causal & window(64)", (0, 64)),
+        ("causal & (window(64) | prefix(4))", (4, 64)),
+        ("causal & block(32)", (0, 32)),
+        ("causal & dilated(4, 8)", (0, 25)),
+        ("causal & (block-window(8, 2) | global(2) | self)", (3, 16)),
+        ("causal & prefix(4) & window(64)", (4, 0)),
+        ("causal", None),
+        ("causal & (window(64) | strided(8))", None),
+        ("causal & (window(64) | prompt)", None),
+        ("causal & ~window(64)", None),
+    ],
+)
+def test_memory_of_the_usual_patterns(text, kept):
+    assert Pattern.from_text(text).memory == kept
+
+
+@given(expression)
+def test_a_pattern_that_cannot_decode_says_what_leaks(pattern):
+    assert (pattern.leak() is None) == pattern.decodes
+    assert pattern.decodes or not pattern.causal
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("causal & window(64) | global(0)", "global(0) lets place 0 see everything"),
+        ("causal & (window(64) | global(0))", None),
+        ("causal | prefix(3)", "prefix(3) lets the first 3 places see each other"),
+        ("causal | window(3) & ~prefix(1)", "window(3) lets tokens see later ones"),
+        ("causal | prompt", None),
+        ("causal | chosen", "chosen lets tokens of the batch's choice see everything"),
+        ("full", "full lets tokens see later ones"),
+    ],
+)
+def test_the_leak_is_named(text, said):
+    assert Pattern.from_text(text).leak() == said
+
+
+@pytest.mark.parametrize("pattern", atoms(), ids=str)
+def test_reach_of_each_word_is_as_tight_as_it_can_be_said(pattern):
+    """A bound of infinity for everything would pass the test above."""
+    low, high = pattern.reach
+    query, key = pattern.mask(40, 40).nonzero(as_tuple=True)
+    far = (key - query).tolist()
+    assert low == -float("inf") or min(far) == low
+    assert high == float("inf") or max(far) == high
+
+
+@given(expression, st.integers(1, 64))
+def test_mean_keys_is_the_mean_of_the_mask(pattern, length):
+    """Up to 64 queries none is left out."""
+    assert pattern.mean_keys(length) == pytest.approx(pattern.mask(length, length).sum(-1).double().mean().item())
+
+
+@pytest.mark.parametrize("text", ["full", "causal", "window(7)", "causal & window(30)", "prefix(9) | causal"])
+@pytest.mark.parametrize("length", [65, 200, 1000])
+def test_mean_keys_of_long_sentences_is_near(text, length):
+    """Longer ones are sampled at the middles of 64 even stretches: a stretch is length/64 wide, so is the error."""
+    pattern = Pattern.from_text(text)
+    exact = pattern.mask(length, length).sum(-1).double().mean().item()
+    assert pattern.mean_keys(length) == pytest.approx(exact, abs=length / 64 / 2 + 0.5, rel=0)
+
+
+@given(expression, sizes, st.data())
+def test_the_mask_of_the_last_queries_is_the_end_of_the_whole_mask(pattern, keys, data):
+    queries = data.draw(st.integers(1, keys))
+    assert torch.equal(pattern.mask(queries, keys), pattern.mask(keys, keys)[-queries:])
+
+
+def test_masks_are_what_the_papers_draw():
+    assert torch.equal(Causal().mask(5, 5), torch.ones(5, 5).tril().bool())
+    assert torch.equal(Full().mask(2, 5), torch.ones(2, 5).bool())
+    window = [[abs(q - k) < 2 for k in range(5)] for q in range(5)]
+    assert (Causal() & Window(size=2)).mask(5, 5).tolist() == [
+        [seen and k <= q for k, seen in enumerate(row)] for q, row in enumerate(window)
+    ]
+    prefix = [[k <= q or k < 3 for k in range(5)] for q in range(5)]
+    assert (Causal() | Prefix(length=3)).mask(5, 5).tolist() == prefix
+
+
+def test_a_picture_is_the_mask():
+    assert (Causal() & Window(size=2)).picture(4) == "█···\n██··\n·██·\n··██"
+    assert Prefix(length=1).picture(3) == "█··\n█··\n█··"
+
+
+def test_precedence_is_not_before_and_before_or():
+    text = "causal & window(3) | ~prefix(2) & full"
+    assert Pattern.from_text(text) == (Causal() & Window(size=3)) | (~Prefix(length=2) & Full())
+    assert Pattern.from_text("causal & (window(3) | full)") == Causal() & (Window(size=3) | Full())
+    assert Pattern.from_text("~(causal & full)") == Not(inner=Causal() & Full())
+    assert Pattern.from_text(" causal&window( 3 ) ") == Causal() & Window(size=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "casual",
+            "'casual' is no pattern; did you mean 'causal'? (allowed: block, block-window, causal, chosen, dilated",
+        ),
+        ("", "a pattern is missing at the end"),
+        ("causal &", "a pattern is missing at the end"),
+        ("causal window(3)", "'window' does not belong here, in 'causal window(3)'"),
+        ("(causal", "a ')' is missing, in '(causal'"),
+        ("causal)", "')' does not belong here"),
+        ("window", "window takes (size), 0 given"),
+        ("window(1, 2)", "window takes (size), 2 given"),
+        ("causal(1)", "causal takes no numbers, 1 given"),
+        ("window(-3)", "window(…) takes whole numbers, not '-'"),
+        ("window(many)", "window(…) takes whole numbers, not 'many'"),
+        ("window(3", "window(…) takes whole numbers, not ''"),
+        ("window(²)", "window(…) takes whole numbers, not '²'"),
+        ("and", "'and' is no pattern"),
+    ],
+)
+def test_a_mistake_in_the_text_is_named(text, said):
+    with pytest.raises(ConfigError) as caught:
+        parse(Holder, {"pattern": text})
+    (problem,) = caught.value.problems
+    assert problem.startswith("pattern: ")
+    assert said in problem
+
+
+def test_a_number_out_of_range_is_named_by_its_key():
+    with pytest.raises(ConfigError, match=r"pattern\.size: .*greater than 0, not 0"):
+        parse(Holder, {"pattern": "window(0)"})
+
+
+@settings(max_examples=200)
+@given(st.text(alphabet="causlwindo()&|~ 0123,²٣-X", max_size=12))
+def test_any_text_is_read_or_refused_in_words(text):
+    try:
+        pattern = Pattern.from_text(text)
+    except (PydanticCustomError, ValidationError):
+        return
+    assert same(Pattern.from_text(str(pattern)), pattern)
+
+
+def test_every_word_is_in_the_language():
+    for kind, cls in Pattern.registry.items():
+        if kind not in COMBINATORS:
+            numbers = ", ".join("2" for name in cls.model_fields if name != "kind")
+            assert Pattern.from_text(f"{kind}({numbers})" if numbers else kind).causal in (True, False)

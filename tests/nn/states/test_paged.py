@@ -1,0 +1,104 @@
+"""Blocks of a pool: the same numbers as one cache for each row, shared pasts kept once, and every block comes back."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allyouneed.nn.batch import Rows
+from allyouneed.nn.states.paged import PagedKeyValues, PagedStates, Pool, PoolFullError
+from any_part import CASES, VOCAB, case
+
+GROWS = [n for n in CASES if n.startswith(("mixer", "cross")) and not n.startswith(("mixer rwkv", "mixer retention"))]
+
+
+def start(model, sources, pool):
+    with torch.no_grad():
+        states = model.start(Rows.of(sources))
+    return states if pool is None else PagedStates(states, pool)
+
+
+def step(model, states, chunks):
+    with torch.no_grad():
+        found = model.head(model.advance(Rows.of(chunks), states))
+    return [found[row, : len(chunk)] for row, chunk in enumerate(chunks)]
+
+
+@pytest.mark.parametrize("name", GROWS[::3])
+@settings(max_examples=4)
+@given(st.data())
+def test_the_same_numbers_as_one_cache_for_each_row(name, data):
+    model, dice = case(name), data.draw(st.randoms(use_true_random=False))
+    count, pool = dice.randrange(1, 4), Pool(400, size=dice.choice([1, 2, 3, 5]))
+    sources = [[dice.randrange(1, VOCAB) for _ in range(dice.randrange(1, 6))] for _ in range(count)]
+    both = [start(model, sources, None), start(model, sources, pool)]
+    for turn in range(6):
+        rows = len(both[0].lengths)
+        chunks = [[dice.randrange(1, VOCAB) for _ in range(dice.randrange(1, 4))] for _ in range(rows)]
+        for found, expected in zip(*(step(model, states, chunks) for states in both), strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+        if turn == 1:
+            for states in both:
+                states.fan(2)
+        elif turn == 2:
+            group = [g * 2 + dice.randrange(2) for g in range(len(both[0].lengths) // 2) for _ in range(2)]
+            for states in both:
+                states.select(group)
+        elif turn == 3:
+            more = [[dice.randrange(1, VOCAB)] * 2] * 1
+            new = [start(model, more, None), start(model, more, pool)]
+            for states, others in zip(both, new, strict=True):
+                step(model, others, [[1, 2]])
+                others.fan(2)
+                states.join(others)
+    picked = both[1].pick([2, 3])
+    both[1].close()
+    picked.close()
+    assert pool.used == 0 and not any(pool.holders)
+
+
+def paged(count, pool):
+    model = case("mixer attention heads=3 pattern=causal")
+    states = start(model, [[3]] * count, pool)
+    assert all(isinstance(layer["mixer"], PagedKeyValues) for layer in states.layers)
+    return model, states
+
+
+def test_a_shared_past_is_kept_once_and_copied_when_it_is_written_into():
+    pool = Pool(20, size=4)
+    model, states = paged(1, pool)
+    step(model, states, [[1, 2, 3, 4, 5, 6]])
+    assert pool.used == 2
+    states.fan(4)
+    assert pool.used == 2, "four rows, one past"
+    step(model, states, [[1], [2], [3], [4]])
+    assert pool.used == 1 + 4, "the full block is shared, the open one is everyone's own"
+    states.select([2, 2, 2, 2])
+    assert pool.used == 2
+    states.close()
+    assert pool.used == 0
+
+
+def test_a_full_pool_says_so_and_nothing_has_changed():
+    pool = Pool(3, size=2)
+    model, states = paged(2, pool)
+    step(model, states, [[1, 2], [3, 4]])
+    with pytest.raises(PoolFullError, match="2 blocks asked for, 1 of 3 are free"):
+        step(model, states, [[5], [6]])
+    assert states.lengths == [2, 2] and pool.used == 2
+    first = states.pick([0])
+    states.close()
+    (found,) = step(model, first, [[5]])
+    judge = start(model, [[3]], None)
+    step(model, judge, [[1, 2]])
+    torch.testing.assert_close(found, step(model, judge, [[5]])[0], atol=1e-9, rtol=0)
+
+
+def test_what_is_taken_back_is_given_back():
+    pool = Pool(9, size=2)
+    model, states = paged(1, pool)
+    step(model, states, [[1, 2, 3, 4, 5]])
+    states.trim(2)
+    assert pool.used == 1
+    states.close()
+    assert len(pool.free) == 9

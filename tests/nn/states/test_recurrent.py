@@ -1,0 +1,150 @@
+"""The state of a recurrence against the plain recurrence: whatever was taken in, moved about and taken back."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allyouneed.nn.batch import Rows
+from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.states.recurrent import TAIL, Recurrent, recurrent_cost
+from allyouneed.nn.states.window import SLACK
+
+FEATURES = 3
+
+
+def begin(batch, like):
+    return like.new_zeros(batch, FEATURES), like.new_zeros(batch, 2, 2)
+
+
+def fold(carry, inputs, real):
+    """A recurrence that depends on the order, in two tensors."""
+    first, second = carry
+    for t in range(inputs.shape[1]):
+        x = inputs[:, t]
+        new = 0.9 * first + x, (second + x[:, :2, None]) * torch.tensor([0.5, -0.7]).to(x)
+        inside = torch.ones(len(x), dtype=torch.bool) if real is None else real[:, t]
+        first = torch.where(inside[:, None], new[0], first)
+        second = torch.where(inside[:, None, None], new[1], second)
+    return first, second
+
+
+class Trial:
+    """Rows of inputs beside the state that was told of them."""
+
+    def __init__(self, rows):
+        self.state, self.rows = Recurrent(begin, fold), [torch.zeros(0, FEATURES).double() for _ in range(rows)]
+
+    def take(self, counts):
+        time = max(counts)
+        inputs = torch.randn(len(counts), time, FEATURES, dtype=torch.double)  # padding is noise, to be ignored
+        lengths = None if min(counts) == time else torch.tensor(counts)
+        facts = Facts.following([len(row) for row in self.rows], Rows(torch.ones(len(counts), time).long(), lengths))
+        end = max(map(len, self.rows)) + time
+        context = Context(facts, slots=Facts(torch.arange(end)[None], start=0))
+        carry = fold(self.state.carry(len(counts), inputs), inputs, facts.real)
+        self.state.keep(inputs, carry, context)
+        self.rows = [torch.cat([row, new[:n]]) for row, new, n in zip(self.rows, inputs, counts, strict=True)]
+
+    def select(self, kept):
+        self.state.select(torch.tensor(kept))
+        self.rows = [self.rows[row] for row in kept]
+
+    def trim(self, length):
+        self.state.trim(length)
+        self.rows = [row[:length] for row in self.rows]
+
+    def cut(self, lengths):
+        self.state.trim(max(lengths), torch.tensor(lengths))
+        self.rows = [row[:length] for row, length in zip(self.rows, lengths, strict=True)]
+
+    def check(self):
+        alone = [fold(begin(1, row), row[None], None) for row in self.rows]
+        for found, parts in zip(self.state.now, zip(*alone, strict=True), strict=True):
+            torch.testing.assert_close(found, torch.cat(parts), atol=1e-9, rtol=0)
+
+
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.just("take"), st.lists(st.integers(0, 40), min_size=4, max_size=4).filter(any)),
+        st.tuples(st.just("take"), st.lists(st.integers(0, 200), min_size=4, max_size=4).filter(any)),
+        st.tuples(st.just("step"), st.integers(1, 5)),
+        st.tuples(st.just("select"), st.lists(st.integers(0, 3), min_size=1, max_size=4)),
+        st.tuples(st.just("trim"), st.integers(0, SLACK)),
+        st.tuples(st.just("cut"), st.lists(st.integers(0, SLACK), min_size=4, max_size=4)),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=60)
+@given(moves)
+def test_any_history_gives_the_carry_of_its_rows(moves):
+    trial = Trial(3)
+    furthest = [0, 0, 0]  # what can be taken back counts from there
+    for move, how in moves:
+        rows = len(trial.rows)
+        if move == "take" and any(how[:rows]):
+            trial.take(how[:rows])
+        elif move == "step":
+            for _ in range(how):
+                trial.take([1] * rows)
+        elif move == "select":
+            trial.select([row % rows for row in how])
+            furthest = [furthest[row % rows] for row in how]
+        elif move == "trim" and (length := max(furthest) - how) >= 0:
+            trial.trim(length)
+        elif move == "cut":
+            trial.cut([max(0, far - back) for far, back in zip(furthest, how, strict=False)])
+        furthest = [max(far, len(row)) for far, row in zip(furthest, trial.rows, strict=True)]
+        if trial.state.now is not None:
+            trial.check()
+
+
+def test_memory_does_not_grow_and_what_is_gone_is_gone():
+    trial = Trial(2)
+    assert trial.state.bytes == 0
+    sizes = set()
+    for counts in ([1, 1], [100, 97], [0, 43], [1000, 2], *([[1, 1]] * 150)):
+        trial.take(counts)
+        sizes.add(trial.state.bytes)
+    assert sizes == {8 * 2 * int(recurrent_cost(FEATURES + 4, FEATURES).state_constant)}
+    assert recurrent_cost(5, 7).state_constant == 2 * 5 + TAIL * 7
+    longest = max(map(len, trial.rows))
+    with pytest.raises(ValueError, match=f"can take back {SLACK} tokens"):
+        trial.trim(longest - SLACK - 1)
+    trial.check()
+    trial.trim(longest - SLACK)
+    trial.check()
+    with pytest.raises(ValueError, match="the others are gone"):
+        trial.trim(0)
+
+
+def test_a_short_text_can_be_taken_back_whole():
+    trial = Trial(2)
+    trial.take([TAIL - 1, 3])
+    trial.trim(0)
+    trial.check()
+    trial.take([3, 5])
+    trial.check()
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=6))
+def test_a_step_never_folds_more_often_than_it_must(counts):
+    """A fold of the snapshot reads at least SLACK tokens, so its cost is spread over as many steps."""
+    folds = []
+
+    def counting(carry, inputs, real):
+        folds.append(inputs.shape[1])
+        return carry
+
+    state = Recurrent(begin, counting)
+    seen = 0
+    for count in [*counts, *([1] * TAIL)]:
+        facts = Facts.following([seen], Rows(torch.ones(1, count).long()))
+        inputs = torch.zeros(1, count, FEATURES)
+        state.keep(inputs, state.carry(1, inputs), Context(facts))
+        seen += count
+    assert len(folds) <= seen / SLACK

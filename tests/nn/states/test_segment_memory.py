@@ -1,0 +1,81 @@
+"""Memory that goes on from batch to batch: what is written down and read again is the same memory."""
+
+import json
+
+import pytest
+import torch
+
+from allyouneed.config import parse, tree_of
+from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.states.segment_memory import Remembering
+from allyouneed.nn.sublayer import Mixer
+from any_part import build, causally, plain, say
+
+PARTS = [causally(plain(cls)) for cls in Mixer.registry.values() if cls.mixes]
+MIXERS = {say(part): tree_of(part) for part in PARTS if part.causal}
+for pattern in ("causal & window(4)", "causal & block-window(5, 2)", "causal & window(3) | causal & global(0)"):
+    for cache in ("keys", "hidden"):
+        attention = {"kind": "attention", "heads": 3, "pattern": pattern, "positions": "transformer-xl"}
+        MIXERS[f"{pattern}, {cache}"] = attention | {"cache": cache}
+
+
+def model_of(mixer):
+    layer = {"repeat": 2, "mixer": mixer, "channel": {"kind": "ffn", "hidden": 14}}
+    return build(parse(Model, {"kind": "decoder", "vocab": 11, "width": 12, "decoder": [layer]}))
+
+
+def batches(count, begins=(0,)):
+    dice = torch.Generator().manual_seed(0)
+    return [Batch(Rows(torch.randint(1, 11, (2, 5), generator=dice)), begins=n in begins) for n in range(count)]
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_what_is_written_down_and_read_again_is_the_same_memory(name):
+    """Of every mixer there is: a reader that was reminded goes on exactly as the one that never stopped."""
+    model = model_of(MIXERS[name])
+    straight, first, second = Remembering(model), Remembering(model), Remembering(model)
+    # more than a ring or a tail holds; a synthesizer has places for so many tokens only
+    given = batches(8 if name.startswith("synthesizer") else 40)
+    expected = [straight.run(batch, None)[0] for batch in given]
+    for number, batch in enumerate(given):
+        if number in (3, 7, 37):
+            tensors, tree = first.written()
+            second.restore({k: v.clone() for k, v in tensors.items()}, json.loads(json.dumps(tree)))
+            first, second = second, Remembering(model)
+        assert torch.equal(first.run(batch, None)[0], expected[number])
+
+
+def test_it_reads_on_until_texts_begin_anew():
+    model = model_of(MIXERS["causal & window(4), hidden"])
+    given = batches(4, begins=(0, 2))
+    reader = Remembering(model)
+    found = [reader.run(batch, None)[0] for batch in given]
+    for pair in (0, 2):
+        whole = model(Batch(Rows(torch.cat([batch.rows.tokens for batch in given[pair : pair + 2]], 1))))
+        torch.testing.assert_close(torch.cat(found[pair : pair + 2], 1), whole)
+
+
+def test_no_gradient_flows_into_what_is_remembered():
+    model = model_of(MIXERS["causal & window(4), keys"])
+    one, two = batches(2)
+    reader = Remembering(model)
+    reader.run(one, None)[0].sum().backward()
+    with torch.no_grad():
+        apart = Remembering(model)
+        apart.run(one, None)
+    parameters = list(model.parameters())
+    own, expected = (
+        torch.autograd.grad(which.run(two, None)[0].square().sum(), parameters) for which in (reader, apart)
+    )
+    torch.testing.assert_close(own, expected)
+
+
+def test_one_that_has_read_nothing_writes_nothing_and_can_be_reminded_of_that():
+    model = model_of(MIXERS["causal & window(4), keys"])
+    tensors, tree = Remembering(model).written()
+    assert (tensors, tree) == ({}, None)
+    reader = Remembering(model)
+    reader.run(batches(1)[0], None)
+    reader.restore(tensors, tree)
+    assert reader.states is None

@@ -1,0 +1,318 @@
+"""Small models of everything that is registered, so that a new part joins the invariant tests by existing.
+
+`words(Mixer)` gives small instances of every mixer there is: required fields are filled by their type, then each
+`Literal`, `bool`, slot field and number that need not be there is varied in turn. `cases()` puts each into a model that
+can translate and decode.
+"""
+
+import functools
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import allyouneed.nn as registers_every_part
+from allyouneed.config import ConfigError, Part, parse, tree_of
+from allyouneed.nn.batch import Rows
+from allyouneed.nn.linear.dense import Linear
+from allyouneed.nn.mixers.attention.attention import Attention
+from allyouneed.nn.mixers.attention.scores import Scores
+from allyouneed.nn.models.base import STACKS, Model
+from allyouneed.nn.norms import Norm
+from allyouneed.nn.patterns.core import Causal, Pattern
+from allyouneed.nn.positions.absolute import Positions
+from allyouneed.nn.positions.relative import Relative
+from allyouneed.nn.sublayer import Channel, Mixer
+from allyouneed.nn.wiring.residual import Wiring
+
+assert registers_every_part.__path__
+
+WIDTH, HEADS, VOCAB, LONGEST = 12, 3, 11, 9
+COMBINATORS = ("and", "or", "not")
+# names of fields and what fits them here
+KNOWN = {
+    "heads": HEADS,
+    "kv_heads": 1,
+    "groups": HEADS,
+    "expert": {"kind": "ffn", "hidden": 14},
+    "factor": 2.0,
+    "rope_width": 4,
+    "length": 40,  # of learned positions: no test's sentence is longer
+    "size": 3,
+    "left": {"kind": "convolution", "size": 3},
+    "window": 4,
+    "chunk": 3,
+    "segment": 3,
+    "segments": (3, 6),
+    "dilations": (1, 2),
+    "buckets": 4,
+}
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+def options(annotation: Any) -> list[Any]:
+    """Values a field of this type may take: all there are where they can be counted, one small one where not."""
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        return list(typing.get_args(annotation))
+    if origin in (typing.Union, types.UnionType):
+        return [value for kind in typing.get_args(annotation) if kind is not type(None) for value in options(kind)]
+    if origin is typing.Annotated:
+        return options(typing.get_args(annotation)[0])
+    if annotation is bool:
+        return [False, True]
+    if annotation is int:
+        return [LONGEST]
+    if annotation is float:
+        return [0.5]
+    if annotation is Pattern:
+        return list(atoms())
+    if annotation is Mixer:
+        return []  # a part that may hold any mixer may hold itself: `composed` names a few
+    if isinstance(annotation, type) and issubclass(annotation, Part) and "kind" not in annotation.model_fields:
+        return [plain(kind) for kind in annotation.registry.values()]
+    return []
+
+
+def plain(cls: type[Part]) -> Any:
+    """This part with as little said as possible. Named sizes fit `WIDTH`; other whole numbers are small."""
+    filled = {}
+    for name, field in cls.model_fields.items():
+        if field.is_required():
+            filled[name] = KNOWN[name] if name in KNOWN else options(field.annotation)[0]
+    return cls(**filled)
+
+
+def words(slot: type[Part]) -> list[Any]:
+    """Every part that can fill a slot, plain and with each of its countable options changed in turn."""
+    found: list[Any] = []
+    for cls in slot.registry.values():
+        base = plain(cls)
+        found.append(base)
+        for name, field in cls.model_fields.items():
+            if name == "kind" or field.annotation in (int, float):
+                continue
+            values = [KNOWN[name]] if name in KNOWN else few(cls, options(field.annotation))
+            found += [type(base)(**{**dict(base), name: value}) for value in values if value != getattr(base, name)]
+    return found
+
+
+def few(cls: type[Part], values: list[Any]) -> list[Any]:
+    """Every pattern is tried in plain attention; elsewhere the same code runs, so one that is bounded and one that is
+    not will do. Of many words (activations), the first and the last."""
+    if values and isinstance(values[0], Pattern) and cls is not Attention:
+        return [pattern for pattern in values if str(pattern) in ("window(3)", "strided(3)")]
+    return [values[0], values[-1]] if len(values) > 6 and all(isinstance(v, str) for v in values) else values
+
+
+def causally(part: Any) -> Any:
+    """The same part kept from looking ahead, if it has a pattern to say so with."""
+    fields = [name for name, field in type(part).model_fields.items() if field.annotation is Pattern]
+    if part.causal or not fields:
+        return part
+    return type(part)(**{**dict(part), **{name: Causal() & getattr(part, name) for name in fields}})
+
+
+def atoms() -> list[Pattern]:
+    """Every pattern that is not made of others, with small numbers: all 1, then 3, 2, 3, …"""
+    found: list[Pattern] = []
+    for kind, cls in Pattern.registry.items():
+        names = [name for name in cls.model_fields if name != "kind"]
+        if kind not in COMBINATORS:
+            for sizes in ((1, 1, 1), (3, 2, 3)) if names else ((),):
+                found.append(cls(**dict(zip(names, sizes, strict=False))))  # type: ignore[arg-type]
+    return found
+
+
+def patterns(leaves: int = 5) -> st.SearchStrategy[Pattern]:
+    """Any expression over the registered patterns."""
+    return st.recursive(
+        st.sampled_from(atoms()),
+        lambda inner: st.one_of(
+            st.builds(lambda a, b: a & b, inner, inner),
+            st.builds(lambda a, b: a | b, inner, inner),
+            st.builds(lambda a: ~a, inner),
+        ),
+        max_leaves=leaves,
+    )
+
+
+def decodable(leaves: int = 4) -> st.SearchStrategy[Pattern]:
+    """Any expression that says of itself that it is causal; most need `causal &` to be so."""
+    return st.one_of(patterns(leaves).map(lambda p: Causal() & p), patterns(leaves).filter(lambda p: p.causal))
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+def tree(mixer: Any = None, encoder_mixer: Any = None, cross: Any = None, channel: Any = None, **keys: Any) -> dict:
+    """A model of two blocks a side; what is not given is the paper's."""
+    attention = {"kind": "attention", "heads": HEADS}
+
+    def written(part: Any) -> Any:
+        return tree_of(part) if isinstance(part, Part) else part
+
+    wiring = written(keys.pop("wiring", "post-norm"))
+    channel = written(channel or {"kind": "ffn", "hidden": 14})
+    inside = {
+        "repeat": 2,
+        "wiring": wiring,
+        "mixer": written(encoder_mixer or attention),
+        "channel": channel,
+    }
+    outside = {
+        "repeat": 2,
+        "wiring": wiring,
+        "mixer": written(mixer or attention | {"pattern": "causal"}),
+        "cross": written(cross or attention),
+        "channel": channel,
+    }
+    base = {"kind": "encoder-decoder", "vocab": VOCAB, "width": WIDTH, "embed": {"positions": "sinusoidal"}}
+    return base | {"encoder": [inside], "decoder": [outside]} | {key: written(part) for key, part in keys.items()}
+
+
+def build(config: Any, seed: int = 0) -> nn.Module:
+    """In double precision, with every parameter random: no bias is zero, no gain is one, so nothing hides."""
+    config = config if isinstance(config, Model) else parse(Model, config)
+    model = config.build().double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.double)
+            parameter.copy_(noise * 0.4 + (1.0 if parameter.dim() == 1 else 0.0))
+    return model
+
+
+def _cases() -> Iterator[tuple[str, dict]]:
+    inside = [Attention(heads=HEADS, positions=part) for part in words(Relative)]
+    inside += [Attention(heads=HEADS, scores=part) for part in words(Scores)]
+    for part in [*words(Mixer), *inside]:
+        name = f"mixer {say(part)}"
+        if (decoding := causally(part)).causal:
+            yield f"mixer {say(decoding)}", tree(mixer=decoding)
+        yield f"encoder {name}", tree(encoder_mixer=part)
+        if part.crosses:
+            yield f"cross {name}", tree(cross=part)
+    for part in words(Channel):
+        if not part.alone:  # it says itself that company matters
+            continue
+        yield f"channel {say(part)}", tree(channel=part)
+    for part in words(Wiring):
+        yield f"wiring {say(part)}", tree(wiring=part)
+    for part in words(Norm):
+        yield f"norm {say(part)}", tree(norm=part)
+    for part in words(Linear):
+        yield f"linear {say(part)}", tree(linear=part)
+    for part in words(Positions):
+        yield f"positions {say(part)}", tree(embed={"positions": tree_of(part)})
+    yield from composed()
+    yield "two vocabularies, untied", tree(vocab={"source": VOCAB, "target": VOCAB + 2}, embed={"tied": False})
+
+
+def composed() -> Iterator[tuple[str, dict]]:
+    """Parts made of parts, and layers in other arrangements than one kind, one after another."""
+    attention, ffn = {"kind": "attention", "heads": HEADS, "pattern": "causal"}, {"kind": "ffn", "hidden": 14}
+    past = {"kind": "convolution", "size": 3, "sees": "past"}
+    narrow, wide = past | {"size": 4, "width": 5, "separable": True}, past | {"width": 19, "activation": "relu"}
+    branches = {
+        "summed": {"left": wide, "right": narrow, "then": narrow},
+        "multiplied": {"left": attention, "right": narrow, "join": "product"},
+        "in a row": {"left": ffn, "right": attention, "join": "concat", "then": past | {"width": WIDTH}},
+        "of branches": {"left": {"kind": "branches", "left": attention, "right": ffn}, "norm": False},
+    }
+    for name, keys in branches.items():
+        yield f"mixer branches {name}", tree(mixer={"kind": "branches"} | keys)
+    # gains of their own keep what was whole numbers of one step from falling on halves, where any rounding may go
+    normed = {"kind": "attention", "heads": HEADS, "bias": False, "sub_norm": "rms"}
+    bits = {"mixer": normed | {"pattern": "causal"}, "encoder_mixer": normed, "cross": normed, "linear": "bit"}
+    yield "linear bit without biases", tree(channel={"kind": "glu", "hidden": 14, "norm": True}, **bits)
+    around = {"kind": "convolution", "size": 4}
+    yield "encoder mixer branches around", tree(encoder_mixer={"kind": "branches", "left": around, "right": ffn})
+    universal = {"repeat": 4, "share": True, "coordinates": "sinusoidal"}
+    arrangements = {
+        "shared": {"share": True, "repeat": 3},
+        "with coordinates": universal,
+        "act": universal | {"halt": "act"},
+        "act, summed": universal | {"halt": {"kind": "act", "result": "sum"}, "wiring": "pre-norm"},
+        "act without sharing": {"repeat": 3, "halt": {"kind": "act", "threshold": 0.9}},
+    }
+    for name, keys in arrangements.items():
+        given = tree()
+        yield f"layers {name}", given | {side: [given[side][0] | keys] for side in STACKS}
+    given = tree()
+    mixed = ("post-norm", "pre-norm", "parallel", "resi-dual", "post-norm", "sandwich")
+    yield (
+        "wirings mixed",
+        given | {side: [given[side][0] | {"repeat": 1, "wiring": word} for word in mixed] for side in STACKS},
+    )
+    named = {"global": given["decoder"][0] | {"repeat": 1}, "reads": given["encoder"][0] | {"repeat": 1}}
+    named["local"] = named["global"] | {"mixer": past, "wiring": "pre-norm"}
+    texts = {"layers": named, "encoder": "2×reads", "decoder": "2×(local, global), local"}
+    yield "layers of two kinds by text", given | texts
+
+
+def say(part: Part) -> str:
+    keys = tree_of(part, full=False)
+    return " ".join([type(part).model_fields["kind"].default, *(f"{k}={v}" for k, v in keys.items() if k != "kind")])
+
+
+def possible(keys: dict) -> bool:
+    """Parts say themselves where they cannot stand; that none of them can stand nowhere is tested besides."""
+    try:
+        parse(Model, keys)
+    except ConfigError:
+        return False
+    return True
+
+
+CASES: dict[str, dict] = {name: keys for name, keys in _cases() if possible(keys)}
+
+
+@functools.cache
+def case(name: str) -> nn.Module:
+    return build(CASES[name])
+
+
+# --- sentences ------------------------------------------------------------------------------------------------------
+
+Pair = tuple[list[int], list[int]]  # source, target
+
+sentence = st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=LONGEST)
+pairs = st.lists(st.tuples(sentence, sentence), min_size=1, max_size=5)
+
+
+def alone(model: nn.Module, pair: Pair) -> Tensor:
+    """The judge: logits (time, vocab) of one sentence that is all by itself."""
+    source, target = pair
+    with torch.no_grad():
+        memory = model.encode(Rows(torch.tensor([source])))
+        return model.head(model.decode(Rows(torch.tensor([target])), memory))[0]
+
+
+def pack(sentences: Sequence[Sequence[int]], rows: Sequence[int], gaps: Sequence[int], pad: int = 7) -> tuple:
+    """Rows with several sentences: sentence i goes into `rows[i]`, after `gaps[i]` places of padding.
+
+    Returns the rows, and for each sentence its row and its places. The padding is a real token, to be ignored.
+    """
+    lines: list[list[int]] = [[] for _ in range(max(rows) + 1)]
+    numbers: list[list[int]] = [[] for _ in lines]
+    found = []
+    for tokens, row, gap in zip(sentences, rows, gaps, strict=True):
+        lines[row] += [pad] * gap
+        numbers[row] += [0] * gap
+        found.append((row, slice(len(lines[row]), len(lines[row]) + len(tokens))))
+        numbers[row] += [max(numbers[row], default=0) + 1] * len(tokens)
+        lines[row] += tokens
+    longest = max(map(len, lines))
+    tokens = torch.tensor([line + [pad] * (longest - len(line)) for line in lines])
+    segments = torch.tensor([number + [0] * (longest - len(number)) for number in numbers])
+    return Rows(tokens, segments=segments), found
+
+
+# --- the promise that a part joins by existing ----------------------------------------------------------------------

@@ -1,0 +1,113 @@
+"""docs/family.md: system → preset → part files → paper → judge → largest difference seen.
+
+    make family      runs the parity tests, gathers what they measured, writes docs/results/parity.json and the page
+
+Nothing in the table is typed: presets name system and paper in their first line (`# System: paper, equation`), parts
+say which file they are in, the tests say who judged and how far apart the numbers were.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from allyouneed.config import PRESETS, Part, parse, preset_names, preset_tree
+from allyouneed.nn.models.base import Model
+
+ROOT = Path(__file__).parents[2]
+RESULTS, PAGE = ROOT / "docs/results/parity.json", ROOT / "docs/family.md"
+HEAD = """# The family
+
+Every system is a preset of one core. The judge is somebody else's code, or the paper's equations written out, given the
+same random weights; a difference is the largest seen in any output (and in any gradient), relative to the largest entry
+where that is above one. This page is written by `make family` from what the parity tests measured
+([results/parity.json](results/parity.json)); `allyouneed models` lists what each preset costs.
+
+| system | presets | made of | paper | judge | outputs | gradients |
+|---|---|---|---|---|---|---|
+"""
+TAIL = """
+A difference of 0 means bit for bit the same: the same operations in the same order.
+
+## In the literature, not here
+
+* Chips that burn the architecture in (Etched's Sohu and the like): hardware for the parts that are here, not a part.
+* State-space models (S4, Mamba) and long convolutions (Hyena): no attention and no descendant of it; the mixer slot
+  would hold them.
+* kNN-LM: a way to decode with a data store, not a layer; RETRO is the retrieval that is a layer.
+* Nyströmformer, Routing Transformer, Compressive Transformer, FNet: cheaper attention whose ideas other parts here
+  stand for (Linformer and Performer, LSH, Infini-attention's memory, Synthesizer's random weights).
+* Adaptive softmax and adaptive embeddings (in Transformer-XL's large models): a head for vocabularies of words; with
+  subwords nobody needs it.
+"""
+
+
+def system_and_paper(preset: str) -> tuple[str, str]:
+    """The first line of a preset: `# System: paper, equation.`"""
+    first = (PRESETS / f"{preset}.yaml").read_text(encoding="utf-8").splitlines()[0]
+    system, colon, paper = first.removeprefix("# ").partition(": ")
+    assert first.startswith("# ") and colon, f"{preset}.yaml begins with '# System: paper, equation', not {first!r}"
+    return system, paper.rstrip(".")
+
+
+def parts(node: Any) -> Iterator[Part]:
+    """What a preset says: what it leaves as it is everywhere is not listed."""
+    if isinstance(node, BaseModel):
+        if isinstance(node, Part):
+            yield node
+        said = type(node).model_fields.items()
+        node = [value for name, field in said if (value := getattr(node, name)) != field.default]
+    if isinstance(node, list | tuple):
+        for child in node:
+            yield from parts(child)
+
+
+def files(preset: str) -> list[str]:
+    """The files of the parts a preset is made of, in the order they are met."""
+    config = parse(Model, preset_tree(preset))  # type: ignore[type-abstract]
+    modules = [type(part).__module__.removeprefix("allyouneed.").replace(".", "/") for part in parts(config)]
+    return list(dict.fromkeys(f"{module}.py" for module in modules))
+
+
+def page(results: list[dict[str, Any]]) -> str:
+    measured: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for result in results:
+        measured[result["system"]].append(result)
+    presets: dict[str, list[str]] = defaultdict(list)
+    for name in preset_names():
+        presets[system_and_paper(name)[0]].append(name)
+    lines = []
+    for system in sorted(set(measured) | set(presets), key=str.lower):
+        names = presets.get(system, [])
+        made = list(dict.fromkeys(file for name in names for file in files(name)))
+        links = ", ".join(f"[{Path(file).stem}](../src/allyouneed/{file})" for file in made)
+        paper = system_and_paper(names[0])[1] if names else ""
+        judges = sorted({result["judge"] for result in measured[system]})
+        mine = [[result for result in measured[system] if result["judge"] == judge] for judge in judges]
+        figures = ["<br>".join(worst(some, what) for some in mine) for what in ("outputs", "gradients")]
+        cells = [system, ", ".join(f"`{name}`" for name in names), links, paper, "<br>".join(judges), *figures]
+        lines.append("| " + " | ".join(cells) + " |")
+    return HEAD + "\n".join(lines) + "\n" + TAIL
+
+
+def worst(results: list[dict[str, Any]], what: str) -> str:
+    found = [result[what] for result in results if result[what] is not None]
+    return f"{max(found):.0e}" if found else "–"
+
+
+def gather(folder: Path) -> list[dict[str, Any]]:
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
+    return sorted(found, key=lambda result: (result["system"].lower(), result["judge"], result["test"]))
+
+
+if __name__ == "__main__":
+    gathered = gather(Path(sys.argv[1]))
+    RESULTS.write_text(json.dumps(gathered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    PAGE.write_text(page(gathered), encoding="utf-8")
+    print(f"{len(gathered)} measurements, {PAGE.relative_to(ROOT)}")

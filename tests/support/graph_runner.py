@@ -1,0 +1,76 @@
+"""Engines of small random models of many kinds, what they are asked for, and the ways in which they answer."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+
+from allyouneed.config import override, parse, preset_tree
+from allyouneed.infer.decoding.base import Hypothesis
+from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.engine import Engine, Request
+from allyouneed.nn.models.base import Model
+from toy_models import BOS, EOS, PAD, VOCAB, random_model
+
+SMALL = [
+    f"vocab={VOCAB}",
+    "width=32",
+    "decoder[0].repeat=2",
+    "decoder[0].mixer.heads=4",
+    "decoder[0].channel.hidden=48",
+]
+CROSS = ["encoder[0].repeat=1", "encoder[0].mixer.heads=4", "encoder[0].channel.hidden=48", "decoder[0].cross.heads=4"]
+MODELS = {
+    "gpt2": ("gpt2", [*SMALL, "embed.positions.length=40"]),
+    "llama": ("llama-15m", SMALL),
+    "grouped": ("llama-15m", [*SMALL, "decoder[0].mixer.kv_heads=2", "embed.tied=false"]),
+    "interleaved": ("llama-15m", [*SMALL, "decoder[0].mixer.positions={kind: rotary, order: interleaved}"]),
+    "parallel": ("gpt2", [*SMALL, "decoder[0].wiring=parallel"]),
+    "qk-norm": ("llama-15m", [*SMALL, "decoder[0].mixer.qk_norm={kind: rms}"]),
+    "alibi": ("bloom-560m", SMALL),
+    "window": ("llama-15m", [*SMALL, "decoder[0].mixer.pattern=causal & window(5)"]),
+    "wide-window": ("llama-15m", [*SMALL, "decoder[0].mixer.pattern=causal & window(999)"]),
+    "prefix": ("llama-15m", [*SMALL, "decoder[0].mixer.pattern=causal & (window(4) | prefix(2))"]),
+    "translation": ("transformer-tiny", []),
+    "t5": ("t5-small", [*SMALL, *CROSS, "encoder[0].mixer.head_width=8", "decoder[0].mixer.head_width=8",
+                        "decoder[0].cross.head_width=8"]),
+}  # fmt: skip
+WAYS = {
+    "beam": Decoding(beam=3, best=3, max_length=13),
+    "early": Decoding(beam=2, early=True, penalty="power", max_length=11),
+    "greedy": Decoding(method="greedy", max_length=21),
+    "draws": Decoding(method="sample", best=2, top_k=20, top_p=0.9, temperature=0.7, seed=5, max_length=12),
+    "sample": Decoding(method="sample", min_p=0.1, seed=3, max_length=17),
+    "least": Decoding(method="greedy", min_length=6, max_length=12),
+    "least-beam": Decoding(beam=3, min_length=4, max_length=12),
+}
+
+
+def engine_of(name: str, **more: Any) -> Engine:
+    """Sharp random weights, so that no two tokens are nearly equal, and answers of many lengths."""
+    if name == "translation":
+        return Engine(random_model(ends=5.0), BOS, EOS, PAD, [PAD, BOS], **more)
+    preset, changes = MODELS[name]
+    torch.manual_seed(3)
+    model: Any = parse(Model, override(preset_tree(preset), [*changes, "dropout=0"])).build().eval()  # type: ignore[type-abstract]
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(4.0 if name != "t5" else 1.5)
+        model.embed.tokens.weight[EOS] *= 1.5
+    limit = model.config.limit
+    return Engine(model, BOS, EOS, PAD, [PAD, BOS], limit=limit, **more)
+
+
+def asked(engine: Engine, count: int = 11) -> list[Request]:
+    dice = Random(2)
+    texts = [[dice.randrange(3, VOCAB) for _ in range(dice.randrange(1, 9))] for _ in range(count)]
+    if engine.model.config.kind == "encoder-decoder":
+        return [Request([BOS], 20, (n,), [*text, EOS]) for n, text in enumerate(texts)]
+    return [Request([BOS, *text] if n % 4 else [BOS], 20, (n,)) for n, text in enumerate(texts)]
+
+
+def said(answers: list[list[Hypothesis]]) -> list[list[tuple[list[int], bool]]]:
+    return [[(one.tokens, one.finished) for one in hypotheses] for hypotheses in answers]
