@@ -17,11 +17,11 @@ import torch
 from allyouneed.config import parse, preset_tree
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.mixers.attention.longnet import LongNet, LongNetAttention
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.ops.attention.block_sparse import Tiled
-from allyouneed.nn.ops.attention.dense import Dense, Manner, Plan, dense_mask
+from allyouneed.nn.ops.attention.dense import Dense, Plan, ScoreMod, dense_mask
 from allyouneed.nn.ops.attention.flex import FLEX_BLOCK, Flex
 from allyouneed.nn.ops.attention.select import parts_of
 from allyouneed.nn.patterns.core import Pattern
@@ -43,7 +43,7 @@ MODELS = [
 ]
 
 
-def packed(lengths: list[list[int]], row: int) -> Facts:
+def packed(lengths: list[list[int]], row: int) -> TokenLayout:
     """Rows of sentences of these lengths, padded to `row`."""
     segments = torch.zeros(len(lengths), row, dtype=torch.long)
     for number, sentences in enumerate(lengths):
@@ -51,26 +51,26 @@ def packed(lengths: list[list[int]], row: int) -> Facts:
         for segment, length in enumerate(sentences, 1):
             segments[number, at : at + length] = segment
             at += length
-    return Facts.of(Rows(segments.cuda(), segments=segments.cuda()))
+    return TokenLayout.of(Rows(segments.cuda(), segments=segments.cuda()))
 
 
-def padded(lengths: list[int]) -> Facts:
+def padded(lengths: list[int]) -> TokenLayout:
     """Rows of these lengths, with some tokens chosen and a prompt of their own."""
     tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
     marked = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < 0.01
     prompt = torch.arange(tokens.shape[1])[None] < torch.tensor([[40 * n + 7] for n in range(len(lengths))])
-    return Facts.of(Rows(tokens, torch.tensor(lengths), chosen=marked, prompt=prompt).to("cuda"))
+    return TokenLayout.of(Rows(tokens, torch.tensor(lengths), chosen=marked, prompt=prompt).to("cuda"))
 
 
-def dense(pattern: Pattern, queries: Facts, keys: Facts) -> Plan:
+def dense(pattern: Pattern, queries: TokenLayout, keys: TokenLayout) -> Plan:
     return Dense(dense_mask(pattern, queries, keys), queries.positions, keys.positions)
 
 
-def flex(pattern: Pattern, queries: Facts, keys: Facts) -> Plan:
+def flex(pattern: Pattern, queries: TokenLayout, keys: TokenLayout) -> Plan:
     return Flex(parts_of(pattern, queries, keys, FLEX_BLOCK, rounded=True), lambda: dense(pattern, queries, keys))
 
 
-def report(name: str, found: Plan, expected: Plan, queries: Facts, keys: Facts, dtype: torch.dtype) -> None:
+def report(name: str, found: Plan, expected: Plan, queries: TokenLayout, keys: TokenLayout, dtype: torch.dtype) -> None:
     """Largest difference where the query is a real token, relative to the largest value."""
     torch.manual_seed(0)
     shapes = [(2, 4, queries.time, 64), (2, 4, keys.time, 64), (2, 4, keys.time, 64)]
@@ -78,7 +78,7 @@ def report(name: str, found: Plan, expected: Plan, queries: Facts, keys: Facts, 
     real = torch.ones(1, 1, 1, 1, device="cuda") > 0 if queries.real is None else queries.real[:, None, :, None]
     results = []
     for execute in (found, expected):
-        out = execute(*inputs, 0.0, Manner(0.125)).where(real, 0)
+        out = execute(*inputs, 0.0, ScoreMod(0.125)).where(real, 0)
         results.append([out, *torch.autograd.grad((out.float() * out.float().cos()).sum(), inputs)])
     names = ("output", "grad q", "grad k", "grad v")
     values = [float(((a - b).abs().max() / b.abs().max()).detach()) for a, b in zip(*results, strict=True)]
@@ -90,9 +90,9 @@ def report(name: str, found: Plan, expected: Plan, queries: Facts, keys: Facts, 
 def model(name: str) -> None:
     """One step of a shrunk preset on the GPU, in single precision, against the same on the CPU."""
     sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-    from shrink import batch_for, shrunk
+    from shrink import batch_for, quantize
 
-    config = shrunk(parse(Model, preset_tree(name)))  # type: ignore[type-abstract]
+    config = quantize(parse(Model, preset_tree(name)))  # type: ignore[type-abstract]
     torch.manual_seed(0)
     own, batch, found = config.build(), batch_for(config), []
     for module, place in ((own, "cpu"), (copy.deepcopy(own).cuda(), "cuda")):
@@ -153,24 +153,24 @@ def packed_rows() -> None:
             report(f"packed: {text}", found, expected, queries, keys, dtype)
 
 
-def sparse(kind: str, facts: Facts) -> None:
+def sparse(kind: str, layout: TokenLayout) -> None:
     for text in SPARSE:
         pattern = Pattern.from_text(text)
-        found, expected = flex(pattern, facts, facts), dense(pattern, facts, facts)
-        report(f"{kind}: {text}", found, expected, facts, facts, torch.float32)
-        tiled = Tiled(parts_of(pattern, facts, facts, 64))
-        report(f"{kind}, gathered: {text}", tiled, expected, facts, facts, torch.float32)
+        found, expected = flex(pattern, layout, layout), dense(pattern, layout, layout)
+        report(f"{kind}: {text}", found, expected, layout, layout, torch.float32)
+        tiled = Tiled(parts_of(pattern, layout, layout, 64))
+        report(f"{kind}, gathered: {text}", tiled, expected, layout, layout, torch.float32)
     config = LongNet(heads=4, head_width=64, segments=(128, 512), dilations=(1, 4))
     module = config.build(Common(width=256))
     assert isinstance(module, LongNetAttention)
-    found, expected = module.plan(facts, facts), module.dense(facts, facts)
-    report(f"{kind}: LongNet", found, expected, facts, facts, torch.float32)
+    found, expected = module.plan(layout, layout), module.dense(layout, layout)
+    report(f"{kind}: LongNet", found, expected, layout, layout, torch.float32)
 
 
 CHECKS = {
     "packed": packed_rows,
     "padded": lambda: sparse("padded", padded([1100, 700])),
-    "alike": lambda: sparse("alike", Facts.of(Rows(torch.zeros(1, 1024, dtype=torch.long, device="cuda")))),
+    "alike": lambda: sparse("alike", TokenLayout.of(Rows(torch.zeros(1, 1024, dtype=torch.long, device="cuda")))),
     "models": models,
     "seats": seats,
 }

@@ -118,7 +118,7 @@ def measured(model: Any, images: Tensor) -> list[dict[str, float]]:
     model.eval()(Batch(Signal(images)))
     for hook in hooks:
         hook.remove()
-    context, found = Context(model.embed.facts(Signal(images))), []
+    context, found = Context(model.embed.layout(Signal(images))), []
     blocks = list(model.encoder.blocks)
     for number in range(0, len(blocks), 2):
         before, behind, _, sparse = streams[2 * number : 2 * number + 4]

@@ -281,7 +281,7 @@ def ceiling(job: Job, most: Ceilings) -> float:
 
 
 class Worker:
-    def __init__(self, peer: str, folder: Path, job: str, processor: bool, way: Way) -> None:
+    def __init__(self, peer: str, folder: Path, job: str, processor: bool, way: DecodingSpec) -> None:
         command = [sys.executable, "-W", "ignore", __file__, "--work", peer, "--folder", str(folder), job]
         command += ["--processor"] if processor else []
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -310,28 +310,32 @@ class Worker:
         self.process.wait()
 
 
-class Way(NamedTuple):
+class DecodingSpec(NamedTuple):
     """How a peer's threads are set up. CTranslate2 is best with one on some days, on others with two busy ones."""
 
     threads: int
     wait: str = "active"
 
 
-def ways(peer: str, processor: bool) -> list[Way]:
+def ways(peer: str, processor: bool) -> list[DecodingSpec]:
     if processor:
-        return [Way(1)]
-    return [Way(1), Way(2), Way(2, "passive")] if peer == "ctranslate2" else [Way(2)]
+        return [DecodingSpec(1)]
+    return (
+        [DecodingSpec(1), DecodingSpec(2), DecodingSpec(2, "passive")] if peer == "ctranslate2" else [DecodingSpec(2)]
+    )
 
 
-def environment(peer: str, way: Way) -> dict[str, str]:
+def environment(peer: str, way: DecodingSpec) -> dict[str, str]:
     own = {"ALLYOUNEED_NATIVE": "off"} if peer == "torch" else {}
     return os.environ | own | {"OMP_NUM_THREADS": str(way.threads), "OMP_WAIT_POLICY": way.wait}
 
 
 def measured(folder: Path, job: str, peers: list[str], rounds: int, processor: bool) -> dict[str, list[float]]:
     """Seconds of each peer's turns, in that way of its own which has the quickest."""
-    workers: dict[tuple[str, Way], Worker] = {}
-    found: dict[tuple[str, Way], list[float]] = {(peer, way): [] for peer in peers for way in ways(peer, processor)}
+    workers: dict[tuple[str, DecodingSpec], Worker] = {}
+    found: dict[tuple[str, DecodingSpec], list[float]] = {
+        (peer, way): [] for peer in peers for way in ways(peer, processor)
+    }
     try:
         for peer, way in found:
             workers[peer, way] = Worker(peer, folder, job, processor, way)

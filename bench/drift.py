@@ -38,7 +38,7 @@ from allyouneed.infer.engine import Engine, Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.speculative.drafts import Lookup
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.models.precision import shrunk
+from allyouneed.nn.models.precision import quantize
 from allyouneed.nn.states.paged import PagedStates, Pool
 
 PAGE = Path(__file__).parents[1] / "docs/results/drift.md"
@@ -191,8 +191,8 @@ def alike(found: list[list[int]], truth: list[list[int]]) -> list[str]:
 # --- both -------------------------------------------------------------------------------------------------------------
 
 
-def shrunken(subject: Subject, manner: str) -> Any:
-    return shrunk(deepcopy(subject.model), manner).eval()
+def shrunken(subject: Subject, score_mod: str) -> Any:
+    return quantize(deepcopy(subject.model), score_mod).eval()
 
 
 def measured(subject: Subject) -> tuple[Table, list[str]]:
@@ -209,8 +209,8 @@ def measured(subject: Subject) -> tuple[Table, list[str]]:
         spent[name] = time.process_time() - begin
         return found
 
-    Way = tuple[str, Callable[[], list[Tensor]] | None, Callable[[], list[list[int]]] | None]
-    ways: list[Way] = [
+    DecodingSpec = tuple[str, Callable[[], list[Tensor]] | None, Callable[[], list[list[int]]] | None]
+    ways: list[DecodingSpec] = [
         ("exact, among 64", None, lambda: timed("exact", lambda: asked(exact, subject))),
         ("exact, scheduler", None, lambda: scheduled(exact, some)),
         ("8 together", lambda: scores(subject, subject.model, script, 8), lambda: asked(plain, subject, 8)),
@@ -229,11 +229,11 @@ def measured(subject: Subject) -> tuple[Table, list[str]]:
         ),
         ("guessing ahead (look-up)", None, lambda: asked(plain, some, draft=Lookup())),
     ]
-    for manner in ("bf16", "ternary" if subject.name == "bit" else "int8"):
-        model = shrunken(subject, manner)
+    for score_mod in ("bf16", "ternary" if subject.name == "bit" else "int8"):
+        model = shrunken(subject, score_mod)
         ways.append(
             (
-                f"{manner}, 8 together",
+                f"{score_mod}, 8 together",
                 lambda model=model: scores(subject, model, script, 8),  # type: ignore[misc]
                 lambda model=model: asked(subject.engine(model), subject, 8),  # type: ignore[misc]
             )

@@ -30,7 +30,7 @@ from torch import Tensor
 from allyouneed.config import parse
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 CHECKED = (33, 64, 100)  # lengths at which the path is measured; beyond, its formula is used, which must agree there
@@ -68,7 +68,7 @@ def kinds(heads: int, kernel: int, window: int) -> list[Kind]:
 
 
 def context(length: int, device: str = "cpu") -> Context:
-    return Context(Facts.of(Rows(torch.ones(1, length, dtype=torch.long, device=device))))
+    return Context(TokenLayout.of(Rows(torch.ones(1, length, dtype=torch.long, device=device))))
 
 
 def influence(y: Tensor, x: Tensor) -> bool:

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.mixers.attention.longnet import LongNet
-from allyouneed.nn.ops.attention.dense import Manner, Plan
+from allyouneed.nn.ops.attention.dense import Plan, ScoreMod
 from allyouneed.nn.ops.attention.select import causal, plan
 from allyouneed.nn.ops.retention import chunkwise
 from allyouneed.nn.ops.wkv import along, nothing
@@ -62,16 +62,19 @@ PEERS = {
 
 
 def planned(name: str, length: int, device: str) -> Plan:
-    facts, manner = Facts.of(Rows(torch.zeros(1, length, dtype=torch.long, device=device))), Manner(HEAD_WIDTH**-0.5)
+    layout, score_mod = (
+        TokenLayout.of(Rows(torch.zeros(1, length, dtype=torch.long, device=device))),
+        ScoreMod(HEAD_WIDTH**-0.5),
+    )
     if name == "longnet":
         from allyouneed.nn.common import Common
 
         config = LongNet(heads=HEADS, head_width=HEAD_WIDTH, segments=(256, 1024, 4096), dilations=(1, 4, 16))
-        return config.build(Common(width=HEADS * HEAD_WIDTH)).plan(facts, facts)  # type: ignore[operator]
+        return config.build(Common(width=HEADS * HEAD_WIDTH)).plan(layout, layout)  # type: ignore[operator]
     if "retention" in name or "rwkv" in name:
         return recurrence(name, length, device)
     text = PATTERNS[name].replace("ROOT", str(round(math.sqrt(length))))
-    return causal if name == "causal" else plan(Pattern.from_text(text), facts, facts, manner)
+    return causal if name == "causal" else plan(Pattern.from_text(text), layout, layout, score_mod)
 
 
 def recurrence(name: str, length: int, device: str) -> Plan:
@@ -119,7 +122,7 @@ def recurrence(name: str, length: int, device: str) -> Plan:
     }[name]
     if name.endswith("gated retention"):
         gates.requires_grad_()
-    return lambda q, k, v, dropout, manner: run(q, k, v)
+    return lambda q, k, v, dropout, score_mod: run(q, k, v)
 
 
 def peak(device: str) -> int:
@@ -147,7 +150,7 @@ def measure(name: str, length: int, device: str, backward: bool) -> dict[str, An
     noise = torch.randn_like(inputs[0])
     for tensor in inputs if backward else []:
         tensor.requires_grad_().grad = torch.zeros_like(tensor)
-    manner = Manner(HEAD_WIDTH**-0.5)
+    score_mod = ScoreMod(HEAD_WIDTH**-0.5)
 
     def now() -> float:
         if device == "cuda":
@@ -156,7 +159,7 @@ def measure(name: str, length: int, device: str, backward: bool) -> dict[str, An
 
     warm = planned(name, min(length, 1024), device)  # libraries load, memory pools fill, autograd's threads start
     some = [tensor.detach()[:, :, :1024].requires_grad_(backward) for tensor in inputs]
-    first = warm(*some, 0.0, manner)
+    first = warm(*some, 0.0, score_mod)
     if backward:
         first.sum().backward()
     before = start_again(device)
@@ -167,7 +170,7 @@ def measure(name: str, length: int, device: str, backward: bool) -> dict[str, An
     while len(seconds) < (2 if device == "cuda" else 1) or (sum(seconds) < 2 and len(seconds) < 20):
         began = now()
         with torch.set_grad_enabled(backward):
-            out = execute(*inputs, 0.0, manner)
+            out = execute(*inputs, 0.0, score_mod)
             if backward:
                 out.backward(noise)
         seconds.append(now() - began)

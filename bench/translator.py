@@ -30,7 +30,7 @@ from allyouneed.evaluate.translation import evaluate
 from allyouneed.folder import Folder
 from allyouneed.infer.predictors.translator import Translator
 from allyouneed.models import HERE, TRANSLATOR
-from allyouneed.nn.models.precision import shrunk
+from allyouneed.nn.models.precision import quantize
 
 ROOT = Path(__file__).parent.parent
 RECIPES = [ROOT / "recipes" / name for name in ("translator.yaml", "translator-terms.yaml")]
@@ -220,7 +220,7 @@ def ship(given: argparse.Namespace) -> None:
     folder = Folder.load(given.model)
     before = (given.data / "run" / "model" / "README.md").read_text(encoding="utf-8")
     trained = (folder.card or "").partition("\n- licence")
-    folder.model = shrunk(folder.model, given.to)
+    folder.model = quantize(folder.model, given.to)
     folder.together, folder.max_tokens = 0, LONGEST  # it has learnt single sentences, hardly ever longer ones
     folder.save(given.into)
     size = (given.into / "model.safetensors").stat().st_size

@@ -11,7 +11,7 @@ from allyouneed import mapped
 from allyouneed.config import parse
 from allyouneed.mapped import MappedFile, give_back
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import hollow, named, one_dtype, put, suit_cpu
+from allyouneed.nn.models.weights import assign_weights, meta_model, named, one_dtype, suit_cpu
 from any_part import tree
 
 KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16]
@@ -90,14 +90,14 @@ def config(**changes: object) -> Model:
 
 
 def test_a_hollow_model_takes_no_memory() -> None:
-    model = hollow(config(vocab=10**9))
+    model = meta_model(config(vocab=10**9))
     assert all(tensor.is_meta for tensor in model.state_dict().values())
 
 
 def test_what_is_put_in_is_not_copied_and_stays_tied() -> None:
-    model = hollow(config())
+    model = meta_model(config())
     found = {name: torch.ones(tensor.shape) for name, tensor in named(model).items()}
-    put(model, found)
+    assign_weights(model, found)
     own = dict(named(model))
     assert own.keys() == found.keys()
     assert all(own[name].data_ptr() == tensor.data_ptr() and own[name].requires_grad for name, tensor in found.items())
@@ -107,7 +107,7 @@ def test_what_is_put_in_is_not_copied_and_stays_tied() -> None:
 
 def test_weights_of_several_precisions_get_one() -> None:
     model = config().build().float()
-    put(model, {name: t.detach().bfloat16() for name, t in named(model).items() if t.dim() > 1})
+    assign_weights(model, {name: t.detach().bfloat16() for name, t in named(model).items() if t.dim() > 1})
     one_dtype(model)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     one_dtype(model, torch.float32)

@@ -19,8 +19,8 @@ from allyouneed.errors import UserError
 from allyouneed.files import sha256, write_folder
 from allyouneed.mapped import MappedFile
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.precision import shrunk, stored_as
-from allyouneed.nn.models.weights import hollow, named, one_dtype, put
+from allyouneed.nn.models.precision import quantize, stored_as
+from allyouneed.nn.models.weights import assign_weights, meta_model, named, one_dtype
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"
@@ -187,12 +187,12 @@ def _filled(
     config: Model, file: Path, device: str | torch.device, dtype: torch.dtype | None, manner: str | None = None
 ) -> nn.Module:
     """The model with the weights of a file, without a second copy of them. `manner`: how they are stored."""
-    model, stored = hollow(config), MappedFile(file)
-    model = model if manner is None else shrunk(model, manner)
+    model, stored = meta_model(config), MappedFile(file)
+    model = model if manner is None else quantize(model, manner)
     wanted = named(model)
     check_fit(file, stored, wanted, left_over=sorted(set(stored) - set(wanted)))
     found = ((name, stored[name]) for name in wanted)
-    put(model, {n: tensor.to(device, dtype if tensor.is_floating_point() else None) for n, tensor in found})
+    assign_weights(model, {n: tensor.to(device, dtype if tensor.is_floating_point() else None) for n, tensor in found})
     return model.eval()
 
 

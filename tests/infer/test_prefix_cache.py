@@ -12,7 +12,7 @@ from test_scheduler import FFN, GREEDY, LAYERS, WAYS, alone, ask, build, prompts
 from allyouneed.errors import UserError
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.infer.prefix_cache import Prefixes
-from allyouneed.infer.request import Ticket
+from allyouneed.infer.request import RequestHandle
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.nn.states.paged import Pool
 from toy_models import BOS, EOS, PAD, VOCAB
@@ -67,7 +67,7 @@ def test_who_is_put_aside_goes_on_where_it_was() -> None:
     scheduler = Scheduler(engine, rows=60, pool=Pool(60, size=4))
     asked = [(prompt, long[n % len(long)], n) for n, prompt in enumerate(prompts(14, longest=8))]
     tickets = [ask(scheduler, *one, priority=int(one[2] == 5)) for one in asked]
-    order: list[Ticket] = []
+    order: list[RequestHandle] = []
     while not scheduler.idle:
         scheduler.step()
         assert scheduler.pool is not None and scheduler.pool.used <= 60

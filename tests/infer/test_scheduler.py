@@ -14,7 +14,7 @@ from allyouneed.errors import UserError
 from allyouneed.infer.decoding.detokenizer import StopStrings, text_of
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
-from allyouneed.infer.request import Ticket
+from allyouneed.infer.request import RequestHandle
 from allyouneed.infer.scheduler import PATIENCE, Scheduler
 from toy_models import BOS, EOS, PAD, VOCAB, random_model
 
@@ -62,7 +62,9 @@ def prompts(count: int, longest: int = 30, seed: int = 0) -> list[list[int]]:
     return [[BOS, *(dice.randrange(3, VOCAB) for _ in range(dice.randrange(longest)))] for _ in range(count)]
 
 
-def ask(scheduler: Scheduler, prompt: list[int], way: Decoding = GREEDY, place: int = 0, **options: Any) -> Ticket:
+def ask(
+    scheduler: Scheduler, prompt: list[int], way: Decoding = GREEDY, place: int = 0, **options: Any
+) -> RequestHandle:
     return scheduler.submit(Request(prompt, way.more(), (place,)), way, **options)
 
 
@@ -70,7 +72,7 @@ def alone(engine: Engine, prompt: list[int], decoding: Decoding, place: int = 0)
     return [h.tokens for h in engine.go_on([prompt], decoding, first=place)[0]]
 
 
-def told(ticket: Ticket) -> list[list[int]]:
+def told(ticket: RequestHandle) -> list[list[int]]:
     assert ticket.answer is not None
     return [h.tokens for h in ticket.answer]
 
@@ -284,7 +286,7 @@ def test_no_pass_over_prompts_is_larger_than_the_budget(speaker: Engine, monkeyp
     assert max(sizes) <= 16 and sum(sizes) >= sum(map(len, prompts(20, longest=60)))
 
 
-def finishing(scheduler: Scheduler, tickets: dict[str, Ticket]) -> list[str]:
+def finishing(scheduler: Scheduler, tickets: dict[str, RequestHandle]) -> list[str]:
     order: list[str] = []
     while not scheduler.idle:
         scheduler.step()
@@ -376,8 +378,8 @@ def soak(scheduler: Scheduler, count: int, seed: int, begins: list[list[int]], r
     everybody is done in the end, and those who waited got what they would get alone. `rare`: the larger, the shorter
     prompts."""
     dice = Random(seed)
-    asked: list[tuple[Ticket, list[int], Decoding, int]] = []
-    running: list[Ticket] = []
+    asked: list[tuple[RequestHandle, list[int], Decoding, int]] = []
+    running: list[RequestHandle] = []
     for number in range(count):
         way = dice.choice(WAYS).model_copy(update={"seed": dice.randrange(3), "max_length": dice.randrange(4, most)})
         prompt = [*dice.choice(begins), *(dice.randrange(3, 23) for _ in range(int(dice.expovariate(rare))))]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import allyouneed as ayn
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.folder import Folder
-from allyouneed.infer.decoding.detokenizer import Spoken, StopStrings, text_of
+from allyouneed.infer.decoding.detokenizer import StopStrings, StreamingDetokenizer, text_of
 from allyouneed.infer.predictors.generator import Generation, Generator
 
 TEXT = "Tous les êtres humains: 你好，世界。今天 👩‍👩‍👧 How are you? The quick brown fox."
@@ -138,7 +138,7 @@ def test_the_text_ends_before_any_string_of_it(writer: Generator, way: str) -> N
 
 def test_the_earliest_of_several_counts_and_a_beginning_is_only_held_back(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("one two three four")
-    spoken = Spoken(tokenizer, stop=["two three fifth"])
+    spoken = StreamingDetokenizer(tokenizer, stop=["two three fifth"])
     pieces = [spoken.add(token) for token in ids]
     assert "".join(pieces) + spoken.end() == "one two three four"
     (shown,) = [piece for piece in pieces if len(piece) > len(" three")]
@@ -177,7 +177,7 @@ def test_any_tokens_are_told_as_a_whole_is(tokenizer: Tokenizer, data: st.DataOb
 
 def test_no_piece_is_half_a_character(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(TEXT)
-    spoken = Spoken(tokenizer)
+    spoken = StreamingDetokenizer(tokenizer)
     pieces = [spoken.add(token) for token in ids]
     assert "".join(pieces) == TEXT and spoken.end() == ""
     assert "\ufffd" not in "".join(pieces) and "" in pieces, "some tokens are only a part of a character"
@@ -219,6 +219,6 @@ def test_tokenizers_of_others_too(kind: str, data: st.DataObject) -> None:
 def test_characters_made_of_bytes_come_when_they_are_whole() -> None:
     tokenizer: Any = inner("pieces with bytes")
     ids = [1, *(6 + byte for byte in "é\n好".encode()), 2]
-    spoken = Spoken(tokenizer)
+    spoken = StreamingDetokenizer(tokenizer)
     assert [spoken.add(token) for token in ids] == ["the", "", "é", "\n", "", "", "好", " cat"]
     assert StopStrings(tokenizer, ["\n"])(ids[:4]) and not StopStrings(tokenizer, ["\n"])(ids[:3])

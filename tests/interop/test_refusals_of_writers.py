@@ -6,7 +6,7 @@ from allyouneed.config import override, parse, preset_tree, tree_of
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES, choose
 from allyouneed.nn.models.base import Model
-from shrink import shrunk
+from shrink import quantize
 
 REFUSED = [
     ("llama", "llama-15m", ["decoder[0].mixer.positions=alibi"], "'alibi' in decoder.mixer.positions has none"),
@@ -30,7 +30,7 @@ REFUSED = [
 
 
 def changed(preset, changes):
-    config = shrunk(parse(Model, preset_tree(preset), preset))
+    config = quantize(parse(Model, preset_tree(preset), preset))
     return parse(Model, override(tree_of(config), changes), "changed")
 
 

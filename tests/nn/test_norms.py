@@ -6,10 +6,10 @@ import torch
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.norms import BatchNorm, LayerNorm, Norm, RMSNorm, ScaleNorm
 
-CONTEXT = Context(Facts.of(Rows.of([[1, 2, 3]])))
+CONTEXT = Context(TokenLayout.of(Rows.of([[1, 2, 3]])))
 X = torch.randn(1, 3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3 + 1
 exactly = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -66,7 +66,7 @@ def test_every_norm_begins_by_only_normalising_and_comes_back_to_it(kind, offset
     norm = config.build(7)
     torch.manual_seed(0)
     x = torch.randn(40, 50, 7)
-    context = Context(Facts.of(Rows(torch.ones(40, 50, dtype=torch.long))))
+    context = Context(TokenLayout.of(Rows(torch.ones(40, 50, dtype=torch.long))))
     first = norm(x, context)
     assert first.std().item() == pytest.approx(1, abs=0.1)
     filled(norm).float().reset_parameters()
@@ -91,11 +91,11 @@ def padded():
     places = torch.zeros(3, 5, dtype=torch.long)
     for row, part in enumerate(tokens.split([5, 2, 4])):
         wide[row, : len(part)], places[row, : len(part)] = part, 1
-    context = Context(Facts.of(Rows(places, lengths=torch.tensor([5, 2, 4]))))
+    context = Context(TokenLayout.of(Rows(places, lengths=torch.tensor([5, 2, 4]))))
     segments = torch.tensor([[1, 1, 1, 1, 1, 0, 2, 2, 0, 3, 3, 3, 3]])
     line = torch.full((1, 13, 7), 1e3, dtype=torch.float64)
     line[segments > 0] = tokens
-    packed = Context(Facts.of(Rows(segments, segments=segments)))
+    packed = Context(TokenLayout.of(Rows(segments, segments=segments)))
     return tokens, (wide, context, places > 0), (line, packed, segments > 0)
 
 
@@ -130,7 +130,7 @@ def test_batch_norm_in_evaluation_looks_at_no_other_token():
 
 def test_batch_norm_of_a_single_token_is_finite():
     norm = BatchNorm().build(7).double()
-    norm(X[:, :1], Context(Facts.of(Rows.of([[1]]))))
+    norm(X[:, :1], Context(TokenLayout.of(Rows.of([[1]]))))
     assert norm.running_var.isfinite().all()
 
 

@@ -106,7 +106,7 @@ def test_our_own_bigbird_is_its_definition(record_difference):
     assert torch.equal(drawn, drawn.T) and 18 <= drawn.tril(-1).sum() <= 2 * 19
     block, place = torch.arange(40) // 2, range(40)
     seen = [[abs(block[q] - block[k]) <= 1 or min(q, k) < 4 or drawn[block[q], block[k]] for k in place] for q in place]
-    hidden = sparse.embed(Rows(tokens), sparse.embed.facts(Rows(tokens)))
+    hidden = sparse.embed(Rows(tokens), sparse.embed.layout(Rows(tokens)))
     for block in sparse.encoder.blocks:
         mixer, norms = block.sublayers["mixer"], block.wiring.norms
         q, k, v = (part.unflatten(-1, (3, 8)).transpose(1, 2) for part in mixer.qkv(hidden).chunk(3, -1))

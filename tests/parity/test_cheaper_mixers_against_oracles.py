@@ -11,7 +11,7 @@ import torch
 
 from allyouneed.config import parse
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.sublayer import Mixer
 from parity import difference
@@ -46,8 +46,8 @@ def compared(module, oracle, time, record, system):
     lengths = [time, max(1, time - 5)]
     x = torch.randn(2, time, WIDTH, dtype=torch.double, requires_grad=True)
     probe = torch.randn(2, time, WIDTH, dtype=torch.double)
-    facts = Facts.of(Rows(torch.zeros(2, time, dtype=torch.long), lengths=torch.tensor(lengths)))
-    found = module(x, Context(facts))
+    layout = TokenLayout.of(Rows(torch.zeros(2, time, dtype=torch.long), lengths=torch.tensor(lengths)))
+    found = module(x, Context(layout))
     pairs = [(found[row, :length], oracle(module, x[row, :length])) for row, length in enumerate(lengths)]
     learns = [x, *module.parameters()]
     gradients = []

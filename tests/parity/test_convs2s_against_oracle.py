@@ -9,7 +9,7 @@ from allyouneed.config import parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
 from any_part import alone, build
-from shrink import shrunk
+from shrink import quantize
 from trials import weighed
 
 PAIRS = [([3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8]), ([2], [7, 1, 8]), ([8, 2, 8, 4], [5])]
@@ -17,7 +17,7 @@ PAIRS = [([3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8]), ([2], [7, 1, 8]), ([8, 2, 8, 
 
 @pytest.fixture(scope="module")
 def model():
-    found = build(shrunk(parse(Model, preset_tree("convs2s"))))
+    found = build(quantize(parse(Model, preset_tree("convs2s"))))
     with torch.no_grad():  # nothing is normalised here: large weights would let a query see one word and no other
         for parameter in found.parameters():
             parameter.mul_(0.4)

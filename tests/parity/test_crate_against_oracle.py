@@ -8,7 +8,7 @@ from torch import nn
 from allyouneed.config import ConfigError, parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows, Signal
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.crate import ISTA, MSSA
 from allyouneed.nn.models.base import Model
 from any_part import build, tree
@@ -88,7 +88,7 @@ def test_attention_in_subspaces(out):
     torch.manual_seed(0)
     layer = MSSA(heads=HEADS, out=out).build(Common(width=WIDTH)).double()
     x = torch.randn(1, 9, WIDTH, dtype=torch.double)
-    found = layer(x, Context(Facts(torch.arange(9)[None], start=0)))[0]
+    found = layer(x, Context(TokenLayout(torch.arange(9)[None], start=0)))[0]
     expected = mssa(layer, x[0], HEADS, (WIDTH // HEADS) ** -0.5, layer.out)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert (out == "tied") == (layer.out is None)
@@ -100,7 +100,7 @@ def test_a_step_of_ista_lowers_what_it_descends():
     layer = ISTA(step=0.05, sparsity=0.3).build(Common(width=WIDTH)).double()
     nn.init.orthogonal_(layer.dictionary)
     z = torch.rand(1, 50, WIDTH, dtype=torch.double)
-    code = layer(z, Context(Facts(torch.arange(50)[None], start=0)))
+    code = layer(z, Context(TokenLayout(torch.arange(50)[None], start=0)))
     torch.testing.assert_close(code[0], ista(layer.dictionary, z[0], 0.05, 0.3), rtol=0, atol=1e-12)
 
     def objective(code):

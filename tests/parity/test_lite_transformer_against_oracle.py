@@ -10,7 +10,7 @@ from torch import nn
 from allyouneed.config import ConfigError, parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.lightweight import DynamicConvolution, LightweightConvolution
 from allyouneed.nn.models.base import Model
 from any_part import alone, build, tree
@@ -85,7 +85,7 @@ def test_a_convolution(kind, size, sees, gated, record_difference):
     if size > 1 and kind is LightweightConvolution:
         nn.init.normal_(layer.taps)
     x = torch.randn(1, 13, WIDTH, dtype=torch.double)
-    found = layer(x, Context(Facts(torch.arange(13)[None], start=0)))[0]
+    found = layer(x, Context(TokenLayout(torch.arange(13)[None], start=0)))[0]
     expected = convolution(layer, x[0], size, HEADS, sees == "past", gated)
     # a filter of one place weighs it with 1 and learns nothing
     weights = [p for name, p in layer.named_parameters() if size > 1 or not name.startswith(("taps", "filters"))]
@@ -103,7 +103,7 @@ def test_dropped_weights_are_scaled_up():
     nn.init.ones_(layer.inside.bias)
     nn.init.eye_(layer.out.weight)
     nn.init.zeros_(layer.out.bias)
-    seen = layer(torch.randn(20, 100, WIDTH), Context(Facts(torch.arange(100)[None], start=0)))
+    seen = layer(torch.randn(20, 100, WIDTH), Context(TokenLayout(torch.arange(100)[None], start=0)))
     one = torch.ones(()).sigmoid()  # every place says this
     assert seen[:, 2:-2].mean().item() == pytest.approx(float(one), rel=0.02) and seen.unique().numel() > 5
 

@@ -5,7 +5,7 @@ import torch
 
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.attention.longnet import LongNet
 from parity import TOLERANCE, difference
 
@@ -38,7 +38,7 @@ def test_it_is_the_papers_equations(sees, segments, dilations, time, record_diff
     config = LongNet(heads=HEADS, head_width=HEAD_WIDTH, segments=segments, dilations=dilations, sees=sees)
     module = config.build(Common(width=12))
     x = torch.randn(2, time, 12)
-    context = Context(Facts.of(Rows(torch.zeros(1, time, dtype=torch.long))))
+    context = Context(TokenLayout.of(Rows(torch.zeros(1, time, dtype=torch.long))))
     q, k, v = (part.detach().requires_grad_() for part in module.project(x, context))
     found = module.look(q, k, v, context, context.queries)
     branches = [[(w, r, head % r) for w, r in zip(segments, dilations, strict=True)] for head in range(HEADS)]

@@ -8,7 +8,7 @@ import torch
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts, Wanted
+from allyouneed.nn.context import Context, TokenLayout, Wanted
 from allyouneed.nn.mixers.attention import lsh
 from allyouneed.nn.mixers.attention.lsh import LSH, rotations
 from allyouneed.nn.models.base import Model
@@ -60,8 +60,8 @@ def oracle(layer, x, meets=None):
     return torch.stack(rows)
 
 
-def run(layer, x, **facts):
-    return layer(x, Context(Facts(torch.arange(x.shape[1])[None], start=0, **facts)))
+def run(layer, x, **layout):
+    return layer(x, Context(TokenLayout(torch.arange(x.shape[1])[None], start=0, **layout)))
 
 
 def heads(layer, x):
@@ -125,11 +125,11 @@ def test_sorting_changes_nothing(time, keys, rounds, monkeypatch):
     segments = torch.tensor([[1] * 20 + [0] * 3 + [2] * (time - 30) + [0] * 7, [0] * 5 + [1] * (time - 5)])
     steps = torch.arange(time)
     begins = torch.tensor([[0] * 23 + [23] * (time - 23), [5] * time])
-    facts = Facts((steps - begins).clamp(min=0) * (segments > 0), segments, packed=True)
+    layout = TokenLayout((steps - begins).clamp(min=0) * (segments > 0), segments, packed=True)
     weights, real = [x, *layer.parameters()], segments > 0
-    expected = layer(x, Context(facts))[real]
+    expected = layer(x, Context(layout))[real]
     always_sort(monkeypatch, 16)
-    agree(layer(x, Context(facts))[real], expected, weights)
+    agree(layer(x, Context(layout))[real], expected, weights)
 
 
 @pytest.mark.parametrize("keys", [{"sees": "past"}, {"sees": "around"}, {"whole": 7}], ids=str)
@@ -160,7 +160,7 @@ def test_few_of_the_buckets_are_shared():
     """Otherwise everything above could pass for an attention that sees all."""
     layer, x = module(buckets=16, rounds=1), noise(1, 40, WIDTH)
     wanted = Wanted()
-    layer(x, Context(Facts(torch.arange(40)[None], start=0), record={layer: wanted}))
+    layer(x, Context(TokenLayout(torch.arange(40)[None], start=0), record={layer: wanted}))
     weights = wanted.found[0][0]  # (heads, queries, keys)
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
     assert (weights > 0).sum(-1).double().mean() < 5
@@ -174,7 +174,7 @@ def test_long_rows_are_not_compared_pair_by_pair(monkeypatch):
         all_pairs.setattr(lsh, "WORTH_SORTING", 10_000)
         expected = run(layer, x)
     alike = noise(1, 1, WIDTH).expand(1, 700, WIDTH)  # all in one bucket: sorting them would be of no use
-    assert layer.beside(layer.hashed(heads(layer, alike)), 64, Context(Facts(torch.arange(700)[None]))) is None
+    assert layer.beside(layer.hashed(heads(layer, alike)), 64, Context(TokenLayout(torch.arange(700)[None]))) is None
     monkeypatch.setattr(lsh.LSHAttention, "mask", None)
     torch.testing.assert_close(run(layer, x), expected)
 

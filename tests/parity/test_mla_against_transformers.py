@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.norms import RMSNorm
 from attention_layers import TOLERANCE, apart, built, differences, hidden, rows, shaken
 
@@ -66,10 +66,10 @@ def convert_with(query_rank, bias):
 def check(record_difference, query_rank, bias, rope, **keys):
     theirs, tables = deepseek(query_rank, bias, rope)
     ours = built(WIDTH, ours_like(query_rank, bias, **keys))
-    _, facts, real = rows(LENGTHS, WIDTH)
+    _, layout, real = rows(LENGTHS, WIDTH)
 
     def run(x):
-        return theirs(x, hidden(real, causal=True), position_embeddings=tables(x, facts.positions))[0]
+        return theirs(x, hidden(real, causal=True), position_embeddings=tables(x, layout.positions))[0]
 
     found = differences(ours, theirs, convert_with(query_rank, bias), run, LENGTHS, WIDTH)
     record_difference("MLA", "transformers DeepseekV2Attention", *found)
@@ -96,10 +96,10 @@ def test_yarn_sharpens_whole_scores(record_difference):
     check(record_difference, None, False, YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}, positions=positions)
 
 
-def both_forms(module, x, facts):
-    context = Context(facts)
+def both_forms(module, x, layout):
+    context = Context(layout)
     q, both = module.project(x, context)
-    return [look(q, both, context, facts) for look in (module.look_plain, module.look_absorbed)]
+    return [look(q, both, context, layout) for look in (module.look_plain, module.look_absorbed)]
 
 
 @given(
@@ -110,7 +110,7 @@ def test_the_absorbed_form_is_the_plain_one(heads, rank, time, seed, scores):
     sizes = {"heads": heads, "kv_rank": rank, "nope_width": 5, "rope_width": 2, "value_width": 3}
     module = shaken(built(8, {"kind": "mla", "pattern": "causal", "scores": scores} | sizes), seed).double()
     x = torch.randn(2, time, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.double).requires_grad_()
-    found = both_forms(module, x, Facts(torch.arange(time)[None], start=0))
+    found = both_forms(module, x, TokenLayout(torch.arange(time)[None], start=0))
     difference = apart(*found)
     assert difference < 1e-12
     parameters = [x, *(p for name, p in module.named_parameters() if not name.startswith("out"))]
@@ -131,14 +131,14 @@ def test_the_cheaper_form_is_chosen():
 def test_latents_are_all_that_is_remembered():
     module = built(WIDTH, ours_like(5, False))
     state = module.new_state()
-    facts = Facts(torch.arange(3)[None], start=0)
-    module(torch.randn(2, 3, WIDTH), Context(facts, slots=facts), state)
+    layout = TokenLayout(torch.arange(3)[None], start=0)
+    module(torch.randn(2, 3, WIDTH), Context(layout, slots=layout), state)
     assert state.bytes == 4 * 2 * 3 * (RANK + ROPE)
 
 
 def test_the_norm_of_latents_can_be_another_or_none():
     assert built(WIDTH, ours_like(5, False, norm=None)).latent_norm is None
-    x, facts, _ = rows(LENGTHS, WIDTH)
+    x, layout, _ = rows(LENGTHS, WIDTH)
     one, other = built(WIDTH, ours_like(5, False)), built(WIDTH, ours_like(5, False, norm=RMSNorm(eps=10.0)))
     other.load_state_dict(one.state_dict())
-    assert (one(x, Context(facts)) - other(x, Context(facts))).abs().max() > 1e-3
+    assert (one(x, Context(layout)) - other(x, Context(layout))).abs().max() > 1e-3

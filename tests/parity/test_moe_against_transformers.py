@@ -12,7 +12,7 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.channels.feedforward import FFN, GLU
 from allyouneed.nn.channels.moe import Groups, MoE, Router
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 
 WIDTH, HIDDEN, EXPERTS = 24, 20, 8
 COMMON = Common(width=WIDTH)
@@ -27,7 +27,7 @@ def drawn(block, std=0.5):
 
 
 def context(rows, time):
-    return Context(Facts.of(Rows(torch.zeros(rows, time, dtype=torch.long))), losses=[])
+    return Context(TokenLayout.of(Rows(torch.zeros(rows, time, dtype=torch.long))), losses=[])
 
 
 def gated(theirs):

@@ -11,10 +11,10 @@ from allyouneed.interop.hf.config_reader import ACTIVATIONS as READ
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.channels.feedforward import ACTIVATIONS, GLU
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.norms import RMSNorm
 
-CONTEXT = Context(Facts.of(Rows(torch.zeros(2, 9, dtype=torch.long))))
+CONTEXT = Context(TokenLayout.of(Rows(torch.zeros(2, 9, dtype=torch.long))))
 
 THEIR_NAMES = {
     "identity": "linear",

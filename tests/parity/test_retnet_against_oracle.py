@@ -11,7 +11,7 @@ from torch import nn
 from allyouneed.config import parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.retention import GatedRetention, Retention
 from allyouneed.nn.models.base import Model
 from any_part import build
@@ -121,7 +121,7 @@ def one(config, time, seed=0):
 
 
 def ours(module, x):
-    return module(x[None], Context(Facts(torch.arange(len(x))[None], start=0)))[0]
+    return module(x[None], Context(TokenLayout(torch.arange(len(x))[None], start=0)))[0]
 
 
 def test_the_recurrence_is_the_parallel_form_but_for_eps():

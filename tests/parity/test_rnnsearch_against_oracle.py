@@ -10,7 +10,7 @@ from allyouneed.config import parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
 from any_part import alone, build
-from shrink import shrunk
+from shrink import quantize
 from trials import weighed
 
 PAIRS = [([3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8]), ([2], [7, 1, 8]), ([8, 2, 8, 4], [5])]
@@ -18,7 +18,7 @@ PAIRS = [([3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8]), ([2], [7, 1, 8]), ([8, 2, 8, 
 
 @pytest.fixture(scope="module")
 def model():
-    return build(shrunk(parse(Model, preset_tree("rnnsearch"))))
+    return build(quantize(parse(Model, preset_tree("rnnsearch"))))
 
 
 def after(matrix, bias, widen):

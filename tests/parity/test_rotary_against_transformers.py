@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.positions.relative import Heads, Relative
 from attention_layers import TOLERANCE, apart, built, differences, hidden, rows, shaken
 
@@ -98,10 +98,10 @@ def test_a_llama_attention_layer(name, base, record_difference):
         },
     )
     lengths = [41, 33, 1]
-    _, facts, real = rows(lengths, 24)
+    _, layout, real = rows(lengths, 24)
 
     def run(x):
-        return theirs(x, tables(x, facts.positions), hidden(real, causal=True))[0]
+        return theirs(x, tables(x, layout.positions), hidden(real, causal=True))[0]
 
     found = differences(ours, theirs, llama_weights, run, lengths, 24)
     record_difference("RoPE", "transformers LlamaAttention", *found)
@@ -112,7 +112,7 @@ def turned(keys, q, k, v, positions):
     heads = Heads(q.shape[1], k.shape[1], q.shape[-1], causal=True)
     part = Relative.choose({"kind": "rotary"} | keys)
     assert not part.problems(heads, Common(width=8))
-    return part.build(heads, Common(width=8)).turn(q, k, v, Context(Facts(positions)))
+    return part.build(heads, Common(width=8)).turn(q, k, v, Context(TokenLayout(positions)))
 
 
 def vectors(*shape, seed=3):
@@ -164,7 +164,7 @@ def test_a_gpt_neox_attention_layer(fraction, record_difference):
     theirs, tables = shaken(GPTNeoXAttention(config, 0), seed=0), GPTNeoXRotaryEmbedding(config)
     positions = {"kind": "rotary", "fraction": fraction}
     ours = built(width, {"kind": "attention", "heads": heads, "pattern": "causal", "positions": positions})
-    _, facts, real = rows(LENGTHS, width)
+    _, layout, real = rows(LENGTHS, width)
 
     def convert(get):
         """Theirs has q, k and v of a head side by side."""
@@ -176,7 +176,7 @@ def test_a_gpt_neox_attention_layer(fraction, record_difference):
         return found
 
     def run(x):
-        return theirs(x, hidden(real, causal=True), position_embeddings=tables(x, facts.positions))[0]
+        return theirs(x, hidden(real, causal=True), position_embeddings=tables(x, layout.positions))[0]
 
     found = differences(ours, theirs, convert, run, LENGTHS, width)
     record_difference("RoPE", "transformers GPTNeoXAttention", *found)
@@ -193,7 +193,7 @@ def test_a_gptj_attention_layer(record_difference):
     theirs = shaken(GPTJAttention(config, 0), seed=0)
     positions = {"kind": "rotary", "fraction": 0.5, "order": "interleaved"}
     keys = {"kind": "attention", "heads": heads, "pattern": "causal", "positions": positions, "bias": False}
-    _, facts, real = rows(LENGTHS, width)
+    _, layout, real = rows(LENGTHS, width)
 
     def convert(get):
         return {
@@ -203,7 +203,7 @@ def test_a_gptj_attention_layer(record_difference):
 
     def run(x):
         mask = hidden(real, causal=True)
-        return theirs(x, attention_mask=mask, position_ids=facts.positions.expand(len(x), -1))[0]
+        return theirs(x, attention_mask=mask, position_ids=layout.positions.expand(len(x), -1))[0]
 
     found = differences(built(width, keys), theirs, convert, run, LENGTHS, width)
     record_difference("RoPE", "transformers GPTJAttention", *found)

@@ -9,7 +9,7 @@ import torch
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts, Memory
+from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.mixers.attention.attention import Attention
 from any_part import build, tree
 from attention_layers import TOLERANCE, agreement, apart, built, differences, hidden, rows, shaken
@@ -56,8 +56,8 @@ KINDS = ["scaled-dot", "dot", "general", "additive", {"kind": "location", "lengt
 
 
 def exact_rows(lengths, seed=1):
-    x, facts, _ = rows(lengths, WIDTH, seed)
-    return x.double(), facts
+    x, layout, _ = rows(lengths, WIDTH, seed)
+    return x.double(), layout
 
 
 @pytest.mark.parametrize("cap", [None, 1.5])
@@ -66,8 +66,8 @@ def exact_rows(lengths, seed=1):
 def test_self_attention_is_the_definition(scores, causal, cap, record_difference):
     keys = {"kind": "attention", "heads": HEADS, "scores": scores, "soft_cap": cap}
     module = shaken(built(WIDTH, keys | {"pattern": "causal" if causal else "full"}), size=0.5).double()
-    x, facts = exact_rows(LENGTHS)
-    found = module(x, Context(facts))
+    x, layout = exact_rows(LENGTHS)
+    found = module(x, Context(layout))
     kind = scores if isinstance(scores, str) else scores["kind"]
     for row, length in enumerate(LENGTHS):
         q, k, v = module.qkv(x[row, :length]).chunk(3, -1)
@@ -81,9 +81,9 @@ def test_self_attention_is_the_definition(scores, causal, cap, record_difference
 def test_cross_attention_is_the_definition(scores, record_difference):
     module = Attention(heads=HEADS, scores=scores).build_cross(Common(width=WIDTH)).eval()
     shaken(module, size=0.5).double()
-    x, facts = exact_rows(LENGTHS)
+    x, layout = exact_rows(LENGTHS)
     source, source_facts = exact_rows(SOURCES, seed=5)
-    found = module(x, Context(facts, memory=Memory(source, source_facts)))
+    found = module(x, Context(layout, memory=Memory(source, source_facts)))
     kind = scores if isinstance(scores, str) else scores["kind"]
     for row, (length, source_length) in enumerate(zip(LENGTHS, SOURCES, strict=True)):
         k, v = module.kv(source[row, :source_length]).chunk(2, -1)
@@ -98,7 +98,7 @@ def test_cross_attention_is_the_definition(scores, record_difference):
 def test_biases_are_added_to_any_scores(scores, positions):
     keys = {"kind": "attention", "heads": HEADS, "scores": scores, "positions": positions, "pattern": "causal"}
     module = shaken(built(WIDTH, keys), size=0.5).double()
-    x, facts = exact_rows(LENGTHS)
+    x, layout = exact_rows(LENGTHS)
     q, k, v = module.qkv(x[0]).chunk(3, -1)
 
     def bias(h, i, j):
@@ -106,7 +106,7 @@ def test_biases_are_added_to_any_scores(scores, positions):
         return module.relative.bias(q.new_zeros(1, HEADS, 1, 4), one, other, 1.0)[0, h, 0, 0]
 
     expected = written_out(scores, module, q, k, v, True, bias=bias)
-    difference = agreement(module(x, Context(facts))[0], expected, list(module.parameters()))
+    difference = agreement(module(x, Context(layout))[0], expected, list(module.parameters()))
     assert max(difference) < EXACT
 
 
@@ -115,9 +115,9 @@ def test_general_scores_turned_by_rotary_know_only_the_distance():
     keys = {"kind": "attention", "heads": 1, "scores": "general", "positions": "rotary", "pattern": "causal"}
     module = shaken(built(8, keys)).double()
     x = torch.randn(1, 2, 8, dtype=torch.double)
-    near = module(x, Context(Facts(torch.tensor([[0, 3]]))))
-    far = module(x, Context(Facts(torch.tensor([[1000, 1003]]))))
-    other = module(x, Context(Facts(torch.tensor([[0, 4]]))))
+    near = module(x, Context(TokenLayout(torch.tensor([[0, 3]]))))
+    far = module(x, Context(TokenLayout(torch.tensor([[1000, 1003]]))))
+    other = module(x, Context(TokenLayout(torch.tensor([[0, 4]]))))
     assert apart(far, near) < 1e-9
     assert apart(other, near) > 1e-4
 
@@ -167,7 +167,7 @@ def test_soft_capped_scores_are_gemma2s(record_difference):
             "bias": False,
         },
     )
-    _, facts, real = rows(lengths, width)
+    _, layout, real = rows(lengths, width)
 
     def convert(get):
         return {
@@ -176,7 +176,7 @@ def test_soft_capped_scores_are_gemma2s(record_difference):
         }
 
     def run(x):
-        return theirs(x, tables(x, facts.positions), hidden(real, causal=True))[0]
+        return theirs(x, tables(x, layout.positions), hidden(real, causal=True))[0]
 
     found = differences(ours, theirs, convert, run, lengths, width)
     record_difference("soft-capped scores", "transformers Gemma2Attention", *found)
@@ -192,11 +192,11 @@ def test_dropout_removes_weights_and_enlarges_the_others(keys):
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 64, 2, time, time, generator=generator)
     v = torch.eye(time).expand(64, 2, time, time)
-    facts = Facts(torch.arange(time)[None], start=0)
-    weights = module.look(q, k, v, Context(facts), facts)
+    layout = TokenLayout(torch.arange(time)[None], start=0)
+    weights = module.look(q, k, v, Context(layout), layout)
     module.train()
     torch.manual_seed(1)
-    found = module.look(q, k, v, Context(facts), facts)
+    found = module.look(q, k, v, Context(layout), layout)
     kept = found != 0
     torch.testing.assert_close(found, weights / (1 - p) * kept, atol=TOLERANCE, rtol=1e-4)
     seen = (weights > 1e-20).expand_as(kept)

@@ -72,9 +72,9 @@ def test_keys_and_values_are_the_papers_equations(values, causal, distance, reco
     positions = {"kind": "shaw", "distance": distance, "values": values}
     keys = {"kind": "attention", "heads": 3, "positions": positions, "pattern": "causal" if causal else "full"}
     module = shaken(built(12, keys))
-    x, facts, _ = rows(LENGTHS, 12)
+    x, layout, _ = rows(LENGTHS, 12)
     parameters = list(module.parameters())
-    found = module(x, Context(facts))
+    found = module(x, Context(layout))
     for row, length in enumerate(LENGTHS):
         expected = by_the_paper(module, x[row, :length], length, causal)
         difference = agreement(found[row, :length], expected, parameters)

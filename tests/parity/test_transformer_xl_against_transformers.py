@@ -42,9 +42,9 @@ def by_the_paper(module, x, causal):
 def test_scores_are_the_papers_four_terms(causal, record_difference):
     keys = {"kind": "attention", "heads": 3, "positions": "transformer-xl", "pattern": "causal" if causal else "full"}
     module = shaken(built(12, keys))
-    x, facts, _ = rows(LENGTHS, 12)
+    x, layout, _ = rows(LENGTHS, 12)
     parameters = list(module.parameters())
-    found = module(x, Context(facts))
+    found = module(x, Context(layout))
     for row, length in enumerate(LENGTHS):
         expected = by_the_paper(module, x[row, :length], causal)
         difference = agreement(found[row, :length], expected, parameters)

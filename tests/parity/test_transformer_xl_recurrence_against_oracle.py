@@ -11,7 +11,7 @@ from allyouneed.config import parse, preset_tree
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.segment_recurrence import segment_by_segment
 from attention_layers import TOLERANCE, apart, shaken
-from shrink import shrunk
+from shrink import quantize
 
 VOCAB, WIDTH, HEADS = 13, 12, 3
 LAYERS = 3
@@ -121,7 +121,7 @@ def test_segments_with_memory(pattern, memory, same_length, clamp, record_differ
 
 
 def test_the_preset_made_small(record_difference):
-    config = shrunk(parse(Model, preset_tree("transformer-xl-base")))
+    config = quantize(parse(Model, preset_tree("transformer-xl-base")))
     model = shaken(config.build())
     text = str(config.decoder[0].mixer.pattern)
     segment = int(text.split("(")[1].split(",")[0])

@@ -5,7 +5,7 @@ import random
 import torch
 
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 
 
 def some_facts(time, seed, packed=False):
@@ -19,5 +19,5 @@ def some_facts(time, seed, packed=False):
     if packed:
         ends = [sorted(draw.randrange(time + 1) for _ in range(3)) for _ in range(2)]
         segments = [[sum(t >= end for end in row) % 4 for t in range(time)] for row in ends]
-        return Facts.of(Rows(tokens, segments=torch.tensor(segments), **said))
-    return Facts.of(Rows(tokens, lengths=torch.tensor([time, draw.randint(1, time)]), **said))
+        return TokenLayout.of(Rows(tokens, segments=torch.tensor(segments), **said))
+    return TokenLayout.of(Rows(tokens, lengths=torch.tensor([time, draw.randint(1, time)]), **said))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.sublayer import Mixer
 
 TOLERANCE = 1e-5  # fp32: outputs are of size 1, a sum of some hundred products
@@ -37,14 +37,14 @@ def shaken(module: nn.Module, seed: int = 0, size: float = 0.2) -> Any:
     return module.eval()
 
 
-def rows(lengths: Sequence[int], width: int, seed: int = 1) -> tuple[Tensor, Facts, Tensor]:
+def rows(lengths: Sequence[int], width: int, seed: int = 1) -> tuple[Tensor, TokenLayout, Tensor]:
     """Hidden states (batch, time, width), where they stand, and 1 for those that are no padding."""
     time = max(lengths)
     tokens = torch.ones(len(lengths), time, dtype=torch.long)
     x = torch.randn(len(lengths), time, width, generator=torch.Generator().manual_seed(seed))
-    facts = Facts.of(Rows(tokens, lengths=torch.tensor(lengths)))
+    layout = TokenLayout.of(Rows(tokens, lengths=torch.tensor(lengths)))
     real = torch.arange(time)[None] < torch.tensor(lengths)[:, None]
-    return x, facts, real.float()[..., None]
+    return x, layout, real.float()[..., None]
 
 
 def hidden(real: Tensor, causal: bool) -> Tensor:
@@ -69,10 +69,10 @@ def differences(
     weights = dict(theirs.named_parameters())
     found = ours.load_state_dict({k: v.detach().clone() for k, v in convert(lambda name: weights[name]).items()})
     assert not found.missing_keys and not found.unexpected_keys
-    x, facts, real = rows(lengths, width)
+    x, layout, real = rows(lengths, width)
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(2)) * real
     outputs, gradients = [], []
-    for run, module in ((lambda x: ours(x, Context(facts)), ours), (run_theirs, theirs)):
+    for run, module in ((lambda x: ours(x, Context(layout)), ours), (run_theirs, theirs)):
         module.zero_grad()
         given = x.clone().requires_grad_()
         outputs.append(run(given) * real)

@@ -1,6 +1,6 @@
 """A preset made small enough to train in a test, with everything that makes it what it is still in place.
 
-`shrunk(config)` keeps the tree and takes numbers down by what they mean, which their names say: a width in proportion
+`quantize(config)` keeps the tree and takes numbers down by what they mean, which their names say: a width in proportion
 to the model's, heads to at most four, layers of one kind to at most two, a window to a few places. `batch_for(config)`
 is something such a model can read.
 """
@@ -27,7 +27,7 @@ AS_IS = ("distance", "buckets", "seed", "offset", "limit", "channels")  # small 
 OFF = ("dropout", "jitter")
 
 
-def shrunk(config: Model) -> Model:
+def quantize(config: Model) -> Model:
     tree = tree_of(config, full=True)
     return parse(Model, _dict(tree, WIDTH / tree["width"]), "shrunk")  # type: ignore[type-abstract]
 

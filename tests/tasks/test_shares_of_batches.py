@@ -106,10 +106,10 @@ def test_what_is_larger_than_memory_is_shuffled_and_read_without_loading_it(text
     (np.arange(count + 1, dtype="<i8") * length).tofile(folder / "text.offsets")
     with (folder / "text.values").open("wb") as file:
         file.truncate(2 * count * length)
-    facts = {"texts": {"text": tokenizer.vocabularies.target.hash}}
+    layout = {"texts": {"text": tokenizer.vocabularies.target.hash}}
     report = tokenizer.train.items.store.report.to_tree()  # type: ignore[attr-defined]
     before = resident()
-    store = Store(folder, {"fingerprint": "", "facts": facts, "report": report, "dtype": {"text": "<u2"}})
+    store = Store(folder, {"fingerprint": "", "facts": layout, "report": report, "dtype": {"text": "<u2"}})
     items = DocumentItems(store, tokenizer.vocabularies, 4096)
     data = PackedBatches(items, (4096,), 32, seed=1).shared(Share(1, 2))
     tokens, places = 0, set()

@@ -87,7 +87,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run(
     real = module.write_training
 
     def full(
-        work: Path, model: object, optimiser: object, standing: module.Standing, regular: bool, *besides: Any
+        work: Path, model: object, optimiser: object, standing: module.TrainState, regular: bool, *besides: Any
     ) -> None:
         if standing.step == 8:
             (work / "half").write_text("x")

@@ -10,7 +10,7 @@ import allyouneed as ayn
 from allyouneed.config import ConfigError
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.nn.models.precision import shrunk, widened
+from allyouneed.nn.models.precision import dequantize, quantize
 from allyouneed.nn.models.weights import named
 from allyouneed.train import load_recipe, train
 from allyouneed.train.log import read_log
@@ -53,7 +53,7 @@ def test_start_and_model_exclude_each_other_and_a_missing_folder_is_named(make: 
 def test_a_run_starts_from_a_model_in_eight_bits(make: Make, tmp_path: Path):
     first = train(make(steps=12, schedule={"kind": "constant", "peak": 0.01, "warmup": 0}))
     folder, plain = Folder.load(first.model), Folder.load(first.model)
-    folder.model = shrunk(folder.model, "int8")
+    folder.model = quantize(folder.model, "int8")
     folder.save(tmp_path / "small")
     path = second_stage(make, tmp_path / "small", tmp_path)
     after = Folder.load(train(load_recipe(path, ["schedule.peak=1e-12"])).model)
@@ -67,9 +67,9 @@ def test_a_run_starts_from_a_model_in_eight_bits(make: Make, tmp_path: Path):
 def test_what_was_stored_in_eight_bits_has_the_names_of_what_trains(tied: bool):
     model = ayn.build("gpt2", [f"embed.tied={str(tied).lower()}", "decoder[0].repeat=1"], vocab=50)
     wanted = {name: tensor.shape for name, tensor in named(model).items()}
-    assert {name: tensor.shape for name, tensor in widened(shrunk(model, "int8")).items()} == wanted
+    assert {name: tensor.shape for name, tensor in dequantize(quantize(model, "int8")).items()} == wanted
 
 
 def test_what_was_packed_into_two_bits_does_not_train():
     with pytest.raises(UserError, match="cannot be trained"):
-        widened(shrunk(ayn.build("transformer-tiny", ["linear={kind: bit}"], vocab=50), "ternary"))
+        dequantize(quantize(ayn.build("transformer-tiny", ["linear={kind: bit}"], vocab=50), "ternary"))

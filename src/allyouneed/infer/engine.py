@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allyouneed.infer.cuda_graph.runner import Room
-from allyouneed.infer.decoding.base import Asked, Hypothesis, Stops, Way
+from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, Stops
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.running_batch import Crew, Job, search
+from allyouneed.infer.running_batch import Job, RunningBatch, search
 from allyouneed.infer.speculative.decode import Speculation, refuse, speculate
 from allyouneed.infer.speculative.drafts import Draft
 from allyouneed.nn.batch import Rows
@@ -72,7 +72,7 @@ class Engine:
         self.limit, self.budget = limit, budget
         self.exact = exact
         self.search: Any = None  # for a model that retrieves: how neighbours of its chunks are found
-        self.room = Room(self)  # on a GPU, batches of a fixed shape
+        self.room = GraphRunnerCache(self)  # on a GPU, batches of a fixed shape
 
     def generate(
         self,
@@ -139,7 +139,7 @@ class Engine:
         try:
             request = Request(prompt, decoding.more(), (first,))
             heard: list[int] = []
-            one = Asked(self.most(request), (first,), prompt, decoding.seed, stops, heard.append)
+            one = RequestState(self.most(request), (first,), prompt, decoding.seed, stops, heard.append)
             for _ in self._rounds(request, one, decoding, draft):
                 yield from heard
                 heard.clear()
@@ -149,7 +149,7 @@ class Engine:
             if was_training:
                 self.model.train()
 
-    def _rounds(self, request: Request, one: Asked, decoding: Decoding, draft: Draft | None) -> Iterator[None]:
+    def _rounds(self, request: Request, one: RequestState, decoding: Decoding, draft: Draft | None) -> Iterator[None]:
         """Whenever there may be more to hear."""
         if draft is None and not self.exact and self.room.open([request], decoding, one.stops):
             yield from self.room.rounds(self.way(decoding), [(request, one)])
@@ -160,8 +160,8 @@ class Engine:
             yield
             go_on()
 
-    def _writing(self, job: Job, one: Asked) -> Callable[[], None]:
-        crew = Crew(job.model, job.states, [(self.way(job.decoding), [one])], self.limit)
+    def _writing(self, job: Job, one: RequestState) -> Callable[[], None]:
+        crew = RunningBatch(job.model, job.states, [(self.way(job.decoding), [one])], self.limit)
         crew.choose(job.last)
         return crew.read
 
@@ -174,8 +174,8 @@ class Engine:
         """So many tokens there may be: the last one is never read back, so it needs no place."""
         return request.limit if self.limit is None else max(1, min(request.limit, self.limit + 1 - len(request.prompt)))
 
-    def way(self, decoding: Decoding) -> Way:
-        return Way(decoding, self.eos, tuple(self.forbidden), tuple(self.ends), self.counted, self.ended)
+    def way(self, decoding: Decoding) -> DecodingSpec:
+        return DecodingSpec(decoding, self.eos, tuple(self.forbidden), tuple(self.ends), self.counted, self.ended)
 
     def _answers(
         self,

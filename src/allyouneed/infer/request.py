@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from allyouneed.infer.decoding.base import Asked, Hypothesis
+from allyouneed.infer.decoding.base import Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Request
 from allyouneed.nn.states.base import States
 
 
 @dataclass(eq=False)
-class Ticket:
+class RequestHandle:
     """What became of a request. `tokens`: those it has heard so far; of a beam search all of the best, at its end.
     `answer`: the hypotheses, best first, once it is `done`. `error`: what its own listener raised."""
 
@@ -21,7 +21,7 @@ class Ticket:
     priority: int
     client: str
     number: int
-    asked: Asked
+    asked: RequestState
     listener: Callable[[int], None] | None = None
     tokens: list[int] = field(default_factory=list)
     answer: list[Hypothesis] | None = None
@@ -56,11 +56,11 @@ class Ticket:
 
 
 @dataclass(eq=False)
-class Reading:
+class PrefillBatch:
     """Requests whose prompts are being read: how many tokens of each have been."""
 
     states: States
-    tickets: list[Ticket]
+    tickets: list[RequestHandle]
     read: list[int]
     taken: bool = False  # its states have become a crew's
 

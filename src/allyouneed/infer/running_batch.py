@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from allyouneed.infer.decoding.base import Asked, Hypothesis, Search, Stops, Way
-from allyouneed.infer.decoding.beam import Beams
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, Search, Stops
+from allyouneed.infer.decoding.beam import BeamSearch
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.decoding.sample import Lines
+from allyouneed.infer.decoding.sample import IndependentSearch
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
 
@@ -32,7 +32,7 @@ class Decoder(Protocol):
 @dataclass(frozen=True)
 class Job:
     """What to decode together, all in one way: the model's states after it has read all that is given, and how long
-    each answer may get. `room`: so many tokens of a row the model can place. The others: see `Way` and `Asked`."""
+    each answer may get. `room`: so many tokens of a row the model can place. The others: see `DecodingSpec` and `RequestState`."""
 
     model: Decoder
     states: States
@@ -53,30 +53,34 @@ class Job:
 
 def search(job: Job) -> list[list[Hypothesis]]:
     """The best hypotheses of each source, best first."""
-    way = Way(job.decoding, job.eos, tuple(job.forbidden), tuple(job.ends), job.counted, job.ended, job.rules)
+    way = DecodingSpec(job.decoding, job.eos, tuple(job.forbidden), tuple(job.ends), job.counted, job.ended, job.rules)
     given = job.given or [() for _ in job.limits]
     asked = [
-        Asked(limit, name, prompt, job.decoding.seed, job.stops)
+        RequestState(limit, name, prompt, job.decoding.seed, job.stops)
         for limit, name, prompt in zip(job.limits, job.names, given, strict=True)
     ]
-    crew = Crew(job.model, job.states, [(way, asked)], job.room)
+    crew = RunningBatch(job.model, job.states, [(way, asked)], job.room)
     crew.choose(job.last)
     while crew.searches:
         crew.read()
     return [one.found for one in asked]
 
 
-def searching(way: Way, asked: Sequence[Asked], device: torch.device) -> Search:
+def searching(way: DecodingSpec, asked: Sequence[RequestState], device: torch.device) -> Search:
     beams = way.decoding.method == "beam" and way.decoding.beam > 1
-    return Beams(way, asked, device) if beams else Lines(way, asked, device)
+    return BeamSearch(way, asked, device) if beams else IndependentSearch(way, asked, device)
 
 
-class Crew:
+class RunningBatch:
     """`asked`: who stands where in the states, way by way, all with as many rows each (`group`), of which there is only
     one before they `choose` the first time. `room`: so many tokens of a row the model can place."""
 
     def __init__(
-        self, model: Decoder, states: States, asked: Sequence[tuple[Way, Sequence[Asked]]], room: int | None = None
+        self,
+        model: Decoder,
+        states: States,
+        asked: Sequence[tuple[DecodingSpec, Sequence[RequestState]]],
+        room: int | None = None,
     ) -> None:
         self.model, self.states, self.room = model, states, room
         self.searches = [searching(way, some, states.device) for way, some in asked]
@@ -136,7 +140,7 @@ class Crew:
         if any(order is not None for order in orders):
             self.rearrange(orders)
 
-    def part(self, asked: Asked) -> Crew:
+    def part(self, asked: RequestState) -> RunningBatch:
         """One who asks goes on alone."""
         number = next(n for n, one in enumerate(self.searches) if asked in one.asked)
         search, rows = self.searches[number], self.rows[number]
@@ -149,7 +153,7 @@ class Crew:
         self.rearrange(orders)
         return new
 
-    def join(self, other: Crew) -> None:
+    def join(self, other: RunningBatch) -> None:
         """Go on together with others who have chosen their first token."""
         begin = len(self.states.lengths)
         self.states.join(other.states)

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from allyouneed.errors import UserError
-from allyouneed.infer.cuda_graph.scheduler_slots import Seating
-from allyouneed.infer.decoding.base import Asked, Hypothesis, Stops, Way
+from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, Stops
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.infer.prefix_cache import Declared, Prefixes
-from allyouneed.infer.request import Reading, Ticket
-from allyouneed.infer.running_batch import Crew
+from allyouneed.infer.request import PrefillBatch, RequestHandle
+from allyouneed.infer.running_batch import RunningBatch
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import PagedStates, Pool, PoolFullError
@@ -52,19 +52,19 @@ class Scheduler:
         if engine.exact and pool is not None:
             raise UserError("exact: with a pool, who begins alike is read together; leave out one of them")
         self.engine, self.rows, self.budget, self.memory = engine, rows, budget, memory
-        self.arrivals: deque[Ticket] = deque()
-        self.waiting: dict[tuple[int, str], deque[Ticket]] = {}  # by priority and client, first come first
-        self.readings: list[Reading] = []
-        self.crews: list[Crew] = []
-        self.held: list[Ticket] = []  # those who are read or written
+        self.arrivals: deque[RequestHandle] = deque()
+        self.waiting: dict[tuple[int, str], deque[RequestHandle]] = {}  # by priority and client, first come first
+        self.readings: list[PrefillBatch] = []
+        self.crews: list[RunningBatch] = []
+        self.held: list[RequestHandle] = []  # those who are read or written
         self.served: dict[str, int] = {}  # tokens read and granted, by client
         self.steps, self._numbers = 0, count()
-        self.aside: list[Crew] = []  # put aside until there are blocks again
+        self.aside: list[RunningBatch] = []  # put aside until there are blocks again
         self.pool, self.prefixes = pool, None if pool is None else Prefixes(pool)
         self.declared: Declared | None = None
         self.preempted = 0
         shared = pool is None and memory is None and not engine.exact
-        self.seating = Seating(engine, rows) if shared else None  # where the engine has seats
+        self.seating = SchedulerSlots(engine, rows) if shared else None  # where the engine has seats
         if pool is not None:
             trial = PagedStates(engine.model.start(1) if _reads_nothing(engine) else _heard(engine), pool)
             self.declared = Declared(engine.model.config, pool.size, trial.pages)
@@ -80,12 +80,12 @@ class Scheduler:
         priority: int = 0,
         client: str = "",
         listener: Callable[[int], None] | None = None,
-    ) -> Ticket:
+    ) -> RequestHandle:
         """Higher `priority` first; among equals the `client` who has been given least, then who came first.
         `listener` is told each token as it is said."""
         decoding = decoding or Decoding()
-        asked = Asked(self._limit(request), request.place, request.prompt, decoding.seed, stops)
-        ticket = Ticket(request, decoding, priority, client, next(self._numbers), asked, listener)
+        asked = RequestState(self._limit(request), request.place, request.prompt, decoding.seed, stops)
+        ticket = RequestHandle(request, decoding, priority, client, next(self._numbers), asked, listener)
         asked.hear = ticket.hear
         if request.source is not None and not len(request.source):
             ticket.answer = [Hypothesis([], 0.0, 0.0, [], True)]  # nothing in, nothing out
@@ -99,7 +99,7 @@ class Scheduler:
         places = self.engine.limit  # the last token is never read back, so it needs no place
         return request.limit if places is None else max(1, min(request.limit, places + 1 - len(request.prompt)))
 
-    def _check(self, ticket: Ticket) -> None:
+    def _check(self, ticket: RequestHandle) -> None:
         request, places = ticket.request, self.engine.limit
         if not request.prompt:
             raise UserError("a prompt of no tokens: begin it with the begin mark")
@@ -120,7 +120,7 @@ class Scheduler:
                 if strange := [token for token in tokens if not 0 <= token < size]:
                     raise UserError(f"token {strange[0]}: the model knows {size}")
 
-    def _needs(self, tickets: Sequence[Ticket]) -> int:
+    def _needs(self, tickets: Sequence[RequestHandle]) -> int:
         """Bytes of state they may come to have together, by the config's word: a row has places for the longest."""
         length = max(len(ticket.request.prompt) + ticket.asked.limit for ticket in tickets)
         source = max(len(ticket.request.source or ()) for ticket in tickets)
@@ -128,20 +128,20 @@ class Scheduler:
         each = (cost.state_per_token * length + cost.state_constant) * next(self.engine.model.parameters()).itemsize
         return round(each * sum(ticket.decoding.rows for ticket in tickets))
 
-    def _own(self, ticket: Ticket) -> int:
+    def _own(self, ticket: RequestHandle) -> int:
         """Blocks to reserve for what does not lie in blocks."""
         assert self.declared is not None
         length = len(ticket.request.prompt) + ticket.asked.limit
         return self.declared.own(length, len(ticket.request.source or ())) * ticket.decoding.rows
 
-    def _most(self, ticket: Ticket) -> int:
+    def _most(self, ticket: RequestHandle) -> int:
         """Blocks it can come to need."""
         assert self.declared is not None
         length = len(ticket.request.prompt) + ticket.asked.limit
         blocks = self.declared.pages_of(length)
         return self._own(ticket) + (blocks and blocks + 1) * ticket.decoding.rows
 
-    def _soon(self, ticket: Ticket, left: int) -> int:
+    def _soon(self, ticket: RequestHandle, left: int) -> int:
         """Blocks it will need while so many tokens are read, and for its first token."""
         assert self.declared is not None
         return self.declared.pages_of(left) + 2 * ticket.decoding.rows * self.declared.pages
@@ -161,7 +161,7 @@ class Scheduler:
         while not self.idle:
             self.step()
 
-    def stream(self, ticket: Ticket) -> Iterator[int]:
+    def stream(self, ticket: RequestHandle) -> Iterator[int]:
         """The tokens of one request as they are said; everyone else goes on meanwhile."""
         told = 0
         while True:
@@ -199,7 +199,7 @@ class Scheduler:
         self._arrive()
         if not self.waiting:
             return
-        taken: list[Ticket] = []
+        taken: list[RequestHandle] = []
         rows, tokens = sum(held.decoding.rows for held in self.held), 0
         free = 0 if self.pool is None else self._free()
         while (ticket := self._next()) is not None:
@@ -226,7 +226,7 @@ class Scheduler:
                 assert self.prefixes is not None
                 for row, ticket in enumerate(some):
                     states.begin(row, self.prefixes.find(ticket.request.prompt))
-            self.readings.append(Reading(states, some, list(states.lengths)))
+            self.readings.append(PrefillBatch(states, some, list(states.lengths)))
 
     def _arrive(self) -> None:
         """Who comes is served like the one who has been given least so far: what others got before is not made up for
@@ -254,7 +254,7 @@ class Scheduler:
         coming = sum(self._soon(*both) for r in self.readings for both in zip(r.tickets, r.left, strict=True))
         return len(self.pool.free) + kept - coming
 
-    def _roomily(self, act: Callable[[], None], crew: Crew | None = None) -> None:
+    def _roomily(self, act: Callable[[], None], crew: RunningBatch | None = None) -> None:
         """Do it; as long as there are too few blocks for it, somebody lets go of some."""
         while crew is None or crew.searches:
             try:
@@ -284,12 +284,12 @@ class Scheduler:
         self.preempted += 1
         return True
 
-    def _let_go(self, ticket: Ticket) -> None:
+    def _let_go(self, ticket: RequestHandle) -> None:
         if self.pool is not None:
             self.pool.release(ticket.reserved)
         ticket.reserved = []
 
-    def _of(self, crew: Crew) -> list[Ticket]:
+    def _of(self, crew: RunningBatch) -> list[RequestHandle]:
         here = {asked for one in crew.searches for asked in one.asked}
         return [ticket for ticket in self.held if ticket.asked in here]
 
@@ -325,7 +325,7 @@ class Scheduler:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def _next(self) -> Ticket | None:
+    def _next(self) -> RequestHandle | None:
         """The most urgent of those who wait: of one priority and client, who came first."""
         for lane, queue in list(self.waiting.items()):
             while queue and queue[0].cancelled:
@@ -334,11 +334,11 @@ class Scheduler:
                 del self.waiting[lane]
         return min((queue[0] for queue in self.waiting.values()), key=self._urgency, default=None)
 
-    def _urgency(self, ticket: Ticket) -> tuple[int, int, int]:
+    def _urgency(self, ticket: RequestHandle) -> tuple[int, int, int]:
         waited = (self.steps - ticket.since) // PATIENCE
         return -ticket.priority - waited, self.served.get(ticket.client, 0), ticket.number
 
-    def _start(self, tickets: Sequence[Ticket]) -> States:
+    def _start(self, tickets: Sequence[RequestHandle]) -> States:
         """Nothing of the prompts read yet; sources are encoded together."""
         engine = self.engine
         model = engine.decoder
@@ -359,20 +359,20 @@ class Scheduler:
                 self._roomily(partial(self._piece, reading, max(1, share // len(reading.tickets))))
         self.readings = [reading for reading in self.readings if reading.tickets]
 
-    def _drop(self, reading: Reading) -> None:
+    def _drop(self, reading: PrefillBatch) -> None:
         """Those who were cancelled leave before they are read any further."""
         stay = [n for n, ticket in enumerate(reading.tickets) if not ticket.cancelled]
         if len(stay) < len(reading.tickets):
             self._keep(reading, stay)
 
-    def _keep(self, reading: Reading, stay: list[int]) -> None:
+    def _keep(self, reading: PrefillBatch, stay: list[int]) -> None:
         if stay:
             reading.states.select(stay)
         elif not reading.taken:
             reading.states.close()
         reading.tickets, reading.read = [reading.tickets[n] for n in stay], [reading.read[n] for n in stay]
 
-    def _piece(self, reading: Reading, size: int) -> None:
+    def _piece(self, reading: PrefillBatch, size: int) -> None:
         engine, states = self.engine, reading.states
         prompts = [ticket.request.prompt for ticket in reading.tickets]
         if engine.seen_whole or engine.exact:  # tokens that see each other are read at once; pieces change last bits
@@ -390,12 +390,12 @@ class Scheduler:
             self._begin(reading, some, last)
         self._keep(reading, [n for n in range(len(prompts)) if n not in done])
 
-    def _begin(self, reading: Reading, some: list[int], last: torch.Tensor) -> None:
+    def _begin(self, reading: PrefillBatch, some: list[int], last: torch.Tensor) -> None:
         """Those who have been read say their first token, and join the others."""
         some = some if self.seating is None else self.seating.sit(reading, some)
         if not some:
             return
-        ways: dict[Way, list[int]] = {}
+        ways: dict[DecodingSpec, list[int]] = {}
         for n in some:
             ways.setdefault(self.engine.way(reading.tickets[n].decoding).kind, []).append(n)
         order = [n for numbers in ways.values() for n in numbers]
@@ -405,14 +405,14 @@ class Scheduler:
                 self.prefixes.keep(reading.tickets[n].request.prompt, reading.states.held[n])
         states, reading.taken = (reading.states, True) if whole else (reading.states.pick(order), False)
         asked = [(way, [reading.tickets[n].asked for n in numbers]) for way, numbers in ways.items()]
-        crew = Crew(self.engine.decoder, states, asked, self.engine.limit)
+        crew = RunningBatch(self.engine.decoder, states, asked, self.engine.limit)
         crew.choose(last[order])
         if not crew.searches:
             return
         crew.states.ungroup()
         self._gather(crew)
 
-    def _gather(self, crew: Crew) -> None:
+    def _gather(self, crew: RunningBatch) -> None:
         for other in [] if self.engine.exact else self.crews:
             if other.searches and crew.states.joins and other.states.group == crew.states.group:
                 other.join(crew)

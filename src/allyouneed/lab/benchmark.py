@@ -76,7 +76,7 @@ def ours(peer: Peer, load: Load) -> tuple[Jobs, dict[str, float]]:
     from allyouneed.infer.translation.frames import never_said
     from allyouneed.interop import load as folders
     from allyouneed.kernels.cpu import build as native
-    from allyouneed.nn.models.precision import shrunk
+    from allyouneed.nn.models.precision import quantize
     from allyouneed.nn.models.weights import named, suit_cpu
 
     start = time.perf_counter()
@@ -84,7 +84,7 @@ def ours(peer: Peer, load: Load) -> tuple[Jobs, dict[str, float]]:
     loaded = time.perf_counter() - start
     model: Any = folder.model
     if peer.manner in ("int8", "bf16", "ternary"):
-        model = folder.model = shrunk(model, peer.manner)
+        model = folder.model = quantize(model, peer.manner)
     elif load.device == "cpu":
         suit_cpu(model)
     model.eval()

@@ -19,7 +19,7 @@ from allyouneed.infer.evaluate import evaluate
 from allyouneed.infer.predictors.forward import Called, takes
 from allyouneed.infer.predictors.registry import predictor
 from allyouneed.interop.load import load
-from allyouneed.nn.models.precision import shrunk, stored_as
+from allyouneed.nn.models.precision import quantize, stored_as
 from allyouneed.nn.models.weights import named, one_dtype
 
 ROWS, LENGTH, TURNS = 8, 24, 3  # of random texts where no file is given; what is quickest of so many turns counts
@@ -55,7 +55,7 @@ def quantized(path: Path, to: str) -> tuple[Folder, Folder]:
         raise UserError(f"{path}: is stored as {manner} already; begin with the model it was made of")
     one_dtype(before.model, torch.float32)
     try:
-        after.model = shrunk(after.model, to)
+        after.model = quantize(after.model, to)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return before, after

@@ -41,7 +41,7 @@ class Check:
 
 
 @dataclass
-class Asked:
+class Probe:
     """The same questions in both languages: `ours` and `theirs` by the names of inputs, `prompts` to go on from."""
 
     ours: dict[str, Any] = field(default_factory=dict)
@@ -111,12 +111,12 @@ def _memory() -> float:
 # --- questions --------------------------------------------------------------------------------------------------------
 
 
-def questions(folder: Folder, theirs: Any) -> Asked:
+def questions(folder: Folder, theirs: Any) -> Probe:
     """Random texts of unequal lengths, images and sounds, whatever the model takes. `theirs`: their config object."""
     config: Any = folder.model.config
     text = getattr(theirs, "text_config", theirs)
     able, dice = takes(config), torch.Generator().manual_seed(0)
-    asked = Asked(pad=_number(text, "pad"), end=_number(text, "eos"), start=_number(text, "decoder_start"))
+    asked = Probe(pad=_number(text, "pad"), end=_number(text, "eos"), start=_number(text, "decoder_start"))
     asked.alone = folder.task["kind"] == "classification"
     if "tokens" in able:
         rows = _sentences(folder, asked, dice)
@@ -140,7 +140,7 @@ def questions(folder: Folder, theirs: Any) -> Asked:
     return asked
 
 
-def _sentences(folder: Folder, asked: Asked, dice: torch.Generator, share: int = 1) -> list[list[int]]:
+def _sentences(folder: Folder, asked: Probe, dice: torch.Generator, share: int = 1) -> list[list[int]]:
     """Without special tokens. `share`: only that part of the places there are is used."""
     config: Any = getattr(folder.model.config, "text", folder.model.config)
     special = {asked.pad} | (set() if folder.vocabularies is None else set(folder.vocabularies.source.specials))
@@ -163,7 +163,7 @@ def _number(config: Any, name: str) -> int:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def _answers(folder: Folder, asked: Asked) -> tuple[Tensor, list[list[int]]]:
+def _answers(folder: Folder, asked: Probe) -> tuple[Tensor, list[list[int]]]:
     """Ours: scores (or vectors, of a model without a head), and how each prompt goes on, likeliest token by token."""
     config: Any = folder.model.config
     called = Called(folder.model, asked.pad)
@@ -177,7 +177,7 @@ def _answers(folder: Folder, asked: Asked) -> tuple[Tensor, list[list[int]]]:
     return found, [list(answer[0].tokens) for answer in answers]
 
 
-def _result(original: Any, asked: Asked) -> Any:
+def _result(original: Any, asked: Probe) -> Any:
     """Theirs. Classes of texts are asked for one by one: some of their classes read them where the padding stands."""
     if not asked.alone:
         return original(**asked.theirs)
@@ -185,7 +185,7 @@ def _result(original: Any, asked: Asked) -> Any:
     return {"logits": torch.cat([original(input_ids=row).logits for row in rows])}
 
 
-def _goes_on(original: Any, asked: Asked, row: list[int]) -> list[int]:
+def _goes_on(original: Any, asked: Probe, row: list[int]) -> list[int]:
     """Theirs, computed anew for each token, whatever their generation config would add."""
     said: list[int] = []
     while len(said) < asked.steps:
@@ -198,7 +198,7 @@ def _goes_on(original: Any, asked: Asked, row: list[int]) -> list[int]:
     return said
 
 
-def difference(found: Tensor, result: Any, asked: Asked) -> float:
+def difference(found: Tensor, result: Any, asked: Probe) -> float:
     """Largest difference, relative to the largest number where that is above one; padding is not looked at."""
     scores = [result[name] for name in SCORES if name in result]
     expected: Tensor = scores[0] if scores else result.last_hidden_state

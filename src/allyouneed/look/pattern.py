@@ -12,7 +12,7 @@ from torch import Tensor
 import allyouneed.nn  # noqa: F401  # every pattern is known before an expression is read
 from allyouneed.errors import UserError
 from allyouneed.look.canvas import Panel
-from allyouneed.nn.patterns.core import Kept, Pattern, Place
+from allyouneed.nn.patterns.core import KVWindow, Pattern, Place
 
 LEAST, MOST = 32, 512  # tokens drawn when nobody says how many
 
@@ -79,12 +79,12 @@ def facts(pattern: Pattern, seen: Tensor) -> list[str]:
     how = "causal" if pattern.causal else "causal after the prompt" if pattern.decodes else "not causal"
     return [
         f"{how}, reach {_far(before)} to {_far(after)}",
-        _kept(pattern.memory) if pattern.decodes else "cannot decode",
+        _kept(pattern.kv_window) if pattern.decodes else "cannot decode",
         f"{float(seen.sum()) / len(seen):,.4g} keys a query, of {len(seen):,}",
     ]
 
 
-def _kept(kept: Kept | None) -> str:
+def _kept(kept: KVWindow | None) -> str:
     if kept is None:
         return "decoding keeps everything"
     both = (("first", kept.first), ("last", kept.recent))

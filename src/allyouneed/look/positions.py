@@ -21,7 +21,7 @@ from allyouneed.errors import UserError
 from allyouneed.look.canvas import Panel
 from allyouneed.look.describe import words
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.positions.absolute import Positions
 from allyouneed.nn.positions.relative import Heads, Relative, RelativeModule
 
@@ -150,8 +150,8 @@ def _turn(part: Relative, module: RelativeModule, heads: Heads, sizes: Sizes, sa
     """A query stands at the last place and keys at all of them, each with one feature at a time: q_i · k_i."""
     size = sizes.positions
     units = torch.eye(heads.head_width)[:, None, None].expand(-1, 1, size, -1)  # (features, 1, time, features)
-    facts = Facts(torch.arange(size)[None], start=0)
-    q, k, _ = module.turn(units, units, units, Context(facts))
+    layout = TokenLayout(torch.arange(size)[None], start=0)
+    q, k, _ = module.turn(units, units, units, Context(layout))
     products = (q[:, :, -1:] * k).sum(-1)[:, 0]  # (features, time)
     notes = ["queries and keys are turned: the product of equal features", *said, *_learned(module)]
     return Panel(words(part), notes, "matrix", products.float(), "feature of a head", "key − query", 1 - size)

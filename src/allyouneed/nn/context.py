@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
+class TokenLayout:
     """Where the tokens of one axis stand. Everything but the tensors is known without asking the device.
 
     `positions` (batch or 1, time): place in the own sentence.
@@ -51,11 +51,11 @@ class Facts:
         return None if self.segments is None else self.segments > 0
 
     @classmethod
-    def of(cls, rows: Rows) -> Facts:
+    def of(cls, rows: Rows) -> TokenLayout:
         return replace(cls._of(rows), prompt=rows.prompt, chosen=rows.chosen, order=rows.order, types=rows.types)
 
     @classmethod
-    def _of(cls, rows: Rows) -> Facts:
+    def _of(cls, rows: Rows) -> TokenLayout:
         device, (_, time) = rows.tokens.device, rows.tokens.shape
         steps = torch.arange(time, device=device)[None]  # (1, time)
         if rows.segments is not None:
@@ -71,7 +71,7 @@ class Facts:
         return cls(counted.clamp(min=0), real.long(), start=0 if rows.side == "right" else None)
 
     @classmethod
-    def following(cls, seen: Sequence[int], new: Rows) -> Facts:
+    def following(cls, seen: Sequence[int], new: Rows) -> TokenLayout:
         """New tokens in each row, after as many as it has `seen`; unequal numbers are padded on the right."""
         if new.order is not None:
             raise ValueError("decoding says tokens in reading order; leave out the batch's own order")
@@ -86,7 +86,7 @@ class Facts:
         starts = torch.tensor(list(seen), device=device)[:, None]
         return cls(steps + starts, inside, prompt=new.prompt, chosen=new.chosen, types=new.types)
 
-    def select(self, rows: Tensor) -> Facts:
+    def select(self, rows: Tensor) -> TokenLayout:
         def kept(value: Tensor | None) -> Tensor | None:
             return None if value is None else value.index_select(0, rows)
 
@@ -100,7 +100,7 @@ class Facts:
             types=kept(self.types),
         )
 
-    def join(self, other: Facts, rows: tuple[int, int]) -> Facts:
+    def join(self, other: TokenLayout, rows: tuple[int, int]) -> TokenLayout:
         """Of both sides' rows (so many), the shorter ones padded on the right."""
         if self.packed or other.packed or any(x is not None for f in (self, other) for x in f._said):
             raise ValueError("packed rows, and rows with marks of their own, cannot be joined")
@@ -114,13 +114,13 @@ class Facts:
         if start is not None:
             places = torch.arange(start, start + time, device=self.device)[None]
         whole = self.segments is None and other.segments is None and self.time == other.time
-        return Facts(places, None if whole else torch.cat(segments), start)
+        return TokenLayout(places, None if whole else torch.cat(segments), start)
 
     @property
     def _said(self) -> tuple[Tensor | None, ...]:
         return self.prompt, self.chosen, self.order, self.types
 
-    def at(self, places: Tensor) -> Facts:
+    def at(self, places: Tensor) -> TokenLayout:
         """Of the tokens at these places (batch or 1, few), none of which is padding."""
 
         def kept(value: Tensor | None) -> Tensor | None:
@@ -128,7 +128,7 @@ class Facts:
 
         positions = self.positions.take_along_dim(places, 1)
         said = (kept(self.prompt), kept(self.chosen), kept(self.order), kept(self.types))
-        return Facts(positions, None, None, False, *said)
+        return TokenLayout(positions, None, None, False, *said)
 
     def place(self, axis: int) -> Place:
         """The places as (batch, …) tensors that broadcast along another axis: 1 for queries, 2 for keys."""
@@ -159,14 +159,14 @@ class Memory:
     """
 
     hidden: Tensor
-    facts: Facts
+    layout: TokenLayout
     shared: tuple[Tensor, Tensor] | None = None
     inputs: Tensor | None = None
 
     def select(self, rows: Tensor) -> Memory:
         shared = None if self.shared is None else (self.shared[0][rows], self.shared[1][rows])
         inputs = None if self.inputs is None else self.inputs.index_select(0, rows)
-        return Memory(self.hidden.index_select(0, rows), self.facts.select(rows), shared, inputs)
+        return Memory(self.hidden.index_select(0, rows), self.layout.select(rows), shared, inputs)
 
     def join(self, other: Memory) -> Memory:
         """Of the sources of both."""
@@ -178,7 +178,7 @@ class Memory:
             for a, b in zip(ours, theirs, strict=True)
         )
         assert hidden is not None
-        return Memory(hidden, self.facts.join(other.facts, (len(self.hidden), len(other.hidden))), None, inputs)
+        return Memory(hidden, self.layout.join(other.layout, (len(self.hidden), len(other.hidden))), None, inputs)
 
 
 @dataclass
@@ -219,12 +219,14 @@ Asks = Callable[[Tensor, "Context", Any], Memory | None]
 class Context:
     """Handed to every layer. Layers read it; they never keep it."""
 
-    queries: Facts
-    slots: Facts | None = None  # decoding: the places of everything seen so far, the new tokens included
+    queries: TokenLayout
+    slots: TokenLayout | None = None  # decoding: the places of everything seen so far, the new tokens included
     memory: Memory | None = None
     inputs: Tensor | None = None  # the embeddings that went into the stack
     record: Record | None = None  # the attention weights somebody wants to see
-    said: Facts | None = None  # with states: the first of the queries, where the others only ask and are not remembered
+    said: TokenLayout | None = (
+        None  # with states: the first of the queries, where the others only ask and are not remembered
+    )
     losses: list[Tensor] | None = None  # what parts add to the loss (a mixture's balance), each a mean over real tokens
     plans: dict[Hashable, Any] = field(default_factory=dict)
     # makes memory of what the first layer that looks at it reads (RETRO), where it is not there from the start

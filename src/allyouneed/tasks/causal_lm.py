@@ -19,7 +19,7 @@ from allyouneed.data.batches.store import Store
 from allyouneed.data.files.readers import Files
 from allyouneed.data.files.texts import TextFiles
 from allyouneed.data.tokenizers.base import Vocabularies
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.models.base import Model
 from allyouneed.tasks.endless import endless_problems
 from allyouneed.tasks.task import Loss, Task, token_loss
@@ -67,7 +67,7 @@ class CausalLM(Task):
             return SegmentBatches(items, items.pieces.documents, 1, longest)
         return super().held_out(items, longest)
 
-    def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
+    def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels, self.smoothing)
 
 

@@ -17,7 +17,7 @@ from allyouneed.data.files.labels import LabelledFiles
 from allyouneed.data.files.readers import Files
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.tasks.task import Loss, Task, class_loss, every, with_labels
 
 
@@ -51,8 +51,8 @@ class Classification(Task):
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
         return LabelledItems(store, vocabularies.target)
 
-    def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
-        return class_loss(model.head(hidden, facts), labels, self.smoothing)
+    def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
+        return class_loss(model.head(hidden, layout), labels, self.smoothing)
 
 
 class LabelledItems(Items):

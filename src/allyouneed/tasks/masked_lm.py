@@ -18,7 +18,7 @@ from allyouneed.data.files.readers import Files
 from allyouneed.data.files.texts import TextFiles
 from allyouneed.data.tokenizers.base import MASK, Tokenizer, Vocabularies
 from allyouneed.nn.batch import IGNORE
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.tasks.task import Loss, Task, token_loss
 
 HIDDEN, REPLACED = 0.8, 0.1  # of the chosen tokens; the rest stay as they are (Devlin et al. 2019, 3.1)
@@ -49,7 +49,7 @@ class MaskedLM(Task):
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
         return MaskedItems(store, vocabularies.target, room[-1] - vocabularies.target.marks.count(), self.share, seed)
 
-    def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
+    def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels)
 
 

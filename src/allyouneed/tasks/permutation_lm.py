@@ -19,7 +19,7 @@ from allyouneed.data.files.readers import Files
 from allyouneed.data.files.texts import TextFiles
 from allyouneed.data.tokenizers.base import MASK, Tokenizer, Vocabularies
 from allyouneed.nn.batch import IGNORE
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.encoder import Encoder
 from allyouneed.tasks.endless import endless_problems
@@ -96,7 +96,7 @@ class PermutationLM(Task):
 
         return PermutedSegments(items, rows, size, self.one_in, draw, seed)
 
-    def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
+    def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels)
 
 

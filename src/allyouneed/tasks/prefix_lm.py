@@ -18,7 +18,7 @@ from allyouneed.data.files.readers import Files
 from allyouneed.data.files.texts import TextFiles
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.nn.batch import IGNORE
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.tasks.causal_lm import DocumentItems
 from allyouneed.tasks.task import Loss, Task, token_loss
 
@@ -55,7 +55,7 @@ class PrefixLM(Task):
             return PromptItems(store, vocabularies.target)
         return SplitItems(store, vocabularies, room[-1], seed)
 
-    def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
+    def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels, self.smoothing)
 
 

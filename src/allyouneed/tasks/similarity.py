@@ -18,7 +18,7 @@ from allyouneed.data.files.readers import Files
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Batch
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.tasks.task import Loss, Task
 
 
@@ -41,7 +41,7 @@ class TwoTexts(Task):
         """first, second (pairs, width)"""
         raise NotImplementedError
 
-    def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
+    def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         raise NotImplementedError("two texts have two hidden states")
 
 

@@ -18,7 +18,7 @@ from allyouneed.data.files.readers import Files
 from allyouneed.data.files.texts import TextFiles
 from allyouneed.data.tokenizers.base import Vocabularies, sentinel
 from allyouneed.errors import UserError
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.tasks.task import Loss, Task, token_loss
 
 
@@ -48,7 +48,7 @@ class SpanCorruption(Task):
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
         return SpanItems(store, vocabularies, self, room, seed)
 
-    def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
+    def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels)
 
 

@@ -17,7 +17,7 @@ from allyouneed.data.files.readers import Files
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.tasks.task import Loss, Task, class_loss, every, with_labels
 
 
@@ -49,7 +49,7 @@ class Tagging(Task):
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
         return TaggedItems(store, vocabularies.target)
 
-    def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
+    def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         wanted = labels != IGNORE
         return class_loss(model.head(hidden[wanted]), labels[wanted])
 

@@ -20,7 +20,7 @@ from allyouneed.data.files.texts import TextFiles
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE, Batch
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 
 MAX_TOKENS = 128  # of an example that is kept whole
 BUDGET = 4096  # tokens of a batch that is only judged
@@ -107,11 +107,11 @@ class Task(Part, slot="task", default="translation"):
     def loss(self, model: Any, batch: Batch) -> Loss:
         assert batch.labels is not None
         losses: list[Tensor] = []
-        hidden, facts = model.run(batch, losses)
-        return self.objective(model, hidden, facts, batch.labels).plus(losses)
+        hidden, layout = model.run(batch, losses)
+        return self.objective(model, hidden, layout, batch.labels).plus(losses)
 
     @abstractmethod
-    def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
+    def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         """From hidden states to what is minimised."""
 
 

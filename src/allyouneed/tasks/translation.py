@@ -17,7 +17,7 @@ from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.tasks.task import Loss, Task, token_loss
 
 
@@ -42,7 +42,7 @@ class Translation(Task):
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
         return PairItems(store, vocabularies)
 
-    def objective(self, model: Any, hidden: Tensor, facts: Facts, labels: Tensor) -> Loss:
+    def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels, self.smoothing)
 
 

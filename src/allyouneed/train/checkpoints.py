@@ -43,7 +43,7 @@ Memory = tuple[dict[str, Tensor], Any]  # as `Remembering` writes it
 
 
 @dataclass(frozen=True)
-class Standing:
+class TrainState:
     """Where training stands: everything that is neither weights, optimiser nor randomness."""
 
     step: int = 0
@@ -58,7 +58,7 @@ class Standing:
     scores: dict[str, float] = field(default_factory=dict)  # of the last validation
 
     @classmethod
-    def from_tree(cls, tree: dict[str, Any]) -> Standing:
+    def from_tree(cls, tree: dict[str, Any]) -> TrainState:
         known = cls(**tree)
         return replace(known, place=Place(*known.place))
 
@@ -87,7 +87,7 @@ class Checkpoint:
 
     def restore(
         self, model: nn.Module, optimiser: torch.optim.Optimizer, check: bool = True
-    ) -> tuple[Standing, Randomness]:
+    ) -> tuple[TrainState, Randomness]:
         """Fill model and optimiser; the rest is returned, for the caller to take up when it is ready."""
         from safetensors.torch import load_file
 
@@ -100,7 +100,7 @@ class Checkpoint:
             state = load_file(self.path / "training" / "optimiser.safetensors")
         load_state_tensors(optimiser, model, state)
         random = Randomness(about["random"], load_file(self.path / "training" / "random.safetensors"))
-        return Standing.from_tree(about["standing"]), random
+        return TrainState.from_tree(about["standing"]), random
 
     def remind(self, reader: Any, share: Share = WHOLE) -> None:
         """Give a model that reads on from batch to batch what it remembered of its rows."""
@@ -159,7 +159,7 @@ class Checkpoints:
         self,
         folder: Folder,
         optimiser: torch.optim.Optimizer,
-        standing: Standing,
+        standing: TrainState,
         regular: bool,
         memory: Memory | None = None,
         random: Randomness | None = None,
@@ -234,7 +234,7 @@ def write_training(
     work: Path,
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
-    standing: Standing,
+    standing: TrainState,
     regular: bool,
     memory: Memory | None = None,
     random: Randomness | None = None,

@@ -20,9 +20,9 @@ from allyouneed.infer.predictors.base import Judged
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.registry import predictor
 from allyouneed.interop.load import load
-from allyouneed.nn.models.precision import widened
+from allyouneed.nn.models.precision import dequantize
 from allyouneed.nn.states.segment_memory import Remembering, reading
-from allyouneed.train.checkpoints import Checkpoint, Checkpoints, Memory, Standing
+from allyouneed.train.checkpoints import Checkpoint, Checkpoints, Memory, TrainState
 from allyouneed.train.cuda.capture import Updates
 from allyouneed.train.cuda.machine import Machine
 from allyouneed.train.distributed.apply import compute_twice, reader_of, spread
@@ -67,7 +67,7 @@ class Trainer:
         if recipe.start is not None:
             start = load(recipe.start, as_stored=True)
             try:
-                weights = widened(start.model)
+                weights = dequantize(start.model)
             except UserError as error:
                 raise UserError(f"{recipe.start}: {error}") from None
             fresh = read_body(self.model, weights, recipe.start, start.labels == prepared.labels)
@@ -84,7 +84,7 @@ class Trainer:
         self.reader = reading(self.model, recipe.task.carries)
         self.checkpoints = Checkpoints(run.checkpoints, recipe.save.keep, reporter.say, clean=team.first)
         self.guard = Guard(run.folder, prepared.spare, reporter.say, writes=team.first)
-        self.standing = Standing()
+        self.standing = TrainState()
         if team.reader:
             seed_all(recipe.seed, team.reader)
         self.resumed = self._resume()

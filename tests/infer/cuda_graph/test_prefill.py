@@ -12,13 +12,13 @@ from torch import Tensor
 from allyouneed.config import parse, preset_tree
 from allyouneed.infer.cuda_graph import prefill as intake
 from allyouneed.infer.cuda_graph import runner as seats
-from allyouneed.infer.cuda_graph.prefill import FIRST, Graph, Intake, Size, numbered
+from allyouneed.infer.cuda_graph.prefill import FIRST, Graph, PrefillRunner, Size, numbered
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.nn.models.base import Model
 from allyouneed.runtime.cuda.decode_step import reads_alike
 from graph_runner import MODELS, WAYS, asked, engine_of, said
-from shrink import shrunk
+from shrink import quantize
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +32,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[Size]:
     """Of the readings that were done as a whole."""
     found: list[Size] = []
-    lay = Intake.lay
-    monkeypatch.setattr(Intake, "lay", lambda self, given, size: (found.append(size), lay(self, given, size))[1])
+    lay = PrefillRunner.lay
+    monkeypatch.setattr(PrefillRunner, "lay", lambda self, given, size: (found.append(size), lay(self, given, size))[1])
     return found
 
 
@@ -61,7 +61,7 @@ def test_a_graph_gets_new_numbers_each_time_and_one_that_fails_is_none(
     given: dict[Size, Tensor] = {}
     replayed: list[Size] = []
 
-    def captured(self: Intake, numbers: Tensor, size: Size) -> Graph:
+    def captured(self: PrefillRunner, numbers: Tensor, size: Size) -> Graph:
         if fails:
             raise RuntimeError("operation not permitted when stream is capturing")
         given[size] = numbers
@@ -72,14 +72,14 @@ def test_a_graph_gets_new_numbers_each_time_and_one_that_fails_is_none(
 
         return Graph(numbers, replay)
 
-    begin = Intake.__init__
+    begin = PrefillRunner.__init__
 
-    def on_a_gpu(self: Intake, *parts: Any) -> None:
+    def on_a_gpu(self: PrefillRunner, *parts: Any) -> None:
         begin(self, *parts)
         self.captures = True
 
-    monkeypatch.setattr(Intake, "__init__", on_a_gpu)
-    monkeypatch.setattr(Intake, "captured", captured)
+    monkeypatch.setattr(PrefillRunner, "__init__", on_a_gpu)
+    monkeypatch.setattr(PrefillRunner, "captured", captured)
     monkeypatch.setattr(intake, "KEPT", 2)
     engine = engine_of("translation")
     for turn in range(3):
@@ -135,5 +135,5 @@ def test_rows_that_nobody_asked_for_repeat_the_first() -> None:
 @pytest.mark.parametrize(("name", "alike"), [("bart-base", True), ("t5-small", True), ("mistral-7b", False)])
 def test_which_presets_are_read_as_a_whole(name: str, alike: bool) -> None:
     with torch.device("meta"):
-        model = shrunk(parse(Model, preset_tree(name))).build()  # type: ignore[type-abstract]
+        model = quantize(parse(Model, preset_tree(name))).build()  # type: ignore[type-abstract]
     assert reads_alike(model) == alike

@@ -11,13 +11,13 @@ import torch
 
 from allyouneed.config import parse, preset_tree
 from allyouneed.infer.cuda_graph import runner as seats
-from allyouneed.infer.decoding.base import Asked, Hypothesis
+from allyouneed.infer.decoding.base import Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.nn.models.base import Model
 from allyouneed.runtime.cuda import decode_step as onestep
 from graph_runner import MODELS, WAYS, asked, engine_of, said
-from shrink import shrunk
+from shrink import quantize
 from toy_models import BOS
 
 
@@ -105,7 +105,7 @@ def test_who_listens_hears_every_token_once_and_may_leave() -> None:
     engine, decoding = engine_of("llama"), Decoding(method="greedy", min_length=24, max_length=25)
     heard: dict[int, list[int]] = {n: [] for n in range(3)}
     requests = asked(engine, 3)
-    ones = [Asked(25, (n,), r.prompt, hear=heard[n].append) for n, r in enumerate(requests)]
+    ones = [RequestState(25, (n,), r.prompt, hear=heard[n].append) for n, r in enumerate(requests)]
     with torch.inference_mode():
         for number, _ in enumerate(engine.room.rounds(engine.way(decoding), list(zip(requests, ones, strict=True)))):
             if number == 0:
@@ -138,7 +138,7 @@ def test_two_who_ask_at_once_get_seats_of_their_own() -> None:
     engine, decoding = engine_of("llama"), WAYS["greedy"]
     (request, other), way = asked(engine, 2), engine.way(decoding)
     plain = engine._answers([request, other], decoding, None)
-    one, two = Asked(20, (0,), request.prompt), Asked(20, (1,), other.prompt)
+    one, two = RequestState(20, (0,), request.prompt), RequestState(20, (1,), other.prompt)
     with torch.inference_mode():
         for _ in engine.room.rounds(way, [(request, one)]):
             for _ in engine.room.rounds(way, [(other, two)] if not two.done else []):
@@ -160,5 +160,5 @@ PRESETS = [*((name, True) for name in FIT.split()), *((name, False) for name in 
 
 @pytest.mark.parametrize(("name", "fits"), PRESETS)
 def test_which_presets_fit(name: str, fits: bool) -> None:
-    model: Any = shrunk(parse(Model, preset_tree(name))).build()  # type: ignore[type-abstract]
+    model: Any = quantize(parse(Model, preset_tree(name))).build()  # type: ignore[type-abstract]
     assert onestep.fits(model) == fits

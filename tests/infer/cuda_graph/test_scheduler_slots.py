@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allyouneed.infer.cuda_graph.runner import Room
+from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.infer.scheduler import Scheduler
@@ -17,7 +17,9 @@ from graph_runner import WAYS, asked, engine_of, said
 @pytest.fixture(autouse=True)
 def open_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a GPU."""
-    monkeypatch.setattr(Room, "open", lambda self, requests, decoding, stops=None: self.suits(decoding, stops))
+    monkeypatch.setattr(
+        GraphRunnerCache, "open", lambda self, requests, decoding, stops=None: self.suits(decoding, stops)
+    )
     yield
 
 

@@ -68,7 +68,7 @@ def test_the_best_of_each_row_and_its_chance(
 ) -> None:
     native.wait()
     if not machine:
-        monkeypatch.setattr(native.Shop, "found", None)
+        monkeypatch.setattr(native.NativeLibrary, "found", None)
     scores = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab)) * 5
     scores[:, -1] = scores[:, vocab // 2] = 30  # the first of equal ones
     before = scores.clone()
@@ -88,7 +88,7 @@ def test_the_best_of_each_row_and_its_chance(
 def test_the_best_few_of_each_row(vocab: int, few: int, machine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     native.wait()
     if not machine:
-        monkeypatch.setattr(native.Shop, "found", None)
+        monkeypatch.setattr(native.NativeLibrary, "found", None)
     scores = torch.randn(2, 3, vocab, generator=torch.Generator().manual_seed(vocab)) * 5
     before = scores.clone()
     for banned in (None, scores[0, 0].topk(2).indices, torch.arange(3, vocab)):

@@ -17,7 +17,7 @@ from allyouneed.data.tokenizers.special_tokens import Marks
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.predictors.transcriber import Transcriber
-from allyouneed.nn.context import Facts, Memory
+from allyouneed.nn.context import Memory, TokenLayout
 
 SPECIALS = ["<end>", "<start>", "<en>", "<de>", "<translate>", "<transcribe>", "<previous>", "<nobody>", "<notimes>"]
 END, START, EN, DE, TRANSLATE, TRANSCRIBE, PREVIOUS, NOBODY, NOTIMES = range(256, 256 + len(SPECIALS))
@@ -67,7 +67,7 @@ class Script(torch.nn.Module):
         numbers = torch.arange(self.heard, self.heard + count).float()
         self.heard += count
         self.frames += list(source.values)
-        return Memory(numbers.view(-1, 1, 1), Facts(torch.zeros(1, 1, dtype=torch.long), start=0))
+        return Memory(numbers.view(-1, 1, 1), TokenLayout(torch.zeros(1, 1, dtype=torch.long), start=0))
 
     def advance(self, new, states, last=False):
         """Hidden states say which window it is and how many tokens came after the prompt; -1 stands for the start."""

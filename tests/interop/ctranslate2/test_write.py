@@ -37,7 +37,7 @@ from allyouneed.interop.families import FAMILIES
 from allyouneed.interop.load import load
 from allyouneed.lab.selfcheck_ctranslate2 import against_ctranslate2
 from allyouneed.nn.models.base import Model
-from shrink import shrunk
+from shrink import quantize
 
 Ask = Callable[..., tuple[int, str, str]]
 WIDE = {"kind": "attention", "heads": 2}
@@ -278,7 +278,7 @@ def test_a_whisper_hears_the_same(
 
 
 def test_an_encoder_of_sounds_has_no_switches(tmp_path: Path) -> None:
-    tree = override(tree_of(shrunk(parse(Model, preset_tree("whisper-tiny")))), ["encoder.0.channel.activation=relu"])
+    tree = override(tree_of(quantize(parse(Model, preset_tree("whisper-tiny")))), ["encoder.0.channel.activation=relu"])
     with pytest.raises(UserError, match=re.escape("encoder[0].channel.activation: 'relu' cannot be said (only gelu)")):
         written(parse(Model, override(tree, ["vocab=40"])).build(), tmp_path / "out")
     tree = override(tree, ["encoder.0.channel.activation=gelu", "encoder.0.mixer.head_width=5", "vocab=40"])
@@ -496,7 +496,7 @@ REFUSED = {
     "norm.kind: 'scale'": (PAPER, ["norm=scale"]),
     "encoder[0].coordinates.kind: 'sinusoidal'": (PAPER, ["encoder.0.coordinates=sinusoidal"]),
     "head.kind: 'vocabulary'": (READER, ["head.kind=vocabulary"]),
-    "a model of kind two-towers": (tree_of(shrunk(parse(Model, preset_tree("clip-vit-b-32")))), []),
+    "a model of kind two-towers": (tree_of(quantize(parse(Model, preset_tree("clip-vit-b-32")))), []),
 }
 
 

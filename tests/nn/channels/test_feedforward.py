@@ -9,10 +9,10 @@ import torch
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.channels.feedforward import ACTIVATIONS, FFN, GLU, Activation
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.ops.fused_backward import shorter_gelu_tanh
 
-CONTEXT = Context(Facts.of(Rows.of([[1, 2, 3]])))
+CONTEXT = Context(TokenLayout.of(Rows.of([[1, 2, 3]])))
 COMMON = Common(width=7)
 X = torch.randn(1, 3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 

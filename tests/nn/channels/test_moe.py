@@ -16,7 +16,7 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.channels.feedforward import FFN, GLU
 from allyouneed.nn.channels.moe import Groups, MoE, Router
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.states.base import KeyValues
@@ -42,8 +42,8 @@ def batch(*lengths, seed=0):
     x = torch.full((len(lengths), max(lengths), WIDTH), 50.0, dtype=torch.float64)
     for row, length in enumerate(lengths):
         x[row, :length] = torch.randn(length, WIDTH, dtype=torch.float64, generator=generator)
-    facts = Facts.of(Rows(torch.zeros(x.shape[:2], dtype=torch.long), lengths=torch.tensor(lengths)))
-    return x.requires_grad_(), Context(facts, losses=[])
+    layout = TokenLayout.of(Rows(torch.zeros(x.shape[:2], dtype=torch.long), lengths=torch.tensor(lengths)))
+    return x.requires_grad_(), Context(layout, losses=[])
 
 
 def plainly(built, x, context):
@@ -160,7 +160,7 @@ def test_without_a_capacity_a_token_gets_the_same_numbers_in_any_company(name):
     x, context = batch(6, 3)
     crowd = built(x, context)
     for row, at in ((0, 0), (0, 5), (1, 2)):
-        lonely = built(x[row : row + 1, at : at + 1], Context(Facts.of(Rows.of([[0]]))))
+        lonely = built(x[row : row + 1, at : at + 1], Context(TokenLayout.of(Rows.of([[0]]))))
         torch.testing.assert_close(lonely[0, 0], crowd[row, at], rtol=1e-12, atol=1e-12)
 
 
@@ -185,7 +185,7 @@ def test_padding_is_never_routed_takes_no_room_and_no_part_in_the_loss():
     built = module(experts=2, top=1, capacity=1.0)
     (x, context), (alone, lonely) = batch(3, 5), batch(3, 5)
     alone = torch.cat([alone[0, :3], alone[1]])[None]
-    lonely = Context(Facts.of(Rows.of([[0] * 8])), losses=[])
+    lonely = Context(TokenLayout.of(Rows.of([[0] * 8])), losses=[])
     found, expected = built(x, context), built(alone, lonely)
     torch.testing.assert_close(torch.cat([found[0, :3], found[1]]), expected[0], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(context.losses, lonely.losses, rtol=1e-12, atol=1e-12)
@@ -195,8 +195,8 @@ def test_padding_is_never_routed_takes_no_room_and_no_part_in_the_loss():
 def test_rows_of_padding_alone_are_no_trouble():
     built = module()
     x, _ = batch(3)
-    facts = Facts.of(Rows(torch.zeros(1, 3, dtype=torch.long), lengths=torch.tensor([0])))
-    empty = Context(facts, losses=[])
+    layout = TokenLayout.of(Rows(torch.zeros(1, 3, dtype=torch.long), lengths=torch.tensor([0])))
+    empty = Context(layout, losses=[])
     assert built(x, empty).eq(0).all() and not empty.losses
 
 

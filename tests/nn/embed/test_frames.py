@@ -43,8 +43,8 @@ def test_it_is_the_papers_description(name, time):
     places = embed.positions(torch.arange(x.shape[1])[None])
     expected = x if places is None else x + places
     given = Signal(sound)
-    assert embed.facts(given).time == (time + 1) // 2
-    torch.testing.assert_close(embed(given, embed.facts(given)), expected)
+    assert embed.layout(given).time == (time + 1) // 2
+    torch.testing.assert_close(embed(given, embed.layout(given)), expected)
 
 
 @every_case

@@ -52,7 +52,7 @@ def test_it_is_the_papers_equation(name):
     if config.norm is not None:
         expected = torch.nn.functional.layer_norm(expected, (WIDTH,), embed.norm.weight, embed.norm.bias)
     given = Signal(images)
-    torch.testing.assert_close(embed(given, embed.facts(given)), expected)
+    torch.testing.assert_close(embed(given, embed.layout(given)), expected)
     assert config.places == config.limit == expected.shape[1]
 
 

@@ -5,7 +5,7 @@ import torch
 
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.heads.pooling import pool
 from allyouneed.nn.heads.vocabulary import Head
 from allyouneed.nn.models.base import Model
@@ -45,7 +45,7 @@ def test_pooling_is_of_the_own_sentence_alone(how: str) -> None:
     values = torch.randn(11, 4)
 
     def pooled(rows: Rows) -> torch.Tensor:
-        return pool(values[rows.tokens], Facts.of(rows), how)  # type: ignore[arg-type]
+        return pool(values[rows.tokens], TokenLayout.of(rows), how)  # type: ignore[arg-type]
 
     expected = torch.stack(
         [{"first": values[s[0]], "last": values[s[-1]], "mean": values[s].mean(0)}[how] for s in SENTENCES]
@@ -67,7 +67,7 @@ def test_a_head_costs_what_it_says_and_says_the_same_packed_and_padded(head: obj
         for given in (right, left, rows):
             found = model.logits(Batch(given))
             if found.dim() == 3:  # a vector a token
-                real = Facts.of(given).real
+                real = TokenLayout.of(given).real
                 torch.testing.assert_close(found[real], torch.cat(alone))
             else:
                 torch.testing.assert_close(found, torch.stack(alone))

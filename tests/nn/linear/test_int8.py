@@ -12,7 +12,7 @@ import any_part as anypart
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.linear import int8 as quantized
 from allyouneed.nn.linear.int8 import Codes, Int8Linear, plainly, to_int8
-from allyouneed.nn.models.weights import hollow, named
+from allyouneed.nn.models.weights import meta_model, named
 from any_part import CASES
 
 BATCH = Batch(Rows.of([[1, 2, 3], [4, 5, 6, 7, 8]]), Rows.of([[1, 2, 3, 4], [5, 6]]))
@@ -112,7 +112,7 @@ def test_half_precision_around_it_does_not_round_its_steps() -> None:
 def test_every_model_is_rounded_as_its_hollow_twin_is(name: str) -> None:
     """What a folder holds is what a hollow model of its config has places for."""
     model = to_int8(anypart.build(CASES[name]).float())
-    twin = to_int8(hollow(model.config))  # type: ignore[arg-type]
+    twin = to_int8(meta_model(model.config))  # type: ignore[arg-type]
     assert {n: t.shape for n, t in named(model).items()} == {n: t.shape for n, t in named(twin).items()}
     with torch.inference_mode():
         assert model.logits(BATCH).isfinite().all()  # type: ignore[operator]

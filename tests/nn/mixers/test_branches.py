@@ -7,13 +7,13 @@ from torch import nn
 from allyouneed.config import ConfigError, parse, to_yaml, tree_of
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.branches import Branches
 from allyouneed.nn.models.base import Model
 from any_part import alone, build, tree
 
 COMMON = Common(width=6)
-CONTEXT = Context(Facts.of(Rows.of([[1, 2, 3, 4]])))
+CONTEXT = Context(TokenLayout.of(Rows.of([[1, 2, 3, 4]])))
 WIDE = {"kind": "convolution", "size": 3, "width": 9, "activation": "relu"}
 NARROW = {"kind": "convolution", "size": 1, "width": 4}
 FFN = {"kind": "ffn", "hidden": 14}
@@ -60,7 +60,7 @@ def test_dropout_falls_on_each_branch():
         nn.init.zeros_(piece.out.weight)
         nn.init.ones_(piece.out.bias)
     torch.manual_seed(0)
-    y = module(torch.zeros(1, 400, 6), Context(Facts.of(Rows(torch.ones(1, 400, dtype=torch.long)))))
+    y = module(torch.zeros(1, 400, 6), Context(TokenLayout.of(Rows(torch.ones(1, 400, dtype=torch.long)))))
     assert sorted(set(y.round().flatten().tolist())) == [0.0, 2.0, 4.0]
 
 

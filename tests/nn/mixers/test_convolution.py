@@ -7,7 +7,7 @@ from torch import nn
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.convolution import Convolution, Recent
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.states.window import SLACK
@@ -33,7 +33,7 @@ def kernel(module):
 
 
 def context(time):
-    return Context(Facts.of(Rows(torch.ones(1, time, dtype=torch.long))))
+    return Context(TokenLayout.of(Rows(torch.ones(1, time, dtype=torch.long))))
 
 
 @pytest.mark.parametrize("separable", [False, True])
@@ -68,7 +68,7 @@ def test_packed_sentences_are_convolved_one_by_one(sees, separable):
     sentences, lines = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10], [11, 12]], [0, 0, 0, 1, 1]
     rows, places = pack(sentences, lines, [0, 2, 0, 1, 0])
     x = torch.randn(*rows.tokens.shape, WIDTH, dtype=torch.double, requires_grad=True)
-    found = module(x, Context(Facts.of(rows)))
+    found = module(x, Context(TokenLayout.of(rows)))
     alone = [module(x[row, span][None], context(span.stop - span.start))[0] for row, span in places]
     own = [found[row, span] for row, span in places]
     torch.testing.assert_close(own, alone)

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from allyouneed.config import parse
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.performer import CHUNK, Performer, orthogonal_features, prefix_sums
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.states.window import SLACK
@@ -27,7 +27,7 @@ def common(width):
 
 
 def row(time):
-    return Context(Facts.of(Rows(torch.zeros(1, time, dtype=torch.long))))
+    return Context(TokenLayout.of(Rows(torch.zeros(1, time, dtype=torch.long))))
 
 
 @pytest.mark.parametrize("time", [1, CHUNK - 1, CHUNK, 100, 3 * CHUNK])
@@ -190,5 +190,5 @@ def test_padding_has_no_weight():
     module = Performer(heads=2, features=9, sees="around").build(common(8)).double()
     x = torch.randn(1, 6, 8, dtype=torch.double)
     padded = torch.cat([x, 50 * torch.randn(1, 4, 8, dtype=torch.double)], 1)
-    facts = Facts.of(Rows(torch.zeros(1, 10, dtype=torch.long), lengths=torch.tensor([6])))
-    torch.testing.assert_close(module(padded, Context(facts))[:, :6], module(x, row(6)), atol=1e-9, rtol=0)
+    layout = TokenLayout.of(Rows(torch.zeros(1, 10, dtype=torch.long), lengths=torch.tensor([6])))
+    torch.testing.assert_close(module(padded, Context(layout))[:, :6], module(x, row(6)), atol=1e-9, rtol=0)

@@ -6,7 +6,7 @@ import torch
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.retention import GatedRetention, Retention
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.ops.retention import CHUNK, chunkwise, fold, nothing
@@ -94,17 +94,17 @@ def test_a_long_text_in_other_pieces(config):
     module = config.build(common).double()
     x = torch.randn(2, 400, 8, dtype=torch.double)
     with torch.no_grad():
-        whole = module(x, Context(Facts(torch.arange(400)[None], start=0)))
+        whole = module(x, Context(TokenLayout(torch.arange(400)[None], start=0)))
         state, found, seen = module.new_state(), [], 0
         for size in [1, 140, 1, 1, 63, *([1] * 100), 94]:
-            facts = Facts(torch.arange(seen, seen + size)[None], start=seen)
-            slots = Facts(torch.arange(seen + size)[None], start=0)
-            found.append(module(x[:, seen : seen + size], Context(facts, slots=slots), state))
+            layout = TokenLayout(torch.arange(seen, seen + size)[None], start=seen)
+            slots = TokenLayout(torch.arange(seen + size)[None], start=0)
+            found.append(module(x[:, seen : seen + size], Context(layout, slots=slots), state))
             seen += size
         torch.testing.assert_close(torch.cat(found, 1), whole, atol=1e-9, rtol=0)
         state.trim(400 - SLACK)
-        facts = Facts(torch.arange(400 - SLACK, 400)[None], start=400 - SLACK)
-        again = module(x[:, 400 - SLACK :], Context(facts, slots=Facts(torch.arange(400)[None], start=0)), state)
+        layout = TokenLayout(torch.arange(400 - SLACK, 400)[None], start=400 - SLACK)
+        again = module(x[:, 400 - SLACK :], Context(layout, slots=TokenLayout(torch.arange(400)[None], start=0)), state)
     torch.testing.assert_close(again, whole[:, 400 - SLACK :], atol=1e-9, rtol=0)
     assert state.bytes == 8 * 2 * config.cost(common, 1).state_constant
 
@@ -137,7 +137,7 @@ def test_three_of_one_kind_and_one_of_another():
 def test_half_precision_is_near():
     torch.manual_seed(0)
     module = Retention(heads=2).build(Common(width=16))
-    x, context = torch.randn(1, 300, 16), Context(Facts(torch.arange(300)[None], start=0))
+    x, context = torch.randn(1, 300, 16), Context(TokenLayout(torch.arange(300)[None], start=0))
     exact, rough = module(x, context), module.bfloat16()(x.bfloat16(), Context(context.queries))
     assert rough.dtype == torch.bfloat16
     assert (exact - rough).abs().max() < 0.05 * exact.abs().max()

@@ -7,7 +7,7 @@ from torch import nn
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.rnn import GRU, LSTM
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.states.recurrent import TAIL
@@ -20,7 +20,7 @@ KINDS = {"lstm": (LSTM, nn.LSTM), "gru": (GRU, nn.GRU)}
 
 
 def context(time):
-    return Context(Facts.of(Rows(torch.ones(1, time, dtype=torch.long))))
+    return Context(TokenLayout.of(Rows(torch.ones(1, time, dtype=torch.long))))
 
 
 def both(name, **keys):
@@ -52,7 +52,7 @@ def test_packed_sentences_are_read_one_by_one(name, bidirectional):
     module, judge = both(name, hidden=5, bidirectional=bidirectional)
     rows, places = pack([[1, 2, 3], [4], [5, 6], [7, 8, 9, 10], [11, 12]], [0, 0, 0, 1, 1], [0, 2, 0, 1, 0])
     x = torch.randn(*rows.tokens.shape, WIDTH, dtype=torch.double, requires_grad=True)
-    found = module(x, Context(Facts.of(rows)))
+    found = module(x, Context(TokenLayout.of(rows)))
     own, alone = [found[row, span] for row, span in places], [judge(x[row, span][None])[0][0] for row, span in places]
     torch.testing.assert_close(own, alone)
     gradients = torch.autograd.grad(sum(y.sin().sum() for y in own), x)
@@ -66,7 +66,7 @@ def test_a_reset_gate_before_the_matrix_is_the_papers(bidirectional):
     module = GRU(hidden=5, bidirectional=bidirectional, reset="before").build(COMMON).double()
     rows = Rows.of([[1, 2, 3, 4], [5, 6], [7]])
     x = torch.randn(3, 4, WIDTH, dtype=torch.double)
-    found = module(x, Context(Facts.of(rows)))
+    found = module(x, Context(TokenLayout.of(rows)))
 
     def read(tokens, which):
         w, u, b, c = (getattr(module.rnn, f"{n}_l0{which}") for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
@@ -116,5 +116,5 @@ def test_who_reads_from_both_ends_cannot_decode_and_changes_no_width():
 def test_a_row_of_padding_only_is_no_trouble():
     for bidirectional in (False, True):
         module, _ = both("gru", hidden=3, bidirectional=bidirectional)
-        facts = Facts.of(Rows(torch.ones(2, 3, dtype=torch.long), segments=torch.zeros(2, 3, dtype=torch.long)))
-        assert not module(torch.randn(2, 3, WIDTH, dtype=torch.double), Context(facts)).any()
+        layout = TokenLayout.of(Rows(torch.ones(2, 3, dtype=torch.long), segments=torch.zeros(2, 3, dtype=torch.long)))
+        assert not module(torch.randn(2, 3, WIDTH, dtype=torch.double), Context(layout)).any()

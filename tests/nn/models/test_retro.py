@@ -9,10 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Neighbours, Rows
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.attention.chunked_cross import Blocks, mask
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.ops.attention.dense import Dense, Manner
+from allyouneed.nn.ops.attention.dense import Dense, ScoreMod
 from any_part import HEADS, VOCAB, WIDTH, build
 
 M, K = 3, 2
@@ -82,8 +82,8 @@ def test_a_chunk_is_read_by_its_own_neighbours_only():
             with torch.no_grad():
                 given = model.remember(found)
                 if sees:
-                    facts = model.embed.facts(Rows(changed))
-                    given = given(model.embed(Rows(changed), facts), Context(facts), None)
+                    layout = model.embed.layout(Rows(changed))
+                    given = given(model.embed(Rows(changed), layout), Context(layout), None)
             memories.append(given.hidden.unflatten(1, (3, -1)))
         differs = [not torch.equal(*(memory[:, u] for memory in memories)) for u in range(3)]
         assert differs == [False, sees, False]
@@ -188,13 +188,13 @@ def test_blocks_are_the_mask_written_out(start, time):
     model = build(tree(CROSS | {"chunk": 8}))
     with torch.no_grad():
         memory = model.encode(Neighbours(torch.randint(0, VOCAB, (2, 11, K, 16)), torch.randint(0, 17, (2, 11, K))))
-    queries = Facts(torch.arange(start, start + time)[None], start=start)
+    queries = TokenLayout(torch.arange(start, start + time)[None], start=start)
     q = torch.randn(2, 4, time, 6, dtype=torch.double, requires_grad=True)
     k, v = (torch.randn(2, 2, 11 * K * 16, 6, dtype=torch.double, requires_grad=True) for _ in range(2))
-    dense = Dense(mask(8, queries, memory.facts), queries.positions, memory.facts.positions)
+    dense = Dense(mask(8, queries, memory.layout), queries.positions, memory.layout.positions)
     answers = []
     for plan in (Blocks(8, start, memory), dense):
-        out = plan(q, k, v, 0.0, Manner(0.4))
+        out = plan(q, k, v, 0.0, ScoreMod(0.4))
         gradients = torch.autograd.grad((out.sin() + 0 * (q.sum() + k.sum() + v.sum())).sum(), (q, k, v))
         answers.append((out, *gradients))
     torch.testing.assert_close(answers[0], answers[1], atol=1e-9, rtol=0)

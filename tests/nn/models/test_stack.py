@@ -6,7 +6,7 @@ from torch import nn
 
 from allyouneed.config import parse
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.models.base import STACKS, Model
 from allyouneed.nn.models.stack import changes
 from allyouneed.nn.wiring.residual import DeepNorm, Parallel, PostNorm, PreNorm, ResiDual, Sandwich
@@ -113,9 +113,9 @@ def by_hand(stack, x, context):
 def test_mixed_wirings_hand_the_stream_on():
     words = ("post-norm", "resi-dual", "pre-norm", "parallel", "post-norm")
     model = build(layers(*({"wiring": word} for word in words)))
-    facts = Facts.of(BATCH.source)
+    layout = TokenLayout.of(BATCH.source)
     x = torch.randn(2, 2, WIDTH, dtype=torch.double)
-    found, expected = model.encoder(x, Context(facts)), by_hand(model.encoder, x, Context(facts))
+    found, expected = model.encoder(x, Context(layout)), by_hand(model.encoder, x, Context(layout))
     torch.testing.assert_close(found, expected)
     assert list(model.encoder.joints) == ["1", "3"] and model.encoder.end is None
     weights = list(model.encoder.parameters())

@@ -7,7 +7,7 @@ from allyouneed.config import parse
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.channels.feedforward import ACTIVATIONS, FFN
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.linear.bitlinear import Bit
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.models.block import Layer
@@ -18,7 +18,7 @@ from allyouneed.nn.wiring.residual import Depth
 from allyouneed.train.cuda import machine
 
 COMMON = Common(width=12)
-CONTEXT = Context(Facts.of(Rows.of([[1, 2, 3, 4, 5], [6, 7, 8]])))
+CONTEXT = Context(TokenLayout.of(Rows.of([[1, 2, 3, 4, 5], [6, 7, 8]])))
 
 
 @pytest.fixture(autouse=True)

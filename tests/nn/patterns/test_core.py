@@ -81,8 +81,8 @@ def test_a_causal_pattern_never_looks_ahead(pattern, size):
 @given(expression, st.integers(1, 20))
 def test_memory_is_all_that_decoding_needs(pattern, size):
     """Whatever a query sees behind it lies among the first places or among the most recent ones."""
-    if pattern.memory is not None:
-        first, recent = pattern.memory
+    if pattern.kv_window is not None:
+        first, recent = pattern.kv_window
         for query, key in pattern.mask(size, size).nonzero().tolist():
             assert key > query or key < first or query - key < recent
 

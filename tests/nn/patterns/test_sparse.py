@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.ops.attention.block_mask import Side, Stretches, Tiling, apart
 from allyouneed.nn.patterns.core import Pattern, Place, SameSegment
 from any_layout import some_facts
@@ -81,7 +81,7 @@ def test_random_blocks_are_spread_evenly_and_change_with_the_seed():
 def test_what_the_batch_says():
     order = torch.tensor([[2, 0, 3, 1]])
     chosen, prompt = torch.tensor([[False, True, False, False]]), torch.tensor([[True, True, False, False]])
-    here = Facts.of(Rows(torch.zeros(1, 4, dtype=torch.long), chosen=chosen, prompt=prompt, order=order))
+    here = TokenLayout.of(Rows(torch.zeros(1, 4, dtype=torch.long), chosen=chosen, prompt=prompt, order=order))
 
     def mask(text):
         return Pattern.from_text(text).allowed(here.place(1), here.place(2)).expand(1, 4, 4)[0].tolist()
@@ -106,13 +106,13 @@ def test_a_batch_that_says_nothing():
 @settings(max_examples=300)
 @given(patterns(), st.integers(1, 40), st.integers(1, 9), st.integers(0, 99), st.booleans())
 def test_some_and_every_are_cautious(pattern, time, block, seed, packed):
-    facts = some_facts(time, seed, packed)
-    side = Side(pattern, facts, 2, block)
+    layout = some_facts(time, seed, packed)
+    side = Side(pattern, layout, 2, block)
     sides = [torch.arange(2), torch.arange(side.blocks), torch.arange(side.blocks)]
     row, q, k = torch.cartesian_prod(*sides).unbind(1)
     query, key = Stretches(side, 0, row, q), Stretches(side, 0, row, k)
     shape = (2, time, time)
-    truth = pattern.allowed(facts.place(1), facts.place(2)).expand(shape).flatten(1)
+    truth = pattern.allowed(layout.place(1), layout.place(2)).expand(shape).flatten(1)
     where = (side.tokens % time).view(2, side.blocks, block)
     pairs = where[row, q][:, :, None] * time + where[row, k][:, None]  # (tiles, block, block)
     real = side.real.view(2, side.blocks, block)
@@ -126,13 +126,13 @@ def test_some_and_every_are_cautious(pattern, time, block, seed, packed):
 @pytest.mark.parametrize("pattern", [p for p in atoms() if not isinstance(p, SameSegment)], ids=str)
 def test_tiles_of_one_token_are_the_mask(pattern):
     """The bounds of a single token leave nothing open (only `every` of a few may, which costs time, not truth)."""
-    facts = some_facts(23, 5)
-    part = Tiling(pattern, facts, facts, 1)
+    layout = some_facts(23, 5)
+    part = Tiling(pattern, layout, layout, 1)
     found = torch.zeros(2, 23, 23, dtype=torch.bool)
     where = (part.query.tokens % 23).view(2, 23)
     found[part.row, where[part.row, part.q], where[part.row, part.k]] = True
-    real = facts.segments > 0
-    truth = pattern.allowed(facts.place(1), facts.place(2)) & real[:, None] & real[:, :, None]
+    real = layout.segments > 0
+    truth = pattern.allowed(layout.place(1), layout.place(2)) & real[:, None] & real[:, :, None]
     assert torch.equal(found, truth)
 
 
@@ -160,15 +160,15 @@ def test_the_sparse_transformer_is_computed_in_two_orders():
 )
 def test_the_tiles_of_a_bounded_pattern_grow_with_the_length_not_its_square(text, most):
     for time in (512, 1024, 4096):
-        facts = Facts.of(Rows(torch.zeros(1, time, dtype=torch.long)))
-        assert Tiling(Pattern.from_text(text), facts, facts, 16).area <= most * time
+        layout = TokenLayout.of(Rows(torch.zeros(1, time, dtype=torch.long)))
+        assert Tiling(Pattern.from_text(text), layout, layout, 16).area <= most * time
 
 
 def test_scattered_columns_and_chosen_tokens_are_put_together():
     time = 4096
     chosen = torch.zeros(1, time, dtype=torch.bool)
     chosen[:, ::256] = True  # 16 of them, each in a block of its own
-    facts = Facts.of(Rows(torch.zeros(1, time, dtype=torch.long), chosen=chosen))
-    assert Tiling(Pattern.from_text("window(16) | chosen"), facts, facts, 16).area < 7 * 16 * time
-    fixed = Tiling(Pattern.from_text("causal & (block(64) | fixed(64, 1))"), facts, facts, 16)
+    layout = TokenLayout.of(Rows(torch.zeros(1, time, dtype=torch.long), chosen=chosen))
+    assert Tiling(Pattern.from_text("window(16) | chosen"), layout, layout, 16).area < 7 * 16 * time
+    fixed = Tiling(Pattern.from_text("causal & (block(64) | fixed(64, 1))"), layout, layout, 16)
     assert fixed.area < 2 * 64 * time  # a block of 64, one column in 64 of what lies before, and the rims of tiles

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.states.recurrent import TAIL, Recurrent, recurrent_cost
 from allyouneed.nn.states.window import SLACK
 
@@ -39,10 +39,12 @@ class Trial:
         time = max(counts)
         inputs = torch.randn(len(counts), time, FEATURES, dtype=torch.double)  # padding is noise, to be ignored
         lengths = None if min(counts) == time else torch.tensor(counts)
-        facts = Facts.following([len(row) for row in self.rows], Rows(torch.ones(len(counts), time).long(), lengths))
+        layout = TokenLayout.following(
+            [len(row) for row in self.rows], Rows(torch.ones(len(counts), time).long(), lengths)
+        )
         end = max(map(len, self.rows)) + time
-        context = Context(facts, slots=Facts(torch.arange(end)[None], start=0))
-        carry = fold(self.state.carry(len(counts), inputs), inputs, facts.real)
+        context = Context(layout, slots=TokenLayout(torch.arange(end)[None], start=0))
+        carry = fold(self.state.carry(len(counts), inputs), inputs, layout.real)
         self.state.keep(inputs, carry, context)
         self.rows = [torch.cat([row, new[:n]]) for row, new, n in zip(self.rows, inputs, counts, strict=True)]
 
@@ -143,8 +145,8 @@ def test_a_step_never_folds_more_often_than_it_must(counts):
     state = Recurrent(begin, counting)
     seen = 0
     for count in [*counts, *([1] * TAIL)]:
-        facts = Facts.following([seen], Rows(torch.ones(1, count).long()))
+        layout = TokenLayout.following([seen], Rows(torch.ones(1, count).long()))
         inputs = torch.zeros(1, count, FEATURES)
-        state.keep(inputs, state.carry(1, inputs), Context(facts))
+        state.keep(inputs, state.carry(1, inputs), Context(layout))
         seen += count
     assert len(folds) <= seen / SLACK

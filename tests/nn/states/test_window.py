@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.patterns.core import Causal, Kept, Pattern
+from allyouneed.nn.patterns.core import Causal, KVWindow, Pattern
 from allyouneed.nn.states import window as ring
 from allyouneed.nn.states.base import KeyValues
 from allyouneed.nn.states.window import Ring
@@ -71,7 +71,7 @@ def test_chunks_of_every_size_equal_the_whole(tight, pattern, keys, size):
     close(torch.cat(found), whole(model, tokens))
 
 
-bounded = patterns(4).map(lambda p: Causal() & p).filter(lambda p: p.memory is not None)
+bounded = patterns(4).map(lambda p: Causal() & p).filter(lambda p: p.kv_window is not None)
 
 
 @settings(max_examples=60, deadline=None)
@@ -156,7 +156,7 @@ def test_more_than_the_slack_cannot_be_taken_back():
 def test_what_does_not_forget_keeps_everything():
     states = model_of("causal & (window(4) | strided(4))").start(1)
     assert all(isinstance(state, KeyValues) for layer in states.layers for state in layer.values())
-    assert ring.ring_size(Kept(4, 64)) == 4 + 64 + ring.SLACK
+    assert ring.ring_size(KVWindow(4, 64)) == 4 + 64 + ring.SLACK
 
 
 # --- prompts --------------------------------------------------------------------------------------------------------

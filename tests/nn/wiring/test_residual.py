@@ -7,7 +7,7 @@ from torch import nn
 from allyouneed.config import parse
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.wiring.residual import (
     DeepNorm,
@@ -25,7 +25,7 @@ from any_part import build, tree
 
 WIDTH, BLOCKS = 7, 3
 COMMON = Common(width=WIDTH)
-CONTEXT = Context(Facts.of(Rows.of([[1, 2, 3]])))
+CONTEXT = Context(TokenLayout.of(Rows.of([[1, 2, 3]])))
 DEPTH = Depth(0, BLOCKS, "decoder")
 X = torch.randn(1, 3, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 

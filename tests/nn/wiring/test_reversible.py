@@ -9,7 +9,7 @@ from torch import nn
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.models.base import STACKS, Model
 from allyouneed.nn.wiring.residual import Depth, reversible
 from allyouneed.nn.wiring.reversible import Reversible
@@ -43,7 +43,7 @@ def test_the_formula(join, sublayers):
     modules = nn.ModuleList([*blocks, *(call for row in calls for call in row), end])
     for parameter in modules.parameters():
         nn.init.normal_(parameter)
-    context = Context(Facts(torch.arange(5)[None], start=0))
+    context = Context(TokenLayout(torch.arange(5)[None], start=0))
     x = torch.randn(2, 5, WIDTH, dtype=torch.double, requires_grad=True)
     stream = wiring.begin(x)
     for block, row in zip(blocks, calls, strict=True):

@@ -5,7 +5,7 @@ import torch
 
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.init import Init
 from allyouneed.nn.models.base import STACKS, Model
 from allyouneed.nn.positions.absolute import NoPositions, Sinusoidal
@@ -36,7 +36,7 @@ def run(unit, steps=5, rows=None, whole=False, losses=None):
         calls.append(number)
         return torch.full_like(x, 10.0**number)
 
-    context = Context(Facts.of(rows), losses=losses)
+    context = Context(TokenLayout.of(rows), losses=losses)
     x = torch.zeros(*rows.tokens.shape, 1, dtype=torch.double)
     made = [lambda x, n=n: step(n, x) for n in range(steps)]
     return unit(x, lambda x, number: x, made, context, whole), len(calls)
@@ -82,7 +82,7 @@ def test_padding_is_not_waited_for():
         unit.unit.weight.fill_(1.0)
     calls = []
     steps = [lambda x, n=n: calls.append(n) or x for n in range(4)]
-    unit(torch.zeros(2, 3, 1, dtype=torch.double), locate, steps, Context(Facts.of(rows)), False)
+    unit(torch.zeros(2, 3, 1, dtype=torch.double), locate, steps, Context(TokenLayout.of(rows)), False)
     assert calls == [0]
 
 
@@ -90,12 +90,12 @@ def test_coordinates_tell_positions_and_steps():
     recurrence = Recurrence(Sinusoidal(), None, 4)
     rows = Rows(torch.zeros(1, 6, dtype=torch.long), segments=torch.tensor([[1, 1, 2, 2, 2, 0]]))
     seen = []
-    recurrence(torch.zeros(1, 6, 4), [lambda x: seen.append(x) or x * 0] * 3, Context(Facts.of(rows)), False)
+    recurrence(torch.zeros(1, 6, 4), [lambda x: seen.append(x) or x * 0] * 3, Context(TokenLayout.of(rows)), False)
     table = Sinusoidal().build(4)(torch.arange(6))
     for step, x in enumerate(seen):
         torch.testing.assert_close(x[0], table[torch.tensor([0, 1, 0, 1, 2, 0])] + table[step])
     nowhere = Recurrence(NoPositions(), None, 4)
-    assert not nowhere(torch.zeros(1, 6, 4), [lambda x: x] * 3, Context(Facts.of(rows)), False).any()
+    assert not nowhere(torch.zeros(1, 6, 4), [lambda x: x] * 3, Context(TokenLayout.of(rows)), False).any()
 
 
 def test_stopping_early_changes_nothing(monkeypatch):

@@ -21,11 +21,11 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context
 from allyouneed.nn.linear.int8 import to_int8
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.precision import shrunk
+from allyouneed.nn.models.precision import quantize
 from allyouneed.nn.states.base import States
 from allyouneed.runtime.cpu import executor as swift_file
-from allyouneed.runtime.cpu.executor import Swift, swift
-from allyouneed.runtime.cpu.lower import Orders, Untold, Value
+from allyouneed.runtime.cpu.executor import CpuExecutor, swift
+from allyouneed.runtime.cpu.lower import Program, Unsupported, Value
 from any_part import CASES
 
 SOURCES = [[1, 2, 3], [4, 5, 6, 7, 8], [3]]
@@ -46,7 +46,7 @@ def _without_gradients():
 def made(name: str, stored: str = "int8") -> nn.Module:
     """`single`: not stored in fewer bits at all."""
     model = anypart.build(CASES[name]).float()
-    return model if stored == "single" else shrunk(model, stored)
+    return model if stored == "single" else quantize(model, stored)
 
 
 def writer(**keys: object) -> nn.Module:
@@ -96,7 +96,7 @@ def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
 def test_there_is_a_machine_where_there_is_a_compiler() -> None:
     wanted = native.able() and shutil.which("g++") is not None
     assert (native.wait() is not None) == wanted
-    assert isinstance(swift(writer()), Swift) == wanted
+    assert isinstance(swift(writer()), CpuExecutor) == wanted
 
 
 FEW = [name for name in CASES if "mixer" not in name or ("mixer attention" in name and "pattern" not in name)]
@@ -108,14 +108,14 @@ def test_weights_of_more_bits_are_multiplied_as_they_are(name: str, stored: str)
     """In single precision, whatever the weights were rounded to."""
     model = made(name, stored)
     judge, one = copy.deepcopy(model).float(), swift(model)
-    if not isinstance(one, Swift):
+    if not isinstance(one, CpuExecutor):
         return
     theirs = judge.start(Rows.of(SOURCES))  # type: ignore[operator]
     ours = States(judge.decoder.new_states(), 3, theirs.device, theirs.memory)  # type: ignore[operator,union-attr]
     for layer, twin in zip(theirs.layers, ours.layers, strict=True):
         if "cross" in layer:  # what the model makes of a source is rounded as it is
             part = judge.decoder.blocks[theirs.layers.index(layer)].sublayers["cross"]  # type: ignore[union-attr,index]
-            twin["cross"].keys, twin["cross"].values = part.source(theirs.memory.hidden, Context(theirs.memory.facts))
+            twin["cross"].keys, twin["cross"].values = part.source(theirs.memory.hidden, Context(theirs.memory.layout))
     for token in (4, 7, 2, 9):
         new = Rows(torch.full((3, 1), token))
         found, expected = one.advance(new, ours)[:, -1], judge.advance(new, theirs)[:, -1]  # type: ignore[operator]
@@ -162,7 +162,7 @@ def test_to_the_last_bit_alone_and_among_strangers_with_one_thread_and_with_two(
         for row, (source, start) in enumerate(zip(SOURCES, STARTS, strict=True)):
             alone = decoded(swift(model), Rows.of([source]), [start])
             for one, all_rows in zip(alone, together, strict=True):
-                if isinstance(swift(model), Swift):
+                if isinstance(swift(model), CpuExecutor):
                     assert torch.equal(one[0], all_rows[row]) and torch.equal(one[0], all_rows[row + 12])
     finally:
         torch.set_num_threads(before)
@@ -225,7 +225,7 @@ def test_nothing_is_written_beyond_what_was_reserved(stored: str, monkeypatch: p
         one.advance(Rows.of([[1, 2, 3][: row % 3 + 1] for row in range(rows)]), states)
         for _ in range(45):
             one.head(one.advance(Rows(torch.full((rows, 1), 5)), states)[:, -1])
-    assert len(guards) > 100 * isinstance(swift(model), Swift)
+    assert len(guards) > 100 * isinstance(swift(model), CpuExecutor)
     assert all(guard.eq(77).all() for guard in guards)
 
 
@@ -294,9 +294,9 @@ def test_a_step_of_training_is_seen() -> None:
 
 
 def test_a_formula_of_other_words_has_no_orders() -> None:
-    value = Orders().value(4)
+    value = Program().value(4)
     for formula in (lambda x: x - x, lambda x: x.mean(), torch.tanh, lambda x: torch.cat([x, x]), lambda x: x[0]):
-        with pytest.raises(Untold):
+        with pytest.raises(Unsupported):
             formula(value)
     assert isinstance(sum([value, value]), Value)
 
@@ -314,7 +314,7 @@ def test_nobody_waits_for_it_to_be_made(new_shop: Path) -> None:
     assert swift(model) is model
     if native.able() and shutil.which("g++") is not None:
         assert native.wait() is not None
-        assert isinstance(swift(model), Swift)
+        assert isinstance(swift(model), CpuExecutor)
         assert [path.suffix for path in (new_shop / "allyouneed").iterdir()] == [".so"]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from allyouneed import build
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.mixers.attention import attention
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.models.stack import Stack
@@ -41,7 +41,7 @@ def rows(length: int, packed: bool) -> Rows:
     return Rows(tokens, segments=segments)
 
 
-def as_on_a_gpu(pattern: Any, queries: Facts, keys: Facts, manner: Any) -> Any:
+def as_on_a_gpu(pattern: Any, queries: TokenLayout, keys: TokenLayout, manner: Any) -> Any:
     """Packed rows by FlexAttention, which torch can also run on CPU."""
     if not queries.packed:
         return attend.plan(pattern, queries, keys, manner)
@@ -83,8 +83,8 @@ def test_one_graph_for_all_layers_and_batches(name: str, packed: bool, monkeypat
 
 @pytest.mark.parametrize("pattern", [Causal(), Full()])
 def test_a_grid_of_tiles_says_what_the_search_finds(pattern: Any):
-    facts = [Facts.of(rows(length, True)) for length in (20, 150)]
-    for queries, keys in ((facts[0], facts[0]), (facts[0], facts[1])):
+    layout = [TokenLayout.of(rows(length, True)) for length in (20, 150)]
+    for queries, keys in ((layout[0], layout[0]), (layout[0], layout[1])):
         part = Tiling(pattern, queries, keys, 64, rounded=True)
         some, every = part.grid()
         assert some.nonzero().tolist() == torch.stack((part.row, part.q, part.k), 1).tolist()

@@ -9,7 +9,7 @@ from test_many_processes import assert_same_run, run
 from allyouneed.config import parse
 from allyouneed.errors import UserError
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import hollow
+from allyouneed.nn.models.weights import meta_model
 from allyouneed.train import train
 from allyouneed.train.distributed.tensor_parallel import row_orders
 from micro_run import MODEL, Make
@@ -60,7 +60,7 @@ def test_split_in_two_then_whole_then_two_groups_of_two(make: Make, tmp_path: Pa
 
 
 def test_each_process_has_whole_heads_of_queries_keys_and_values():
-    model = hollow(parse(Model, SPLIT | {"vocab": 9}))  # type: ignore[type-abstract]
+    model = meta_model(parse(Model, SPLIT | {"vocab": 9}))  # type: ignore[type-abstract]
     orders = row_orders(model, 2)
     of_one = [*range(8), *range(16, 20), *range(24, 28)]  # two heads of four queries, one of two keys and values
     assert orders["encoder.blocks.0.sublayers.mixer.qkv.weight"].tolist() == of_one + [

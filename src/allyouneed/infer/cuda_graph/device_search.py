@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from allyouneed.infer.decoding.base import Asked, Way, hypothesis, stops
+from allyouneed.infer.decoding.base import DecodingSpec, RequestState, hypothesis, stops
 from allyouneed.infer.decoding.options import Candidates, among, draw, expand, keep_likely
 from allyouneed.infer.decoding.repetition import due, looked, looks, looping
 from allyouneed.infer.decoding.sample import chances
@@ -30,7 +30,7 @@ RUN = 8  # steps between two looks at what was said
 class Seated:
     """Who sits in a seat, and in which step it began."""
 
-    one: Asked
+    one: RequestState
     birth: int
 
 
@@ -53,10 +53,10 @@ class Past:
         return self.steps[birth - self.begin : birth - self.begin + count]
 
 
-class Saying(ABC):
+class DeviceSearch(ABC):
     """`newest` (rows,): what was said last. `record` (RUN, …): what the host will hear. `seated`: by seat."""
 
-    def __init__(self, way: Way, states: StaticStates, vocab: int) -> None:
+    def __init__(self, way: DecodingSpec, states: StaticStates, vocab: int) -> None:
         self.way, self.decoding, self.states = way, way.decoding, states
         self.device = states.device
         self.ends = {way.eos, *way.ends}
@@ -94,7 +94,7 @@ class Saying(ABC):
         newest = self.newest.view(self.states.seats, -1)
         newest[chairs] = last[:, None].expand(-1, newest.shape[1])
 
-    def sit(self, seats: Sequence[int], asked: Sequence[Asked], birth: int) -> None:
+    def sit(self, seats: Sequence[int], asked: Sequence[RequestState], birth: int) -> None:
         """Who they are."""
         self.seated |= {seat: Seated(one, birth) for seat, one in zip(seats, asked, strict=True)}
         self.births[seats], self.most[seats], self.taken[seats] = birth, [one.limit for one in asked], True
@@ -118,10 +118,10 @@ class Saying(ABC):
         return int((self.births + self.most)[self.taken].max()) - now if self.seated else 0
 
 
-class SayingLines(Saying):
+class DeviceIndependentSearch(DeviceSearch):
     """Greedy and sampling: every row its own way. A record has tokens and their log-probabilities (2, rows)."""
 
-    def __init__(self, way: Way, states: StaticStates, vocab: int) -> None:
+    def __init__(self, way: DecodingSpec, states: StaticStates, vocab: int) -> None:
         super().__init__(way, states, vocab)
         self.group = states.group
         self.record = torch.zeros(RUN, 2, states.rows, device=self.device)
@@ -131,7 +131,7 @@ class SayingLines(Saying):
         self.going = np.zeros(states.rows, dtype=bool)  # rows that are not over
         self.watched = np.zeros(states.rows, dtype=bool)  # rows whose every token somebody wants to know
 
-    def sit(self, seats: Sequence[int], asked: Sequence[Asked], birth: int) -> None:
+    def sit(self, seats: Sequence[int], asked: Sequence[RequestState], birth: int) -> None:
         super().sit(seats, asked, birth)
         self.going.reshape(-1, self.group)[seats] = True
         watched = [[one.stops is not None or one.hear is not None] for one in asked]
@@ -241,12 +241,12 @@ class SayingLines(Saying):
                 one.found.append(hypothesis(self.way, one, text, won, sum(won)))
 
 
-class SayingBeams(Saying):
+class DeviceBeamSearch(DeviceSearch):
     """Beam search: see decoding/beam.py. A record has, for each seat and beam, a candidate that may have ended (its score, its
     parent, its token and that one's log-probability, whether it has) and who goes on (parent, token, log-probability,
     score of all of it)."""
 
-    def __init__(self, way: Way, states: StaticStates, vocab: int) -> None:
+    def __init__(self, way: DecodingSpec, states: StaticStates, vocab: int) -> None:
         super().__init__(way, states, vocab)
         self.beams = states.group
         self.record = torch.zeros(RUN, states.seats, self.beams, 9, device=self.device)
@@ -355,7 +355,7 @@ class SayingBeams(Saying):
             insort(one.found, hypothesis(self.way, one, text, own, score), key=lambda h: -h.score)
             del one.found[self.beams :]
 
-    def hopeful(self, one: Asked, best: float, age: int) -> bool:
+    def hopeful(self, one: RequestState, best: float, age: int) -> bool:
         """Whether it may still find something better. `best`: of those that go on."""
         full = len(one.found) == self.beams
         if not full:
@@ -365,6 +365,6 @@ class SayingBeams(Saying):
         return running > worst and not self.decoding.early
 
 
-def saying(way: Way, states: StaticStates, vocab: int) -> Saying:
+def saying(way: DecodingSpec, states: StaticStates, vocab: int) -> DeviceSearch:
     beams = way.decoding.method == "beam" and way.decoding.beam > 1
-    return (SayingBeams if beams else SayingLines)(way, states, vocab)
+    return (DeviceBeamSearch if beams else DeviceIndependentSearch)(way, states, vocab)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from allyouneed.infer.cuda_graph.device_search import Saying
+from allyouneed.infer.cuda_graph.device_search import DeviceSearch
 from allyouneed.nn.batch import Rows
 from allyouneed.runtime.cuda.decode_step import reads_alike
 from allyouneed.runtime.cuda.graphs import captured
@@ -42,8 +42,8 @@ class Graph(NamedTuple):
     replay: Callable[[], None]
 
 
-class Intake:
-    def __init__(self, model: Any, states: StaticStates, saying: Saying) -> None:
+class PrefillRunner:
+    def __init__(self, model: Any, states: StaticStates, saying: DeviceSearch) -> None:
         self.model, self.states, self.saying = model, states, saying
         self.fits, self.captures = reads_alike(model), states.device.type == "cuda"
         self.came: Counter[Size] = Counter()

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from allyouneed.infer.cuda_graph.device_search import RUN, saying
-from allyouneed.infer.cuda_graph.prefill import Intake, rehearsed
-from allyouneed.infer.decoding.base import Asked, Hypothesis, Stops, Way
+from allyouneed.infer.cuda_graph.prefill import PrefillRunner, rehearsed
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, Stops
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
@@ -32,10 +32,10 @@ KEPT = 4  # so many shapes are kept ready for the next call
 WORTH = 128  # tokens an engine is asked for before it gets seats: the first ones take a while to make
 
 
-class Seats:
+class GraphRunner:
     """`seats` for those who ask, each with as many rows as their way needs."""
 
-    def __init__(self, model: Any, way: Way, seats: int, capacity: int, sources: int) -> None:
+    def __init__(self, model: Any, way: DecodingSpec, seats: int, capacity: int, sources: int) -> None:
         self.model = model
         self.states = StaticStates(model.decoder, seats, way.decoding.rows, capacity, sources)
         self.step, self.saying = OneStep(model, self.states), saying(way, self.states, model.config.vocabs.target)
@@ -44,7 +44,7 @@ class Seats:
         cuda = self.states.device.type == "cuda"
         record = self.saying.record
         self.heard = [torch.empty(record.shape, device="cpu", pin_memory=cuda) for _ in range(2)]
-        self.intake = Intake(model, self.states, self.saying)
+        self.intake = PrefillRunner(model, self.states, self.saying)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by how many steps they make
         if cuda:
             with torch.cuda.device_of(record):
@@ -60,7 +60,7 @@ class Seats:
             self._step()
 
     def sit(
-        self, seen: States, asked: Sequence[Asked], last: Sequence[int], lengths: Sequence[int] | None = None
+        self, seen: States, asked: Sequence[RequestState], last: Sequence[int], lengths: Sequence[int] | None = None
     ) -> None:
         """These go on from their `last` tokens, after so many of what has been `seen` (all of it)."""
         seats = [self.free.pop() for _ in asked]
@@ -71,7 +71,7 @@ class Seats:
         self.saying.seat(chairs, limits, lasts)
         self.saying.sit(seats, asked, self.now)
 
-    def take(self, requests: Sequence[Any], asked: Sequence[Asked]) -> bool:
+    def take(self, requests: Sequence[Any], asked: Sequence[RequestState]) -> bool:
         """These have been read and go on from there; False: somebody else has to read them (`sit`)."""
         seats = self.free[-len(asked) :][::-1]
         if not self.intake.take(requests, [one.limit for one in asked], seats):
@@ -116,12 +116,12 @@ class Run:
             self.arrived.record()
 
 
-class Room:
+class GraphRunnerCache:
     """Seats of the shapes that were asked for last, for all who ask an engine."""
 
     def __init__(self, engine: Any) -> None:
         self.engine, self.asked = engine, 0
-        self.kept: OrderedDict[Shape, Seats] = OrderedDict()
+        self.kept: OrderedDict[Shape, GraphRunner] = OrderedDict()
 
     def open(self, requests: Sequence[Any], decoding: Decoding, stops: Stops | None = None) -> bool:
         """Whether these are written in seats: on a GPU, when enough has been asked for, where nothing in the model or
@@ -151,7 +151,7 @@ class Room:
         order = [number for number, request in enumerate(requests) if request is not None]
         order.sort(key=lambda number: -requests[number].size)
         asked = [
-            (request, Asked(engine.most(request), request.place, request.prompt, decoding.seed, stops))
+            (request, RequestState(engine.most(request), request.place, request.prompt, decoding.seed, stops))
             for request in (requests[number] for number in order)
         ]
         done = nothing = len(requests) - len(order)
@@ -166,7 +166,7 @@ class Room:
         for number, (_, one) in zip(order, asked, strict=True):
             found[number] = one.found
 
-    def rounds(self, way: Way, asked: Sequence[tuple[Any, Asked]]) -> Iterator[None]:
+    def rounds(self, way: DecodingSpec, asked: Sequence[tuple[Any, RequestState]]) -> Iterator[None]:
         """Requests, the largest first, and those who ask for them: all are answered when this is over. A round ends
         whenever more has been heard."""
         if not asked:
@@ -191,9 +191,9 @@ class Room:
             while len(self.kept) > KEPT:
                 self.kept.popitem(last=False)
 
-    def fill(self, seats: Seats, waiting: deque[tuple[Any, Asked]]) -> None:
+    def fill(self, seats: GraphRunner, waiting: deque[tuple[Any, RequestState]]) -> None:
         """As many as there are seats and as are read together."""
-        taken: list[tuple[Any, Asked]] = []
+        taken: list[tuple[Any, RequestState]] = []
         longest, short = 0, len(waiting[0][0].prompt) == 1
         while waiting and len(taken) < len(seats.free):
             request = waiting[0][0]
@@ -216,7 +216,7 @@ class Room:
             engine.model.advance(rows.to(device), states, last=True)
         return states
 
-    def shape(self, way: Way, requests: Sequence[Any], limit: int) -> Shape:
+    def shape(self, way: DecodingSpec, requests: Sequence[Any], limit: int) -> Shape:
         """Of a batch for these."""
         model, group = self.engine.model, way.decoding.rows
         capacity = bucket(max(len(request.prompt) for request in requests) + limit, SMALLEST)
@@ -225,15 +225,15 @@ class Room:
         count = min(bucket(len(requests), 1), most)
         return Shape(way.kind, count, capacity, bucket(source, SMALLEST // 2) if source else 0, whereabouts(model))
 
-    def made(self, way: Way, shape: Shape) -> Seats:
-        return Seats(self.engine.model, way, shape.seats, shape.capacity, shape.sources)
+    def made(self, way: DecodingSpec, shape: Shape) -> GraphRunner:
+        return GraphRunner(self.engine.model, way, shape.seats, shape.capacity, shape.sources)
 
 
 class Shape(NamedTuple):
     """What seats are made for: a way of decoding, so many who ask, so many places of each row and of a source, and
     weights that lie where they lie."""
 
-    kind: Way
+    kind: DecodingSpec
     seats: int
     capacity: int
     sources: int

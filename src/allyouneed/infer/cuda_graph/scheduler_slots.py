@@ -7,25 +7,25 @@ from collections import deque
 from typing import Any
 
 from allyouneed.infer.cuda_graph.device_search import RUN
-from allyouneed.infer.cuda_graph.runner import SMALLEST, Run, Seats, bucket, room
-from allyouneed.infer.decoding.base import Asked
-from allyouneed.infer.request import Reading
+from allyouneed.infer.cuda_graph.runner import SMALLEST, GraphRunner, Run, bucket, room
+from allyouneed.infer.decoding.base import RequestState
+from allyouneed.infer.request import PrefillBatch
 
 
-class Seating:
+class SchedulerSlots:
     """`rows`: so many are written at once in each batch, whoever waits for them sees to it that there are no more."""
 
     def __init__(self, engine: Any, rows: int) -> None:
         self.engine, self.rows = engine, rows
-        self.batches: dict[tuple[Any, ...], Seats] = {}
+        self.batches: dict[tuple[Any, ...], GraphRunner] = {}
         self.runs: dict[tuple[Any, ...], deque[Run]] = {}
 
     @property
-    def asked(self) -> set[Asked]:
+    def asked(self) -> set[RequestState]:
         """Those who are here."""
         return {sitter.one for seats in self.batches.values() for sitter in seats.saying.seated.values()}
 
-    def sit(self, reading: Reading, some: list[int]) -> list[int]:
+    def sit(self, reading: PrefillBatch, some: list[int]) -> list[int]:
         """Of those who have been read, these take seats, but for the ones that come back: seats do not suit them, or
         there are none left."""
         groups: dict[tuple[Any, ...], list[int]] = {}
@@ -44,7 +44,7 @@ class Seating:
                 kind, places, sources = key
                 most = min(self.rows, room(self.engine.model, places))
                 count = max(1, most // kind.decoding.rows)
-                self.batches[key] = Seats(self.engine.model, kind, count, places, sources)
+                self.batches[key] = GraphRunner(self.engine.model, kind, count, places, sources)
                 self.runs[key] = deque()
             free = len(self.batches[key].free)
             numbers, others = numbers[:free], others + numbers[free:]

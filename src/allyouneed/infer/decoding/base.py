@@ -46,7 +46,7 @@ class Hypothesis:
 
 
 @dataclass(frozen=True)
-class Way:
+class DecodingSpec:
     """How answers are written, whoever asks. `ends`: tokens that end an answer as `eos` does. `counted`: so many tokens
     of the prompt count as said, where lengths matter. `ended`: an answer that reaches its limit ends there with `eos`,
     for nothing. `rules(scores, said)` may change the scores (rows, vocab) of the next token, before anything is made of
@@ -61,10 +61,10 @@ class Way:
     rules: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @property
-    def kind(self) -> Way:
+    def kind(self) -> DecodingSpec:
         """Those that differ only in what each one asks for itself can be written together."""
         own = {"seed": 0, "stop": (), "max_length": None, "extra": 0}
-        return Way(
+        return DecodingSpec(
             self.decoding.model_copy(update=own),
             self.eos,
             self.forbidden,
@@ -76,7 +76,7 @@ class Way:
 
 
 @dataclass(eq=False, slots=True)
-class Asked:
+class RequestState:
     """One who asks: how many tokens there may be; what, with the seed, makes its samples its own; what was `given`, for
     penalties. `hear` is told each token, where there is one row to listen to. `found`: the answers so far, best first
     when `done`. `gone`: nobody waits for them any more."""
@@ -95,7 +95,7 @@ class Asked:
 class Search(ABC):
     """`group` rows for each who asks, neighbours all the way; one row each before the first `step` (`fresh`)."""
 
-    def __init__(self, way: Way, asked: Sequence[Asked], device: torch.device) -> None:
+    def __init__(self, way: DecodingSpec, asked: Sequence[RequestState], device: torch.device) -> None:
         self.way, self.decoding, self.device = way, way.decoding, device
         self.kind, self.ends = way.kind, {way.eos, *way.ends}
         self.penalties = Penalties.of(way.decoding, [one.given for one in asked])
@@ -232,11 +232,13 @@ class Search(ABC):
         found = self.tokens.gather(1, places.clamp(0, self.tokens.shape[1] - 1)).tolist()
         return [row[max(0, reach - age) :] for row, age in zip(found, ages.tolist(), strict=True)]
 
-    def hypothesis(self, one: Asked, tokens: list[int], gains: list[float], log_prob: float) -> Hypothesis:
+    def hypothesis(self, one: RequestState, tokens: list[int], gains: list[float], log_prob: float) -> Hypothesis:
         return hypothesis(self.way, one, tokens, gains, log_prob)
 
 
-def hypothesis(way: Way, one: Asked, tokens: list[int], gains: list[float], log_prob: float) -> Hypothesis:
+def hypothesis(
+    way: DecodingSpec, one: RequestState, tokens: list[int], gains: list[float], log_prob: float
+) -> Hypothesis:
     ended = tokens[-1] in (way.eos, *way.ends)
     stopped = ended or stops(one, tokens)
     end = None if stopped else cut(tokens, way.decoding)
@@ -247,6 +249,6 @@ def hypothesis(way: Way, one: Asked, tokens: list[int], gains: list[float], log_
     return Hypothesis(tokens[:-1] if ended else tokens, score, log_prob, gains, stopped, end is not None)
 
 
-def stops(one: Asked, tokens: Sequence[int]) -> bool:
+def stops(one: RequestState, tokens: Sequence[int]) -> bool:
     """Whether what was said ends with what it was to stop at."""
     return one.stops is not None and one.stops(tokens[-one.stops.reach :])

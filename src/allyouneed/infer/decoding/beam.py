@@ -9,19 +9,19 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from allyouneed.infer.decoding.base import Asked, Search, Way, stops
+from allyouneed.infer.decoding.base import DecodingSpec, RequestState, Search, stops
 from allyouneed.infer.decoding.options import Candidates, Decoding, expand
 from allyouneed.infer.decoding.repetition import looping
 from allyouneed.nn.states.base import stacked
 
 
-class Beams(Search):
+class BeamSearch(Search):
     """Of twice as many candidates as beams, those in the first half that end are finished; the best of those that do
     not end go on. A source is done when it has as many finished hypotheses as beams and its best running one, scored
     as if it ended here, would not be among them (what Hugging Face calls `early_stopping=False`); or, with `early`, as
     soon as it has as many."""
 
-    def __init__(self, way: Way, asked: Sequence[Asked], device: torch.device) -> None:
+    def __init__(self, way: DecodingSpec, asked: Sequence[RequestState], device: torch.device) -> None:
         super().__init__(way, asked, device)
         self.scores = torch.zeros(len(asked), 1, device=device)  # one hypothesis a source: nothing said
 

@@ -10,7 +10,7 @@ BROKEN = "\ufffd"  # what bytes become that are no character, or not yet
 LONGEST = 4  # bytes of a character
 
 
-class Spoken:
+class StreamingDetokenizer:
     """The text of tokens that follow those `given`, told piece by piece; it ends before the first of the strings it is
     to `stop` at. All pieces together are the text, whoever asks for it: at once or as it comes."""
 
@@ -65,7 +65,7 @@ def _overlap(text: str, stop: str) -> int:
 
 def text_of(tokenizer: Tokenizer, tokens: Iterable[int], given: Sequence[int] = (), stop: Sequence[str] = ()) -> str:
     """The whole text at once."""
-    spoken = Spoken(tokenizer, given, stop)
+    spoken = StreamingDetokenizer(tokenizer, given, stop)
     return "".join([spoken.add(token) for token in tokens]) + spoken.end()
 
 

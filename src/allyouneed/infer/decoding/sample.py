@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from allyouneed.infer.decoding.base import Asked, Search, Way, stops
+from allyouneed.infer.decoding.base import DecodingSpec, RequestState, Search, stops
 from allyouneed.infer.decoding.options import Decoding, draw, keep_likely
 from allyouneed.infer.decoding.repetition import looping
 from allyouneed.infer.decoding.topk import best, best_place, log_chance
@@ -17,10 +17,10 @@ from allyouneed.nn.states.base import stacked
 LEAVERS = 8  # a row that is done leaves when one in so many can leave with it, for leaving copies the states
 
 
-class Lines(Search):
+class IndependentSearch(Search):
     """Each row chooses one token at a time."""
 
-    def __init__(self, way: Way, asked: Sequence[Asked], device: torch.device) -> None:
+    def __init__(self, way: DecodingSpec, asked: Sequence[RequestState], device: torch.device) -> None:
         super().__init__(way, asked, device)
         self.over = torch.zeros(len(self.tokens), dtype=torch.bool, device=device)
         self.chances: Tensor | None = None
@@ -111,7 +111,7 @@ class Lines(Search):
             found[row] = looping(said[: self.age(row // self.group)], self.decoding)
         return found.to(self.device)
 
-    def owner(self, row: int) -> Asked:
+    def owner(self, row: int) -> RequestState:
         return self.asked[row // self.group]
 
     def collect(self, rows: list[int]) -> None:

@@ -12,7 +12,7 @@ from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
-from allyouneed.infer.decoding.detokenizer import Spoken, StopStrings, text_of
+from allyouneed.infer.decoding.detokenizer import StopStrings, StreamingDetokenizer, text_of
 from allyouneed.infer.decoding.options import SAMPLING, Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.base import Judged, checked, spread
@@ -142,7 +142,7 @@ class Generator(Retrieving):
     def _pieces(
         self, text: str, prompt: list[int], settled: Decoding, first: int, draft: Draft | None
     ) -> Coroutine[str, None, Generation]:
-        spoken = Spoken(self.tokenizer, self._before(prompt), settled.stop)
+        spoken = StreamingDetokenizer(self.tokenizer, self._before(prompt), settled.stop)
         tokens = self.engine.stream(prompt, settled, first, self._stops(settled), draft)
         while True:
             try:

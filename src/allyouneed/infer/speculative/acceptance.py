@@ -9,16 +9,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from allyouneed.infer.decoding.base import Way
+from allyouneed.infer.decoding.base import DecodingSpec
 from allyouneed.infer.decoding.options import inverted, keep_likely
 from allyouneed.infer.decoding.penalties import Penalties
 from allyouneed.infer.decoding.topk import best_place
 
 
 class Odds:
-    """What may be said at many places at once, by scores (places, vocab), as `Lines` has it for one place a row."""
+    """What may be said at many places at once, by scores (places, vocab), as `IndependentSearch` has it for one place a row."""
 
-    def __init__(self, way: Way, device: torch.device) -> None:
+    def __init__(self, way: DecodingSpec, device: torch.device) -> None:
         self.way, self.decoding = way, way.decoding
         ends = sorted({way.eos, *way.ends})
         never = [token for token in way.forbidden if token not in ends]

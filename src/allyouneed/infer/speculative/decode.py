@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
-from allyouneed.infer.decoding.base import Asked, Hypothesis, Way, hypothesis, stops
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, hypothesis, stops
 from allyouneed.infer.decoding.options import Decoding, inverted
 from allyouneed.infer.decoding.repetition import looping
 from allyouneed.infer.decoding.sample import LEAVERS, chances
@@ -62,7 +62,7 @@ def guesses_of(answers: Sequence[Sequence[Hypothesis]]) -> Guesses | None:
 class Line(Text):
     """A text that is written, for one who asked."""
 
-    asked: Asked = field(kw_only=True)
+    asked: RequestState = field(kw_only=True)
     gains: list[float] = field(default_factory=list)
     over: bool = False
     guesses: Guesses = Guesses()
@@ -80,7 +80,7 @@ def refuse(decoding: Decoding) -> None:
 def speculate(job: Job, requests: Sequence[Request], draft: Draft) -> list[list[Hypothesis]]:
     """The best hypotheses of each source, best first."""
     asked = [
-        Asked(limit, one.place, one.prompt, job.decoding.seed, job.stops)
+        RequestState(limit, one.place, one.prompt, job.decoding.seed, job.stops)
         for limit, one in zip(job.limits, requests, strict=True)
     ]
     speculation = Speculation(job, requests, draft, asked)
@@ -92,9 +92,9 @@ def speculate(job: Job, requests: Sequence[Request], draft: Draft) -> list[list[
 class Speculation:
     """Rows that are written with guesses, `group` of them for each who asks; `go_on` is one pass of the model."""
 
-    def __init__(self, job: Job, requests: Sequence[Request], draft: Draft, asked: Sequence[Asked]) -> None:
+    def __init__(self, job: Job, requests: Sequence[Request], draft: Draft, asked: Sequence[RequestState]) -> None:
         self.model, self.states, self.ahead = job.model, job.states, draft.ahead
-        self.way = Way(job.decoding, job.eos, tuple(job.forbidden), tuple(job.ends), job.counted, job.ended)
+        self.way = DecodingSpec(job.decoding, job.eos, tuple(job.forbidden), tuple(job.ends), job.counted, job.ended)
         self.device, self.odds = job.states.device, Odds(self.way, job.states.device)
         self.group = job.decoding.best if self.odds.draws else 1
         scores = job.model.head(job.last).float()
@@ -109,7 +109,7 @@ class Speculation:
             scores = scores.repeat_interleave(self.group, 0)
         self._say(scores, [Guess([]) for _ in self.lines])
 
-    def _luck(self, asked: Asked, number: int) -> Tensor | None:
+    def _luck(self, asked: RequestState, number: int) -> Tensor | None:
         """The last of each three is what decides a token that nobody guessed: the number it has without guesses."""
         if not self.odds.draws:
             return None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from allyouneed.config import override, parse, tree_of
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import hollow, named, put
+from allyouneed.nn.models.weights import assign_weights, meta_model, named
 
 # of these maps the columns are features of the model, of those the rows; a norm has nothing else
 FROM = ("tokens", "q", "k", "v", "qkv", "kv", "up", "gate_up", "head")
@@ -40,8 +40,10 @@ def with_sines_first(model: Any) -> Any:
     if config is model.config:
         return model
     places = torch.cat([torch.arange(0, config.width, 2), torch.arange(1, config.width, 2)])
-    found = hollow(config)
-    put(found, {name: _moved(name, tensor.detach(), places.to(tensor.device)) for name, tensor in named(model).items()})
+    found = meta_model(config)
+    assign_weights(
+        found, {name: _moved(name, tensor.detach(), places.to(tensor.device)) for name, tensor in named(model).items()}
+    )
     return found.eval()
 
 

@@ -24,7 +24,7 @@ from allyouneed.interop.hf.generation_config import decoding_of
 from allyouneed.interop.hf.weight_table import Family
 from allyouneed.interop.tokenizers import load as tokenizers
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import hollow, named, one_dtype, put
+from allyouneed.nn.models.weights import assign_weights, meta_model, named, one_dtype
 
 # what a class of theirs is for, by the end of its name; what is not here is for what the family is for
 BY_CLASS = {
@@ -230,8 +230,8 @@ def pooled(model: Model) -> dict[str, Any]:
 def with_head(model: nn.Module, head: Mapping[str, Any]) -> nn.Module:
     """The same body under another head that needs no weights."""
     config: Model = parse(Model, tree_of(config_of(model)) | {"head": dict(head)}, "head")  # type: ignore[type-abstract]
-    made, before = hollow(config), named(model)
-    put(made, {name: before[name].detach() for name in named(made)})
+    made, before = meta_model(config), named(model)
+    assign_weights(made, {name: before[name].detach() for name in named(made)})
     return made.eval()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from allyouneed.config import override, parse, tree_of
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import hollow, named, put
+from allyouneed.nn.models.weights import assign_weights, meta_model, named
 
 TABLE = "embed.positions.weight"
 
@@ -28,7 +28,9 @@ def with_places_from_the_first(model: Any) -> Any:
     if config is model.config:
         return model
     unused = model.config.embed.positions.offset
-    found = hollow(config)
+    found = meta_model(config)
     own = named(model)
-    put(found, {name: tensor.detach() for name, tensor in own.items()} | {TABLE: own[TABLE].detach()[unused:]})
+    assign_weights(
+        found, {name: tensor.detach() for name, tensor in own.items()} | {TABLE: own[TABLE].detach()[unused:]}
+    )
     return found.eval()

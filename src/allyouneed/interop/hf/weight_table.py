@@ -31,7 +31,7 @@ from allyouneed.errors import UserError
 from allyouneed.interop.hf.config_writer import Said, differences, meaning
 from allyouneed.mapped import give_back
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import hollow, put
+from allyouneed.nn.models.weights import assign_weights, meta_model
 
 Theirs = Mapping[str, Any]  # their config
 Weights = Mapping[str, Tensor]
@@ -134,7 +134,7 @@ class Family:
                 f"{self.name}: the config speaks of {asked:,} parameters, but there are {there:,}; it is not that of "
                 f"these weights"
             )
-        model = hollow(ours)
+        model = meta_model(ours)
         self.fill(model, config, weights, dtype, device)
         return model.eval()
 
@@ -171,13 +171,13 @@ class Family:
         problems += [f"{name}: left over" for name in over]
         if problems:
             raise UserError(f"{self.name}: the weights do not fit\n  " + "\n  ".join(problems))
-        put(model, ready)
+        assign_weights(model, ready)
 
     def unused(self, config: Theirs, weights: Weights) -> dict[str, Tensor]:
         """What our model has no use for and a round trip has to keep, by the names that `write` expects."""
         if self.before is not None:
             config, weights = self.before(config, weights)
-        model = hollow(self.config(config))
+        model = meta_model(self.config(config))
         used = {term.name for _, _, terms in self._lines_of(model, config) for term in terms}
         return {name: weights[name] for name in weights if name not in used and _any(name, self.spare)}
 

@@ -74,7 +74,7 @@ class Pass(ctypes.Structure):
     )
 
 
-class Shop:
+class NativeLibrary:
     """What has become of the machine: `found`, or `closed` for good, or `making` it."""
 
     found: ctypes.CDLL | None = None
@@ -85,31 +85,31 @@ class Shop:
 def machine() -> ctypes.CDLL | None:
     """The machine, where this computer has a use for it and it is there. Where it is not, it is being made from now on,
     and nobody waits for it."""
-    if Shop.found is not None or Shop.closed:
-        return Shop.found
+    if NativeLibrary.found is not None or NativeLibrary.closed:
+        return NativeLibrary.found
     try:
         if os.environ.get("ALLYOUNEED_NATIVE") == "off" or not able():
             raise OSError("not wanted")
-        if Shop.making is None:
+        if NativeLibrary.making is None:
             path = place()
             if not sound(path):
-                Shop.making = made(path)
-        if Shop.making is not None:
-            if (code := Shop.making.poll()) is None:
+                NativeLibrary.making = made(path)
+        if NativeLibrary.making is not None:
+            if (code := NativeLibrary.making.poll()) is None:
                 return None
             if code:
                 raise OSError("it cannot be compiled")
-        Shop.found = loaded(place())
+        NativeLibrary.found = loaded(place())
     except OSError:
-        Shop.closed = True
-    return Shop.found
+        NativeLibrary.closed = True
+    return NativeLibrary.found
 
 
 def wait() -> ctypes.CDLL | None:
     """The same for those who have time."""
-    if machine() is None and Shop.making is not None:
+    if machine() is None and NativeLibrary.making is not None:
         with suppress(subprocess.TimeoutExpired):
-            Shop.making.wait(PATIENCE)
+            NativeLibrary.making.wait(PATIENCE)
     return machine()
 
 
@@ -138,7 +138,7 @@ def loaded(path: Path) -> ctypes.CDLL:
 def best(scores: Tensor, few: int, banned: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """The `few` likeliest tokens of each row of scores (rows, vocab), none of `banned`, and their log-probabilities;
     None where the machine has not been needed for anything else, or the scores are none of its own kind."""
-    library = Shop.found
+    library = NativeLibrary.found
     if library is None or scores.dtype is not torch.float32 or scores.device.type != "cpu":
         return None
     if scores.dim() != 2 or not scores.is_contiguous() or few > scores.shape[1]:

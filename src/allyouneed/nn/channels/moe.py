@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from allyouneed.config import Config
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Channel, SubLayer
@@ -240,5 +240,5 @@ def _arrival(groups: Tensor) -> Tensor:
 def _only(tokens: Tensor, context: Context) -> Context:
     """The context of tokens taken out of their rows: a channel has no use for where they stood."""
     return replace(
-        context, queries=Facts(torch.zeros(1, len(tokens), dtype=torch.long, device=tokens.device)), plans={}
+        context, queries=TokenLayout(torch.zeros(1, len(tokens), dtype=torch.long, device=tokens.device)), plans={}
     )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Signal
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.embed.tokens import Embed, EmbedModule, Size
@@ -54,20 +54,20 @@ class FrameEmbedModule(EmbedModule):
         self.positions = config.positions.build(common.width)
         self.dropout = Dropout(common.dropout)
 
-    def facts(self, given: Signal) -> Facts:
+    def layout(self, given: Signal) -> TokenLayout:
         time = (given.values.shape[-1] + STRIDE - 1) // STRIDE
-        return Facts(torch.arange(time, device=given.values.device)[None], start=0)
+        return TokenLayout(torch.arange(time, device=given.values.device)[None], start=0)
 
-    def forward(self, given: Signal, facts: Facts) -> Tensor:
+    def forward(self, given: Signal, layout: TokenLayout) -> Tensor:
         frames = given.values
         if frames.dim() != 3 or frames.shape[1] != self.mels:
             said = "×".join(map(str, frames.shape[1:]))
             raise UserError(f"sound of {said} does not fit this model, which reads {self.mels} mels × frames")
-        if self.limit is not None and facts.time > self.limit:
+        if self.limit is not None and layout.time > self.limit:
             most = self.limit * STRIDE
             raise UserError(f"sound of {frames.shape[2]} frames is longer than the {most} this model can place; cut it")
         x = nn.functional.gelu(self.first(frames))
         x = nn.functional.gelu(self.second(x)).transpose(1, 2)  # (batch, time, width)
-        added = self.positions(facts.positions)
+        added = self.positions(layout.positions)
         dropped: Tensor = self.dropout(x if added is None else x + added.to(x.dtype))
         return dropped

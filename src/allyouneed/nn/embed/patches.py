@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Signal
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.embed.tokens import Embed, EmbedModule, Size
@@ -121,23 +121,23 @@ class PatchEmbedModule(EmbedModule):
         self.patch_norms = nn.ModuleList(config.patch_norm.build(width) for width in around if config.patch_norm)
         self.dropout = Dropout(common.dropout)
 
-    def facts(self, given: Signal) -> Facts:
-        return Facts(torch.arange(self.config.places, device=given.values.device)[None], start=0)
+    def layout(self, given: Signal) -> TokenLayout:
+        return TokenLayout(torch.arange(self.config.places, device=given.values.device)[None], start=0)
 
-    def forward(self, given: Signal, facts: Facts) -> Tensor:
+    def forward(self, given: Signal, layout: TokenLayout) -> Tensor:
         x = self.cut(given.values)
         if len(self.patch_norms):
             before, behind = self.patch_norms
-            x = behind(self.project(before(x, Context(facts))), Context(facts))
+            x = behind(self.project(before(x, Context(layout))), Context(layout))
         else:
             x = self.project(x)
         before_all = [token for token in (self.class_token, self.distillation_token) if token is not None]
         x = torch.cat([*(token.weight.to(x.dtype).expand(len(x), 1, -1) for token in before_all), x], 1)
-        added = self.positions(facts.positions)
+        added = self.positions(layout.positions)
         if added is not None:
             x = x + added.to(x.dtype)
         if self.norm is not None:
-            x = self.norm(x, Context(facts))
+            x = self.norm(x, Context(layout))
         dropped: Tensor = self.dropout(x)
         return dropped
 

@@ -14,7 +14,7 @@ from allyouneed.config import Part
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.norms import Norm
@@ -56,11 +56,11 @@ class EmbedModule(nn.Module):
     tokens: nn.Embedding  # of those that read text
 
     @abstractmethod
-    def facts(self, given: Any) -> Facts:
+    def layout(self, given: Any) -> TokenLayout:
         """Where the vectors of this input will stand."""
 
     @abstractmethod
-    def forward(self, given: Any, facts: Facts) -> Tensor:
+    def forward(self, given: Any, layout: TokenLayout) -> Tensor:
         """(batch, time, width)"""
 
 
@@ -131,35 +131,35 @@ class TokenEmbedModule(EmbedModule):
         self.limit, self.chosen = config.limit, config.chosen
         self.dropout = Dropout(common.dropout)
 
-    def facts(self, given: Rows) -> Facts:
-        facts = Facts.of(given)
-        if self.chosen == "none" or facts.chosen is not None:
-            return facts
-        first = facts.positions == 0
-        return replace(facts, chosen=first if facts.real is None else first & facts.real)
+    def layout(self, given: Rows) -> TokenLayout:
+        layout = TokenLayout.of(given)
+        if self.chosen == "none" or layout.chosen is not None:
+            return layout
+        first = layout.positions == 0
+        return replace(layout, chosen=first if layout.real is None else first & layout.real)
 
-    def check_length(self, facts: Facts, places: Tensor) -> None:
+    def check_length(self, layout: TokenLayout, places: Tensor) -> None:
         """The device is only asked where the shape of the batch leaves it open."""
-        least = (facts.start or 0) + facts.time if facts.start is not None or facts.packed else None
+        least = (layout.start or 0) + layout.time if layout.start is not None or layout.packed else None
         if self.limit is None or not places.numel() or (least is not None and least <= self.limit):
             return
         if (longest := int(places.max()) + 1) > self.limit:
             raise UserError(f"a sentence of {longest} tokens is longer than the model's {self.limit} learned positions")
 
-    def forward(self, given: Rows, facts: Facts) -> Tensor:
+    def forward(self, given: Rows, layout: TokenLayout) -> Tensor:
         # padding stands nowhere: it must not outgrow learned positions
-        places = facts.positions if facts.real is None else facts.positions.where(facts.real, 0)
-        self.check_length(facts, places)
+        places = layout.positions if layout.real is None else layout.positions.where(layout.real, 0)
+        self.check_length(layout, places)
         x: Tensor = self.tokens(given.tokens)
         x = x if self.scale == 1.0 else x * self.scale
-        if self.asking is not None and facts.order is not None:
-            x = torch.where((facts.order < 0)[..., None], self.asking.weight.to(x.dtype), x)
+        if self.asking is not None and layout.order is not None:
+            x = torch.where((layout.order < 0)[..., None], self.asking.weight.to(x.dtype), x)
         added = self.positions(places)
         if added is not None:
             x = x + added.to(x.dtype)
         if self.types is not None:
             x = x + self.types(torch.zeros_like(given.tokens) if given.types is None else given.types)
         if self.norm is not None:
-            x = self.norm(x, Context(facts))
+            x = self.norm(x, Context(layout))
         x = self.dropout(x)
         return x if self.widen is None else self.widen(x)

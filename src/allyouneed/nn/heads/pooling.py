@@ -7,21 +7,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 
 Pool = Literal["first", "mean", "last"]
 
 
-def pool(x: Tensor, facts: Facts, how: Pool) -> Tensor:
+def pool(x: Tensor, layout: TokenLayout, how: Pool) -> Tensor:
     """x (batch, time, width) -> (sentences, width): one a row; of packed rows one a segment, row after row.
 
     first: BERT's [CLS]; last: the end mark, which in a causal stack has seen all (GPT, CLIP); mean: of all tokens.
     """
-    segments = facts.segments
+    segments = layout.segments
     if segments is None:
         return {"first": x[:, 0], "last": x[:, -1], "mean": x.mean(1)}[how]
     real = segments > 0
-    if not facts.packed:
+    if not layout.packed:
         if how == "mean":
             weights = real.to(x.dtype)[..., None]
             return (x * weights).sum(1) / weights.sum(1).clamp(min=1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from allyouneed.nn.channels.feedforward import ACTIVATIONS, Activation
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.heads.pooling import Pool, pool
@@ -69,10 +69,10 @@ class ClassesHeadModule(HeadModule):
         self.classes = nn.Linear(common.width, config.labels, bias=config.bias)
         self.distilled = nn.Linear(common.width, config.labels, bias=config.bias) if config.distilled else None
 
-    def forward(self, x: Tensor, facts: Facts | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
         """(sentences, labels)"""
-        assert facts is not None, "a sentence is gathered by the facts about its tokens"
-        vectors = pool(x, facts, self.pool)
+        assert layout is not None, "a sentence is gathered by the facts about its tokens"
+        vectors = pool(x, layout, self.pool)
         vectors = vectors if self.hidden is None else self.activation(self.hidden(vectors))
         scores: Tensor = self.classes(self.dropout(vectors))
         return scores if self.distilled is None else (scores + self.distilled(self.dropout(x[:, 1]))) / 2
@@ -106,7 +106,7 @@ class TagsHeadModule(HeadModule):
         self.dropout = Dropout(common.dropout if config.dropout is None else config.dropout)
         self.tags = nn.Linear(common.width, config.labels)
 
-    def forward(self, x: Tensor, facts: Facts | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
         """(…, labels)"""
         x = x if self.hidden is None else self.activation(self.hidden(x))
         scores: Tensor = self.tags(self.dropout(x))
@@ -141,10 +141,10 @@ class PooledHeadModule(HeadModule):
         width = config.width
         self.project = None if width is None else nn.Linear(common.width, width, bias=config.bias)
 
-    def forward(self, x: Tensor, facts: Facts | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
         """(sentences, width)"""
-        assert facts is not None, "a sentence is gathered by the facts about its tokens"
-        vectors = pool(x, facts, self.pool)
+        assert layout is not None, "a sentence is gathered by the facts about its tokens"
+        vectors = pool(x, layout, self.pool)
         vectors = vectors if self.project is None else self.project(vectors)
         return nn.functional.normalize(vectors, dim=-1) if self.normalise else vectors
 
@@ -162,5 +162,5 @@ class NoHead(Head):
 
 
 class NoHeadModule(HeadModule):
-    def forward(self, x: Tensor, facts: Facts | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
         return x

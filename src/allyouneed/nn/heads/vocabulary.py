@@ -13,7 +13,7 @@ from allyouneed.config import Config, Part
 from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.channels.feedforward import ACTIVATIONS, Activation
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.norms import LayerNorm, Norm
 from allyouneed.nn.ops.cross_entropy import linear_cross_entropy
@@ -34,8 +34,8 @@ class Head(Part, slot="head", default="vocabulary"):
 
 class HeadModule(nn.Module):
     @abstractmethod
-    def forward(self, x: Tensor, facts: Facts | None = None) -> Tensor:
-        """`facts` say where the vectors stand, for heads that gather a sentence."""
+    def forward(self, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
+        """`layout` say where the vectors stand, for heads that gather a sentence."""
 
 
 class Transform(Config):
@@ -104,7 +104,7 @@ class VocabularyHeadModule(HeadModule):
         del self.weight
         self.bias, self.product = None, product
 
-    def forward(self, x: Tensor, facts: Facts | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
         if self.product is not None:
             scores: Tensor = self.product(self.prepared(x))
         else:
@@ -140,5 +140,5 @@ class TransformModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         places = torch.zeros(1, x.shape[-2] if x.dim() > 2 else 1, dtype=torch.long, device=x.device)
-        found: Tensor = self.norm(self.activation(self.linear(x)), Context(Facts(places)))
+        found: Tensor = self.norm(self.activation(self.linear(x)), Context(TokenLayout(places)))
         return found

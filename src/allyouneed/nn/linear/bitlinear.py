@@ -13,14 +13,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.linear.dense import Linear, sizes
 from allyouneed.nn.norms import RMSNorm
 
 SMALLEST = 1e-5  # the least that a mean or a peak counts as: zeros have no size
 MOST = 127  # int8, the same on both sides of zero
-ALONE = Context(Facts(torch.zeros(1, 1, dtype=torch.long)))  # what a norm is told that looks at one token only
+ALONE = Context(TokenLayout(torch.zeros(1, 1, dtype=torch.long)))  # what a norm is told that looks at one token only
 
 
 class Bit(Linear):

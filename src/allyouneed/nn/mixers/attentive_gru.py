@@ -126,18 +126,18 @@ class AttentiveGRUModule(SubLayer):
         return lined.scatter(y, x)
 
     def source(self, memory: Memory, context: Context, lined: Sentences, x: Tensor, state: State | None) -> Source:
-        facts, queries, hidden = memory.facts, context.queries, memory.hidden
-        if facts.packed != queries.packed:
+        layout, queries, hidden = memory.layout, context.queries, memory.hidden
+        if layout.packed != queries.packed:
             raise ValueError("one side holds several sentences a row, the other does not: they cannot be matched")
         keys = state.keys_of(memory, self.key) if isinstance(state, Attending) else self.key(hidden)
         numbers = torch.arange(len(x), device=x.device)[:, None].expand(x.shape[:2])
         which = lined.gather(numbers)[:, :1].flatten() // (len(x) // len(hidden))  # each sentence's row of the source
-        if facts.segments is None:
+        if layout.segments is None:
             mask = torch.ones(hidden.shape[:2], dtype=torch.bool, device=x.device)[which]
         elif queries.packed and queries.segments is not None:
-            mask = facts.segments[which] == lined.gather(queries.segments)[:, :1]
+            mask = layout.segments[which] == lined.gather(queries.segments)[:, :1]
         else:
-            mask = (facts.segments > 0)[which]
+            mask = (layout.segments > 0)[which]
         return Source(hidden[which], keys[which], mask)
 
     def begin(self, source: Source) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from allyouneed.nn.channels.feedforward import ACTIVATIONS, Activation
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.window import SLACK
@@ -126,24 +126,24 @@ class ConvolutionModule(SubLayer):
 def lined_up(x: Tensor, context: Context, reach: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
     """Sentences with `reach` zeros before and behind each, (batch, length + sum of reach, width); and the places
     (batch, time, 1) where what each token sees begins in it. None: token t's begins at t."""
-    facts, gap = context.queries, sum(reach)
-    if facts.real is not None:
-        x = x * facts.real[..., None]
-    if not facts.packed:
+    layout, gap = context.queries, sum(reach)
+    if layout.real is not None:
+        x = x * layout.real[..., None]
+    if not layout.packed:
         return nn.functional.pad(x, (0, 0, *reach)), None
     # sentences of a packed row are moved apart, so that no filter reaches from one to the next
-    places, length = context.plan(("apart", gap), lambda: apart(facts, gap))
+    places, length = context.plan(("apart", gap), lambda: apart(layout, gap))
     lined = x.new_zeros(len(x), length, x.shape[2]).scatter(1, places.expand_as(x), x)
     return nn.functional.pad(lined, (0, 0, *reach)), places
 
 
-def apart(facts: Facts, gap: int) -> tuple[Tensor, int]:
+def apart(layout: TokenLayout, gap: int) -> tuple[Tensor, int]:
     """Places (batch, time, 1) of packed rows' tokens with a gap wherever the segment changes; how many there are."""
-    segments = facts.segments
+    segments = layout.segments
     assert segments is not None
     changes = torch.zeros_like(segments)
     changes[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    places = torch.arange(facts.time, device=facts.device) + gap * changes.cumsum(1)
+    places = torch.arange(layout.time, device=layout.device) + gap * changes.cumsum(1)
     return places[..., None], int(places.max()) + 1
 
 
@@ -159,16 +159,16 @@ class Recent(State):
 
     def append(self, x: Tensor, context: Context) -> Tensor:
         """Take in these tokens; return them with the `back` ones before them: (batch, back + time, width)."""
-        facts, slots = context.queries, context.slots
+        layout, slots = context.queries, context.slots
         assert slots is not None
-        (batch, time, width), starts = x.shape, facts.positions[:, 0].expand(len(x))
+        (batch, time, width), starts = x.shape, layout.positions[:, 0].expand(len(x))
         if self.tokens is None or self.oldest is None:
             self.tokens, self.oldest = x.new_zeros(batch, self.size, width), torch.zeros_like(starts)
         both = torch.cat([self.tokens, x], 1)
-        if facts.segments is None:
+        if layout.segments is None:
             self.tokens, self.lengths = both[:, time:], starts + time
         else:  # rows got unequal numbers of tokens
-            counts = facts.segments.sum(1)
+            counts = layout.segments.sum(1)
             self.tokens, self.lengths = _moved(both, counts)[:, : self.size], starts + counts
         self.oldest = self.oldest.maximum(self.lengths - self.size)
         self.end = min(slots.time, self.size)

@@ -20,7 +20,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.linear.dense import Dense
-from allyouneed.nn.mixers.attention.attention import Looking, cache_cost
+from allyouneed.nn.mixers.attention.attention import SoftmaxAttention, cache_cost
 from allyouneed.nn.mixers.attention.scores import ScaledDot
 from allyouneed.nn.patterns.core import Full, Pattern
 from allyouneed.nn.positions.relative import Heads, NoRelative
@@ -77,7 +77,7 @@ class MSSA(Mixer):
         return found
 
 
-class MSSAModule(Looking):
+class MSSAModule(SoftmaxAttention):
     def __init__(self, config: MSSA, common: Common) -> None:
         sizes, plain = config.sizes(common), NoRelative()
         scores = ScaledDot().build(sizes, common)

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.ops.unpack import Sentences, sentences
@@ -238,7 +238,7 @@ class PerformerCross(_Features):
         memory = context.memory
         assert memory is not None, "cross-attention needs an encoder's memory"
         self.count_pass(context)
-        here, there = context.queries, memory.facts
+        here, there = context.queries, memory.layout
         if here.packed != there.packed:
             raise ValueError(
                 "one side holds several sentences a row (segments), the other does not: they cannot be matched"
@@ -295,7 +295,7 @@ class SourceSums(State):
         return 0 if self.sums is None else self.sums.numel() * self.sums.itemsize
 
 
-def _matched(lines: Sentences, here: Facts, there: Facts) -> tuple[Sentences, Sentences, Tensor, Tensor]:
+def _matched(lines: Sentences, here: TokenLayout, there: TokenLayout) -> tuple[Sentences, Sentences, Tensor, Tensor]:
     """Sentences of both sides; for each of ours the number of its source, and whether it has one."""
     assert here.segments is not None and there.segments is not None
     most = torch.maximum(here.segments.max(), there.segments.max()) + 1

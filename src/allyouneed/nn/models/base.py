@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from allyouneed.config import Config, Part, model_validator
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Asks, Context, Facts, Record, Wanted
+from allyouneed.nn.context import Asks, Context, Record, TokenLayout, Wanted
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.embed.tokens import Embed, TokenEmbed
 from allyouneed.nn.heads.vocabulary import Head, VocabularyHead
@@ -212,20 +212,20 @@ def advance(
     each row's `last` one only (batch, 1, width)."""
     assert new.side == "right" and new.segments is None, "decoding takes one sentence a row, padded on the right"
     time = new.tokens.shape[1]
-    facts = Facts.following(states.lengths, new)
+    layout = TokenLayout.following(states.lengths, new)
     end = max(states.lengths, default=0) + time
-    states.mark(facts, end)
-    x = embed(new, facts)
-    context = Context(facts, states.slots(end), states.memory, x, losses=losses, asks=asks)
+    states.mark(layout, end)
+    x = embed(new, layout)
+    context = Context(layout, states.slots(end), states.memory, x, losses=losses, asks=asks)
     hidden = stack(x, context, states.layers)
     if last:
-        hidden = hidden.take_along_dim(last_places(facts)[..., None], 1)
+        hidden = hidden.take_along_dim(last_places(layout)[..., None], 1)
     added = [time] * len(states.lengths) if new.lengths is None else new.lengths.tolist()
     states.lengths = [seen + count for seen, count in zip(states.lengths, added, strict=True)]
     return hidden
 
 
-def last_places(new: Facts) -> Tensor:
+def last_places(new: TokenLayout) -> Tensor:
     """(batch or 1, 1): where each row's last new token stands; rows without one say the first place."""
     if new.segments is None:
         return torch.full((1, 1), new.time - 1, device=new.device)
@@ -239,7 +239,7 @@ class ModelModule(nn.Module):
     head: Any
 
     @abstractmethod
-    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
+    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
         """Hidden states (batch, time, width) and where they stand."""
 
     def forward(self, batch: Batch, losses: list[Tensor] | None = None) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.context import Context, Facts, Record
+from allyouneed.nn.context import Context, Record, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.models.base import (
     Layers,
@@ -61,12 +61,12 @@ class DecoderModel(ModelModule):
         config.init.apply(self, config.width)
 
     def decode(self, target: Rows, record: Record | None = None, losses: list[Tensor] | None = None) -> Tensor:
-        facts: Facts = self.embed.facts(target)
-        hidden: Tensor = self.decoder(self.embed(target, facts), Context(facts, record=record, losses=losses))
+        layout: TokenLayout = self.embed.layout(target)
+        hidden: Tensor = self.decoder(self.embed(target, layout), Context(layout, record=record, losses=losses))
         return hidden
 
-    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
-        return self.decode(batch.rows, losses=losses), self.embed.facts(batch.rows)
+    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
+        return self.decode(batch.rows, losses=losses), self.embed.layout(batch.rows)
 
     def attention(
         self, batch: Batch, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None

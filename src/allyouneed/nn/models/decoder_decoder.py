@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.context import Context, Facts, Memory, Record
+from allyouneed.nn.context import Context, Memory, Record, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.mixers.attention.shared_kv import SharedAttention, SharedKeys
@@ -110,25 +110,25 @@ class DecoderDecoderModel(ModelModule):
         count = len(self.first.blocks)
         x = self.first(x, context, None if states is None else states[:count])
         reader = next(part for part in self.second.modules() if isinstance(part, SharedAttention))
-        (k, v), facts = self.keys(x, context, reader), context.queries
+        (k, v), layout = self.keys(x, context, reader), context.queries
         if states is not None:
             cache = states[count]["keys"]
             assert isinstance(cache, Cache)
-            k, v, facts = cache.append(k, v, context)
+            k, v, layout = cache.append(k, v, context)
         if last:
             places = last_places(context.queries)
             x = x.take_along_dim(places[..., None], 1)
             context = replace(context, queries=context.queries.at(places), plans={})
-        context = replace(context, memory=Memory(x, facts, (k, v)))
+        context = replace(context, memory=Memory(x, layout, (k, v)))
         hidden: Tensor = self.second(x, context, None if states is None else states[count + 1 :])
         return hidden
 
     def decode(self, target: Rows, record: Record | None = None, losses: list[Tensor] | None = None) -> Tensor:
-        facts: Facts = self.embed.facts(target)
-        return self.through(self.embed(target, facts), Context(facts, record=record, losses=losses))
+        layout: TokenLayout = self.embed.layout(target)
+        return self.through(self.embed(target, layout), Context(layout, record=record, losses=losses))
 
-    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
-        return self.decode(batch.rows, losses=losses), self.embed.facts(batch.rows)
+    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
+        return self.decode(batch.rows, losses=losses), self.embed.layout(batch.rows)
 
     def attention(
         self,

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from allyouneed.nn.batch import Batch, Input, Rows
-from allyouneed.nn.context import Context, Facts, Memory, Record
+from allyouneed.nn.context import Context, Memory, Record, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.embed.tokens import Embed, TokenEmbed
 from allyouneed.nn.heads.vocabulary import Head, VocabularyHead
@@ -75,13 +75,13 @@ class EncoderModel(ModelModule):
         config.init.apply(self, config.width)
 
     def encode(self, given: Input, record: Record | None = None, losses: list[Tensor] | None = None) -> Memory:
-        facts: Facts = self.embed.facts(given)
-        x = self.embed(given, facts)
-        return Memory(self.encoder(x, Context(facts, record=record, losses=losses)), facts)
+        layout: TokenLayout = self.embed.layout(given)
+        x = self.embed(given, layout)
+        return Memory(self.encoder(x, Context(layout, record=record, losses=losses)), layout)
 
-    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
+    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
         memory = self.encode(batch.target, losses=losses)
-        return memory.hidden, memory.facts
+        return memory.hidden, memory.layout
 
     def start(self, rows: int) -> States:
         """Ready to read so many texts in segments: nothing seen yet."""

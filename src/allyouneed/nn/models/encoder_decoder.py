@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, WrapValidator
 from torch import Tensor
 
 from allyouneed.nn.batch import Batch, Input, Rows
-from allyouneed.nn.context import Context, Facts, Memory, Record
+from allyouneed.nn.context import Context, Memory, Record, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.embed.tokens import Embed, TokenEmbed
 from allyouneed.nn.heads.vocabulary import Head, VocabularyHead
@@ -124,23 +124,23 @@ class EncoderDecoderModel(ModelModule):
 
     def encode(self, source: Input, record: Record | None = None, losses: list[Tensor] | None = None) -> Memory:
         embed = self.embed if self.source_embed is None else self.source_embed
-        facts: Facts = embed.facts(source)
-        x = embed(source, facts)
-        return Memory(self.encoder(x, Context(facts, inputs=x, record=record, losses=losses)), facts, inputs=x)
+        layout: TokenLayout = embed.layout(source)
+        x = embed(source, layout)
+        return Memory(self.encoder(x, Context(layout, inputs=x, record=record, losses=losses)), layout, inputs=x)
 
     def decode(
         self, target: Rows, memory: Memory, record: Record | None = None, losses: list[Tensor] | None = None
     ) -> Tensor:
-        facts: Facts = self.embed.facts(target)
-        x = self.embed(target, facts)
-        context = Context(facts, memory=memory, inputs=x, record=record, losses=losses)
+        layout: TokenLayout = self.embed.layout(target)
+        x = self.embed(target, layout)
+        context = Context(layout, memory=memory, inputs=x, record=record, losses=losses)
         hidden: Tensor = self.decoder(x, context)
         return hidden
 
-    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
+    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
         assert batch.source is not None, "an encoder-decoder needs a source"
         hidden = self.decode(batch.rows, self.encode(batch.source, losses=losses), losses=losses)
-        return hidden, self.embed.facts(batch.rows)
+        return hidden, self.embed.layout(batch.rows)
 
     def attention(
         self,

@@ -38,14 +38,14 @@ def _ternary(model: nn.Module) -> nn.Module:
 STORED: dict[str, Callable[[nn.Module], nn.Module]] = {"int8": _int8, "bf16": _bf16, "ternary": _ternary}
 
 
-def shrunk(model: nn.Module, manner: str) -> nn.Module:
+def quantize(model: nn.Module, manner: str) -> nn.Module:
     """The model itself, in this manner. It does not train any more (bf16 does)."""
     if manner not in STORED:
         raise UserError(f"stored as {manner!r}: it may be {', '.join(STORED)}")
     return STORED[manner](model)
 
 
-def widened(model: nn.Module) -> dict[str, Tensor]:
+def dequantize(model: nn.Module) -> dict[str, Tensor]:
     """The weights of a model by the names of one that trains: what was stored in eight bits, in 32. What two bits stand
     for was lost when they were packed."""
     if (manner := stored_as(model)) == "ternary":

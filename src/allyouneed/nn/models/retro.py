@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from allyouneed.nn.batch import Batch, Neighbours, Rows
-from allyouneed.nn.context import Asks, Context, Facts, Memory, Record
+from allyouneed.nn.context import Asks, Context, Memory, Record, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.mixers.attention.chunked_cross import ChunkedCross, MemoryKeyValues, Retrieved, retrieved
@@ -140,13 +140,13 @@ class RetroModel(ModelModule):
         batch, chunks, count, length = found.tokens.shape
         lengths = found.lengths.flatten().clamp(min=1)  # an encoder reads no empty text
         rows = Rows(found.tokens.flatten(0, 2), lengths)
-        facts: Facts = self.embed.facts(rows)
-        x = self.embed(rows, facts)
+        layout: TokenLayout = self.embed.layout(rows)
+        x = self.embed(rows, layout)
         chunk = None  # seen by all its neighbours
         if asked is not None:
             places = torch.arange(self.config.chunk, device=asked.device)[None]
-            chunk = Memory(asked.flatten(0, 1), Facts(places, start=0))
-        hidden: Tensor = self.encoder(x, Context(facts, memory=chunk, inputs=x, record=record, losses=losses))
+            chunk = Memory(asked.flatten(0, 1), TokenLayout(places, start=0))
+        hidden: Tensor = self.encoder(x, Context(layout, memory=chunk, inputs=x, record=record, losses=losses))
         real = torch.arange(length, device=lengths.device) < found.lengths[..., None]  # (batch, chunks, count, length)
         memory = hidden.view(batch, chunks * count * length, -1)
         return retrieved(memory, real.flatten(1).long(), chunks, self.config.chunk)
@@ -158,12 +158,12 @@ class RetroModel(ModelModule):
         record: Record | None = None,
         losses: list[Tensor] | None = None,
     ) -> Tensor:
-        facts: Facts = self.embed.facts(target)
-        if facts.packed and memory is not None:
+        layout: TokenLayout = self.embed.layout(target)
+        if layout.packed and memory is not None:
             raise ValueError("neighbours belong to the chunks of one text a row; do not pack several into it")
-        x = self.embed(target, facts)
+        x = self.embed(target, layout)
         there = {"memory": memory} if isinstance(memory, Retrieved) else {"asks": memory}
-        hidden: Tensor = self.decoder(x, Context(facts, inputs=x, record=record, losses=losses, **there))
+        hidden: Tensor = self.decoder(x, Context(layout, inputs=x, record=record, losses=losses, **there))
         return hidden
 
     def remember(
@@ -183,9 +183,9 @@ class RetroModel(ModelModule):
 
         return asks
 
-    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
+    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
         memory = self.remember(batch.source, losses=losses)
-        return self.decode(batch.rows, memory, losses=losses), self.embed.facts(batch.rows)
+        return self.decode(batch.rows, memory, losses=losses), self.embed.layout(batch.rows)
 
     def attention(
         self,
@@ -248,7 +248,7 @@ class RetroModel(ModelModule):
         return [(row, u) for row, u, _ in full], given.to(device)
 
 
-def in_place(x: Tensor, queries: Facts, end: int) -> Tensor:
+def in_place(x: Tensor, queries: TokenLayout, end: int) -> Tensor:
     """Tokens of whole texts where they stand, wherever padding is: (batch, end, width), zeros where there are none."""
     if queries.start == 0:
         return pad(x[:, :end], (0, 0, 0, max(0, end - x.shape[1])))

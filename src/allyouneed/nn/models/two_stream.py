@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.models.stack import Stack
 from allyouneed.nn.states.base import States
 
@@ -72,29 +72,29 @@ def read_on(
     if new.lengths is not None or new.segments is not None or len(set(states.lengths)) > 1:
         raise ValueError("a segment is a full row of tokens, as long in all texts: no padding")
     (rows, time), begin = new.tokens.shape, states.lengths[0]
-    facts = Facts.following(states.lengths, replace(new, order=None))
-    states.mark(facts, begin + time)
+    layout = TokenLayout.following(states.lengths, replace(new, order=None))
+    states.mark(layout, begin + time)
     slots = states.slots(begin + time)
     if new.order is not None:  # what is remembered is said first, as number 0
-        facts = replace(facts, order=new.order + 1)
+        layout = replace(layout, order=new.order + 1)
         slots = replace(slots, order=torch.cat((new.order.new_zeros(rows, begin), new.order + 1), 1))
-    x = embed(new, facts)
-    context = Context(facts, slots, losses=losses)
+    x = embed(new, layout)
+    context = Context(layout, slots, losses=losses)
     if asks is not None:
         assert asks.positions is not None and asks.order is not None
-        there = Facts(begin + asks.positions, order=asks.order - 1, types=asks.types)
+        there = TokenLayout(begin + asks.positions, order=asks.order - 1, types=asks.types)
         x = torch.cat((x, embed(asks, there)), 1)
-        context = Context(_joined(facts, there, rows), slots, said=facts, losses=losses)
+        context = Context(_joined(layout, there, rows), slots, said=layout, losses=losses)
     hidden: Tensor = stack(x, context, states.layers)
     states.lengths = [begin + time] * rows
     return hidden
 
 
-def _joined(facts: Facts, asks: Facts, rows: int) -> Facts:
-    assert facts.order is not None and asks.order is not None
-    types = facts.types if facts.types is None or asks.types is None else torch.cat((facts.types, asks.types), 1)
-    return Facts(
-        torch.cat((facts.positions.expand(rows, -1), asks.positions), 1),
-        order=torch.cat((facts.order, asks.order), 1),
+def _joined(layout: TokenLayout, asks: TokenLayout, rows: int) -> TokenLayout:
+    assert layout.order is not None and asks.order is not None
+    types = layout.types if layout.types is None or asks.types is None else torch.cat((layout.types, asks.types), 1)
+    return TokenLayout(
+        torch.cat((layout.positions.expand(rows, -1), asks.positions), 1),
+        order=torch.cat((layout.order, asks.order), 1),
         types=types,
     )

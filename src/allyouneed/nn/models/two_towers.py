@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from allyouneed.nn.batch import Batch, Input, Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.heads.sentence import PooledHead
 from allyouneed.nn.models.base import Model, ModelModule, Problem, Vocab
@@ -97,5 +97,5 @@ class TwoTowersModel(ModelModule):
     def forward(self, batch: Batch, losses: list[Tensor] | None = None) -> Tensor:
         return self.logits(batch)
 
-    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
+    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
         raise NotImplementedError("two towers have no hidden states of one target; ask for logits or vectors")

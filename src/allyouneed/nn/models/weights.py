@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from allyouneed.nn.models.base import Model
 
 
-def hollow(config: Model) -> nn.Module:
+def meta_model(config: Model) -> nn.Module:
     """The model without weights. Nothing is drawn and nothing taken: whatever its size, it costs no memory."""
     with torch.device("meta"), _NothingDrawn():
         return config.build()
@@ -39,7 +39,7 @@ def named(model: nn.Module) -> dict[str, Tensor]:
     return {name: persistent[name] for name in first.values()}
 
 
-def put(model: nn.Module, found: Mapping[str, Tensor]) -> None:
+def assign_weights(model: nn.Module, found: Mapping[str, Tensor]) -> None:
     """These tensors take the places of the model's own, by the names of `named`; what was tied stays tied."""
     own = named(model)
     new = {
@@ -65,7 +65,7 @@ def one_dtype(model: nn.Module, dtype: torch.dtype | None = None) -> None:
     if set(sizes) - {wanted}:
         cast = {name: t for name, t in named(model).items() if t.is_floating_point() and t.dtype != wanted}
         for name, tensor in cast.items():  # one at a time: a second copy of one, not of all
-            put(model, {name: tensor.detach().to(wanted)})
+            assign_weights(model, {name: tensor.detach().to(wanted)})
 
 
 def suit_cpu(model: nn.Module) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.states.base import KeyValues
 
 
@@ -103,7 +103,9 @@ class Hashed(KeyValues):
         super().__init__()
         self.buckets: Tensor | None = None
 
-    def take(self, k: Tensor, v: Tensor, buckets: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor, Facts]:
+    def take(
+        self, k: Tensor, v: Tensor, buckets: Tensor, context: Context
+    ) -> tuple[Tensor, Tensor, Tensor, TokenLayout]:
         keys, values, slots = self.append(k, v, context)
         self.buckets = self._stored(self.buckets, buckets, context.queries)
         return keys, values, self.buckets[:, :, : self.end], slots

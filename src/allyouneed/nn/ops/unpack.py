@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,11 +27,11 @@ class Sentences:
     places: Tensor | None = None
 
     @classmethod
-    def of(cls, facts: Facts) -> Sentences:
+    def of(cls, layout: TokenLayout) -> Sentences:
         """Asks the device how many sentences there are and how long, unless rows are sentences."""
-        if facts.segments is None or (facts.start is not None and not facts.packed):
-            return cls(facts.real)
-        segments = facts.segments
+        if layout.segments is None or (layout.start is not None and not layout.packed):
+            return cls(layout.real)
+        segments = layout.segments
         rows = torch.arange(len(segments), device=segments.device)[:, None]
         numbers = (rows * (segments.max() + 1) + segments).flatten()  # one for each sentence of the batch
         tokens = (segments > 0).flatten().nonzero().flatten()
@@ -60,7 +60,7 @@ class Sentences:
 
 def sentences(context: Context) -> Sentences:
     """Of the tokens of this pass, found once for all layers. New tokens of a text being decoded come from the left."""
-    facts = context.queries
+    layout = context.queries
     if context.slots is not None:
-        return context.plan("sentences", lambda: Sentences(facts.real))
-    return context.plan("sentences", lambda: Sentences.of(facts))
+        return context.plan("sentences", lambda: Sentences(layout.real))
+    return context.plan("sentences", lambda: Sentences.of(layout))

@@ -46,7 +46,7 @@ class Stretch(Protocol):
     def bounds(self, pattern: Pattern) -> tuple[Tensor, Tensor]: ...
 
 
-class Kept(NamedTuple):
+class KVWindow(NamedTuple):
     """What decoding must remember: the first places of a sentence, and the most recent (the newest included)."""
 
     first: int
@@ -119,10 +119,10 @@ class Pattern(Part, slot="pattern"):
         return self.ahead <= 0
 
     @property
-    def memory(self) -> Kept | None:
+    def kv_window(self) -> KVWindow | None:
         """Earlier keys that a query sees are among these; None when what must be kept grows without bound."""
         back = self.reach[0]
-        return None if math.isinf(back) else Kept(0, max(0, int(-back) + 1))
+        return None if math.isinf(back) else KVWindow(0, max(0, int(-back) + 1))
 
     def leak(self) -> str | None:
         """Which part of it lets later tokens in; None when nothing does."""
@@ -253,8 +253,8 @@ class Prefix(Pattern):
         return key.bounds(self)[1] < self.length
 
     @property
-    def memory(self) -> Kept:
-        return Kept(self.length, 0)
+    def kv_window(self) -> KVWindow:
+        return KVWindow(self.length, 0)
 
     def leak(self) -> str | None:
         return f"{self} lets the first {self.length} places see each other" if self.length > 1 else None
@@ -318,8 +318,8 @@ class And(Pattern):
         return min(self.left.ahead, self.right.ahead)
 
     @property
-    def memory(self) -> Kept | None:
-        bounds = [side.memory for side in (self.left, self.right)]
+    def kv_window(self) -> KVWindow | None:
+        bounds = [side.kv_window for side in (self.left, self.right)]
         return min((bound for bound in bounds if bound is not None), key=sum, default=None)
 
     def leak(self) -> str | None:
@@ -363,11 +363,11 @@ class Or(Pattern):
         return max(self.left.ahead, self.right.ahead)
 
     @property
-    def memory(self) -> Kept | None:
-        left, right = self.left.memory, self.right.memory
+    def kv_window(self) -> KVWindow | None:
+        left, right = self.left.kv_window, self.right.kv_window
         if left is None or right is None:
             return None
-        return Kept(max(left.first, right.first), max(left.recent, right.recent))
+        return KVWindow(max(left.first, right.first), max(left.recent, right.recent))
 
     def leak(self) -> str | None:
         return self.left.leak() or self.right.leak()

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from allyouneed.nn.patterns.core import Allowed, Kept, Natural, Pattern, Place, Positive, Stretch, Window
+from allyouneed.nn.patterns.core import Allowed, KVWindow, Natural, Pattern, Place, Positive, Stretch, Window
 
 
 class Anywhere(Pattern):
@@ -181,8 +181,8 @@ class SegmentDilated(Pattern):
         return (q_low == k_high) & (q_high == k_low) & (q_low >= 0)
 
     @property
-    def memory(self) -> Kept:
-        return Kept(0, self.segment)
+    def kv_window(self) -> KVWindow:
+        return KVWindow(0, self.segment)
 
     def marks(self, place: Place) -> list[Tensor]:
         return [] if self.dilation == 1 else [(self.feature(place) >= 0).long()]
@@ -226,8 +226,8 @@ class Global(Anywhere):
         return ((q_low <= here) & (here <= q_high)) | ((k_low <= here) & (here <= k_high))
 
     @property
-    def memory(self) -> Kept:
-        return Kept(self.place + 1, 0)
+    def kv_window(self) -> KVWindow:
+        return KVWindow(self.place + 1, 0)
 
     def leak(self) -> str:
         return f"{self} lets place {self.place} see everything"
@@ -253,8 +253,8 @@ class GlobalPrefix(Anywhere):
         return (query.bounds(self)[1] < self.length) | (key.bounds(self)[1] < self.length)
 
     @property
-    def memory(self) -> Kept:
-        return Kept(self.length, 0)
+    def kv_window(self) -> KVWindow:
+        return KVWindow(self.length, 0)
 
     def leak(self) -> str:
         return f"{self} lets the first {self.length} places see everything"

@@ -55,8 +55,8 @@ class XLNetRelativeModule(TransformerXLModule):
         self.kinds = XLNetKinds(heads)
 
     def turn(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        facts = context.queries
-        types = torch.zeros_like(facts.positions) if facts.types is None else facts.types
+        layout = context.queries
+        types = torch.zeros_like(layout.positions) if layout.types is None else layout.types
         mine = nn.functional.one_hot(types, self.types).to(q.dtype)[:, None]  # (batch or 1, 1, time, types)
         same, other = self.kinds.vectors.to(q.dtype)
         liking = ((q + self.kinds.bias.to(q.dtype)) * (same - other)).sum(-1, keepdim=True)  # (batch, heads, time, 1)

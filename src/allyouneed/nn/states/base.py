@@ -21,7 +21,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from allyouneed.nn.context import Context, Facts, Memory
+from allyouneed.nn.context import Context, Memory, TokenLayout
 
 
 class State(ABC):
@@ -118,7 +118,7 @@ class Cache(State):
     """Keys and values of tokens seen."""
 
     @abstractmethod
-    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, Facts]:
+    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, TokenLayout]:
         """Take in new keys and values (batch, heads, time, head_width); all that may be looked at, and its places."""
 
     def meet(self, q: Tensor, keys: Tensor, values: Tensor, context: Context, scale: float) -> Tensor | None:
@@ -135,7 +135,7 @@ class KeyValues(Cache):
         self.values: Tensor | None = None
         self.end = 0  # slots in use in the longest row
 
-    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, Facts]:
+    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, TokenLayout]:
         """Store new keys and values at their positions; return all there are, and where they stand."""
         slots = context.slots
         assert slots is not None
@@ -144,7 +144,7 @@ class KeyValues(Cache):
         self.values = self._stored(self.values, values, context.queries)
         return self.keys[:, :, : self.end], self.values[:, :, : self.end], slots
 
-    def _stored(self, cache: Tensor | None, new: Tensor, facts: Facts) -> Tensor:
+    def _stored(self, cache: Tensor | None, new: Tensor, layout: TokenLayout) -> Tensor:
         batch, heads, time, head_width = new.shape
         end = self.end
         capacity = 0 if cache is None else cache.shape[2]
@@ -155,11 +155,11 @@ class KeyValues(Cache):
             cache = grown
         assert cache is not None
         cache = writable(cache, new)
-        if facts.start is not None:
-            cache[:, :, facts.start : facts.start + time] = new
+        if layout.start is not None:
+            cache[:, :, layout.start : layout.start + time] = new
         else:
             rows = torch.arange(batch, device=new.device)[:, None]
-            cache[rows, :, facts.positions] = new.transpose(1, 2)
+            cache[rows, :, layout.positions] = new.transpose(1, 2)
         return cache
 
     def select(self, rows: Tensor) -> None:
@@ -271,7 +271,7 @@ class States:
                 state.detach()
         self.memory = _detached(self.memory)
 
-    def mark(self, new: Facts, end: int) -> None:
+    def mark(self, new: TokenLayout, end: int) -> None:
         """Add what is said of new tokens: marks become (rows, end); nothing said is False or 0."""
         said = {"prompt": new.prompt, "chosen": new.chosen, "types": new.types}
         positions = new.positions.expand(len(self.lengths), -1)
@@ -287,10 +287,10 @@ class States:
             marks.scatter_(1, positions, marked if new.real is None else marked * new.real)
             self.marks[name] = marks
 
-    def slots(self, end: int) -> Facts:
+    def slots(self, end: int) -> TokenLayout:
         """The first `end` places of every row, with what rows have said about them."""
         places, said = torch.arange(end, device=self.device)[None], self.marks.get
-        return Facts(places, start=0, prompt=said("prompt"), chosen=said("chosen"), types=said("types"))
+        return TokenLayout(places, start=0, prompt=said("prompt"), chosen=said("chosen"), types=said("types"))
 
     @property
     def bytes(self) -> int:

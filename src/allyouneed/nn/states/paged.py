@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.kernels import usable
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.states.base import Cache, KeyValues, State, States
 
 BLOCK = 8  # tokens of a block: half of one is wasted in each row
@@ -75,7 +75,7 @@ class PagedKeyValues(Cache):
     def __init__(self, states: PagedStates, number: int) -> None:
         self.states, self.number = states, number
 
-    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, Facts]:
+    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, TokenLayout]:
         slots, states = context.slots, self.states
         assert slots is not None
         stored = self._stored(keys, values)
@@ -149,7 +149,7 @@ class PagedStates(States):
         self.whole = all(isinstance(state, PagedKeyValues) for state in own)  # all that is remembered lies in blocks
         self.into = self.at = self.tables = torch.empty(0, dtype=torch.long)
 
-    def mark(self, new: Facts, end: int) -> None:
+    def mark(self, new: TokenLayout, end: int) -> None:
         """New tokens are about to come: give every row blocks for its own, and find where they go."""
         rows, size = len(self.lengths), self.pool.size
         self.reserve([new.time] * rows if new.segments is None else new.segments.sum(1).tolist())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.nn.batch import Batch
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.states.base import State, States
 
 Tensors = dict[str, Tensor]
@@ -32,13 +32,13 @@ class Remembering:
         found: Iterator[nn.Parameter] = self.model.parameters()
         return found
 
-    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, Facts]:
+    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
         rows = batch.rows
         if self.states is None or batch.begins:
             self.states = self.model.start(len(rows.tokens))
         self.states.detach()
         asking = {} if batch.source is None else {"asking": batch.source}  # behind the rows (models/two_stream.py)
-        return self.model.advance(rows, self.states, losses=losses, **asking), Facts.of(rows)
+        return self.model.advance(rows, self.states, losses=losses, **asking), TokenLayout.of(rows)
 
     def forget(self) -> None:
         self.states = None

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from allyouneed.nn.context import Context, Facts
-from allyouneed.nn.patterns.core import Kept
+from allyouneed.nn.context import Context, TokenLayout
+from allyouneed.nn.patterns.core import KVWindow
 from allyouneed.nn.states.base import Cache, writable
 
 SLACK = 64  # tokens that can be taken back; a pass of as many new tokens needs no copy of the ring
 
 
-def ring_size(kept: Kept) -> int:
+def ring_size(kept: KVWindow) -> int:
     """Slots a ring comes to hold."""
     return kept.first + kept.recent + SLACK
 
@@ -30,14 +30,14 @@ class _Turn:
     into: Tensor  # (batch, time): the slot of each new token, the last one for those that nobody will ask for
     lengths: Tensor  # (batch,) tokens of each row after it
     written: Tensor  # (batch,) the greatest number of tokens a row ever had: what was written there is overwritten
-    places: Facts  # of the slots after it, or of the slots before it and the new tokens, see `copies`
+    places: TokenLayout  # of the slots after it, or of the slots before it and the new tokens, see `copies`
     copies: bool
 
 
 class Ring(Cache):
     """Keys and values (batch, heads, slots + 1, head_width); into the one slot too many goes what is not to be kept."""
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: KVWindow) -> None:
         self.first, self.ring = kept.first, kept.recent + SLACK
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
@@ -45,7 +45,7 @@ class Ring(Cache):
         self.written: Tensor | None = None
         self.end = 0  # slots in use in the longest row
 
-    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, Facts]:
+    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, TokenLayout]:
         assert context.slots is not None
         self.end = min(context.slots.time, self.first + self.ring)
         self.keys, self.values = self._roomy(self.keys, keys), self._roomy(self.values, values)
@@ -61,7 +61,7 @@ class Ring(Cache):
             return both[0], both[1], turn.places
         return self.keys[:, :, :-1], self.values[:, :, :-1], turn.places
 
-    def held(self) -> Facts:
+    def held(self) -> TokenLayout:
         """The places of what its slots hold."""
         assert self.keys is not None and self.lengths is not None and self.written is not None
         return self._places(self.lengths, self.written, self.keys.shape[2] - 1)
@@ -94,18 +94,18 @@ class Ring(Cache):
         if copies:
             real = torch.ones_like(positions) if new.segments is None else new.segments
             assert places.segments is not None
-            places = Facts(torch.cat((places.positions, positions), 1), torch.cat((places.segments, real), 1))
+            places = TokenLayout(torch.cat((places.positions, positions), 1), torch.cat((places.segments, real), 1))
         said = {name: getattr(slots, name) for name in ("prompt", "chosen", "order", "types")}
         marks = {name: marks.gather(1, places.positions) for name, marks in said.items() if marks is not None}
         return _Turn(torch.where(lost, room, slot), *after, replace(places, **marks), copies)
 
-    def _places(self, lengths: Tensor, written: Tensor, room: int) -> Facts:
+    def _places(self, lengths: Tensor, written: Tensor, room: int) -> TokenLayout:
         """What the slots hold: of all positions that were ever written there the last, if it is still there."""
         slot = torch.arange(room, device=lengths.device)[None]
         turns = (written[:, None] - 1 - slot).div(self.ring, rounding_mode="floor").clamp(min=0)
         position = torch.where(slot < self.first, slot, slot + self.ring * turns)
         there = position < lengths[:, None]
-        return Facts(torch.where(there, position, 0), there.long())
+        return TokenLayout(torch.where(there, position, 0), there.long())
 
     def select(self, rows: Tensor) -> None:
         if self.keys is None or self.values is None or self.lengths is None or self.written is None:

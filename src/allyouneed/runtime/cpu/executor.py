@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from allyouneed.kernels.cpu.build import Cache, Order, Pass, machine
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.context import Context, Facts, Memory
+from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.linear import int8 as quantized
 from allyouneed.nn.models.decoder import DecoderModel
 from allyouneed.nn.models.encoder_decoder import EncoderDecoderModel
 from allyouneed.nn.states.base import KeyValues, SourceKeyValues, State, States
-from allyouneed.runtime.cpu.lower import EIGHT, PRODUCT, Orders, Slot, Untold, embedded, scored, sources, stacked
+from allyouneed.runtime.cpu.lower import EIGHT, PRODUCT, Program, Slot, Unsupported, embedded, scored, sources, stacked
 from allyouneed.runtime.cpu.threads import Team
 
 WIDE, QUAD, SPARE = (
@@ -59,33 +59,33 @@ def packed_bytes(order: Order) -> int:
     return -(-outputs // WIDE) * WIDE * -(-inputs // QUAD) * QUAD
 
 
-class Program:
+class NativeProgram:
     """Orders with room to run in. `fresh`: registers whose contents are handed out; `given`: those that are filled."""
 
-    def __init__(self, orders: Orders, library: ctypes.CDLL, arena: Arena) -> None:
+    def __init__(self, program: Program, library: ctypes.CDLL, arena: Arena) -> None:
         self.library, self.arena, self.lock = library, arena, Lock()
-        self.kept = list(orders.kept)
-        widths, chosen = orders.assigned()
-        self.fresh = [chosen[value.number] for value in orders.outputs]
-        self.slots, self.makers = orders.slots, orders.tables
-        for order in orders.list:
+        self.kept = list(program.kept)
+        widths, chosen = program.assigned()
+        self.fresh = [chosen[value.number] for value in program.outputs]
+        self.slots, self.makers = program.slots, program.tables
+        for order in program.list:
             order.input, order.other, order.output = (
                 -1 if number < 0 else chosen[number] for number in (order.input, order.other, order.output)
             )
             if packs(order):
                 self.kept.append(arena.pack(order))
         self.widths = widths
-        self.orders = (Order * len(orders.list))(*orders.list)
+        self.program = (Order * len(program.list))(*program.list)
         self.registers = (ctypes.c_void_p * len(widths))()
         self._widths = (ctypes.c_int32 * len(widths))(*widths)
         self._tables = (ctypes.c_void_p * max(1, len(self.makers)))()
         self.tables: list[Tensor] = []
         self.teams: dict[int, Team] = {}
         self.places = self.room = self.longest = self.threads = 0
-        self.inputs = max((order.numbers[0] for order in orders.list if packs(order)), default=0)
+        self.inputs = max((order.numbers[0] for order in program.list if packs(order)), default=0)
         self.all = Pass(
-            orders=len(self.orders),
-            order=ctypes.addressof(self.orders),
+            orders=len(self.program),
+            order=ctypes.addressof(self.program),
             registers=ctypes.addressof(self.registers),
             widths=ctypes.addressof(self._widths),
             tables=ctypes.addressof(self._tables),
@@ -170,10 +170,10 @@ class Bound:
         self.caches = (Cache * max(1, len(slots)))()
         self.lengths: Any = None
         if states.memory is not None:
-            facts = states.memory.facts
-            self.known = self.known and facts.start == 0 and not facts.packed
+            layout = states.memory.layout
+            self.known = self.known and layout.start == 0 and not layout.packed
             count = len(states.memory.hidden)
-            ends = [facts.time] * count if facts.real is None else facts.real.sum(1).tolist()
+            ends = [layout.time] * count if layout.real is None else layout.real.sum(1).tolist()
             self.lengths = (ctypes.c_int32 * count)(*ends)
 
     def point(self, number: int) -> None:
@@ -190,18 +190,18 @@ class Bound:
         self.keys[number] = keys
 
 
-class Swift:
+class CpuExecutor:
     """What decoding asks of a model (infer/running_batch.py), by orders."""
 
     def __init__(self, model: EncoderDecoderModel | DecoderModel, library: ctypes.CDLL) -> None:
         self._model = weakref.ref(model)
-        decoder, head = Orders(), Orders()
+        decoder, head = Program(), Program()
         decoder.outputs.append(stacked(model.decoder, embedded(model.embed, decoder), decoder, reads=False))
         width = decoder.outputs[0].width
         head.outputs.append(scored(model.head, head.value(width), head))
         blocks: list[Any] = list(model.decoder.blocks)
         self.crosses = {n: block.sublayers["cross"] for n, block in enumerate(blocks) if "cross" in block.sublayers}
-        reader: Orders | None = None
+        reader: Program | None = None
         writing: Any = model.embed
         self.limit: int | None = writing.limit
         self.source_limit: int | None = None
@@ -209,18 +209,18 @@ class Swift:
         if isinstance(model, EncoderDecoderModel) and self.eight:
             reading: Any = model.embed if model.source_embed is None else model.source_embed
             try:
-                reader = Orders()
+                reader = Program()
                 hidden = stacked(model.encoder, embedded(reading, reader), reader, reads=True)
                 reader.outputs += [hidden, *(sources(part, hidden, reader) for part in self.crosses.values())]
                 self.source_limit = reading.limit
-            except Untold:
+            except Unsupported:
                 reader = None
-        all_orders = [orders for orders in (decoder, head, reader) if orders is not None]
+        all_orders = [program for program in (decoder, head, reader) if program is not None]
         self.kept = list(model.parameters())
         self.was = self.signature()
-        arena = Arena(library, sum(packed_bytes(o) for orders in all_orders for o in orders.list if packs(o)) or 1)
-        self.decoder, self.scores = Program(decoder, library, arena), Program(head, library, arena)
-        self.reader = None if reader is None else Program(reader, library, arena)
+        arena = Arena(library, sum(packed_bytes(o) for program in all_orders for o in program.list if packs(o)) or 1)
+        self.decoder, self.scores = NativeProgram(decoder, library, arena), NativeProgram(head, library, arena)
+        self.reader = None if reader is None else NativeProgram(reader, library, arena)
         self.width = width
         self.bounds: weakref.WeakKeyDictionary[States, Bound] = weakref.WeakKeyDictionary()
 
@@ -244,7 +244,7 @@ class Swift:
             return model.start(source)
         lengths = [time] * rows if source.lengths is None else source.lengths.tolist()
         hidden, *both = self.reader.run(rows, time, source.tokens.contiguous(), [0] * rows, lengths, time, time)
-        memory = Memory(hidden.view(rows, time, -1), Facts.of(source))
+        memory = Memory(hidden.view(rows, time, -1), TokenLayout.of(source))
         states = States(model.decoder.new_states(), rows, hidden.device, memory)
         for (layer, part), pair in zip(self.crosses.items(), both, strict=True):
             state: Any = states.layers[layer]["cross"]
@@ -259,7 +259,7 @@ class Swift:
         if bound is None:
             return self.model.advance(new, self.handed(states), last)
         lengths = [time] * rows if new.lengths is None else new.lengths.tolist()
-        sources = 0 if states.memory is None else states.memory.facts.time
+        sources = 0 if states.memory is None else states.memory.layout.time
         (hidden,) = self.decoder.run(
             rows,
             time,
@@ -314,8 +314,8 @@ class Swift:
                 if state.keys is None:
                     memory = states.memory
                     assert memory is not None
-                    state.keys, state.values = self.crosses[slot.layer].source(memory.hidden, Context(memory.facts))
-                    state.end = memory.facts.time
+                    state.keys, state.values = self.crosses[slot.layer].source(memory.hidden, Context(memory.layout))
+                    state.end = memory.layout.time
                 if state.keys.shape[0] * states.group != rows:
                     return None
             else:
@@ -354,7 +354,7 @@ def plain(rows: Rows) -> bool:
     return rows.side == "right" and all(fact is None for fact in said) and rows.tokens.device.type == "cpu"
 
 
-_KNOWN: weakref.WeakKeyDictionary[nn.Module, Swift] = weakref.WeakKeyDictionary()
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, CpuExecutor] = weakref.WeakKeyDictionary()
 _UNTOLD: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -371,8 +371,8 @@ def swift(model: Any) -> Any:
     known = _KNOWN.get(model)
     if known is None or known.was != known.signature():
         try:
-            known = _KNOWN[model] = Swift(model, library)
-        except Untold:
+            known = _KNOWN[model] = CpuExecutor(model, library)
+        except Unsupported:
             _UNTOLD.add(model)
             return model
     return known

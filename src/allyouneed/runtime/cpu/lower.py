@@ -38,7 +38,7 @@ CACHED, SOURCE, OWN = range(3)  # keys and values: of the state, of the source, 
 NUMBERED = ("identity", "relu", "relu-squared", "gelu", "gelu-tanh", "quick-gelu", "silu", "sigmoid", "tanh")
 
 
-class Untold(Exception):
+class Unsupported(Exception):
     """A part that has no orders."""
 
 
@@ -55,35 +55,35 @@ class Value:
     """What stands in a register: (tokens, width). Sums and multiples of it are orders, so that a wiring's formula,
     handed values instead of tensors, writes its own."""
 
-    def __init__(self, orders: Orders, number: int, width: int) -> None:
-        self.orders, self.number, self.width = orders, number, width
+    def __init__(self, program: Program, number: int, width: int) -> None:
+        self.program, self.number, self.width = program, number, width
 
     def __add__(self, other: Value | int) -> Value:
         if not isinstance(other, Value):  # sum() begins with 0
             return self
-        return self.orders.add(ADD, self.width, self, other)
+        return self.program.add(ADD, self.width, self, other)
 
     __radd__ = __add__
 
     def __mul__(self, factor: float | Tensor) -> Value:
         if isinstance(factor, Tensor):
-            return self.orders.add(SCALE, self.width, self, places=[factor])
-        return self.orders.add(SCALE, self.width, self, factors=[factor])
+            return self.program.add(SCALE, self.width, self, places=[factor])
+        return self.program.add(SCALE, self.width, self, factors=[factor])
 
     __rmul__ = __mul__
 
     def _untold(self, *given: Any, **named: Any) -> Any:
         """Whatever else a formula does with it has no order."""
-        raise Untold
+        raise Unsupported
 
     __getattr__ = __getitem__ = __neg__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __pow__ = _untold
 
     @classmethod
     def __torch_function__(cls, *given: Any, **named: Any) -> Any:
-        raise Untold
+        raise Unsupported
 
 
-class Orders:
+class Program:
     """Orders so far. `slots`: caches they look at; `tables`: functions of a number of places that make a table of so
     many rows; `kept`: tensors they point to; `outputs`: values that are wanted afterwards."""
 
@@ -121,7 +121,7 @@ class Orders:
 
     def keep(self, tensor: Tensor) -> int:
         if tensor.device.type != "cpu":
-            raise Untold
+            raise Unsupported
         self.kept.append(tensor.detach().contiguous())
         return self.kept[-1].data_ptr()
 
@@ -155,20 +155,20 @@ class Orders:
 
 def single(tensor: Tensor) -> Tensor:
     if tensor.dtype not in (*FORMS, torch.int32):
-        raise Untold
+        raise Unsupported
     return tensor if tensor.dtype is torch.int32 else tensor.float()
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-TOLD: dict[type, Callable[[Any, Any, Orders], Value]] = {}
+TOLD: dict[type, Callable[[Any, Any, Program], Value]] = {}
 
 
-def told(part: Any, x: Any, orders: Orders) -> Value:
+def told(part: Any, x: Any, program: Program) -> Value:
     if type(part) not in TOLD:  # a part made of another may do something else
-        raise Untold
-    return TOLD[type(part)](part, x, orders)
+        raise Unsupported
+    return TOLD[type(part)](part, x, program)
 
 
 def tells(kind: type) -> Callable[[Any], Any]:
@@ -182,30 +182,30 @@ def tells(kind: type) -> Callable[[Any], Any]:
 @tells(Int8Linear)
 @tells(nn.Linear)
 @tells(Joined)
-def _map(part: Int8Linear | nn.Linear, x: Value, orders: Orders) -> Value:
-    return product([part], x, orders)
+def _map(part: Int8Linear | nn.Linear, x: Value, program: Program) -> Value:
+    return product([part], x, program)
 
 
-def product(maps: Sequence[nn.Module | None], x: Value, orders: Orders) -> Value:
+def product(maps: Sequence[nn.Module | None], x: Value, program: Program) -> Value:
     """What several maps make of one input, side by side."""
     eight = [one for one in maps if type(one) is Int8Linear]
     dense = [one for one in maps if isinstance(one, nn.Linear) and type(one) in (nn.Linear, Joined)]
     if len(eight) == len(maps):
         codes, step = (side_by_side([getattr(one, name) for one in eight]) for name in ("codes", "step"))
-        return multiplied(codes, step, biases(eight), x, orders)
+        return multiplied(codes, step, biases(eight), x, program)
     if len(dense) < len(maps):
-        raise Untold
-    return multiplied(side_by_side([one.weight for one in dense]), None, biases(dense), x, orders)
+        raise Unsupported
+    return multiplied(side_by_side([one.weight for one in dense]), None, biases(dense), x, program)
 
 
-def multiplied(weight: Tensor, step: Tensor | None, bias: Tensor | None, x: Value, orders: Orders) -> Value:
+def multiplied(weight: Tensor, step: Tensor | None, bias: Tensor | None, x: Value, program: Program) -> Value:
     """`step`: of numbers of 8 bits. The place between: for their sums, when they are packed."""
     form = EIGHT if step is not None else FORMS.get(weight.dtype)
     if form is None:
-        raise Untold
+        raise Unsupported
     outputs, inputs = weight.shape
     numbers = [inputs, outputs, 0, form]
-    return orders.add(PRODUCT, outputs, x, numbers=numbers, places=[weight, step, None, bias])
+    return program.add(PRODUCT, outputs, x, numbers=numbers, places=[weight, step, None, bias])
 
 
 def biases(maps: Sequence[Int8Linear] | Sequence[nn.Linear]) -> Tensor | None:
@@ -223,67 +223,67 @@ def activated(function: Callable[[Tensor], Tensor]) -> int:
     for number, name in enumerate(NUMBERED):
         if ACTIVATIONS[name] is function:
             return number
-    raise Untold
+    raise Unsupported
 
 
 @tells(LayerNormModule)
-def _layer_norm(part: LayerNormModule, x: Value, orders: Orders) -> Value:
-    return orders.add(NORM, x.width, x, numbers=[x.width, 1], factors=[part.eps, 0], places=[part.weight, part.bias])
+def _layer_norm(part: LayerNormModule, x: Value, program: Program) -> Value:
+    return program.add(NORM, x.width, x, numbers=[x.width, 1], factors=[part.eps, 0], places=[part.weight, part.bias])
 
 
 @tells(RMSNormModule)
-def _rms_norm(part: RMSNormModule, x: Value, orders: Orders) -> Value:
+def _rms_norm(part: RMSNormModule, x: Value, program: Program) -> Value:
     factors = [part.eps, part.offset]
-    return orders.add(NORM, x.width, x, numbers=[x.width, 0], factors=factors, places=[part.weight, None])
+    return program.add(NORM, x.width, x, numbers=[x.width, 0], factors=factors, places=[part.weight, None])
 
 
 @tells(FFNModule)
-def _ffn(part: FFNModule, x: Value, orders: Orders) -> Value:
-    hidden = told(part.up, x, orders)
-    orders.list[-1].numbers[2] = activated(part.activation)  # in the same go
-    return told(part.down, hidden if part.norm is None else told(part.norm, hidden, orders), orders)
+def _ffn(part: FFNModule, x: Value, program: Program) -> Value:
+    hidden = told(part.up, x, program)
+    program.list[-1].numbers[2] = activated(part.activation)  # in the same go
+    return told(part.down, hidden if part.norm is None else told(part.norm, hidden, program), program)
 
 
 @tells(GLUModule)
-def _glu(part: GLUModule, x: Value, orders: Orders) -> Value:
-    both = told(part.gate_up, x, orders)
-    hidden = orders.add(GATE, both.width // 2, both, numbers=[activated(part.activation)])
-    return told(part.down, hidden if part.norm is None else told(part.norm, hidden, orders), orders)
+def _glu(part: GLUModule, x: Value, program: Program) -> Value:
+    both = told(part.gate_up, x, program)
+    hidden = program.add(GATE, both.width // 2, both, numbers=[activated(part.activation)])
+    return told(part.down, hidden if part.norm is None else told(part.norm, hidden, program), program)
 
 
 def plain(part: _Heads) -> None:
     """Attention that is softmax(q·k · scale) v, with nothing of its own between."""
     known = type(part.scores) is ScoresModule and type(part.relative) in (RelativeModule, RotaryModule)
-    if not known or not part.manner().plain or part.q_norm is not None:
-        raise Untold
+    if not known or not part.score_mod().plain or part.q_norm is not None:
+        raise Unsupported
 
 
-def looked(part: _Heads, seen: Value, orders: Orders) -> Value:
-    return told(part.out, seen if part.sub_norm is None else told(part.sub_norm, seen, orders), orders)
+def looked(part: _Heads, seen: Value, program: Program) -> Value:
+    return told(part.out, seen if part.sub_norm is None else told(part.sub_norm, seen, program), program)
 
 
-def attended(part: SelfAttention, x: Value, orders: Orders, layer: int, reads: bool) -> Value:
+def attended(part: SelfAttention, x: Value, program: Program, layer: int, reads: bool) -> Value:
     """`reads`: all tokens see each other and nothing is remembered; else each sees those before it, which are."""
     plain(part)
     if type(part) is not SelfAttention or part.keeps_hidden or type(part.pattern) is not (Full if reads else Causal):
-        raise Untold
+        raise Unsupported
     maps = [part.qkv] if part.qkv is not None else [part.q, part.k, part.v]
-    both = product(maps, x, orders)
+    both = product(maps, x, program)
     numbers = [part.heads, part.kv_heads, part.head_width, OWN if reads else CACHED, 0, 0, 0]
     if not reads:
-        numbers[4] = len(orders.slots)
-        orders.slots.append(Slot(layer, "mixer", part.kv_heads, part.head_width))
+        numbers[4] = len(program.slots)
+        program.slots.append(Slot(layer, "mixer", part.kv_heads, part.head_width))
     if isinstance(part.relative, RotaryModule):
-        numbers[5:7] = [part.relative.width // 2, len(orders.tables)]
-        orders.tables += turns(part.relative)
-    seen = orders.add(ATTEND, part.inner, both, numbers=numbers, factors=[part.manner().scale])
-    return looked(part, seen, orders)
+        numbers[5:7] = [part.relative.width // 2, len(program.tables)]
+        program.tables += turns(part.relative)
+    seen = program.add(ATTEND, part.inner, both, numbers=numbers, factors=[part.score_mod().scale])
+    return looked(part, seen, program)
 
 
 def turns(part: RotaryModule) -> list[Callable[[int], Tensor]]:
     """Tables (places, cosines and sines, planes) for queries and for keys."""
     if part.config.values or part.config.order != "halves":
-        raise Untold
+        raise Unsupported
 
     def table(which: int, count: int) -> Tensor:
         found = part.tables(torch.arange(count)[None], torch.float32)[which]  # (2, 1, 1, places, planes)
@@ -292,95 +292,95 @@ def turns(part: RotaryModule) -> list[Callable[[int], Tensor]]:
     return [partial(table, 0), partial(table, 1)]
 
 
-def crossed(part: CrossAttention, x: Value, orders: Orders, layer: int) -> Value:
+def crossed(part: CrossAttention, x: Value, program: Program, layer: int) -> Value:
     plain(part)
     if type(part) is not CrossAttention or type(part.pattern) is not Full:
-        raise Untold
-    q = told(part.q, x, orders)
-    numbers = [part.heads, part.kv_heads, part.head_width, SOURCE, len(orders.slots)]
-    orders.slots.append(Slot(layer, "cross", part.kv_heads, part.head_width))
-    seen = orders.add(ATTEND, part.inner, q, numbers=numbers, factors=[part.manner().scale])
-    return looked(part, seen, orders)
+        raise Unsupported
+    q = told(part.q, x, program)
+    numbers = [part.heads, part.kv_heads, part.head_width, SOURCE, len(program.slots)]
+    program.slots.append(Slot(layer, "cross", part.kv_heads, part.head_width))
+    seen = program.add(ATTEND, part.inner, q, numbers=numbers, factors=[part.score_mod().scale])
+    return looked(part, seen, program)
 
 
-def sources(part: nn.Module, hidden: Value, orders: Orders) -> Value:
+def sources(part: nn.Module, hidden: Value, program: Program) -> Value:
     """Keys and values that a cross-attention makes of a source, side by side."""
     if type(part) is not CrossAttention or part.k_norm is not None:
-        raise Untold
-    return product([part.kv] if part.kv is not None else [part.k, part.v], hidden, orders)
+        raise Unsupported
+    return product([part.kv] if part.kv is not None else [part.k, part.v], hidden, program)
 
 
 @tells(ResiDualEnd)
-def _residual_end(part: ResiDualEnd, x: Any, orders: Orders) -> Value:
+def _residual_end(part: ResiDualEnd, x: Any, program: Program) -> Value:
     stream, dual = x
-    return stream + told(part.norm, dual, orders)
+    return stream + told(part.norm, dual, program)
 
 
-def stacked(stack: Stack, x: Any, orders: Orders, reads: bool) -> Value:
+def stacked(stack: Stack, x: Any, program: Program, reads: bool) -> Value:
     """As `Stack.forward`."""
     if len(stack.recurrences):
-        raise Untold
+        raise Unsupported
     stream: Any = stack.wirings[0].begin(x)
     for number, span in enumerate(stack.spans):
         if number and changes(stack.wirings[number - 1], stack.wirings[number]):
             joint = str(number - 1)
-            closed: Any = told(stack.joints[joint], stream, orders) if joint in stack.joints else stream
+            closed: Any = told(stack.joints[joint], stream, program) if joint in stack.joints else stream
             stream = stack.wirings[number].begin(closed)
         for layer in span:
-            stream = blocked(stack.blocks[layer], stream, orders, layer, reads)
-    return stream if stack.end is None else told(stack.end, stream, orders)
+            stream = blocked(stack.blocks[layer], stream, program, layer, reads)
+    return stream if stack.end is None else told(stack.end, stream, program)
 
 
-def blocked(block: Any, stream: Any, orders: Orders, layer: int, reads: bool) -> Any:
+def blocked(block: Any, stream: Any, program: Program, layer: int, reads: bool) -> Any:
     wiring = block.wiring
     if type(wiring) is not ResidualModule:
-        raise Untold
+        raise Unsupported
 
     def called(name: str, part: nn.Module, x: Value) -> Value:
         if name == "mixer" and isinstance(part, SelfAttention):
-            return attended(part, x, orders, layer, reads)
+            return attended(part, x, program, layer, reads)
         if name == "cross" and isinstance(part, CrossAttention):
-            return crossed(part, x, orders, layer)
-        return told(part, x, orders)
+            return crossed(part, x, program, layer)
+        return told(part, x, program)
 
     def branch(number: int, name: str, part: nn.Module, x: Value) -> Value:
         y = called(name, part, x)
         return y if wiring.scale_start is None else y * wiring.scales[number]
 
     branches: list[Any] = [partial(branch, n, name, part) for n, (name, part) in enumerate(block.sublayers.items())]
-    norms: list[Any] = [partial(told, norm, orders=orders) for norm in wiring.norms]
+    norms: list[Any] = [partial(told, norm, program=program) for norm in wiring.norms]
     return wiring.config.run(stream, branches, norms, wiring.depth)
 
 
-def embedded(part: nn.Module, orders: Orders) -> Value:
+def embedded(part: nn.Module, program: Program) -> Value:
     if type(part) is not TokenEmbedModule:
-        raise Untold
+        raise Unsupported
     tokens: Any = part.tokens
     eight = type(tokens) is Int8Table
     if not eight and (type(tokens) is not nn.Embedding or tokens.weight.dtype not in FORMS):
-        raise Untold
+        raise Unsupported
     if part.types is not None or part.asking is not None or part.chosen != "none":
-        raise Untold
+        raise Unsupported
     table, positions = -1, part.positions
     if not isinstance(positions, NoPositionsModule):
-        table = len(orders.tables)
+        table = len(program.tables)
         most = part.limit
-        orders.tables.append(
+        program.tables.append(
             lambda n: positions(torch.arange(n if most is None else min(n, most))[None])[0].float().contiguous()
         )
     width, places = tokens.embedding_dim, [tokens.codes, tokens.step] if eight else [tokens.weight]
     numbers = [width, table, EIGHT if eight else FORMS[tokens.weight.dtype], tokens.num_embeddings]
-    x = orders.add(EMBED, width, numbers=numbers, factors=[part.scale], places=places)
-    x = x if part.norm is None else told(part.norm, x, orders)
-    return x if part.widen is None else told(part.widen, x, orders)
+    x = program.add(EMBED, width, numbers=numbers, factors=[part.scale], places=places)
+    x = x if part.norm is None else told(part.norm, x, program)
+    return x if part.widen is None else told(part.widen, x, program)
 
 
-def scored(part: nn.Module, x: Value, orders: Orders) -> Value:
+def scored(part: nn.Module, x: Value, program: Program) -> Value:
     if type(part) is not VocabularyHeadModule or part.soft_cap is not None:
-        raise Untold
+        raise Unsupported
     if part.transform is not None or part.maxout is not None:
-        raise Untold
+        raise Unsupported
     x = x if part.scale == 1.0 else x * part.scale
     if part.product is not None:
-        return told(part.product, x, orders)
-    return multiplied(part.weight, None, part.bias, x, orders)
+        return told(part.product, x, program)
+    return multiplied(part.weight, None, part.bias, x, program)

@@ -17,7 +17,7 @@ from allyouneed.kernels import usable
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.channels.feedforward import FFNModule, GLUModule, fused_name
 from allyouneed.nn.channels.feedforward import gated as multiplied
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.embed.tokens import TokenEmbedModule
 from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
 from allyouneed.nn.linear.dense import Joined
@@ -132,9 +132,13 @@ class OneStep:
             if states.group > 1:
                 states.table.scatter_(1, at[:, None], states.own.int()[:, None])
             # a start, so that the device is not asked how long the rows are: there are places for all of them
-            x = self.embedded(tokens, at) if bare else embed(Rows(tokens[:, None]), Facts(at[:, None], start=0))[:, 0]
+            x = (
+                self.embedded(tokens, at)
+                if bare
+                else embed(Rows(tokens[:, None]), TokenLayout(at[:, None], start=0))[:, 0]
+            )
             states.lengths.add_(1)
-        context = Context(Facts(at[:, None]), states.slots, states.memory, x[:, None])
+        context = Context(TokenLayout(at[:, None]), states.slots, states.memory, x[:, None])
         if turned is not None:
             context.plans[(*next(iter(self.turns)), "one")] = turned
         return x, at, context
@@ -184,12 +188,12 @@ class OneStep:
             q, k, v = linear(x, part.q), linear(x, part.k), linear(x, part.v)
         q, k, v = (y.unflatten(-1, (-1, width)) for y in (q, k, v))  # (rows, heads, head_width)
         turns = self.turned(part.relative, at, context)
-        found: Tensor = state.look(part.scores.prepare(q), (k, v), at, part.manner().scale, turns)
+        found: Tensor = state.look(part.scores.prepare(q), (k, v), at, part.score_mod().scale, turns)
         return found.flatten(1)
 
     def source(self, part: Any, x: Tensor, state: Any) -> Tensor:
         q = part.scores.prepare(linear(x, part.q).unflatten(-1, (-1, part.head_width)))
-        return look_at_source(q, state, self.states, part.manner().scale).flatten(1)
+        return look_at_source(q, state, self.states, part.score_mod().scale).flatten(1)
 
     def tables(self) -> dict[Any, Tensor]:
         """Cosines beside sines of every place (places, head_width), by the key of those who turn by them."""
@@ -227,7 +231,7 @@ def everything(pattern: Pattern, capacity: int) -> bool:
 
 def plain(part: Any, capacity: int) -> bool:
     """Softmax of q·k over everything there is, turned by halves or not at all."""
-    if not part.manner().plain or not everything(part.pattern, capacity) or part.head_width % 2:
+    if not part.score_mod().plain or not everything(part.pattern, capacity) or part.head_width % 2:
         return False
     if not isinstance(part.relative, RotaryModule):
         return type(part.relative) is RelativeModule

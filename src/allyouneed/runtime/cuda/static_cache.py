@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from allyouneed.kernels import usable
-from allyouneed.nn.context import Context, Facts, Memory
+from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
 from allyouneed.nn.states.base import Cache, KeyValues, SourceKeyValues, State, States
 from allyouneed.nn.states.window import Ring
@@ -27,7 +27,7 @@ class StaticKeyValues(Cache):
     def __init__(self, states: StaticStates, keys: Tensor, values: Tensor) -> None:
         self.states, self.keys, self.values = states, keys, values
 
-    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, Facts]:
+    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, TokenLayout]:
         """One token a row."""
         assert context.slots is not None and keys.shape[2] == 1
         self.put(keys[:, :, 0], values[:, :, 0], context.queries.positions[:, 0])
@@ -111,7 +111,7 @@ class StaticStates:
         self.rows, self.device = rows, device
         self.own = torch.arange(rows, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
-        self.slots = Facts(torch.arange(capacity, device=device)[None])
+        self.slots = TokenLayout(torch.arange(capacity, device=device)[None])
         each = 1 if group == 1 else capacity
         self.table = self.own.int()[:, None].expand(rows, each).contiguous()
         self.source_table = (self.own // group).int()[:, None].contiguous()
@@ -122,8 +122,8 @@ class StaticStates:
         if sources:
             real = torch.zeros(seats, sources, dtype=torch.long, device=device)
             real[:, 0] = 1
-            facts = Facts(torch.arange(sources, device=device)[None], real, start=0)
-            self.memory = Memory(torch.zeros(seats, 0, 0, device=device), facts)
+            layout = TokenLayout(torch.arange(sources, device=device)[None], real, start=0)
+            self.memory = Memory(torch.zeros(seats, 0, 0, device=device), layout)
         self.layers: list[dict[str, Any]] = []
         for block in stack.blocks:
             layer: dict[str, Any] = {}
@@ -146,13 +146,13 @@ class StaticStates:
             self.table[rows] = rows[:, :1, None].int().expand(-1, -1, self.capacity)
         memory, context = seen.memory, None
         if memory is not None:
-            assert self.memory is not None and self.memory.facts.segments is not None
-            time, real = memory.hidden.shape[1], memory.facts.segments
+            assert self.memory is not None and self.memory.layout.segments is not None
+            time, real = memory.hidden.shape[1], memory.layout.segments
             segments = torch.zeros(len(chairs), self.sources, dtype=torch.long, device=self.device)
             segments[:, :time] = 1 if real is None else real
-            self.memory.facts.segments[chairs] = segments
+            self.memory.layout.segments[chairs] = segments
             self.source_lengths[rows] = segments.sum(1)[:, None].expand_as(rows)
-            context = Context(memory.facts)
+            context = Context(memory.layout)
         for block, layer, given in zip(stack.blocks, self.layers, seen.layers, strict=True):
             for name, state in layer.items():
                 past = given[name]
@@ -187,7 +187,7 @@ def look_at_source(q: Tensor, state: SourceKeyValues, states: StaticStates, scal
 
         lengths, arrived = states.source_lengths, states.arrived
         return look(q, keys, values, states.source_table, lengths, scale, every=0, arrived=arrived)
-    real = states.memory.facts.real
+    real = states.memory.layout.real
     assert real is not None
     beams = q.view(states.seats, states.group, *q.shape[1:]).transpose(1, 2)  # (seats, heads, group, head_width)
     found = sdpa(beams, keys, values, real[:, None, None], scale=scale, enable_gqa=q.shape[1] != keys.shape[1])

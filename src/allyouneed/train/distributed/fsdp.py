@@ -21,7 +21,7 @@ from allyouneed.files import write_text
 from allyouneed.folder import check_fit
 from allyouneed.mapped import MappedFile
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import hollow, named, put
+from allyouneed.nn.models.weights import assign_weights, meta_model, named
 from allyouneed.train.distributed.tensor_parallel import row_orders, ways_of
 
 LAYOUT = "layout.json"  # how the rows of what was written are ordered
@@ -52,8 +52,8 @@ def gathered(model: nn.Module, config: Model, device: torch.device, keep: bool) 
             found[name] = whole.detach().to(device, copy=True)
     if not keep:
         return None
-    plain = hollow(config)
-    put(plain, found)
+    plain = meta_model(config)
+    assign_weights(plain, found)
     return plain.train(model.training)
 
 

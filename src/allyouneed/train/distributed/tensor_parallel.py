@@ -26,7 +26,7 @@ from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.models.stack import Stack
-from allyouneed.nn.models.weights import hollow
+from allyouneed.nn.models.weights import meta_model
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
 
@@ -138,7 +138,7 @@ class _Met(torch.autograd.Function):
 
 def tensor_problems(config: Model, ways: int) -> list[str]:
     """Why the matrices of this model cannot be split so many ways, by the path of the part."""
-    model = hollow(config)
+    model = meta_model(config)
     found: list[str] = []
     if not isinstance(config.linear, Dense):
         kind = tree_of(config.linear)["kind"]

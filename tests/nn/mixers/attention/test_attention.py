@@ -35,17 +35,17 @@ def by_hand(module, x, context):
     heads = module.heads
     if isinstance(module, SelfAttention):
         queries, keys, _ = module.qkv(x).chunk(3, -1)
-        facts = context.queries
+        layout = context.queries
     else:
         queries, keys = module.q(x), module.kv(context.memory.hidden).chunk(2, -1)[0]
-        facts = context.memory.facts
+        layout = context.memory.layout
     allowed = module.pattern.mask(64, 64)
     size = queries.shape[-1] // heads
     weights = torch.zeros(x.shape[0], heads, queries.shape[1], keys.shape[1], dtype=torch.double)
     for b in range(x.shape[0]):
         for i in range(queries.shape[1]):
             qp, qs = place(context.queries, b, i)
-            seen = [j for j in range(keys.shape[1]) if sees(allowed, (qp, qs), place(facts, b, j))]
+            seen = [j for j in range(keys.shape[1]) if sees(allowed, (qp, qs), place(layout, b, j))]
             for h in range(heads):
                 q, part = queries[b, i, h * size : (h + 1) * size], keys[b, :, h * size : (h + 1) * size]
                 scores = [math.exp(float(q @ part[j]) / math.sqrt(size)) for j in seen]
@@ -54,9 +54,9 @@ def by_hand(module, x, context):
     return weights
 
 
-def place(facts, row, column):
-    position = facts.positions[row if len(facts.positions) > 1 else 0, column].item()
-    return position, 1 if facts.segments is None else facts.segments[row, column].item()
+def place(layout, row, column):
+    position = layout.positions[row if len(layout.positions) > 1 else 0, column].item()
+    return position, 1 if layout.segments is None else layout.segments[row, column].item()
 
 
 def sees(allowed, query, key):

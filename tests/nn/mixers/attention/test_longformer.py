@@ -5,7 +5,7 @@ import torch
 
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.attention.longformer import Longformer
 from allyouneed.nn.models.base import Model
 from any_part import build
@@ -44,7 +44,7 @@ def by_hand(module, x, chosen, side, dilation=1):
 
 def run(module, x, **said):
     with torch.no_grad():
-        return module(x, Context(Facts.of(Rows(torch.zeros(x.shape[:2], dtype=torch.long), **said))))
+        return module(x, Context(TokenLayout.of(Rows(torch.zeros(x.shape[:2], dtype=torch.long), **said))))
 
 
 @pytest.mark.parametrize("dilation", [1, 2])
@@ -90,9 +90,9 @@ def test_gradients_reach_both_kinds_of_projections():
     x = torch.randn(1, 8, WIDTH, dtype=torch.double, requires_grad=True)
     chosen = torch.zeros(1, 8, dtype=torch.bool)
     chosen[0, 2] = True
-    facts = Facts.of(Rows(torch.zeros(1, 8, dtype=torch.long), chosen=chosen))
-    assert torch.autograd.gradcheck(lambda x: module(x, Context(facts)), [x])
-    module(x, Context(facts)).square().sum().backward()
+    layout = TokenLayout.of(Rows(torch.zeros(1, 8, dtype=torch.long), chosen=chosen))
+    assert torch.autograd.gradcheck(lambda x: module(x, Context(layout)), [x])
+    module(x, Context(layout)).square().sum().backward()
     for name in ("qkv", "global_q", "global_kv"):
         assert getattr(module, name).weight.grad.abs().sum() > 0
 
@@ -111,7 +111,7 @@ def test_weights_of_chosen_tokens_are_their_own():
         [0, 1, 0, 1, 1],
     ]
     module = model.encoder.blocks[0].sublayers["mixer"]
-    x = model.embed(Rows(torch.tensor([[1, 2, 3, 4, 5]])), Facts.of(Rows(torch.tensor([[1, 2, 3, 4, 5]]))))
+    x = model.embed(Rows(torch.tensor([[1, 2, 3, 4, 5]])), TokenLayout.of(Rows(torch.tensor([[1, 2, 3, 4, 5]]))))
     keys = module.global_kv(x).chunk(2, -1)[0]
     scores = (module.split(keys)[0, :] @ module.split(module.global_q(x))[0, :, 1, :, None])[..., 0] / 2
     torch.testing.assert_close(weights[0, :, 1], scores.softmax(-1))

@@ -5,7 +5,7 @@ import torch
 
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.attention.longnet import ByHeads, LongNet
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.states.window import Ring
@@ -24,7 +24,7 @@ def module_of(sees="past", segments=(4, 12), dilations=(1, 3), **keys):
 
 
 def row(time):
-    return Facts.of(Rows(torch.zeros(1, time, dtype=torch.long)))
+    return TokenLayout.of(Rows(torch.zeros(1, time, dtype=torch.long)))
 
 
 @pytest.mark.parametrize("sees", ["past", "around"])
@@ -47,11 +47,11 @@ def test_tiles_are_the_dense_form(sees, positions, monkeypatch):
     lengths = torch.tensor([201, 90])
     for rows in (Rows(torch.zeros(2, 201, dtype=torch.long), lengths), Rows(torch.zeros(2, 201, dtype=torch.long))):
         x = torch.randn(2, 201, 16, dtype=torch.double, requires_grad=True)
-        facts = Facts.of(rows)
-        real = torch.ones(2, 201, 1) if facts.real is None else facts.real[..., None]
+        layout = TokenLayout.of(rows)
+        real = torch.ones(2, 201, 1) if layout.real is None else layout.real[..., None]
         results = []
         for way in ("tiles", "dense"):
-            context = Context(facts)
+            context = Context(layout)
             if way == "dense":
                 monkeypatch.setattr("allyouneed.nn.mixers.attention.longnet.WORTH_TILES", 10**9)
             out = module(x, context) * real

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.ops.attention import flex
 from allyouneed.nn.ops.attention import select as attend
 from allyouneed.nn.ops.attention.block_mask import Tiling
-from allyouneed.nn.ops.attention.dense import Dense, Manner, dense_mask
+from allyouneed.nn.ops.attention.dense import Dense, ScoreMod, dense_mask
 from allyouneed.nn.patterns.core import Causal, Full, Pattern, Window
 from any_part import patterns
 
 SIZES = [1, 3, 63, 100]
 HEADS, HEAD_WIDTH = 2, 16
-PLAIN = Manner(HEAD_WIDTH**-0.5)
+PLAIN = ScoreMod(HEAD_WIDTH**-0.5)
 SOME_PATTERNS = [Full(), Causal(), Causal() & Window(size=5), Pattern.from_text("causal & window(3) | prefix(2)")]
 
 
@@ -45,7 +45,7 @@ def by_groups(pattern, queries, keys):
 
 
 def following(seen, time):
-    return Facts.following([seen], Rows(torch.zeros(1, time, dtype=torch.long)))
+    return TokenLayout.following([seen], Rows(torch.zeros(1, time, dtype=torch.long)))
 
 
 def written_out(q, k, v, sees):
@@ -62,12 +62,12 @@ def written_out(q, k, v, sees):
 
 def visible(pattern, queries, keys):
     """For each row and real query, the keys it may look at, from segments and positions in plain Python."""
-    rows = [facts.positions if facts.segments is None else facts.segments for facts in (queries, keys)]
+    rows = [layout.positions if layout.segments is None else layout.segments for layout in (queries, keys)]
     mask = pattern.mask(256, 256).tolist()
 
-    def places(facts, row):
-        positions = facts.positions[row if len(facts.positions) > 1 else 0].tolist()
-        segments = [1] * len(positions) if facts.segments is None else facts.segments[row].tolist()
+    def places(layout, row):
+        positions = layout.positions[row if len(layout.positions) > 1 else 0].tolist()
+        segments = [1] * len(positions) if layout.segments is None else layout.segments[row].tolist()
         return list(zip(positions, segments, strict=True))
 
     return [
@@ -105,11 +105,13 @@ def compare(execute, pattern, queries, keys, batch, gradients=True):
 
 
 def padded(lengths, side="right"):
-    return Facts.of(Rows(torch.zeros(len(lengths), max(lengths), dtype=torch.long), torch.tensor(lengths), side=side))
+    return TokenLayout.of(
+        Rows(torch.zeros(len(lengths), max(lengths), dtype=torch.long), torch.tensor(lengths), side=side)
+    )
 
 
 def whole_row(time):
-    return Facts.of(Rows(torch.zeros(1, time, dtype=torch.long)))
+    return TokenLayout.of(Rows(torch.zeros(1, time, dtype=torch.long)))
 
 
 def packed(rows, tail=0):
@@ -117,7 +119,7 @@ def packed(rows, tail=0):
     longest = max(map(sum, rows)) + tail
     segments = [[n for n, size in enumerate(row, 1) for _ in range(size)] for row in rows]
     segments = torch.tensor([row + [0] * (longest - len(row)) for row in segments])
-    return Facts.of(Rows(torch.zeros_like(segments), segments=segments))
+    return TokenLayout.of(Rows(torch.zeros_like(segments), segments=segments))
 
 
 def eager_flex(monkeypatch):
@@ -133,23 +135,23 @@ def test_whole(size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_causal(size):
-    facts = whole_row(size)
-    assert planned(Causal(), facts, facts) is attend.causal
-    compare(attend.causal, Causal(), facts, facts, batch=2)
+    layout = whole_row(size)
+    assert planned(Causal(), layout, layout) is attend.causal
+    compare(attend.causal, Causal(), layout, layout, batch=2)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_causal_needs_no_mask_for_padding_on_the_right(size):
-    facts = padded([size, (size + 1) // 2, 1])
-    compare(planned(Causal(), facts, facts), Causal(), facts, facts, batch=3)
+    layout = padded([size, (size + 1) // 2, 1])
+    compare(planned(Causal(), layout, layout), Causal(), layout, layout, batch=3)
 
 
 @pytest.mark.parametrize("pattern", SOME_PATTERNS, ids=str)
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("size", SIZES)
 def test_dense(pattern, side, size):
-    facts = padded([size, (size + 1) // 2, 1], side)
-    compare(dense(pattern, facts, facts), pattern, facts, facts, batch=3)
+    layout = padded([size, (size + 1) // 2, 1], side)
+    compare(dense(pattern, layout, layout), pattern, layout, layout, batch=3)
 
 
 @pytest.mark.parametrize("pattern", SOME_PATTERNS, ids=str)
@@ -157,8 +159,8 @@ def test_dense(pattern, side, size):
 @pytest.mark.parametrize("way", ["grouped", "dense", "flex"])
 def test_packed_rows(way, pattern, rows, monkeypatch):
     eager_flex(monkeypatch)
-    facts = packed(rows, tail=3)
-    compare(path(way, pattern, facts, facts), pattern, facts, facts, len(rows), gradients=way != "flex")
+    layout = packed(rows, tail=3)
+    compare(path(way, pattern, layout, layout), pattern, layout, layout, len(rows), gradients=way != "flex")
 
 
 @pytest.mark.parametrize("way", ["grouped", "dense", "flex"])
@@ -177,8 +179,8 @@ def test_packed_rows_that_look_across(way, monkeypatch):
 )
 def test_what_the_plan_chooses_for_packed_rows_is_the_definition(pattern, rows, tail):
     """Any pattern, any number of sentences."""
-    facts = packed(rows, tail)
-    compare(planned(pattern, facts, facts), pattern, facts, facts, len(rows))
+    layout = packed(rows, tail)
+    compare(planned(pattern, layout, layout), pattern, layout, layout, len(rows))
 
 
 facts_of_one_side = st.one_of(
@@ -235,19 +237,19 @@ def test_flex_leaves_to_the_dense_mask_what_its_kernel_cannot_do(monkeypatch):
         raise AssertionError("the kernel was asked")
 
     monkeypatch.setattr(flex, "_compiled_flex", kernel)
-    facts = packed([[3, 4]], tail=1)
-    q, k, v = (tensor[..., :12] for tensor in tensors(1, facts.time, facts.time))
-    found = by_flex(Causal(), facts, facts)(q, k, v, 0.0, PLAIN)
-    expected = dense(Causal(), facts, facts)(q, k, v, 0.0, PLAIN)
+    layout = packed([[3, 4]], tail=1)
+    q, k, v = (tensor[..., :12] for tensor in tensors(1, layout.time, layout.time))
+    found = by_flex(Causal(), layout, layout)(q, k, v, 0.0, PLAIN)
+    expected = dense(Causal(), layout, layout)(q, k, v, 0.0, PLAIN)
     torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("pattern", SOME_PATTERNS, ids=str)
 def test_a_row_of_nothing_but_padding_stays_finite(pattern):
     segments = torch.tensor([[1, 1, 2], [0, 0, 0]])
-    facts = Facts.of(Rows(torch.zeros_like(segments), segments=segments))
-    empty = Facts.of(Rows(torch.zeros(2, 3, dtype=torch.long), lengths=torch.tensor([3, 0])))
-    for places in (facts, empty):
+    layout = TokenLayout.of(Rows(torch.zeros_like(segments), segments=segments))
+    empty = TokenLayout.of(Rows(torch.zeros(2, 3, dtype=torch.long), lengths=torch.tensor([3, 0])))
+    for places in (layout, empty):
         q, k, v = tensors(2, 3, 3)
         for execute in (planned(pattern, places, places), dense(pattern, places, places)):
             found = execute(q, k, v, 0.0, PLAIN)
@@ -260,19 +262,19 @@ def test_grouping_does_not_pay_for_the_square_of_the_row():
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    facts = packed([[5] * 40])
+    layout = packed([[5] * 40])
     q, k, v = (tensor.detach() for tensor in tensors(1, 200, 200))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        path("grouped", Full(), facts, facts)(q, k, v, 0.0, PLAIN)
+        path("grouped", Full(), layout, layout)(q, k, v, 0.0, PLAIN)
     assert counter.get_total_flops() == 4 * HEADS * HEAD_WIDTH * 40 * 5**2
 
 
 def test_positions_begin_anew_with_each_sentence():
     segments = torch.tensor([[1, 1, 1, 2, 2, 0, 0], [0, 1, 2, 2, 2, 2, 3]])
-    facts = Facts.of(Rows(torch.zeros_like(segments), segments=segments))
+    layout = TokenLayout.of(Rows(torch.zeros_like(segments), segments=segments))
     real = segments > 0
-    assert facts.positions[0][real[0]].tolist() == [0, 1, 2, 0, 1]
-    assert facts.positions[1][real[1]].tolist() == [0, 0, 1, 2, 3, 0]
+    assert layout.positions[0][real[0]].tolist() == [0, 1, 2, 0, 1]
+    assert layout.positions[1][real[1]].tolist() == [0, 0, 1, 2, 3, 0]
     left = padded([2, 4], "left")
     assert left.positions.tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
     assert left.segments.tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from allyouneed.config import Config
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.scores import ScaledDot, Scores, ScoresModule
 from allyouneed.nn.norms import Norm
-from allyouneed.nn.ops.attention.dense import Manner, Plan, attention_weights, dense_mask
+from allyouneed.nn.ops.attention.dense import Plan, ScoreMod, attention_weights, dense_mask
 from allyouneed.nn.ops.attention.select import plan
 from allyouneed.nn.ops.fused_backward import apart, can_sum, outcome
 from allyouneed.nn.patterns.core import Causal, Full, Pattern
@@ -161,13 +161,13 @@ class Attention(Mixer):
 
 def cache_cost(pattern: Pattern, each: int, length: int) -> Cost:
     """Of remembering so many elements of each token this pattern may still look at; a ring grows until it turns."""
-    kept = pattern.memory
+    kept = pattern.kv_window
     if kept is None or length < ring_size(kept):
         return Cost(state_per_token=each)
     return Cost(state_constant=each * ring_size(kept))
 
 
-class Looking(SubLayer):
+class SoftmaxAttention(SubLayer):
     """What every softmax attention does once queries, keys and values are there; weights on request."""
 
     def __init__(
@@ -179,9 +179,9 @@ class Looking(SubLayer):
         self.soft_cap: float | None = None
         self.words = str(pattern)  # a pattern itself cannot be looked up inside a compiled block
 
-    def manner(self) -> Manner:
+    def score_mod(self) -> ScoreMod:
         relative = self.relative
-        return Manner(
+        return ScoreMod(
             scale=self.scores.scale * relative.sharpness,
             score=self.scores.score if self.own_score else None,
             bias=relative.bias if relative.adds_bias else None,
@@ -190,26 +190,26 @@ class Looking(SubLayer):
             static=relative.static,
         )
 
-    def look(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: Facts) -> Tensor:
+    def look(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         """(batch, heads, queries, width of v)"""
-        queries, manner = context.queries, self.manner()
+        queries, score_mod = context.queries, self.score_mod()
         if (
             context.replay is not None
         ):  # what is computed once more cannot share a bias, with its gradients, with others
-            manner = replace(manner, static=None)
+            score_mod = replace(score_mod, static=None)
         wanted = None if context.record is None else context.record.get(self)
         if wanted is not None:
             mask = dense_mask(self.pattern, queries, keys)
-            weights = attention_weights(q, k, mask, queries.positions, keys.positions, manner)
+            weights = attention_weights(q, k, mask, queries.positions, keys.positions, score_mod)
             wanted.found.append(weights if wanted.heads is None else weights[:, list(wanted.heads)])
-        execute = self.planned(context, keys, q.shape[0], manner)
-        return execute(q, k, v, self.dropout if self.training else 0.0, manner)
+        execute = self.planned(context, keys, q.shape[0], score_mod)
+        return execute(q, k, v, self.dropout if self.training else 0.0, score_mod)
 
-    def planned(self, context: Context, keys: Facts, rows: int, manner: Manner) -> Plan:
-        source = None if context.memory is None else context.memory.facts
+    def planned(self, context: Context, keys: TokenLayout, rows: int, score_mod: ScoreMod) -> Plan:
+        source = None if context.memory is None else context.memory.layout
         whose = "own" if keys is context.queries else "source" if keys is source else id(keys)
-        key = (self.words, whose, rows, manner.plain)
-        return context.plan(key, lambda: plan(self.pattern, context.queries, keys, manner))
+        key = (self.words, whose, rows, score_mod.plain)
+        return context.plan(key, lambda: plan(self.pattern, context.queries, keys, score_mod))
 
     def new_state(self) -> State | None:
         if (why := self.pattern.leak()) is not None:
@@ -217,11 +217,11 @@ class Looking(SubLayer):
         return self.new_memory()
 
     def new_memory(self) -> State | None:
-        kept = self.pattern.memory
+        kept = self.pattern.kv_window
         return KeyValues() if kept is None else Ring(kept)
 
 
-class _Heads(Looking):
+class _Heads(SoftmaxAttention):
     """What self- and cross-attention share: heads apart, heads together."""
 
     def __init__(self, config: Attention, common: Common) -> None:
@@ -239,7 +239,7 @@ class _Heads(Looking):
 
     @property
     def traces(self) -> bool:  # type: ignore[override]  # said by each, not by the class
-        return self.manner().plain
+        return self.score_mod().plain
 
     @property
     def last(self) -> nn.Module:
@@ -248,7 +248,7 @@ class _Heads(Looking):
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (batch, heads, time, head_width)
 
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: Facts) -> Tensor:
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         return self.outward(self.look(q, k, v, context, keys), context)
 
     def outward(self, seen: Tensor, context: Context) -> Tensor:
@@ -281,7 +281,7 @@ class SelfAttention(_Heads):
 
     def prepare(self, context: Context, rows: int) -> None:
         self.relative.prepare(context)
-        self.planned(context, context.queries, rows, self.manner())
+        self.planned(context, context.queries, rows, self.score_mod())
 
     def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of these tokens, head by head, ready to meet."""
@@ -306,7 +306,7 @@ class SelfAttention(_Heads):
             count = kept.queries.time
             if self.keeps_hidden:
                 k, v, keys = self.recalled(x[:, :count], kept, state)
-            elif self.sees_all(context) and (seen := state.meet(q, k, v, context, self.manner().scale)) is not None:
+            elif self.sees_all(context) and (seen := state.meet(q, k, v, context, self.score_mod().scale)) is not None:
                 return self.outward(seen, context)
             else:
                 k, v, keys = state.append(k[:, :, :count], v[:, :, :count], kept)
@@ -315,10 +315,13 @@ class SelfAttention(_Heads):
     def sees_all(self, context: Context) -> bool:
         """Whether a new token looks at all there is by plain scores, and nobody watches."""
         return (
-            isinstance(self.pattern, Causal) and self.manner().plain and context.record is None and context.said is None
+            isinstance(self.pattern, Causal)
+            and self.score_mod().plain
+            and context.record is None
+            and context.said is None
         )
 
-    def recalled(self, x: Tensor, context: Context, state: Cache) -> tuple[Tensor, Tensor, Facts]:
+    def recalled(self, x: Tensor, context: Context, state: Cache) -> tuple[Tensor, Tensor, TokenLayout]:
         """Keys and values of everything that may be seen, made of the hidden states that are remembered. To the cache
         these are keys of one head, whose values have no features."""
         hidden, _, keys = state.append(x[:, None], x[:, None, :, :0], context)
@@ -341,7 +344,7 @@ class CrossAttention(_Heads):
 
     def prepare(self, context: Context, rows: int) -> None:
         assert context.memory is not None, "cross-attention needs an encoder's memory"
-        self.planned(context, context.memory.facts, rows, self.manner())
+        self.planned(context, context.memory.layout, rows, self.score_mod())
 
     def source(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         both = self.kv(hidden).chunk(2, -1) if self.kv is not None else (self.k(hidden), self.v(hidden))
@@ -351,7 +354,7 @@ class CrossAttention(_Heads):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         memory = context.memory
         assert memory is not None, "cross-attention needs an encoder's memory"
-        self.scores.check(memory.facts)
+        self.scores.check(memory.layout)
         if isinstance(state, SourceKeyValues) and state.keys is not None and state.values is not None:
             k, v = state.keys, state.values
         else:
@@ -362,16 +365,16 @@ class CrossAttention(_Heads):
         q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
         beams = q.shape[0] // k.shape[0]
         if beams == 1:
-            return self.mixed(q, k, v, context, memory.facts)
-        if not isinstance(self.pattern, Full) or not self.manner().plain:
+            return self.mixed(q, k, v, context, memory.layout)
+        if not isinstance(self.pattern, Full) or not self.score_mod().plain:
             # who sees what depends on the beam's own position
             copies = torch.arange(len(k), device=k.device).repeat_interleave(beams)
-            facts = context.plan(("beams", beams), lambda: memory.facts.select(copies))
-            return self.mixed(q, k.index_select(0, copies), v.index_select(0, copies), context, facts)
+            layout = context.plan(("beams", beams), lambda: memory.layout.select(copies))
+            return self.mixed(q, k.index_select(0, copies), v.index_select(0, copies), context, layout)
         # beams of one sentence stand side by side as its queries, so its keys need no copies
         rows, heads, time, head_width = q.shape
         q = q.view(-1, beams, heads, time, head_width).transpose(1, 2).flatten(2, 3)
-        seen = self.mixed(q, k, v, context, memory.facts)  # (sources, beams * time, width)
+        seen = self.mixed(q, k, v, context, memory.layout)  # (sources, beams * time, width)
         return seen.view(rows, time, -1)
 
     def new_state(self) -> State:

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention, Biases, SelfAttention
 from allyouneed.nn.states.base import State
@@ -68,7 +68,7 @@ class BigBirdModule(SelfAttention):
         super().__init__(config.attention, common)
         self.config = config
 
-    def look(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: Facts) -> Tensor:
+    def look(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         seen, bias = context.plan(("big-bird", self.config.block, self.config.random), lambda: self.sight(keys))
         scores = (q @ k.transpose(-1, -2)) * self.scores.scale + bias
         scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
@@ -78,13 +78,13 @@ class BigBirdModule(SelfAttention):
             wanted.found.append(weights if wanted.heads is None else weights[:, list(wanted.heads)])
         return torch.nn.functional.dropout(weights, self.dropout, self.training) @ v
 
-    def sight(self, facts: Facts) -> tuple[Tensor, Tensor]:
+    def sight(self, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         """Who sees whom, and what is added to the scores: (batch or 1, 1, time, time) both."""
-        size, segments = self.config.block, facts.segments
-        segments = torch.ones_like(facts.positions) if segments is None else segments
+        size, segments = self.config.block, layout.segments
+        segments = torch.ones_like(layout.positions) if segments is None else segments
         same = (segments[:, :, None] == segments[:, None, :]) & (segments > 0)[:, None, :]
         length = same.sum(-1, keepdim=True)  # of the own sentence: (batch or 1, time, 1)
-        query, key = facts.positions[:, :, None] // size, facts.positions[:, None, :] // size
+        query, key = layout.positions[:, :, None] // size, layout.positions[:, None, :] // size
         last = (length - 1) // size
         between = (query > 0) & (query < last) & (length > self.config.whole)
         near = ((query - key).abs() <= 1) | (key == 0) | (key == last)

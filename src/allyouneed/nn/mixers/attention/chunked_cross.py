@@ -23,11 +23,11 @@ from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts, Memory
+from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention, CrossAttention, Size
 from allyouneed.nn.norms import Norm
-from allyouneed.nn.ops.attention.dense import Dense, Manner, Plan, attention_weights
+from allyouneed.nn.ops.attention.dense import Dense, Plan, ScoreMod, attention_weights
 from allyouneed.nn.states.base import KeyValues, SourceKeyValues, State
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
@@ -41,17 +41,17 @@ class Retrieved(Memory):
     @property
     def real(self) -> Tensor:
         """(batch, chunks · block): 1 for a token, 0 for padding."""
-        assert self.facts.segments is not None
-        return self.facts.segments
+        assert self.layout.segments is not None
+        return self.layout.segments
 
     def select(self, rows: Tensor) -> Retrieved:
-        return Retrieved(self.hidden.index_select(0, rows), self.facts.select(rows), chunks=self.chunks)
+        return Retrieved(self.hidden.index_select(0, rows), self.layout.select(rows), chunks=self.chunks)
 
 
 def retrieved(hidden: Tensor, real: Tensor, chunks: int, chunk: int) -> Retrieved:
     """Blocks one after another, each where its chunk begins."""
     places = (torch.arange(chunks, device=hidden.device) * chunk).repeat_interleave(hidden.shape[1] // chunks)
-    return Retrieved(hidden, Facts(places.expand(len(hidden), -1), real), chunks=chunks)
+    return Retrieved(hidden, TokenLayout(places.expand(len(hidden), -1), real), chunks=chunks)
 
 
 class ChunkedCross(Mixer):
@@ -154,12 +154,12 @@ class ChunkedCrossAttention(CrossAttention):
             copies = torch.arange(len(k), device=k.device).repeat_interleave(beams)
             k, v = k.index_select(0, copies), v.index_select(0, copies)
             shown = context.plan(("beams of memory", beams), lambda: memory.select(copies))
-        manner = self.manner()
-        self.watch(q, k, context, shown, manner)
+        score_mod = self.score_mod()
+        self.watch(q, k, context, shown, score_mod)
         key = "chunked-cross", self.chunk, id(shown)
         execute = context.plan(key, lambda: plan(self.chunk, context.queries, shown))
         seeing = context.plan((*key, "sees"), lambda: sees(self.chunk, context.queries, shown))
-        said = execute(q, k, v, self.dropout if self.training else 0.0, manner)
+        said = execute(q, k, v, self.dropout if self.training else 0.0, score_mod)
         found: Tensor = self.out(said.transpose(1, 2).flatten(2))
         return found * seeing[..., None].to(found.dtype)  # a bias of `out` is no message from nobody
 
@@ -175,23 +175,23 @@ class ChunkedCrossAttention(CrossAttention):
         state.end = memory.hidden.shape[1]
         return state.keys, state.values
 
-    def watch(self, q: Tensor, k: Tensor, context: Context, memory: Memory, manner: Manner) -> None:
+    def watch(self, q: Tensor, k: Tensor, context: Context, memory: Memory, score_mod: ScoreMod) -> None:
         wanted = None if context.record is None else context.record.get(self)
         if wanted is not None:
-            places = context.queries.positions, memory.facts.positions
-            weights = attention_weights(q, k, mask(self.chunk, context.queries, memory.facts), *places, manner)
+            places = context.queries.positions, memory.layout.positions
+            weights = attention_weights(q, k, mask(self.chunk, context.queries, memory.layout), *places, score_mod)
             wanted.found.append(weights if wanted.heads is None else weights[:, list(wanted.heads)])
 
     def new_state(self) -> State:
         return MemoryKeyValues()
 
 
-def last_read(chunk: int, queries: Facts) -> Tensor:
+def last_read(chunk: int, queries: TokenLayout) -> Tensor:
     """(batch or 1, time): the number of the last chunk each token knows in full, itself included; −1: none yet."""
     return (queries.positions + 1) // chunk - 1
 
 
-def mask(chunk: int, queries: Facts, keys: Facts) -> Tensor:
+def mask(chunk: int, queries: TokenLayout, keys: TokenLayout) -> Tensor:
     """The definition: who sees what, (batch or 1, 1, queries, keys) bool."""
     if queries.packed != keys.packed:
         raise ValueError(
@@ -205,17 +205,17 @@ def mask(chunk: int, queries: Facts, keys: Facts) -> Tensor:
     return allowed[:, None]
 
 
-def plan(chunk: int, queries: Facts, memory: Memory) -> Plan:
+def plan(chunk: int, queries: TokenLayout, memory: Memory) -> Plan:
     """Every chunk with its own block where memory comes in blocks and all rows stand at the same place."""
     if isinstance(memory, Retrieved) and queries.start is not None and not queries.packed:
         return Blocks(chunk, queries.start, memory)
-    return Dense(mask(chunk, queries, memory.facts), queries.positions, memory.facts.positions)
+    return Dense(mask(chunk, queries, memory.layout), queries.positions, memory.layout.positions)
 
 
-def sees(chunk: int, queries: Facts, memory: Memory) -> Tensor:
+def sees(chunk: int, queries: TokenLayout, memory: Memory) -> Tensor:
     """(batch or 1, time) bool: tokens that see anything."""
     if not isinstance(memory, Retrieved):
-        return mask(chunk, queries, memory.facts).any(-1)[:, 0]
+        return mask(chunk, queries, memory.layout).any(-1)[:, 0]
     filled = pad(memory.real.unflatten(1, (memory.chunks, -1)).amax(-1), (1, 0)) > 0  # (batch, 1 + chunks)
     place = last_read(chunk, queries).expand(len(filled), -1) + 1
     return filled.gather(1, place.clamp(max=memory.chunks)) & (place <= memory.chunks)
@@ -227,7 +227,7 @@ class Blocks:
     def __init__(self, chunk: int, start: int, memory: Retrieved) -> None:
         self.chunk, self.start, self.memory = chunk, start, memory
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
         batch, heads, time, _ = q.shape
         m, total = self.chunk, self.memory.chunks
         blind = min(time, max(0, m - 1 - self.start))  # tokens that see nothing yet
@@ -247,7 +247,13 @@ class Blocks:
         )  # (batch · count, heads, m or block, head_width)
         real = self.memory.real.unflatten(1, (total, -1))[:, first : first + count] > 0
         said = sdpa(
-            asked, k, v, real.flatten(0, 1)[:, None, None], dropout, scale=manner.scale, enable_gqa=heads != k.shape[1]
+            asked,
+            k,
+            v,
+            real.flatten(0, 1)[:, None, None],
+            dropout,
+            scale=score_mod.scale,
+            enable_gqa=heads != k.shape[1],
         )
         said = said.unflatten(0, (batch, count)).transpose(1, 2).flatten(2, 3)  # (batch, heads, count · m, head_width)
         return pad(said[:, :, ahead : ahead + end - blind], (0, 0, blind, time - end))

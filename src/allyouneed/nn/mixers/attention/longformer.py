@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention, SelfAttention, Size
 from allyouneed.nn.ops.attention.dense import attention_weights, dense_mask
@@ -85,28 +85,28 @@ class LongformerAttention(SelfAttention):
         if chosen is None:
             mixed: Tensor = self.out(seen.transpose(1, 2).flatten(2))
             return mixed
-        index, facts = context.plan("chosen", lambda: gathered(context.queries, chosen, len(x)))
+        index, layout = context.plan("chosen", lambda: gathered(context.queries, chosen, len(x)))
         rows = torch.arange(len(x), device=x.device)[:, None]
         q = self.split(self.global_q(x[rows, index]))  # (batch, heads, most chosen, head_width)
         k, v = map(self.split, self.global_kv(x).chunk(2, -1))
-        manner, keys = self.manner(), context.queries
-        execute = context.plan(("chosen", q.shape[0]), lambda: plan(Full(), facts, keys, manner))
-        theirs = execute(q, k, v, self.dropout if self.training else 0.0, manner).transpose(1, 2)
+        score_mod, keys = self.score_mod(), context.queries
+        execute = context.plan(("chosen", q.shape[0]), lambda: plan(Full(), layout, keys, score_mod))
+        theirs = execute(q, k, v, self.dropout if self.training else 0.0, score_mod).transpose(1, 2)
         # a row with fewer chosen tokens than another writes its surplus where it is thrown away
         seen = torch.cat((seen.transpose(1, 2), theirs.new_zeros(len(x), 1, *theirs.shape[2:])), 1)
-        place = torch.where(facts.segments > 0, index, x.shape[1]) if facts.segments is not None else index
+        place = torch.where(layout.segments > 0, index, x.shape[1]) if layout.segments is not None else index
         seen = seen.index_put((rows, place), theirs.to(seen.dtype))[:, :-1]
-        self._show(q, k, context, facts, rows, place)
+        self._show(q, k, context, layout, rows, place)
         result: Tensor = self.out(seen.flatten(2))
         return result
 
-    def _show(self, q: Tensor, k: Tensor, context: Context, facts: Facts, rows: Tensor, place: Tensor) -> None:
+    def _show(self, q: Tensor, k: Tensor, context: Context, layout: TokenLayout, rows: Tensor, place: Tensor) -> None:
         """Let those who asked for weights have the chosen tokens' own."""
         wanted = None if context.record is None else context.record.get(self)
         if wanted is None:
             return
-        mask = dense_mask(Full(), facts, context.queries)
-        weights = attention_weights(q, k, mask, facts.positions, context.queries.positions, self.manner())
+        mask = dense_mask(Full(), layout, context.queries)
+        weights = attention_weights(q, k, mask, layout.positions, context.queries.positions, self.score_mod())
         weights = weights if wanted.heads is None else weights[:, list(wanted.heads)]
         shown = torch.cat((wanted.found[-1], weights.new_zeros(*weights.shape[:2], 1, weights.shape[3])), 2)
         wanted.found[-1] = (
@@ -117,7 +117,7 @@ class LongformerAttention(SelfAttention):
         raise ValueError("a longformer sees both sides: it cannot decode")
 
 
-def gathered(here: Facts, chosen: Tensor, batch: int) -> tuple[Tensor, Facts]:
+def gathered(here: TokenLayout, chosen: Tensor, batch: int) -> tuple[Tensor, TokenLayout]:
     """Where the chosen tokens of each row are (batch, most of them), padded on the right, and what is known of them."""
     picked = chosen if here.real is None else chosen & here.real
     picked = picked.expand(batch, -1)
@@ -126,4 +126,4 @@ def gathered(here: Facts, chosen: Tensor, batch: int) -> tuple[Tensor, Facts]:
     there = picked.gather(1, index)
     positions = here.positions.expand(batch, -1).gather(1, index)
     segments = there.long() if here.segments is None else here.segments.expand(batch, -1).gather(1, index) * there
-    return index, replace(Facts(torch.where(there, positions, 0), segments), packed=here.packed)
+    return index, replace(TokenLayout(torch.where(there, positions, 0), segments), packed=here.packed)

@@ -20,12 +20,12 @@ from pydantic import Field
 from torch import Tensor
 
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention, SelfAttention, Size
 from allyouneed.nn.ops.attention.block_mask import Tiling
 from allyouneed.nn.ops.attention.block_sparse import Tiled
-from allyouneed.nn.ops.attention.dense import Dense, Manner, Plan, attention_weights, dense_mask
+from allyouneed.nn.ops.attention.dense import Dense, Plan, ScoreMod, attention_weights, dense_mask
 from allyouneed.nn.ops.attention.select import BLOCK, WORTH_TILES, grouped
 from allyouneed.nn.patterns.core import Causal, Pattern
 from allyouneed.nn.patterns.sparse import Block, SegmentDilated
@@ -102,19 +102,19 @@ class LongNetAttention(SelfAttention):
             by_branches.setdefault(config.branches(head), []).append(head)
         self.groups = list(by_branches.items())  # heads that see the same
 
-    def look(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: Facts) -> Tensor:
-        queries, manner = context.queries, self.manner()
+    def look(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
+        queries, score_mod = context.queries, self.score_mod()
         wanted = None if context.record is None else context.record.get(self)
         if wanted is not None:
             counts = self.counts(queries, keys)
-            counting = _counting(manner, counts)
+            counting = _counting(score_mod, counts)
             weights = attention_weights(q, k, counts > 0, queries.positions, keys.positions, counting)
             wanted.found.append(weights if wanted.heads is None else weights[:, list(wanted.heads)])
         key = (tuple(branches for branches, _ in self.groups), id(keys), q.shape[0])
         execute = context.plan(key, lambda: self.plan(queries, keys))
-        return execute(q, k, v, self.dropout if self.training else 0.0, manner)
+        return execute(q, k, v, self.dropout if self.training else 0.0, score_mod)
 
-    def plan(self, queries: Facts, keys: Facts) -> Plan:
+    def plan(self, queries: TokenLayout, keys: TokenLayout) -> Plan:
         if queries.packed and queries.device.type == "cpu":
             return grouped(self.plan, queries, keys)
         if queries.time * keys.time < WORTH_TILES:
@@ -127,7 +127,7 @@ class LongNetAttention(SelfAttention):
             found.append((heads, Tiled(parts)))
         return ByHeads(found)
 
-    def counts(self, queries: Facts, keys: Facts) -> Tensor:
+    def counts(self, queries: TokenLayout, keys: TokenLayout) -> Tensor:
         """By how many branches a head's query sees a key: (batch or 1, heads, queries, keys)."""
         counts: list[Tensor | None] = [None] * self.heads
         for branches, heads in self.groups:
@@ -136,24 +136,26 @@ class LongNetAttention(SelfAttention):
                 counts[head] = torch.stack(torch.broadcast_tensors(*masks)).sum(0)
         return torch.cat([one for one in counts if one is not None], 1)
 
-    def dense(self, queries: Facts, keys: Facts) -> Plan:
+    def dense(self, queries: TokenLayout, keys: TokenLayout) -> Plan:
         counts = self.counts(queries, keys)
         dense = Dense(counts > 0, queries.positions, keys.positions)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
-            return dense(q, k, v, dropout, _counting(manner, counts))
+        def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
+            return dense(q, k, v, dropout, _counting(score_mod, counts))
 
         return attend
 
 
-def _counting(manner: Manner, counts: Tensor) -> Manner:
+def _counting(score_mod: ScoreMod, counts: Tensor) -> ScoreMod:
     """Scores as they are, plus the logarithm of how often a key counts."""
     often = counts.clamp(min=1).double().log()
 
     def bias(q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
-        return often.to(q.dtype) if manner.bias is None else manner.bias(q, queries, keys, scale) + often.to(q.dtype)
+        return (
+            often.to(q.dtype) if score_mod.bias is None else score_mod.bias(q, queries, keys, scale) + often.to(q.dtype)
+        )
 
-    return replace(manner, bias=bias, static=None)
+    return replace(score_mod, bias=bias, static=None)
 
 
 class ByHeads:
@@ -164,11 +166,11 @@ class ByHeads:
         order = [head for heads, _ in groups for head in heads]
         self.back = [order.index(head) for head in range(len(order))]
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
         found = []
         for heads, execute in self.groups:
-            if manner.plain:
-                found.append(execute(q[:, heads], k[:, heads], v[:, heads], dropout, manner))
+            if score_mod.plain:
+                found.append(execute(q[:, heads], k[:, heads], v[:, heads], dropout, score_mod))
             else:  # a bias knows its heads by their number
-                found.append(execute(q, k, v, dropout, manner)[:, heads])
+                found.append(execute(q, k, v, dropout, score_mod)[:, heads])
         return torch.cat(found, 1)[:, self.back]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.ops.attention.dense import dense_mask
 from allyouneed.nn.ops.lsh import Hashed, by_chunks, needed
@@ -155,13 +155,13 @@ class LSHAttention(SubLayer):
         turned = torch.einsum("bhtd,hdrn->bhtrn", wide, r.to(wide.dtype))
         return torch.cat((turned, -turned), -1).argmax(-1).int()
 
-    def apart(self, buckets: Tensor, facts: Facts) -> Tensor:
+    def apart(self, buckets: Tensor, layout: TokenLayout) -> Tensor:
         """The same for row-wise sorting: sentences of a row, and its padding, have buckets of their own."""
-        if facts.segments is None:
+        if layout.segments is None:
             return buckets
-        return buckets + facts.segments[:, None, :, None].int() * self.config.buckets
+        return buckets + layout.segments[:, None, :, None].int() * self.config.buckets
 
-    def mask(self, buckets: Tensor, others: Tensor, queries: Facts, keys: Facts) -> Tensor:
+    def mask(self, buckets: Tensor, others: Tensor, queries: TokenLayout, keys: TokenLayout) -> Tensor:
         """The definition: (batch, heads, queries, keys) bool."""
         seen = dense_mask(Causal() if self.config.causal else Full(), queries, keys)  # (batch or 1, 1, queries, keys)
         itself = (queries.positions[:, :, None] == keys.positions[:, None])[:, None] & seen

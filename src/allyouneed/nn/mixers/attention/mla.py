@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.mixers.attention.attention import Looking, Size, cache_cost
+from allyouneed.nn.mixers.attention.attention import Size, SoftmaxAttention, cache_cost
 from allyouneed.nn.mixers.attention.scores import ScaledDot, Scores
 from allyouneed.nn.norms import Norm, RMSNorm
 from allyouneed.nn.patterns.core import Full, Pattern
@@ -99,7 +99,7 @@ class LatentAttention(Mixer):
         return found
 
 
-class LatentAttentionModule(Looking):
+class LatentAttentionModule(SoftmaxAttention):
     """`look_plain` is the definition: every key and value is written out. `look_absorbed` gives the same (2.1.2: W^UK
     into W^UQ, W^UV into W^O): queries are mapped to where latents live, all heads look at the latents themselves, and
     what they have seen is mapped to values. It needs less where queries are few and keys many."""
@@ -143,14 +143,14 @@ class LatentAttentionModule(Looking):
         q_turned, key, _ = self.relative.turn(q_turned, key, latent, context)
         return torch.cat((q_plain, q_turned), -1), torch.cat((latent, key), -1)
 
-    def look_plain(self, q: Tensor, both: Tensor, context: Context, keys: Facts) -> Tensor:
+    def look_plain(self, q: Tensor, both: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         latent, key = both.split([self.config.kv_rank, self.config.rope_width], -1)
         heads = self.config.heads
         k = self.k(latent[:, 0]).unflatten(-1, (heads, -1)).transpose(1, 2)  # (batch, heads, keys, nope)
         v = self.v(latent[:, 0]).unflatten(-1, (heads, -1)).transpose(1, 2)  # (batch, heads, keys, value)
         return self.look(q, torch.cat((k, key.expand(-1, heads, -1, -1)), -1), v, context, keys)
 
-    def look_absorbed(self, q: Tensor, both: Tensor, context: Context, keys: Facts) -> Tensor:
+    def look_absorbed(self, q: Tensor, both: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         heads, rank = self.config.heads, self.config.kv_rank
         assert isinstance(self.k, nn.Linear) and isinstance(self.v, nn.Linear)
         to_key = self.k.weight.unflatten(0, (heads, -1))  # (heads, nope, kv_rank)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts, Memory
+from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.mixers.attention.attention import Looking
+from allyouneed.nn.mixers.attention.attention import SoftmaxAttention
 from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.patterns.core import Full
 from allyouneed.nn.positions.relative import RelativeModule
@@ -44,7 +44,7 @@ class MultiStep(Mixer):
         return common.linear.cost(common.width, common.width, True) + Cost(flops=4 * common.width * length)
 
 
-class MultiStepModule(Looking):
+class MultiStepModule(SoftmaxAttention):
     def __init__(self, common: Common) -> None:
         super().__init__(Full(), ScoresModule(), RelativeModule(), False, 0.0)
         self.query = common.linear.build(common.width, common.width, True)
@@ -52,25 +52,25 @@ class MultiStepModule(Looking):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         memory, inputs = context.memory, context.inputs
         assert memory is not None and memory.inputs is not None and inputs is not None, "it needs embeddings"
-        z, values, facts, root = context.plan(("multi-step", len(x)), lambda: _source(memory, context, len(x)))
+        z, values, layout, root = context.plan(("multi-step", len(x)), lambda: _source(memory, context, len(x)))
         q = self.query(x) + inputs
-        found = self.look(q[:, None], z[:, None], values[:, None], context, facts)  # (batch, 1, time, width)
+        found = self.look(q[:, None], z[:, None], values[:, None], context, layout)  # (batch, 1, time, width)
         return found[:, 0] * root
 
     def new_state(self) -> None:
         return None
 
 
-def _source(memory: Memory, context: Context, rows: int) -> tuple[Tensor, Tensor, Facts, Tensor]:
+def _source(memory: Memory, context: Context, rows: int) -> tuple[Tensor, Tensor, TokenLayout, Tensor]:
     """Once for all layers: z, z + e and where they stand, for each beam; √m of each token (rows, time or 1, 1)."""
     if (beams := rows // len(memory.hidden)) > 1:
         memory = memory.select(torch.arange(len(memory.hidden), device=memory.hidden.device).repeat_interleave(beams))
-    z, facts, queries = memory.hidden, memory.facts, context.queries
+    z, layout, queries = memory.hidden, memory.layout, context.queries
     assert memory.inputs is not None
-    if facts.segments is None:
-        count = torch.full((1, 1), facts.time, device=z.device)
-    elif facts.packed and queries.segments is not None:
-        count = (queries.segments[:, :, None] == facts.segments[:, None]).sum(-1)
+    if layout.segments is None:
+        count = torch.full((1, 1), layout.time, device=z.device)
+    elif layout.packed and queries.segments is not None:
+        count = (queries.segments[:, :, None] == layout.segments[:, None]).sum(-1)
     else:
-        count = (facts.segments > 0).sum(-1, keepdim=True)
-    return z, z + memory.inputs, facts, count[..., None].to(z.dtype).sqrt()
+        count = (layout.segments > 0).sum(-1, keepdim=True)
+    return z, z + memory.inputs, layout, count[..., None].to(z.dtype).sqrt()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from allyouneed.config import Part
 from allyouneed.errors import UserError
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.positions.relative import Heads
 
@@ -49,7 +49,7 @@ class ScoresModule(nn.Module):
         """(batch, heads, queries, head_width), (batch, heads, keys, head_width) -> (batch, heads, queries, keys)"""
         return (q @ k.transpose(-1, -2)) * self.scale
 
-    def check(self, keys: Facts) -> None:
+    def check(self, keys: TokenLayout) -> None:
         """Refuse keys that cannot be scored, given where they (while decoding: the newest of them) stand."""
 
 
@@ -162,7 +162,7 @@ class LocationModule(ScoresModule):
         places = keys.clamp(max=scores.shape[-1] - 1)[:, None, None]  # beyond the last stands only padding: see check
         return scores.gather(-1, places.expand(*scores.shape[:-1], -1))
 
-    def check(self, keys: Facts) -> None:
+    def check(self, keys: TokenLayout) -> None:
         places = keys.positions if keys.real is None else keys.positions.where(keys.real, 0)
         length = self.weight.shape[-1]
         if places.numel() and (longest := int(places.max()) + 1) > length:

@@ -60,8 +60,8 @@ class SharedAttention(_Heads):
         q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
         elsewhere = q.new_zeros(1, 1, 1, self.head_width)
         q, _, _ = self.relative.turn(q, elsewhere, elsewhere, context)
-        self.scores.check(memory.facts)
-        return self.mixed(q, *memory.shared, context, memory.facts)
+        self.scores.check(memory.layout)
+        return self.mixed(q, *memory.shared, context, memory.layout)
 
     def new_state(self) -> State | None:
         return None

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from allyouneed.errors import UserError
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Facts
+from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.mixers.attention.attention import Attention, Looking, cache_cost
+from allyouneed.nn.mixers.attention.attention import Attention, SoftmaxAttention, cache_cost
 from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.patterns.core import Full, Pattern
 from allyouneed.nn.positions.relative import Heads, RelativeModule
@@ -179,7 +179,7 @@ class RandomSynthesis(Synthesis):
         return found
 
 
-class SynthesizerModule(Looking):
+class SynthesizerModule(SoftmaxAttention):
     def __init__(self, config: Synthesizer, common: Common) -> None:
         sizes, build, bias = config.sizes(common), common.linear.build, config.bias
         super().__init__(config.pattern, SynthesizedScores(config, sizes), RelativeModule(), True, config.dropout)
@@ -208,8 +208,8 @@ class SynthesizerModule(Looking):
         mixed: Tensor = self.out(self.look(q, k, v, context, keys).transpose(1, 2).flatten(2))
         return mixed
 
-    def check(self, facts: Facts) -> None:
-        places = facts.positions if facts.real is None else facts.positions.where(facts.real, 0)
+    def check(self, layout: TokenLayout) -> None:
+        places = layout.positions if layout.real is None else layout.positions.where(layout.real, 0)
         if places.numel() and (longest := int(places.max()) + 1) > self.length:
             text = f"a sentence of {longest} tokens is longer than the {self.length} places a synthesizer scores"
             raise UserError(f"{text}; cut it, or make the mixer's length larger")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.patterns.core import And, Not, Or, Pattern, Place, SameSegment
 
 FAR = 1 << 40  # further than any feature
@@ -36,15 +36,15 @@ class Side:
     `slots` (rows · time): where each token went.
     """
 
-    def __init__(self, pattern: Pattern, facts: Facts, rows: int, block: int, rounded: bool = False) -> None:
-        time, device = facts.time, facts.device
+    def __init__(self, pattern: Pattern, layout: TokenLayout, rows: int, block: int, rounded: bool = False) -> None:
+        time, device = layout.time, layout.device
         self.rows, self.time, self.block, self.used = rows, time, block, -(-time // block)
         self.blocks = LADDER[bisect_left(LADDER, self.used)] if rounded else self.used
-        there = _spread(facts, rows)
-        order = _order(pattern, there, facts.segments is not None)
+        there = _spread(layout, rows)
+        order = _order(pattern, there, layout.segments is not None)
         self.sorted = order is not None
         # where counting tells everything, nobody has to look it up: the first position of rows that just count on
-        self.start = facts.start if order is None and facts.segments is None else None
+        self.start = layout.start if order is None and layout.segments is None else None
         steps = torch.arange(self.blocks * block, device=device)
         filled = steps.clamp(max=time - 1).expand(rows, -1)
         first = torch.arange(rows, device=device)[:, None]
@@ -102,10 +102,10 @@ class Stretches(NamedTuple):
         return low[self.row, self.number], high[self.row, self.number]
 
 
-def _spread(facts: Facts, rows: int) -> Place:
+def _spread(layout: TokenLayout, rows: int) -> Place:
     """The places of all rows, each (rows, time)."""
-    segments = torch.ones_like(facts.positions) if facts.segments is None else facts.segments
-    said = (facts.positions, segments, facts.prompt, facts.chosen, facts.order)
+    segments = torch.ones_like(layout.positions) if layout.segments is None else layout.segments
+    said = (layout.positions, segments, layout.prompt, layout.chosen, layout.order)
     return Place(*(None if fact is None else fact.expand(rows, -1) for fact in said))  # type: ignore[arg-type]
 
 
@@ -122,7 +122,7 @@ def _order(pattern: Pattern, place: Place, several: bool) -> Tensor | None:
     return key.argsort(dim=1, stable=True)
 
 
-def rows_of(*sides: Facts) -> int:
+def rows_of(*sides: TokenLayout) -> int:
     """How many rows differ in what is known about them: 1 when all are alike."""
     said = [f for s in sides for f in (s.positions, s.segments, s.prompt, s.chosen, s.order) if f is not None]
     return max(fact.shape[0] for fact in said)
@@ -151,7 +151,9 @@ class Tiling:
     """The tiles of one pattern: `query` and `key` are blocks, `row`, `q`, `k` the pairs of them that hold something,
     `full` whether such a pair holds everything."""
 
-    def __init__(self, pattern: Pattern, queries: Facts, keys: Facts, block: int, rounded: bool = False) -> None:
+    def __init__(
+        self, pattern: Pattern, queries: TokenLayout, keys: TokenLayout, block: int, rounded: bool = False
+    ) -> None:
         rows = rows_of(queries, keys)
         self.rule = pattern & SameSegment() if queries.packed and keys.packed else pattern
         self.rows, self.block = rows, block

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.nn.ops.attention.block_mask import Chunk, Side, Tiling
-from allyouneed.nn.ops.attention.dense import Dense, Manner, masked_scores, repeated
+from allyouneed.nn.ops.attention.dense import Dense, ScoreMod, masked_scores, repeated
 
 KEYS_PER_CALL = 8192  # gathered keys stay in a processor's cache
 
@@ -35,24 +35,24 @@ class Tiled:
     def area(self) -> int:
         return sum(part.area for part in self.parts)
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
-        if manner.plain and not dropout and q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
-            return fused(q, k, v, self, manner.scale)
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
+        if score_mod.plain and not dropout and q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
+            return fused(q, k, v, self, score_mod.scale)
         if self.parts[0].rows == 1 and q.shape[0] > 1:
             rows = zip(q.split(1), k.split(1), v.split(1), strict=True)
-            return torch.cat([self.gathered(*row, dropout, manner) for row in rows])
-        return self.gathered(q, k, v, dropout, manner)
+            return torch.cat([self.gathered(*row, dropout, score_mod) for row in rows])
+        return self.gathered(q, k, v, dropout, score_mod)
 
-    def gathered(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
+    def gathered(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
         flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]  # (rows · time, heads, head_width)
         shape = (q.shape[0], q.shape[2], q.shape[1], -1)
         if len(self.parts) == 1:
-            return self._part(0, flat, dropout, manner, with_lse=False)[0].view(shape).transpose(1, 2)
-        outs, sums = zip(*(self._part(n, flat, dropout, manner) for n in range(len(self.parts))), strict=True)
+            return self._part(0, flat, dropout, score_mod, with_lse=False)[0].view(shape).transpose(1, 2)
+        outs, sums = zip(*(self._part(n, flat, dropout, score_mod) for n in range(len(self.parts))), strict=True)
         return join(outs, sums).view(shape).transpose(1, 2)
 
     def _part(
-        self, number: int, flat: list[Tensor], dropout: float, manner: Manner, with_lse: bool = True
+        self, number: int, flat: list[Tensor], dropout: float, score_mod: ScoreMod, with_lse: bool = True
     ) -> tuple[Tensor, Tensor]:
         """One part's result (tokens, heads, head_width) and lse (tokens, heads)."""
         part, chunks = self.parts[number], self.chunks[number]
@@ -72,10 +72,10 @@ class Tiled:
             execute = self.dense.setdefault((number, index), _dense(chunk))
             a, b, c = (x.flatten(1, -3).transpose(1, 2) for x in tile)  # (n, heads, tokens, head_width)
             if with_lse:
-                out, lse = sums_of(execute, a, b, c, dropout, manner)
+                out, lse = sums_of(execute, a, b, c, dropout, score_mod)
                 sums.append(lse.transpose(1, 2).flatten(0, 1))
             else:
-                out = execute(a, b, c, dropout, manner)
+                out = execute(a, b, c, dropout, score_mod)
             outs.append(out.transpose(1, 2).flatten(0, 1))  # (n · block, heads, head_width)
         if number not in self.slots:
             self.slots[number] = self._slots(number)
@@ -99,15 +99,17 @@ def _dense(chunk: Chunk) -> Dense:
     return Dense(mask, chunk.query_positions, chunk.key_positions)
 
 
-def sums_of(dense: Dense, q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> tuple[Tensor, Tensor]:
+def sums_of(
+    dense: Dense, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod
+) -> tuple[Tensor, Tensor]:
     """(out, lse) by the definition, both differentiable."""
-    scores = masked_scores(q, k, dense.mask, dense.queries, dense.keys, manner)
+    scores = masked_scores(q, k, dense.mask, dense.queries, dense.keys, score_mod)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.clamp(min=torch.finfo(lse.dtype).min)[..., None]).exp() * dense.mask
     weights = torch.nn.functional.dropout(weights.to(v.dtype), dropout, dropout > 0)
     out = weights @ repeated(v, q.shape[1])
-    if manner.values is not None:
-        out = out + manner.values(weights, dense.queries, dense.keys).to(out.dtype)
+    if score_mod.values is not None:
+        out = out + score_mod.values(weights, dense.queries, dense.keys).to(out.dtype)
     return out, lse.masked_fill(~dense.mask.any(-1), float("-inf"))
 
 

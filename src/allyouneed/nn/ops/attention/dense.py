@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.patterns.core import Full, Pattern, SameSegment
 
 
 @dataclass(frozen=True, eq=False)
-class Manner:
+class ScoreMod:
     """How scores are made where it is not just q·k: softmax(cap(score + bias)) v + values.
 
     `score(q, k, query positions, key positions)` replaces q·k · scale; `bias(q, …, scale)` is added to it; `cap` c
@@ -43,7 +43,7 @@ class Manner:
 
 
 # (q, k, v, dropout, manner) -> (batch, heads, queries, head_width); k and v may have fewer heads than q
-Plan = Callable[[Tensor, Tensor, Tensor, float, Manner], Tensor]
+Plan = Callable[[Tensor, Tensor, Tensor, float, ScoreMod], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,47 +55,51 @@ class Dense:
     keys: Tensor
     biases: dict[Hashable, Tensor] = field(default_factory=dict)  # of manners whose bias is the same for all layers
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
-        if not manner.fused:
-            seen = attention_weights(q, k, self.mask, self.queries, self.keys, manner)
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
+        if not score_mod.fused:
+            seen = attention_weights(q, k, self.mask, self.queries, self.keys, score_mod)
             seen = torch.nn.functional.dropout(seen.to(v.dtype), dropout, dropout > 0)
             out = seen @ repeated(v, q.shape[1])
-            return out if manner.values is None else out + manner.values(seen, self.queries, self.keys).to(out.dtype)
-        mask = self.mask if manner.bias is None else self._biased(q, manner)
-        out = sdpa(q, k, v, mask, dropout, scale=manner.scale, enable_gqa=q.shape[1] != k.shape[1])
-        return out if manner.bias is None else out * self.seeing
+            return (
+                out if score_mod.values is None else out + score_mod.values(seen, self.queries, self.keys).to(out.dtype)
+            )
+        mask = self.mask if score_mod.bias is None else self._biased(q, score_mod)
+        out = sdpa(q, k, v, mask, dropout, scale=score_mod.scale, enable_gqa=q.shape[1] != k.shape[1])
+        return out if score_mod.bias is None else out * self.seeing
 
     @cached_property
     def seeing(self) -> Tensor:
         """Queries that see something: SDPA gives the others zeros for a boolean mask, but NaN for a bias of -inf."""
         return self.mask.any(-1, keepdim=True)
 
-    def _biased(self, q: Tensor, manner: Manner) -> Tensor:
+    def _biased(self, q: Tensor, score_mod: ScoreMod) -> Tensor:
         """The bias where one may look, -inf where not."""
-        if manner.static is not None and manner.static in self.biases:
-            return self.biases[manner.static]
-        assert manner.bias is not None
-        bias = manner.bias(q, self.queries, self.keys, manner.scale).to(q.dtype)
+        if score_mod.static is not None and score_mod.static in self.biases:
+            return self.biases[score_mod.static]
+        assert score_mod.bias is not None
+        bias = score_mod.bias(q, self.queries, self.keys, score_mod.scale).to(q.dtype)
         found = torch.where(self.mask | ~self.seeing, bias, float("-inf"))
-        if manner.static is not None:
-            self.biases[manner.static] = found
+        if score_mod.static is not None:
+            self.biases[score_mod.static] = found
         return found
 
 
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor, queries: Tensor, keys: Tensor, manner: Manner) -> Tensor:
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor, queries: Tensor, keys: Tensor, score_mod: ScoreMod) -> Tensor:
     """The definition, written out: softmax over the keys that may be seen, (batch, heads, queries, keys); zeros for a
     query that sees nothing."""
-    return masked_scores(q, k, mask, queries, keys, manner).softmax(-1) * mask
+    return masked_scores(q, k, mask, queries, keys, score_mod).softmax(-1) * mask
 
 
-def masked_scores(q: Tensor, k: Tensor, mask: Tensor, queries: Tensor, keys: Tensor, manner: Manner) -> Tensor:
+def masked_scores(q: Tensor, k: Tensor, mask: Tensor, queries: Tensor, keys: Tensor, score_mod: ScoreMod) -> Tensor:
     """(batch, heads, queries, keys); the least number there is, which is finite, where one may not look."""
     k = repeated(k, q.shape[1])
-    scores = (q @ k.transpose(-1, -2)) * manner.scale if manner.score is None else manner.score(q, k, queries, keys)
-    if manner.bias is not None:
-        scores = scores + manner.bias(q, queries, keys, manner.scale)
-    if manner.cap is not None:
-        scores = manner.cap * torch.tanh(scores / manner.cap)
+    scores = (
+        (q @ k.transpose(-1, -2)) * score_mod.scale if score_mod.score is None else score_mod.score(q, k, queries, keys)
+    )
+    if score_mod.bias is not None:
+        scores = scores + score_mod.bias(q, queries, keys, score_mod.scale)
+    if score_mod.cap is not None:
+        scores = score_mod.cap * torch.tanh(scores / score_mod.cap)
     scores = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
 
@@ -105,7 +109,7 @@ def repeated(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
-def dense_mask(pattern: Pattern, queries: Facts, keys: Facts) -> Tensor:
+def dense_mask(pattern: Pattern, queries: TokenLayout, keys: TokenLayout) -> Tensor:
     """The truth: (batch or 1, 1, queries or 1, keys) bool. SDPA answers a query that sees nothing with zeros."""
     query, key = queries.place(1), keys.place(2)
     if queries.packed and keys.packed:

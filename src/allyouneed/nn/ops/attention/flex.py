@@ -14,7 +14,7 @@ from torch import Tensor
 
 from allyouneed.nn.ops.attention.block_mask import Side, Tiling
 from allyouneed.nn.ops.attention.block_sparse import join
-from allyouneed.nn.ops.attention.dense import Manner, Plan
+from allyouneed.nn.ops.attention.dense import Plan, ScoreMod
 from allyouneed.nn.patterns.core import Place
 
 FLEX_BLOCK = 128
@@ -116,13 +116,13 @@ class Flex:
     def fallback(self) -> Plan:
         return self.otherwise()
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
         odd = any(x.shape[-1] < 16 or x.shape[-1] & (x.shape[-1] - 1) for x in (q, v))
-        if dropout or odd or not manner.plain:
-            return self.fallback(q, k, v, dropout, manner)
+        if dropout or odd or not score_mod.plain:
+            return self.fallback(q, k, v, dropout, score_mod)
         if len(self.parts) == 1:
-            return self._part(0, q, k, v, manner.scale, False)[0]
-        found = [self._part(number, q, k, v, manner.scale, True) for number in range(len(self.parts))]
+            return self._part(0, q, k, v, score_mod.scale, False)[0]
+        found = [self._part(number, q, k, v, score_mod.scale, True) for number in range(len(self.parts))]
         return join([out for out, _ in found], [lse for _, lse in found])
 
     def _part(self, number: int, q: Tensor, k: Tensor, v: Tensor, scale: float, lse: bool) -> tuple[Tensor, Tensor]:

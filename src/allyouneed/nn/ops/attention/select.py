@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from allyouneed.nn.context import Facts
+from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.ops.attention.block_mask import Tiling, apart
 from allyouneed.nn.ops.attention.block_sparse import Tiled
-from allyouneed.nn.ops.attention.dense import Dense, Manner, Plan, dense_mask
+from allyouneed.nn.ops.attention.dense import Dense, Plan, ScoreMod, dense_mask
 from allyouneed.nn.ops.attention.flex import FLEX_BLOCK, Flex
 from allyouneed.nn.patterns.core import Causal, Full, Pattern
 
 
-def plan(pattern: Pattern, queries: Facts, keys: Facts, manner: Manner) -> Plan:
+def plan(pattern: Pattern, queries: TokenLayout, keys: TokenLayout, score_mod: ScoreMod) -> Plan:
     """The cheapest way to attend by this pattern between these places that is equal to the dense mask.
 
     Of the manner it only matters whether it is plain, so layers that agree in that share a plan.
@@ -41,24 +41,24 @@ def plan(pattern: Pattern, queries: Facts, keys: Facts, manner: Manner) -> Plan:
         )
     packed, cuda = queries.packed, queries.device.type == "cuda"
     if packed and not cuda:
-        return grouped(lambda q, k: plan(pattern, q, k, manner), queries, keys)
+        return grouped(lambda q, k: plan(pattern, q, k, score_mod), queries, keys)
     # padding of the own sentence is never seen from within it; that of a source is
     aligned = queries.start is not None and keys.start == 0 and (keys.segments is None or keys is queries)
-    if isinstance(pattern, Causal) and aligned and manner.plain:
+    if isinstance(pattern, Causal) and aligned and score_mod.plain:
         if queries.start == 0 and queries.time == keys.time:
             return causal
         if queries.time == 1 and queries.start == keys.time - 1:
             return whole  # the newest token sees all there is
-    if isinstance(pattern, Full) and keys.segments is None and manner.plain:
+    if isinstance(pattern, Full) and keys.segments is None and score_mod.plain:
         return whole
     long = queries.time * keys.time >= WORTH_TILES
-    if cuda and manner.plain and (long or (packed and queries.time >= FLEX_BLOCK)):
+    if cuda and score_mod.plain and (long or (packed and queries.time >= FLEX_BLOCK)):
         parts = parts_of(pattern, queries, keys, FLEX_BLOCK, rounded=True)
         return Flex(parts, lambda: tiled_or_dense(pattern, queries, keys))
     return tiled_or_dense(pattern, queries, keys) if long else dense(pattern, queries, keys)
 
 
-def tiled_or_dense(pattern: Pattern, queries: Facts, keys: Facts) -> Plan:
+def tiled_or_dense(pattern: Pattern, queries: TokenLayout, keys: TokenLayout) -> Plan:
     if pattern.mean_keys(keys.time, 16) < 0.4 * keys.time:  # a guess that spares the search where there is much to see
         parts = parts_of(pattern, queries, keys, BLOCK)
         if sum(part.area for part in parts) < 0.6 * queries.time * keys.time:
@@ -66,7 +66,7 @@ def tiled_or_dense(pattern: Pattern, queries: Facts, keys: Facts) -> Plan:
     return dense(pattern, queries, keys)
 
 
-def dense(pattern: Pattern, queries: Facts, keys: Facts) -> Plan:
+def dense(pattern: Pattern, queries: TokenLayout, keys: TokenLayout) -> Plan:
     return Dense(dense_mask(pattern, queries, keys), queries.positions, keys.positions)
 
 
@@ -74,7 +74,9 @@ WORTH_TILES = 512 * 1024  # scores; below, one call over all of them is quicker 
 BLOCK = 64
 
 
-def parts_of(pattern: Pattern, queries: Facts, keys: Facts, block: int, rounded: bool = False) -> list[Tiling]:
+def parts_of(
+    pattern: Pattern, queries: TokenLayout, keys: TokenLayout, block: int, rounded: bool = False
+) -> list[Tiling]:
     """The tiles of a pattern, in one order of the tokens or in several, whichever is less to compute."""
     whole = Tiling(pattern, queries, keys, block, rounded)
     alternatives = apart(pattern)
@@ -84,12 +86,12 @@ def parts_of(pattern: Pattern, queries: Facts, keys: Facts, block: int, rounded:
     return several if 1.5 * sum(part.area for part in several) < whole.area else [whole]
 
 
-def whole(q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
-    return sdpa(q, k, v, dropout_p=dropout, scale=manner.scale, enable_gqa=q.shape[1] != k.shape[1])
+def whole(q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
+    return sdpa(q, k, v, dropout_p=dropout, scale=score_mod.scale, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def causal(q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
-    return sdpa(q, k, v, dropout_p=dropout, is_causal=True, scale=manner.scale, enable_gqa=q.shape[1] != k.shape[1])
+def causal(q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
+    return sdpa(q, k, v, dropout_p=dropout, is_causal=True, scale=score_mod.scale, enable_gqa=q.shape[1] != k.shape[1])
 
 
 # --- packed rows on CPU ---------------------------------------------------------------------------------------------
@@ -136,7 +138,7 @@ class _Gather(torch.autograd.Function):
         return home.view(shape), None
 
 
-def grouped(make: Callable[[Facts, Facts], Plan], queries: Facts, keys: Facts) -> Plan:
+def grouped(make: Callable[[TokenLayout, TokenLayout], Plan], queries: TokenLayout, keys: TokenLayout) -> Plan:
     """Sentences of packed rows, regrouped by length into padded batches, each with a plan of its own."""
     query_spans, key_spans = _spans(queries), _spans(keys)
     both = sorted(set(query_spans) & set(key_spans), key=lambda s: (query_spans[s][1] + key_spans[s][1], s))
@@ -149,13 +151,13 @@ def grouped(make: Callable[[Facts, Facts], Plan], queries: Facts, keys: Facts) -
             key, key_facts = _regrouping([key_spans[s] for s in sentences], keys)
         groups.append((query, key, make(query_facts, key_facts)))
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, manner: Manner) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
         batch, heads, time, _ = q.shape
         out = q.new_zeros(batch * time, heads, v.shape[-1])
         with torch.autocast("cpu", enabled=False):  # bf16 attention of short sentences is slower on CPU than fp32
             for query, key, execute in groups:
                 moved = _wide(query.gather(q)), _wide(key.gather(k)), _wide(key.gather(v))
-                seen = execute(*moved, dropout, manner)
+                seen = execute(*moved, dropout, score_mod)
                 out = query.scatter(out, seen.to(out.dtype))
         return out.view(batch, time, heads, -1).transpose(1, 2)
 
@@ -169,11 +171,11 @@ def _wide(x: Tensor) -> Tensor:
 Span = tuple[int, int]  # (index of the first token in the flattened rows, number of tokens)
 
 
-def _spans(facts: Facts) -> dict[tuple[int, int], Span]:
+def _spans(layout: TokenLayout) -> dict[tuple[int, int], Span]:
     """Every sentence of the rows: (row, segment) -> where it lies."""
-    assert facts.segments is not None
-    rows, time = facts.segments.shape
-    flat = facts.segments.flatten()
+    assert layout.segments is not None
+    rows, time = layout.segments.shape
+    flat = layout.segments.flatten()
     edges = torch.ones(rows * time, dtype=torch.bool)
     edges[1:] = flat[1:] != flat[:-1]
     edges[::time] = True
@@ -194,7 +196,7 @@ def _alike(ordered: list[Any], size: Callable[[Any], int], least: int = 16) -> l
     return runs
 
 
-def _regrouping(spans: list[Span], home: Facts) -> tuple[Regrouping, Facts]:
+def _regrouping(spans: list[Span], home: TokenLayout) -> tuple[Regrouping, TokenLayout]:
     assert home.segments is not None
     starts, lengths = (torch.tensor(column) for column in zip(*spans, strict=True))
     longest = int(lengths.max())
@@ -207,7 +209,7 @@ def _regrouping(spans: list[Span], home: Facts) -> tuple[Regrouping, Facts]:
 
     positions = home.positions.expand_as(home.segments).flatten()[there]
     in_order = bool(((positions == steps) | ~inside).all())  # else the batch places tokens as it likes
-    facts = Facts(
+    layout = TokenLayout(
         steps if in_order else positions,
         None if bool(inside.all()) else inside.long(),
         start=0 if in_order else None,
@@ -215,4 +217,4 @@ def _regrouping(spans: list[Span], home: Facts) -> tuple[Regrouping, Facts]:
         chosen=moved(home.chosen),
         order=moved(home.order),
     )
-    return Regrouping(there, inside.flatten().nonzero().flatten(), there[inside]), facts
+    return Regrouping(there, inside.flatten().nonzero().flatten(), there[inside]), layout
