@@ -18,3 +18,5 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("search", parent=hypothesis.settings.get_profile("ci"), derandomize=False)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+pytest_plugins = ["infer_fixtures"]

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from parity.family import PAGE, RESULTS, page, system_and_paper
-from parity.judge import TOLERANCE
 
 from allyouneed.config import preset_names
+from family_table import PAGE, RESULTS, page, system_and_paper
+from parity import TOLERANCE
 
 MEASURED = json.loads(RESULTS.read_text(encoding="utf-8"))
 

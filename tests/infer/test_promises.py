@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_pool import empty, engine_of
+from test_prefix_cache import empty, engine_of
 from test_scheduler import GREEDY, alone, ask, told, writer
 
 import allyouneed as ayn

@@ -40,8 +40,8 @@ def gated(both: Tensor, activation: str) -> Tensor:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, function in (("turning", turned), ("gated", gated)):
-        module: Any = ModuleType(f"allyouneed.kernels.{name}")
+    for name, function in (("rotary", turned), ("glu", gated)):
+        module: Any = ModuleType(f"allyouneed.kernels.triton.{name}")
         setattr(module, function.__name__, function)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     for user in (rotary, feedforward):

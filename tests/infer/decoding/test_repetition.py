@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_pool import empty
+from test_prefix_cache import empty
 from test_promises import uses
 from test_scheduler import ask, prompts, told, writer
 

@@ -31,8 +31,8 @@ from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.forward import Called
+from allyouneed.interop.ctranslate2 import write as writer
 from allyouneed.interop.ctranslate2.readme import readme
-from allyouneed.interop.ctranslate2.write import write as writer
 from allyouneed.interop.families import FAMILIES
 from allyouneed.interop.load import load
 from allyouneed.lab.selfcheck_ctranslate2 import against_ctranslate2

@@ -11,7 +11,8 @@ from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.models.base import STACKS, Model
-from allyouneed.nn.wiring.residual import Depth, reversible
+from allyouneed.nn.wiring import reversible
+from allyouneed.nn.wiring.residual import Depth
 from allyouneed.nn.wiring.reversible import Reversible
 from any_part import CASES, WIDTH, build, pack, possible, tree
 

@@ -304,7 +304,9 @@ def test_a_formula_of_other_words_has_no_orders() -> None:
 @pytest.fixture
 def new_shop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """As if nobody had ever asked for the machine."""
-    monkeypatch.setattr(native, "Shop", type("Shop", (), {"found": None, "closed": False, "making": None}))
+    monkeypatch.setattr(
+        native, "NativeLibrary", type("NativeLibrary", (), {"found": None, "closed": False, "making": None})
+    )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -344,10 +346,14 @@ def test_a_library_that_was_hurt_is_made_anew_and_not_loaded(tmp_path: Path, mon
     monkeypatch.setattr(native, "place", lambda: path)
     monkeypatch.setattr(native, "made", lambda library: asked.append(library) or idle)
     for how in HURT:
-        monkeypatch.setattr(native, "Shop", type("Shop", (), {"found": None, "closed": False, "making": None}))
+        monkeypatch.setattr(
+            native, "NativeLibrary", type("NativeLibrary", (), {"found": None, "closed": False, "making": None})
+        )
         path.write_bytes(hurt(content, how))
         assert native.machine() is None and asked.pop() == path, how
-    monkeypatch.setattr(native, "Shop", type("Shop", (), {"found": None, "closed": False, "making": None}))
+    monkeypatch.setattr(
+        native, "NativeLibrary", type("NativeLibrary", (), {"found": None, "closed": False, "making": None})
+    )
     path.write_bytes(content)
     assert native.machine() is not None and not asked
 
@@ -374,7 +380,9 @@ def test_where_it_cannot_be_made_nobody_hears_of_it(
         monkeypatch.setattr(native.os.path, "expanduser", lambda path: path)
     elif why == "somebody else's":
         native.wait()
-        monkeypatch.setattr(native, "Shop", type("Shop", (), {"found": None, "closed": False, "making": None}))
+        monkeypatch.setattr(
+            native, "NativeLibrary", type("NativeLibrary", (), {"found": None, "closed": False, "making": None})
+        )
         monkeypatch.setattr(native.os, "getuid", lambda: 12345)
     elif why == "not wanted":
         monkeypatch.setenv("ALLYOUNEED_NATIVE", "off")
