@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from allyouneed.config import tree_of
@@ -106,6 +107,11 @@ class Trainer:
             return False
         self._restore(newest)
         newest.remind(self.reader, self.team.share)
+        if (saved_with := newest.trainer(check=False).get("torch")) != torch.__version__:
+            self.reporter.say(
+                f"step {newest.step:,} was saved with torch {saved_with}, this is {torch.__version__}: "
+                "losses may differ from an uninterrupted run in their last digits"
+            )
         return True
 
     def _newest(self) -> Checkpoint | None:
