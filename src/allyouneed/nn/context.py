@@ -240,6 +240,11 @@ class Context:
         found: T = self.plans[key]
         return found
 
+    def call(self, part: Any, x: Any, state: Any = None) -> Any:
+        """part(x). Stacks, blocks and wirings call every sub-layer, norm and end through here, so that a tracing
+        context (runtime/trace.py) can record the call instead."""
+        return part(x, context=self) if state is None else part(x, context=self, state=state)
+
     @property
     def kept(self) -> Context:
         """As it is for a state, which only takes in what is said."""
@@ -256,3 +261,8 @@ class Context:
     def again(self) -> bool:
         """This layer is being computed once more: what it counts and gathers, it has counted and gathered."""
         return self.replay is not None and self.replay.again is not None
+
+
+def call_part(part: Any, x: Any, context: Context, state: Any = None) -> Any:
+    """`context.call`, for partials: a wiring that recomputes a sub-layer replaces their `context`."""
+    return context.call(part, x, state)

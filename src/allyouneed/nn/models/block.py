@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from allyouneed.config import Config
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context
+from allyouneed.nn.context import Context, call_part
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.positions.absolute import NoPositions, Positions
 from allyouneed.nn.states.base import State
@@ -102,7 +102,7 @@ class Block(nn.Module):
 
     def forward(self, stream: Any, context: Context, states: dict[str, State] | None = None) -> Any:
         states = states or {}
-        calls = [partial(part, context=context, state=states.get(name)) for name, part in self.sublayers.items()]
+        calls = [partial(call_part, p, context=context, state=states.get(name)) for name, p in self.sublayers.items()]
         return self.wiring(stream, calls, context)
 
     def new_states(self, segments: bool = False) -> dict[str, State]:

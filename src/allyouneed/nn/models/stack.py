@@ -47,7 +47,6 @@ class Stack(nn.Module):
         self.end = self.wirings[-1].end(common)
 
     def forward(self, x: Tensor, context: Context, states: list[dict[str, State]] | None = None) -> Tensor:
-        whole = states is not None or context.record is not None  # every block is called: it remembers, or is watched
         if self.plans_ahead and states is None:
             for block in self.blocks:
                 block.prepare(context, len(x))  # type: ignore[operator]  # a Block
@@ -55,17 +54,26 @@ class Stack(nn.Module):
         for number, span in enumerate(self.spans):
             if number and changes(self.wirings[number - 1], self.wirings[number]):
                 joint = str(number - 1)
-                closed = self.joints[joint](stream, context) if joint in self.joints else stream
+                closed = context.call(self.joints[joint], stream) if joint in self.joints else stream
                 stream = self.wirings[number].begin(closed)
-            steps = [
-                partial(self.blocks[n], context=context, states=None if states is None else states[n]) for n in span
-            ]
             if str(number) in self.recurrences:
-                stream = self.recurrences[str(number)](stream, steps, context, whole)
+                stream = context.call(partial(self.recur, number), stream, states)
                 continue
-            for step in steps:
-                stream = step(stream)
-        result: Tensor = stream if self.end is None else self.end(stream, context)
+            for n in span:
+                stream = self.blocks[n](stream, context=context, states=None if states is None else states[n])
+        result: Tensor = stream if self.end is None else context.call(self.end, stream)
+        return result
+
+    def recur(self, number: int, x: Tensor, context: Context, state: list[dict[str, State]] | None = None) -> Tensor:
+        """The blocks of entry `number`, as its recurrence in depth runs them."""
+        whole = (
+            state is not None or context.record is not None
+        )  # no block may be skipped: it has a state or is recorded
+        steps = [
+            partial(self.blocks[n], context=context, states=None if state is None else state[n])
+            for n in self.spans[number]
+        ]
+        result: Tensor = self.recurrences[str(number)](x, steps, context, whole)
         return result
 
     def new_states(self, segments: bool = False) -> list[dict[str, State]]:

@@ -96,10 +96,10 @@ class ResidualModule(nn.Module):
         )
 
     def forward(self, stream: Any, calls: Sequence[Call], context: Context) -> Any:
-        if self.forks:
+        if self.forks and isinstance(stream, Tensor):  # not a value that is traced
             return self.forked(stream, calls)
         branches: list[Call] = [partial(self.branch, number, call) for number, call in enumerate(calls)]
-        norms: list[Call] = [partial(norm, context=context) for norm in self.norms]
+        norms: list[Call] = [partial(context.call, norm) for norm in self.norms]
         return self.config.run(stream, branches, norms, self.depth)
 
     def branch(self, number: int, call: Call, x: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class ResidualModule(nn.Module):
     def forked(self, stream: Tensor, calls: Sequence[Call]) -> Tensor:
         """The formula of `PreNorm`, with the biases that are lent."""
         for number, (norm, call) in enumerate(zip(self.norms, calls, strict=True)):
-            part = call.func  # type: ignore[attr-defined]  # the sub-layer that is called
+            part = call.args[0]  # type: ignore[attr-defined]  # the sub-layer that is called
             normal, stream = norm.fork(stream, getattr(part, "lent", None))  # type: ignore[operator]
             stream = stream + self.branch(number, call, normal)
         return stream
@@ -284,5 +284,5 @@ class ResiDualEnd(nn.Module):
 
     def forward(self, stream: tuple[Tensor, Tensor], context: Context) -> Tensor:
         x, dual = stream
-        joined: Tensor = x + self.norm(dual, context)
+        joined: Tensor = x + context.call(self.norm, dual)
         return joined

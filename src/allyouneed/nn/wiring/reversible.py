@@ -128,7 +128,7 @@ class ReversibleModule(nn.Module):
 
     def said(self, call: Any, norm: nn.Module, x: Tensor, context: Context) -> Tensor:
         given = {"context": context} if "context" in getattr(call, "keywords", {}) else {}
-        y: Tensor = self.dropout(call(norm(x, context), **given))
+        y: Tensor = self.dropout(call(context.call(norm, x), **given))
         return y
 
 
@@ -177,5 +177,5 @@ class ReversibleEnd(nn.Module):
 
     def forward(self, stream: Streams, context: Context) -> Tensor:
         joined = torch.cat((stream.a, stream.b), -1) if self.concat else (stream.a + stream.b) / 2
-        normal: Tensor = self.norm(joined.to(stream.dtype), context)
+        normal: Tensor = context.call(self.norm, joined.to(stream.dtype))
         return normal
