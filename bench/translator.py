@@ -37,7 +37,7 @@ RECIPES = [ROOT / "recipes" / name for name in ("translator.yaml", "translator-t
 TERMS = ROOT / "recipes" / "terms"
 SOURCES = {"zh": ("zh-en", 0, 1), "de": ("en-de", 1, 0), "fr": ("en-fr", 1, 0)}  # folder, its column, English's column
 UNSEEN = ("机器学习很有趣", "机器学习很有趣。")  # what everybody tries first must be understood, not known by heart
-HELD_OUT = {"valid": "tatoeba.valid", "test": "tatoeba.test", "laser": "tatoeba-laser.test"}
+VALIDATION_SEED = {"valid": "tatoeba.valid", "test": "tatoeba.test", "laser": "tatoeba-laser.test"}
 LONGEST = 40  # tokens of a sentence that is translated in one go; of 400 it was trained on, one has more
 LIMIT = 25_000_000  # bytes of weights that ship
 Pairs = list[tuple[str, str]]  # English first
@@ -94,7 +94,7 @@ def prepare(given: argparse.Namespace) -> None:
     output.mkdir(parents=True, exist_ok=True)
     known: set[tuple[str, str]] = set()
     for language in SOURCES:
-        for name, file in HELD_OUT.items():
+        for name, file in VALIDATION_SEED.items():
             pairs = of(data, language, file)
             known |= {(side, plain(text)) for pair in pairs for side, text in zip(("en", language), pair, strict=True)}
             if name == "valid":
@@ -136,7 +136,7 @@ def encode(folder: Path) -> None:
     run = Run(recipe.output)
     with run.locked():
         run.open(resolve(recipe, InputHashes(run.data / "inputs.json")))
-        ready(recipe, run, Reporter(None, recipe.task.counted, recipe.task.likelihood))
+        ready(recipe, run, Reporter(None, recipe.task.counted, recipe.task.has_perplexity))
 
 
 def load(model: Path, device: str) -> Translator:

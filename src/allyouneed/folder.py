@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import allyouneed.nn as parts  # every part is registered before a config is read
 from allyouneed.config import parse, tree_of
-from allyouneed.data.language_detection import Detector
+from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import sha256, write_folder
@@ -52,7 +52,7 @@ class Folder:
     notes: list[str] = field(default_factory=list)  # what a user should know: what of the original is not done here
     unused: Mapping[str, Tensor] = field(default_factory=dict)  # the original's weights that ours has no use for
     originals: dict[str, bytes] = field(default_factory=dict)  # its small files as they were, by name: tokenizers, …
-    detector: Detector | None = None  # which language a text is in, for models of several
+    detector: LanguageDetector | None = None  # which language a text is in, for models of several
     together: int | None = None  # a line of at most so many tokens is translated whole; None: as the translator has it
 
     @property
@@ -161,7 +161,7 @@ class Folder:
                 for name in about["sha256"]
                 if Path(name).parent == Path(ORIGINALS)
             },
-            Detector.load(path / LANGUAGES) if LANGUAGES in about["sha256"] else None,
+            LanguageDetector.load(path / LANGUAGES) if LANGUAGES in about["sha256"] else None,
             about.get("together"),
         )
 

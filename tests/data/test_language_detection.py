@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from allyouneed.data.files.pairs import PairFiles
-from allyouneed.data.language_detection import Detector
+from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.errors import UserError
 
 TEXTS = {
@@ -16,8 +16,8 @@ TEXTS = {
 
 
 @pytest.fixture(scope="module")
-def detector() -> Detector:
-    return Detector.learn(TEXTS)
+def detector() -> LanguageDetector:
+    return LanguageDetector.learn(TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -31,56 +31,56 @@ def detector() -> Detector:
         ("\u3000今天 2026\n", "zh"),
     ],
 )
-def test_a_text_is_told_by_its_letters(detector: Detector, text: str, language: str) -> None:
+def test_a_text_is_told_by_its_letters(detector: LanguageDetector, text: str, language: str) -> None:
     assert detector.detect(text) == language
 
 
 @pytest.mark.parametrize("text", ["", " \n", "12:30", "!?", "👍🏽"])
-def test_a_text_without_letters_is_in_no_language(detector: Detector, text: str) -> None:
+def test_a_text_without_letters_is_in_no_language(detector: LanguageDetector, text: str) -> None:
     assert detector.detect(text) is None
 
 
-def test_being_sure_takes_more_than_being_ahead(detector: Detector) -> None:
+def test_being_sure_takes_more_than_being_ahead(detector: LanguageDetector) -> None:
     assert detector.detect("ist", sure=True) == "de"
     assert detector.detect("in") is not None
     assert detector.detect("in", sure=True) is None
 
 
-def test_it_is_the_same_after_a_file(detector: Detector, tmp_path: Path) -> None:
+def test_it_is_the_same_after_a_file(detector: LanguageDetector, tmp_path: Path) -> None:
     detector.save(tmp_path / "languages.json")
-    found = Detector.load(tmp_path / "languages.json")
+    found = LanguageDetector.load(tmp_path / "languages.json")
     assert (found.languages, found.scores) == (detector.languages, detector.scores)
     (tmp_path / "languages.json").write_text('{"languages": []}')
     with pytest.raises(UserError, match=r"languages\.json: cannot be read"):
-        Detector.load(tmp_path / "languages.json")
+        LanguageDetector.load(tmp_path / "languages.json")
 
 
 def test_it_is_learnt_from_pairs_that_name_their_languages(tmp_path: Path) -> None:
     lines = [f"{here}\t{there}\n" for here, there in zip(TEXTS["en"], TEXTS["zh"], strict=True)]
     (tmp_path / "pairs.tsv").write_text("".join(lines), encoding="utf-8")
     named = PairFiles(path=tmp_path / "pairs.tsv", **{"from": "en", "to": "zh"})
-    found = Detector.of_files([named, PairFiles(path=tmp_path / "pairs.tsv")])
+    found = LanguageDetector.of_files([named, PairFiles(path=tmp_path / "pairs.tsv")])
     assert found is not None
     assert [found.detect(text) for text in ("哪里", "where")] == ["zh", "en"]
-    assert Detector.of_files([PairFiles(path=tmp_path / "pairs.tsv")]) is None
+    assert LanguageDetector.of_files([PairFiles(path=tmp_path / "pairs.tsv")]) is None
 
 
 def test_sentences_are_drawn_from_all_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("allyouneed.data.language_detection.SAMPLED", 10)
     lines = ["aaa\tbbb\n"] * 50 + ["ccc\tddd\n"] * 50
     (tmp_path / "pairs.tsv").write_text("".join(lines))
-    found = Detector.of_files([PairFiles(path=tmp_path / "pairs.tsv", **{"from": "x", "to": "y"})])
+    found = LanguageDetector.of_files([PairFiles(path=tmp_path / "pairs.tsv", **{"from": "x", "to": "y"})])
     assert found is not None and {"aaa", "ccc", "bbb", "ddd"} <= set(found.scores)
 
 
 def test_what_has_no_letters_is_no_language_to_tell() -> None:
-    found = Detector.learn(TEXTS | {"iso": ["2026-11-15"]})
+    found = LanguageDetector.learn(TEXTS | {"iso": ["2026-11-15"]})
     assert found.languages == ["de", "en", "zh"] and found.detect("the other station") == "en"
 
 
 def test_a_script_that_no_language_has_is_strange():
-    detector = Detector.learn({"en": ["the cat sees a dog", "a house"], "zh": ["我喜欢机器学习", "很有趣"]})
-    assert detector.strange("где вокзал?")
-    assert detector.strange("これはペンです")
+    detector = LanguageDetector.learn({"en": ["the cat sees a dog", "a house"], "zh": ["我喜欢机器学习", "很有趣"]})
+    assert detector.is_unfamiliar("где вокзал?")
+    assert detector.is_unfamiliar("これはペンです")
     for known in ("where is it?", "学习", "Où ça ?", "", "12:30", "iPhone в 2024"):
-        assert not detector.strange(known), known
+        assert not detector.is_unfamiliar(known), known

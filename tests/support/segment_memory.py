@@ -25,7 +25,7 @@ def vocabularies() -> Vocabularies:
 
 class MemoryStore(Store):
     def __init__(self, encoding: Encoding, examples: Sequence[Any]) -> None:
-        self.folder, self.layout = Path("memory"), encoding.layout
+        self.folder, self.facts = Path("memory"), encoding.facts
         rows = [row for row in encoding.encode(examples) if not isinstance(row, LeftOut)]
         self.columns = {}
         for number, (name, dtype) in enumerate(encoding.columns.items()):

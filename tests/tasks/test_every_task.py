@@ -41,8 +41,8 @@ def test_it_trains_and_the_loss_falls(run: str, trained: Trained) -> None:
     metric = next(iter(task.metrics))
     assert f"({metric}: best so far)" in said
     valid = json.loads((folder / "result.json").read_text())["scores"]["valid"]
-    assert {metric, "loss"} <= valid.keys() and ("perplexity" in valid) == task.likelihood
-    assert ("ppl" in said) == task.likelihood
+    assert {metric, "loss"} <= valid.keys() and ("perplexity" in valid) == task.has_perplexity
+    assert ("ppl" in said) == task.has_perplexity
     card = (folder / "model" / "README.md").read_text(encoding="utf-8")
     assert f"300 {task.reads.examples}" in card and task.counted in card and f"- task: {run.split()[0]}" in card
 

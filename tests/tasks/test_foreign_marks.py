@@ -9,19 +9,19 @@ from allyouneed.config import parse
 from allyouneed.data.files.labels import Labelled, Scored, Tagged
 from allyouneed.data.files.pairs import Pair
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
-from allyouneed.data.tokenizers.special_tokens import Marks
+from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.task import Task
 from segment_memory import MemoryStore, vocabularies
 
 BEFORE, AFTER = (7, 8), (5, 6, 4)
-MARKS = Marks(BEFORE, (9,), AFTER)
+MARKS = Template(BEFORE, (9,), AFTER)
 
 
-def foreign(marks: Marks = MARKS) -> Vocabularies:
+def foreign(marks: Template = MARKS) -> Vocabularies:
     own = vocabularies().source
-    made = Tokenizer(own._inner, own.pad, own.bos, own.eos, marks=marks, mask=own.mask)
+    made = Tokenizer(own._inner, own.pad, own.bos, own.eos, template=marks, mask=own.mask)
     return Vocabularies(made, made)
 
 
@@ -80,4 +80,4 @@ def test_sources_and_targets() -> None:
     ours = filled({"kind": "translation"}, Pair("the", "cat", "f", 1), [], vocabularies())
     assert ours.sides[0].tokens.tolist() == [*ids("the"), own.eos]
     with pytest.raises(UserError, match="hears which language"):
-        filled({"kind": "translation"}, Pair("the", "cat", "f", 1), [], foreign(Marks(language="before")))
+        filled({"kind": "translation"}, Pair("the", "cat", "f", 1), [], foreign(Template(language="before")))

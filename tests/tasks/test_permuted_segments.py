@@ -36,7 +36,7 @@ def test_rows_are_documents_between_their_marks_read_on_and_on():
     tokens = torch.cat([batch.rows.tokens for batch in batches], 1)
     order = torch.cat([batch.rows.order for batch in batches], 1)
     whole = [int(token) for line, said in zip(tokens, order, strict=True) for token in line[said <= 3]]
-    framed = [TOKENIZER.framed(TOKENIZER.encode(text))[0] for text in TEXTS]
+    framed = [TOKENIZER.frame(TOKENIZER.encode(text))[0] for text in TEXTS]
     parts, rest = [], whole
     while rest:
         (part,) = [ids for ids in framed if ids == rest[: len(ids)]]

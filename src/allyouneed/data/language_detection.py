@@ -41,7 +41,7 @@ def _runs(text: str) -> list[str]:
     return [run for run in found if run.strip()] + [_script(letter) for letter in letters if letter != " "]
 
 
-class Detector:
+class LanguageDetector:
     """`scores[run]` is -10 · ln p(run | language) for each of `languages`, rounded."""
 
     def __init__(self, languages: Sequence[str], scores: Mapping[str, Sequence[int]]) -> None:
@@ -59,7 +59,7 @@ class Detector:
             return None
         return totals[0][1]
 
-    def strange(self, text: str) -> bool:
+    def is_unfamiliar(self, text: str) -> bool:
         """Whether most letters of a text are of scripts that none of the languages is written in."""
         scripts = [_script(letter) for letter in text[:READ] if letter.isalpha()]
         return 2 * sum(self._foreign(script) for script in scripts) > len(scripts)
@@ -69,7 +69,7 @@ class Detector:
         return min(self.scores.get(script, (RARE,))) >= RARE
 
     @classmethod
-    def learn(cls, texts: Mapping[str, Iterable[str]]) -> Detector:
+    def learn(cls, texts: Mapping[str, Iterable[str]]) -> LanguageDetector:
         """From sentences of each language; one that is written without letters (numbers, dates) cannot be told."""
         every = {name: Counter(run for text in texts[name] for run in _runs(text)) for name in sorted(texts)}
         counts = {name: count for name, count in every.items() if count}
@@ -85,7 +85,7 @@ class Detector:
         return cls(list(counts), scores)
 
     @classmethod
-    def of_files(cls, files: Sequence[Files]) -> Detector | None:
+    def of_files(cls, files: Sequence[Files]) -> LanguageDetector | None:
         """From training pairs that say their languages, drawn from all over them; None if there are not two."""
         chance, drawn, seen = random.Random(0), dict[str, list[str]](), Counter[str]()
         for entry in files:
@@ -109,7 +109,7 @@ class Detector:
         path.write_text(json.dumps(tree, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, path: Path) -> Detector:
+    def load(cls, path: Path) -> LanguageDetector:
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
             return cls(tree["languages"], tree["scores"])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from allyouneed.data.batches.packing import Batches
-from allyouneed.data.retrieval.neighbours import WithNeighbours
+from allyouneed.data.retrieval.neighbours import NeighbourItems
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.states.segment_memory import reading
 from allyouneed.tasks.task import Task
@@ -24,7 +24,7 @@ def mean_loss(
     """Per token (or text), without smoothing; where it is a likelihood, exp of it is the perplexity; with neighbours,
     where there are, and without them. `around`: the precision it is computed in."""
     found = _mean(model, task, data.batches(0), around)
-    if isinstance(data.items, WithNeighbours):
+    if isinstance(data.items, NeighbourItems):
         alone = _mean(model, task, (replace(batch, source=None) for batch in data.batches(0)), around)
         found |= {f"{name} without neighbours": value for name, value in alone.items()}
     return found
@@ -46,4 +46,4 @@ def _mean(
     finally:
         model.train(was_training)
     mean = float(torch.stack(sums).double().sum() / torch.stack(tokens).sum())
-    return {"loss": mean} | ({"perplexity": math.exp(min(mean, 700.0))} if task.likelihood else {})
+    return {"loss": mean} | ({"perplexity": math.exp(min(mean, 700.0))} if task.has_perplexity else {})

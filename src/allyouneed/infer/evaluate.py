@@ -18,7 +18,7 @@ from allyouneed.evaluate.likelihood import mean_loss
 from allyouneed.infer.predictors.base import Judged, Predictor
 from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.translation.direction import direction
-from allyouneed.tasks.task import HELD_OUT, Task
+from allyouneed.tasks.task import VALIDATION_SEED, Task
 
 RESAMPLES = 1000
 SHOWN = 5  # labels that are named
@@ -69,11 +69,11 @@ def _unseen(examples: Sequence[Any], known: Sequence[str]) -> list[str]:
 def _by_likelihood(model: Predictor, task: Task, entry: Files) -> Judged:
     folder = model.folder
     sides = (folder.max_tokens,) * task.sides
-    encoding = task.encoding(folder.tokenizers, folder.labels, None if task.cuts else folder.max_tokens)
+    encoding = task.encoding(folder.tokenizers, folder.labels, None if task.splits_documents else folder.max_tokens)
     with tempfile.TemporaryDirectory() as place:
         store = Store.build(Path(place) / "store", [entry], Filters(), encoding)
-        items = model.completed(task.items(store, folder.tokenizers, sides, HELD_OUT))
-        figures = mean_loss(model.model, task, task.held_out(items, folder.max_tokens))
+        items = model.completed(task.items(store, folder.tokenizers, sides, VALIDATION_SEED))
+        figures = mean_loss(model.model, task, task.validation_batches(items, folder.max_tokens))
     wide = max(map(len, figures))
     text = "\n".join(f"{name:<{wide}}  {value:.4f}" for name, value in figures.items())
     return Judged(figures, f"{text}  per one of the {task.counted} of {len(store)} {entry.examples}")

@@ -226,7 +226,7 @@ def _tokenized(folder: Folder, path: Path) -> tuple[int, int] | None:
     ours = folder.vocabularies.source
     pairs = [(ours.encode(text), theirs(text, add_special_tokens=False)["input_ids"]) for text in TEXTS]
     if ours.foreign:
-        pairs += [(ours.framed(ours.encode(text))[0], theirs(text)["input_ids"]) for text in TEXTS]
+        pairs += [(ours.frame(ours.encode(text))[0], theirs(text)["input_ids"]) for text in TEXTS]
     return sum(list(one) == list(other) for one, other in pairs), len(pairs)
 
 

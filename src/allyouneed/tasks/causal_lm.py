@@ -62,10 +62,10 @@ class CausalLM(Task):
             return SegmentBatches(items, items.pieces.documents, rows, room[-1], seed)
         return super().batches(items, room, rows, seed)
 
-    def held_out(self, items: Items, longest: int) -> Batches:
+    def validation_batches(self, items: Items, longest: int) -> Batches:
         if self.memory and isinstance(items, DocumentItems):
             return SegmentBatches(items, items.pieces.documents, 1, longest)
-        return super().held_out(items, longest)
+        return super().validation_batches(items, longest)
 
     def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels, self.smoothing)

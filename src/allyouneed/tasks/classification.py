@@ -28,7 +28,7 @@ class Classification(Task):
     kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     heads: ClassVar[tuple[str, ...]] = ("classes",)
     counted: ClassVar[str] = "texts"
-    likelihood: ClassVar[bool] = False
+    has_perplexity: ClassVar[bool] = False
     metrics: ClassVar[dict[str, bool]] = {"accuracy": True, "macro-f1": True, "loss": False}
     kind: Literal["classification"] = "classification"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -45,7 +45,7 @@ class Classification(Task):
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         texts = {"text": vocabularies.target, "second": vocabularies.target}
-        marks = vocabularies.target.marks
+        marks = vocabularies.target.template
         return WithLabel(texts, max_tokens, marks.count(), len(marks.between), labels=labels)
 
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
@@ -63,7 +63,7 @@ class LabelledItems(Items):
         store.check(text=tokenizer)
         self.pads = (tokenizer.pad,)
         self.second = bool(store["second"].lengths.any())
-        marks = tokenizer.marks
+        marks = tokenizer.template
         more = marks.count() + np.where(store["second"].lengths > 0, len(marks.between), 0)
         self._lengths = store["text"].lengths.astype(np.int64) + store["second"].lengths + more
 
@@ -90,4 +90,4 @@ class LabelledItems(Items):
 
 def text_row(texts: Sequence[list[int]], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """One or two texts as a model reads them, and the type of each token."""
-    return tokenizer.framed(texts[0], texts[1] if len(texts) > 1 and texts[1] else None)
+    return tokenizer.frame(texts[0], texts[1] if len(texts) > 1 and texts[1] else None)

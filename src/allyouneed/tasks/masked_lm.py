@@ -47,7 +47,9 @@ class MaskedLM(Task):
         return Texts({"text": vocabularies.target}, None, word_starts=self.whole_word)
 
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
-        return MaskedItems(store, vocabularies.target, room[-1] - vocabularies.target.marks.count(), self.share, seed)
+        return MaskedItems(
+            store, vocabularies.target, room[-1] - vocabularies.target.template.count(), self.share, seed
+        )
 
     def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels)
@@ -68,10 +70,12 @@ class MaskedItems(Items):
         return len(self.pieces)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
-        return (self.pieces.lengths + self.tokenizer.marks.count(),)
+        return (self.pieces.lengths + self.tokenizer.template.count(),)
 
     def fill(self, epoch: int, members: Ints) -> Filled:
-        marks = [np.array(ids, dtype=np.int64) for ids in (self.tokenizer.marks.before, self.tokenizer.marks.after)]
+        marks = [
+            np.array(ids, dtype=np.int64) for ids in (self.tokenizer.template.before, self.tokenizer.template.after)
+        ]
         nothing = [np.full_like(ids, IGNORE) for ids in marks]
         said: list[Ints] = []
         labels: list[Ints] = []

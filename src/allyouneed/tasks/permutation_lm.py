@@ -82,10 +82,10 @@ class PermutationLM(Task):
             return self._segments(items, rows, room[-1], seed)
         return super().batches(items, room, rows, seed)
 
-    def held_out(self, items: Items, longest: int) -> Batches:
+    def validation_batches(self, items: Items, longest: int) -> Batches:
         if isinstance(items, FramedDocuments):
             return self._segments(items, 1, longest, None)
-        return super().held_out(items, longest)
+        return super().validation_batches(items, longest)
 
     def _segments(self, items: FramedDocuments, rows: int, row: int, seed: int | None) -> Batches:
         """As long as they can be, with those that ask, in a row of the batch."""
@@ -109,7 +109,7 @@ class PermutedItems(Items):
         store.check(text=tokenizer)
         self.pads = (tokenizer.pad,)
         sizes = np.arange(1, room)
-        fitting = sizes[sizes + tokenizer.marks.count() + self.told(sizes) <= room]
+        fitting = sizes[sizes + tokenizer.template.count() + self.told(sizes) <= room]
         self.pieces = Pieces.of(store["text"].lengths.astype(np.int64), int(fitting.max()))
 
     def told(self, lengths: Ints) -> Ints:
@@ -120,7 +120,7 @@ class PermutedItems(Items):
         return len(self.pieces)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
-        return (self.pieces.lengths + self.tokenizer.marks.count() + self.told(self.pieces.lengths),)
+        return (self.pieces.lengths + self.tokenizer.template.count() + self.told(self.pieces.lengths),)
 
     def fill(self, epoch: int, members: Ints) -> Filled:
         columns: list[tuple[Ints, ...]] = []
@@ -129,8 +129,8 @@ class PermutedItems(Items):
             chance = generator(self.seed, epoch, number)
             runs = draw_runs(len(ids), int(self.told(np.array(len(ids)))), self.one_in, self.run, chance)
             # after the marks before the text, in the order in which they are told
-            places = len(self.tokenizer.marks.before) + chance.permutation(runs)
-            tokens = np.array(self.tokenizer.framed(ids.tolist())[0])
+            places = len(self.tokenizer.template.before) + chance.permutation(runs)
+            tokens = np.array(self.tokenizer.frame(ids.tolist())[0])
             order = np.zeros(len(tokens), dtype=np.int64)
             order[places] = np.arange(1, len(places) + 1)
             columns.append(

@@ -30,7 +30,7 @@ class FramedDocuments(Items):
         self.store, self.tokenizer, self.seed = store, tokenizer, seed
         store.check(text=tokenizer)
         self.pads = (tokenizer.pad,)
-        self.pieces = Pieces.of(store["text"].lengths.astype(np.int64) + tokenizer.marks.count(), room)
+        self.pieces = Pieces.of(store["text"].lengths.astype(np.int64) + tokenizer.template.count(), room)
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -44,7 +44,7 @@ class FramedDocuments(Items):
 
     def piece(self, number: int) -> Ints:
         ids = self.store["text"][int(self.pieces.documents[number])]
-        before, after = self.tokenizer.marks.before, self.tokenizer.marks.after
+        before, after = self.tokenizer.template.before, self.tokenizer.template.after
         begin = int(self.pieces.begins[number]) - len(before)  # counted in the text itself
         end = begin + int(self.pieces.lengths[number])
         first, last = before[max(0, len(before) + begin) :], after[: max(0, end - len(ids))]

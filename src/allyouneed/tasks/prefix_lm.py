@@ -34,7 +34,7 @@ class PrefixLM(Task):
     files: ClassVar[type[Files]] = PairFiles
     kinds: ClassVar[tuple[str, ...]] = ("decoder",)
     counted: ClassVar[str] = "target tokens"
-    weighs: ClassVar[bool] = True
+    supports_weights: ClassVar[bool] = True
     metrics: ClassVar[dict[str, bool]] = {"perplexity": False, "loss": False}
     kind: Literal["prefix-lm"] = "prefix-lm"
     reads_: Annotated[Literal["pairs", "text"], Field(alias="reads")] = "pairs"

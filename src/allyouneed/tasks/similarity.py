@@ -28,7 +28,7 @@ class TwoTexts(Task):
     heads: ClassVar[tuple[str, ...]] = ("pooled",)
     sides: ClassVar[int] = 2
     counted: ClassVar[str] = "pairs"
-    likelihood: ClassVar[bool] = False
+    has_perplexity: ClassVar[bool] = False
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         assert batch.source is not None and batch.labels is not None
@@ -68,7 +68,7 @@ class Similarity(TwoTexts):
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         tokenizer = vocabularies.target
-        marks = tokenizer.marks.count()
+        marks = tokenizer.template.count()
         return _Scores({"source": tokenizer, "target": tokenizer}, max_tokens, marks=marks, low_high=self.range)
 
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
@@ -102,7 +102,7 @@ class _Scores(WithScore):
 
 
 def two_texts(tokenizer: Tokenizer, max_tokens: int | None) -> Texts:
-    return Texts({"source": tokenizer, "target": tokenizer}, max_tokens, marks=tokenizer.marks.count())
+    return Texts({"source": tokenizer, "target": tokenizer}, max_tokens, marks=tokenizer.template.count())
 
 
 class TwoTextItems(Items):
@@ -118,11 +118,11 @@ class TwoTextItems(Items):
         return len(self.store)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
-        marks = self.tokenizer.marks.count()
+        marks = self.tokenizer.template.count()
         return self.store["source"].lengths + marks, self.store["target"].lengths + marks
 
     def fill(self, epoch: int, members: Ints) -> Filled:
-        sides, marks = [], self.tokenizer.marks
+        sides, marks = [], self.tokenizer.template
         for name in ("source", "target"):
             column = self.store[name]
             lengths = column.lengths[members].astype(np.int64)

@@ -82,7 +82,7 @@ class SpanItems(Items):
         self.store, self.tokenizer, self.task, self.seed = store, vocabularies.target, task, seed
         store.check(text=self.tokenizer)
         self.pads = vocabularies.source.pad, vocabularies.target.pad
-        self.marks = [self.tokenizer.special(name) for name in task.specials()]
+        self.sentinels = [self.tokenizer.special(name) for name in task.specials()]
         self.pieces = Pieces.of(store["text"].lengths.astype(np.int64), self._most(room))
         sizes = {n: cut_sizes(n, task.density, task.span) for n in set(self.pieces.lengths.tolist())}
         cut = np.array([sizes[n] for n in self.pieces.lengths.tolist()], dtype=np.int64).reshape(-1, 2)
@@ -93,7 +93,7 @@ class SpanItems(Items):
         for tokens in range(room[0], 0, -1):
             noise, spans = cut_sizes(tokens, self.task.density, self.task.span)
             fits = tokens - noise + spans + 1 <= room[0] and noise + spans + 1 <= room[-1]
-            if fits and spans <= len(self.marks):
+            if fits and spans <= len(self.sentinels):
                 return tokens
         raise UserError(
             f"rows of {room[0]} and {room[-1]} tokens are too short to cut spans out; make batch.row larger"
@@ -113,7 +113,7 @@ class SpanItems(Items):
             ids = self.pieces.tokens(self.store["text"], number).tolist()
             chance = generator(self.seed, epoch, number)
             places = cut_places(len(ids), int(self.noise[number]), int(self.spans[number]), chance)
-            source, target = corrupt(ids, places, self.marks)
+            source, target = corrupt(ids, places, self.sentinels)
             heard += [*source, self.tokenizer.eos]
             said += [self.tokenizer.bos, *target]
             labels += [*target, self.tokenizer.eos]

@@ -28,7 +28,7 @@ class Tagging(Task):
     kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     heads: ClassVar[tuple[str, ...]] = ("tags",)
     counted: ClassVar[str] = "words"
-    likelihood: ClassVar[bool] = False
+    has_perplexity: ClassVar[bool] = False
     metrics: ClassVar[dict[str, bool]] = {"f1": True, "accuracy": True, "loss": False}
     kind: Literal["tagging"] = "tagging"
 
@@ -44,7 +44,7 @@ class Tagging(Task):
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         assert max_tokens is not None
-        return Tags(vocabularies.target, labels, max_tokens, vocabularies.target.marks.count())
+        return Tags(vocabularies.target, labels, max_tokens, vocabularies.target.template.count())
 
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
         return TaggedItems(store, vocabularies.target)
@@ -66,13 +66,13 @@ class TaggedItems(Items):
         return len(self.store)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
-        return (self.store["text"].lengths + self.tokenizer.marks.count(),)
+        return (self.store["text"].lengths + self.tokenizer.template.count(),)
 
     def fill(self, epoch: int, members: Ints) -> Filled:
         lengths = self.store["text"].lengths[members].astype(np.int64)
         tags = self.store["tags"].gather(members)
         labels = np.where(tags > 0, tags - 1, IGNORE)
-        marks = self.tokenizer.marks
+        marks = self.tokenizer.template
         tokens = marked(self.store["text"].gather(members), lengths, marks.before, marks.after)
         nothing = [IGNORE] * len(marks.before), [IGNORE] * len(marks.after)
         return Filled((Side(tokens),), marked(labels, lengths, *nothing))

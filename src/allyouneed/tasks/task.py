@@ -24,7 +24,7 @@ from allyouneed.nn.context import TokenLayout
 
 MAX_TOKENS = 128  # of an example that is kept whole
 BUDGET = 4096  # tokens of a batch that is only judged
-HELD_OUT = 0  # the seed of what is drawn in data to judge by: every run, and `evaluate`, gets the same questions
+VALIDATION_SEED = 0  # the seed of what is drawn in data to judge by: every run, and `evaluate`, gets the same questions
 POOLED = ("classes", "pooled")  # heads that gather a text into one vector
 
 
@@ -50,8 +50,8 @@ class Task(Part, slot="task", default="translation"):
     sides: ClassVar[int] = 1  # how many texts stand beside each other in a batch
     two_vocabularies: ClassVar[bool] = False  # each side may have its own
     counted: ClassVar[str] = "tokens"  # what is labelled
-    weighs: ClassVar[bool] = False  # its files may say how often an epoch reads them
-    likelihood: ClassVar[bool] = True  # the plain loss is that of a choice among tokens: it has a perplexity
+    supports_weights: ClassVar[bool] = False  # its files may say how often an epoch reads them
+    has_perplexity: ClassVar[bool] = True  # the plain loss is that of a choice among tokens: it has a perplexity
     metrics: ClassVar[dict[str, bool]]  # what it can be judged by, the usual first, and whether more is better
     decoding: ClassVar[dict[str, Any]] = {}  # how what it learns is best decoded, where that is not beam search
 
@@ -60,7 +60,7 @@ class Task(Part, slot="task", default="translation"):
         return self.files
 
     @property
-    def cuts(self) -> bool:
+    def splits_documents(self) -> bool:
         """Long examples are cut to fit, as documents can be; others are kept whole or left out."""
         return self.reads is TextFiles
 
@@ -100,7 +100,7 @@ class Task(Part, slot="task", default="translation"):
         """What is trained on: packed rows, or as many tokens in rows of one item each where these must be alone."""
         return PaddedBatches(items, rows * room[-1], seed) if items.alone else PackedBatches(items, room, rows, seed)
 
-    def held_out(self, items: Items, longest: int) -> Batches:
+    def validation_batches(self, items: Items, longest: int) -> Batches:
         """What is judged by: items of up to so many tokens."""
         return PaddedBatches(items, max(longest, BUDGET))
 

@@ -29,15 +29,15 @@ class Translation(Task):
     sides: ClassVar[int] = 2
     two_vocabularies: ClassVar[bool] = True
     counted: ClassVar[str] = "target tokens"
-    weighs: ClassVar[bool] = True
+    supports_weights: ClassVar[bool] = True
     metrics: ClassVar[dict[str, bool]] = {"bleu": True, "chrf": True, "exact": True, "loss": False}
     kind: Literal["translation"] = "translation"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
-        if vocabularies.source.marks.language is not None:
+        if vocabularies.source.template.language is not None:
             raise UserError("data: a model that hears which language a text is in cannot be trained further here yet")
-        return pair_encoding(vocabularies, max_tokens, max(1, sum(map(len, vocabularies.source.around))))
+        return pair_encoding(vocabularies, max_tokens, max(1, sum(map(len, vocabularies.source.source_affixes))))
 
     def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
         return PairItems(store, vocabularies)
@@ -64,7 +64,7 @@ class PairItems(Items):
         return len(self.store)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
-        marks = sum(map(len, self.vocabularies.source.around))
+        marks = sum(map(len, self.vocabularies.source.source_affixes))
         return self.store["source"].lengths + marks, self.store["target"].lengths + 1
 
     def fill(self, epoch: int, members: Ints) -> Filled:
@@ -73,7 +73,7 @@ class PairItems(Items):
         here, there = source.lengths[members].astype(np.int64), target.lengths[members].astype(np.int64)
         reads, writes = self.vocabularies.source, self.vocabularies.target
         return Filled(
-            (Side(marked(heard, here, *reads.around)), Side(marked(said, there, first=[writes.bos]))),
+            (Side(marked(heard, here, *reads.source_affixes)), Side(marked(said, there, first=[writes.bos]))),
             labels=marked(said, there, last=[writes.eos]),
         )
 

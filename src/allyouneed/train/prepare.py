@@ -27,7 +27,7 @@ from allyouneed.data.batches.packing import Batches, Items
 from allyouneed.data.batches.store import InputHashes, Store
 from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.readers import Example, Files, Report
-from allyouneed.data.language_detection import Detector
+from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.data.tokenizers.base import MASK, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import write_folder, write_text
@@ -36,7 +36,7 @@ from allyouneed.infer.retrieval.neighbour_cache import with_neighbours
 from allyouneed.infer.retrieval.retriever import Retriever
 from allyouneed.interop.load import about, vocabularies, weight_files
 from allyouneed.tasks.causal_lm import DocumentItems
-from allyouneed.tasks.task import HELD_OUT
+from allyouneed.tasks.task import VALIDATION_SEED
 from allyouneed.train.cuda.machine import choose
 from allyouneed.train.progress import Reporter
 from allyouneed.train.recipe import SPLITS, Recipe
@@ -191,7 +191,7 @@ class Prepared:
     test: Batches | None
     test_examples: list[Any]
     retriever: Retriever | None = None
-    detector: Detector | None = None
+    detector: LanguageDetector | None = None
 
 
 def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
@@ -200,7 +200,7 @@ def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
     retriever = _retriever(recipe)
     vocabularies = _vocabularies(recipe, run, say, retriever)
     labels = _labels(recipe, run, say)
-    encoding = task.encoding(vocabularies, labels, None if task.cuts else recipe.max_tokens)
+    encoding = task.encoding(vocabularies, labels, None if task.splits_documents else recipe.max_tokens)
     what = task.reads.examples
     store = Store.ensure(run.data, data.train, data.filters, encoding, reporter.counter(f"training {what} encoded"))
     say(f"training {what}: {store.report.text()}")
@@ -218,13 +218,13 @@ def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
     def batches() -> Batches:
         return task.batches(items(store, recipe.seed, "training"), recipe.room, recipe.batch.rows, recipe.seed)
 
-    def held_out(files: Sequence[Files], name: str) -> Batches | None:
+    def validation_batches(files: Sequence[Files], name: str) -> Batches | None:
         if not files:
             return None
         held = Store.ensure(run.data, files, Filters(), encoding)
         if held.report.dropped:
             say(f"{name} {what}, for the loss: {held.report.text()}")
-        return task.held_out(items(held, HELD_OUT, name), recipe.max_tokens)
+        return task.validation_batches(items(held, VALIDATION_SEED, name), recipe.max_tokens)
 
     return Prepared(
         vocabularies,
@@ -232,9 +232,9 @@ def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
         batches(),
         batches(),
         len(store),
-        held_out(data.valid, "validation"),
+        validation_batches(data.valid, "validation"),
         _read(data.valid, f"validation {what}", say),
-        held_out(data.test, "test"),
+        validation_batches(data.test, "test"),
         _read(data.test, f"test {what}", say),
         retriever,
         _detector(recipe, run),
@@ -279,13 +279,13 @@ def _vocabularies(recipe: Recipe, run: Run, say: Callable[[str], None], retrieve
     return found
 
 
-def _detector(recipe: Recipe, run: Run) -> Detector | None:
+def _detector(recipe: Recipe, run: Run) -> LanguageDetector | None:
     """That of the model it starts from, or one of the training data's languages."""
     if recipe.start is not None and (recipe.start / LANGUAGES).exists():
-        return Detector.load(recipe.start / LANGUAGES)
+        return LanguageDetector.load(recipe.start / LANGUAGES)
     if run.languages.exists():
-        return Detector.load(run.languages)
-    found = Detector.of_files(recipe.data.train)
+        return LanguageDetector.load(run.languages)
+    found = LanguageDetector.of_files(recipe.data.train)
     if found is not None:
         found.save(run.languages)
     return found

@@ -175,7 +175,7 @@ class Recipe(Config):
             if any(getattr(entry, "to", None) for name in SPLITS for entry in getattr(self.data, name)):
                 raise ValueError("data: 'from' and 'to' are for translation; leave them out")
         weighed = [split for split in SPLITS for e in getattr(self.data, split) if getattr(e, "weight", 1) != 1]
-        if weighed and not self.task.weighs:
+        if weighed and not self.task.supports_weights:
             raise ValueError(f"data: 'weight' is for translation and prefix-lm; {self.task_kind} reads each once")
         if set(weighed) - {"train"}:
             raise ValueError("data: 'weight' is for train; what is held out is read once")
@@ -206,7 +206,7 @@ class Recipe(Config):
         """The longest example, marks counted: longer ones are left out, or cut."""
         if self.data.max_tokens is not None:
             return self.data.max_tokens
-        return min(self.room) if self.task.cuts else MAX_TOKENS
+        return min(self.room) if self.task.splits_documents else MAX_TOKENS
 
     @property
     def last_step(self) -> int | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabularies, train
-from allyouneed.data.tokenizers.special_tokens import Marks
+from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 
 TEXTS = ["the cat sat on the mat </s> and more", "a dog ran to the cat"] * 4
@@ -17,30 +17,30 @@ def own() -> Tokenizer:
 
 
 def test_our_texts_stand_between_a_begin_and_an_end_mark(own: Tokenizer) -> None:
-    assert own.framed([7, 8]) == ([own.bos, 7, 8, own.eos], [0] * 4)
-    assert own.framed([7], [8, 9]) == ([own.bos, 7, own.eos, 8, 9, own.eos], [0, 0, 0, 1, 1, 1])
-    assert own.opening == (own.bos,) and (own.marks.count(), own.marks.count(2)) == (2, 3)
+    assert own.frame([7, 8]) == ([own.bos, 7, 8, own.eos], [0] * 4)
+    assert own.frame([7], [8, 9]) == ([own.bos, 7, own.eos, 8, 9, own.eos], [0, 0, 0, 1, 1, 1])
+    assert own.opening == (own.bos,) and (own.template.count(), own.template.count(2)) == (2, 3)
 
 
 def test_marks_may_stand_at_the_end_and_have_a_type_of_their_own() -> None:
-    marks = Marks((), (4,), (4, 3), types=(0, 1), closing=2)
-    assert marks.framed([7, 8]) == ([7, 8, 4, 3], [0, 0, 0, 2])
-    assert marks.framed([7], [8]) == ([7, 4, 8, 4, 3], [0, 0, 1, 1, 2])
-    assert marks.framed([]) == ([4, 3], [0, 2])
-    assert Marks(before=(1,), between=(2, 2), after=(2,), types=(0, 0)).framed([7], [8])[1] == [0] * 6
-    assert Marks().framed([]) == ([], [])
+    marks = Template((), (4,), (4, 3), types=(0, 1), closing=2)
+    assert marks.frame([7, 8]) == ([7, 8, 4, 3], [0, 0, 0, 2])
+    assert marks.frame([7], [8]) == ([7, 4, 8, 4, 3], [0, 0, 1, 1, 2])
+    assert marks.frame([]) == ([4, 3], [0, 2])
+    assert Template(before=(1,), between=(2, 2), after=(2,), types=(0, 0)).frame([7], [8])[1] == [0] * 6
+    assert Template().frame([]) == ([], [])
 
 
 def test_marks_are_written_and_read() -> None:
-    marks = Marks((1,), (2, 2), (2,), (1,), (0, 0), None, "after", 9, (5,), (6, 7), (8,), True)
-    assert Marks.of(marks.tree()) == marks
+    marks = Template((1,), (2, 2), (2,), (1,), (0, 0), None, "after", 9, (5,), (6, 7), (8,), True)
+    assert Template.of(marks.tree()) == marks
     with pytest.raises(UserError, match="marks are a mapping"):
-        Marks.of({"before": [1], "behind": [2]})
+        Template.of({"before": [1], "behind": [2]})
 
 
 def test_a_foreign_tokenizer_keeps_its_marks_in_our_folder(own: Tokenizer, tmp_path: Path) -> None:
     inner = own._inner
-    foreign = Tokenizer(inner, 0, 1, 2, {"de": 9}, marks=Marks((1, 1), (), (2,)), mask=3)
+    foreign = Tokenizer(inner, 0, 1, 2, {"de": 9}, template=Template((1, 1), (), (2,)), mask=3)
     Vocabularies(foreign, foreign).save(tmp_path)
     again = Vocabularies.load(tmp_path)
     assert again.joint and again.source.about == foreign.about and again.hash == foreign.hash != own.hash

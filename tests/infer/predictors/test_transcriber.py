@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from allyouneed.data.tokenizers.base import Tokenizer as Ours
 from allyouneed.data.tokenizers.base import Vocabularies
-from allyouneed.data.tokenizers.special_tokens import Marks
+from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.predictors.transcriber import Transcriber
@@ -31,7 +31,7 @@ def tokenizer() -> Ours:
     made = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(letters)}, merges=[]))
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     made.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
-    return Ours(made, END, END, END, marks=Marks())
+    return Ours(made, END, END, END, template=Template())
 
 
 LETTERS = tokenizer()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from allyouneed import models
-from allyouneed.data.language_detection import Detector
+from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.errors import UserError
 from allyouneed.infer.translation.direction import Direction, direction
 from allyouneed.infer.translation.routes import Routes
@@ -25,7 +25,9 @@ def routes() -> Routes:
     """Of the translator that ships, without its weights."""
     place = models.HERE / models.TRANSLATOR
     about = json.loads((place / "config.json").read_text(encoding="utf-8"))
-    return Routes([(here, there) for here, there in about["directions"]], Detector.load(place / "languages.json"))
+    return Routes(
+        [(here, there) for here, there in about["directions"]], LanguageDetector.load(place / "languages.json")
+    )
 
 
 @pytest.mark.parametrize("other", ["de", "fr", "zh"])

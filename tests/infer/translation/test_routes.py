@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from allyouneed.data.language_detection import Detector
+from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
@@ -22,12 +22,12 @@ DIRECTIONS: list[tuple[str | None, str]] = [("en", "zh"), ("zh", "en"), ("en", "
 
 
 @pytest.fixture(scope="module")
-def detector() -> Detector:
-    return Detector.learn({"en": [ENGLISH], "fr": [FRENCH], "zh": [CHINESE]})
+def detector() -> LanguageDetector:
+    return LanguageDetector.learn({"en": [ENGLISH], "fr": [FRENCH], "zh": [CHINESE]})
 
 
 @pytest.fixture
-def translator(echo: Callable[..., Folder], multilingual: Tokenizer, detector: Detector) -> Translator:
+def translator(echo: Callable[..., Folder], multilingual: Tokenizer, detector: LanguageDetector) -> Translator:
     folder = echo(multilingual)
     folder.directions, folder.detector = DIRECTIONS, detector
     return Translator(folder)

@@ -25,7 +25,7 @@ import tiny_whisper as whisperlet
 from allyouneed.cli import main
 from allyouneed.config import override, parse, preset_tree, tree_of
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabularies, train
-from allyouneed.data.tokenizers.special_tokens import Marks
+from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
@@ -380,8 +380,8 @@ def test_two_tokenizers_and_original_files_come_along(
 def test_what_a_foreign_model_wants_around_its_texts_is_said(tmp_path: Path) -> None:
     source, target = words(), words()
     source.languages = {"de": 4, "en": 5}
-    source.marks = Marks(after=(2,), language="before", spoken=5)
-    target.marks = Marks(opening=(2,), forced=(4,), never=(0,), stops=(7,))
+    source.template = Template(after=(2,), language="before", spoken=5)
+    target.template = Template(opening=(2,), forced=(4,), never=(0,), stops=(7,))
     model = built(PAPER)
     for tokenizer in (source, target):
         tokenizer.foreign = True
@@ -398,9 +398,9 @@ def test_what_a_foreign_model_wants_around_its_texts_is_said(tmp_path: Path) -> 
     ):
         assert option in text
     assert json.loads((tmp_path / "config.json").read_bytes())["decoder_start_token"] == "</s>"
-    target.marks = Marks(opening=(2,))
+    target.template = Template(opening=(2,))
     assert "target_prefix=[['w4']]" in readme(folder, "encoder-decoder")  # one that the text is not in
-    source.marks, source.languages = Marks(before=(1,), after=(2,)), {}
+    source.template, source.languages = Template(before=(1,), after=(2,)), {}
     assert "target_prefix" not in readme(folder, "encoder-decoder")
 
 

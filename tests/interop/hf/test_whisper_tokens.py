@@ -6,7 +6,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from allyouneed.config import parse
 from allyouneed.data.media.speech import Speech
 from allyouneed.data.tokenizers.base import Tokenizer as Ours
-from allyouneed.data.tokenizers.special_tokens import Marks
+from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.interop.hf.whisper_tokens import rules
 
 WORDS = [
@@ -27,7 +27,7 @@ OLD |= {"max_source_positions": 1500, "vocab_size": 51865}
 def tokenizer():
     inner = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     inner.add_special_tokens([AddedToken(word, special=True) for word in WORDS])
-    return Ours(inner, 1, 1, 1, marks=Marks())
+    return Ours(inner, 1, 1, 1, template=Template())
 
 
 def test_an_old_folder_says_it_in_its_config_and_tokenizer(tokenizer):

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabularies, train
-from allyouneed.data.tokenizers.special_tokens import Marks
+from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.interop.tokenizers.languages import NLLB
 from allyouneed.interop.tokenizers.load import _tells_types, read, write
@@ -82,12 +82,12 @@ def same(ours: Vocabularies, theirs: Any) -> None:
 def same_frames(ours: Tokenizer, theirs: Any) -> None:
     one, other = (ours.encode(text) for text in ("Hello world", "the cat"))
     found = theirs("Hello world")
-    assert ours.framed(one)[0] == found["input_ids"]
+    assert ours.frame(one)[0] == found["input_ids"]
     two = theirs("Hello world", "the cat")
-    tokens, types = ours.framed(one, other)
+    tokens, types = ours.frame(one, other)
     assert tokens == two["input_ids"]
     assert types == two.get("token_type_ids", types)
-    assert ours.framed(one)[1] == found.get("token_type_ids", ours.framed(one)[1])
+    assert ours.frame(one)[1] == found.get("token_type_ids", ours.frame(one)[1])
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -131,10 +131,10 @@ def test_a_tokenizer_json_is_read_kept_and_written_without_a_difference(name: st
     write(again, tmp_path / "out", {})
     exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in [*TEXTS, *LINES]:
-        ids = ours.source.framed(ours.source.encode(text))[0]
+        ids = ours.source.frame(ours.source.encode(text))[0]
         assert exported(text)["input_ids"] == ids, text
         assert exported.decode(ids, skip_special_tokens=True) == ours.source.decode(ids), text
-    two = ours.source.framed(ours.source.encode("one"), ours.source.encode("two"))
+    two = ours.source.frame(ours.source.encode("one"), ours.source.encode("two"))
     assert exported("one", "two", return_token_type_ids=True)["input_ids"] == two[0]
     assert exported("one", "two", return_token_type_ids=True)["token_type_ids"] == two[1]
 
@@ -161,7 +161,7 @@ def test_any_text_is_cut_as_the_library_does(kind: str, text: str) -> None:
 
 @cache
 def made(kind: str) -> Tokenizer:
-    return Tokenizer(build(SentencePieces.parse(pieces(kind))), marks=Marks())
+    return Tokenizer(build(SentencePieces.parse(pieces(kind))), template=Template())
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_marian_takes_ids_from_its_vocabulary(tmp_path: Path) -> None:
     assert ours is not None
     for text in [*TEXTS, *LINES]:
         ids = theirs(text)["input_ids"]
-        assert ours.source.framed(ours.source.encode(text))[0] == ids, text
+        assert ours.source.frame(ours.source.encode(text))[0] == ids, text
         said_ = theirs(text_target=text)["input_ids"]
         assert ours.target.decode(said_).strip() == theirs.decode(said_, skip_special_tokens=True), text
         assert ours.target.encode(text) == said_[:-1], text
@@ -247,8 +247,8 @@ def test_languages_have_the_ids_and_places_of_the_original(
     for language in (code, other):
         theirs.src_lang = language
         ids, number = theirs("Hello world")["input_ids"], ours.source.language(language)
-        framed = ours.source.framed(ours.source.encode("Hello world"))[0]
-        before = ours.source.marks.language == "before"
+        framed = ours.source.frame(ours.source.encode("Hello world"))[0]
+        before = ours.source.template.language == "before"
         assert ([number, *framed] if before else [*framed, number]) == ids
     assert ours.source.language(code[:2]) == ours.source.language(code)
     with pytest.raises(UserError, match="knows no language 'xx'"):
@@ -274,8 +274,8 @@ def test_the_default_languages_of_a_saved_folder_are_known(tmp_path: Path) -> No
     theirs.src_lang = "fr_XX"
     theirs.save_pretrained(tmp_path / "saved")
     ours = read(tmp_path / "saved", {"model_type": "mbart", "decoder_start_token_id": 2})
-    assert ours is not None and ours.source.marks.spoken is not None
-    assert ours.source.marks.before == () and ours.source.marks.language == "before"
+    assert ours is not None and ours.source.template.spoken is not None
+    assert ours.source.template.before == () and ours.source.template.language == "before"
 
 
 @pytest.mark.parametrize("kind", ["t5", "albert", "xlnet", "llama"])
@@ -320,7 +320,7 @@ def test_marks_follow_the_generation_settings(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     ours = read(tmp_path, {"model_type": "bart", "decoder_start_token_id": 2, "eos_token_id": 7})
     assert ours is not None
-    marks = ours.target.marks
+    marks = ours.target.template
     assert (marks.opening, marks.forced, marks.stops, marks.never, marks.ended) == ((2,), (0,), (9,), (1,), True)
     assert ours.target.eos == 2
 
@@ -378,7 +378,7 @@ def test_a_damaged_charsmap_is_a_message(tmp_path: Path) -> None:
     model = SentencePieces.parse(pieces("t5"))
     spoilt = replace(model, charsmap=struct.pack("<I", 64) + bytes(range(3, 67)), rule="")
     with pytest.raises(UserError, match="damaged"):
-        Tokenizer(build(spoilt), marks=Marks()).encode_batch([*TEXTS, *LINES])
+        Tokenizer(build(spoilt), template=Template()).encode_batch([*TEXTS, *LINES])
 
 
 def test_a_file_too_large_for_a_tokenizer_is_not_read(tmp_path: Path) -> None:
@@ -412,8 +412,8 @@ def test_padding_and_cutting_that_a_tokenizer_json_asks_for_are_ours_to_do(tmp_p
     plain = read(tmp_path, {"model_type": "bert"})
     (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
     ours = read(tmp_path, {"model_type": "bert"})
-    assert plain is not None and ours is not None and ours.source.marks == plain.source.marks
-    assert ours.source.marks.count() == 2
+    assert plain is not None and ours is not None and ours.source.template == plain.source.template
+    assert ours.source.template.count() == 2
     assert ours.source.encode(LINES[0]) == plain.source.encode(LINES[0])
 
 
@@ -473,8 +473,8 @@ def test_scores_that_change_by_a_digit_on_the_way_are_the_same_tokenizer(tmp_pat
 
     scores = [0.0, 0.0, 0.0, -3.9348676204681396, *(-7 / 3 * 1.1**n for n in range(200))]
     inner = Inner(models.Unigram([(f"t{n}", score) for n, score in enumerate(scores)], unk_id=0))
-    before = Tokenizer(inner, marks=Marks(after=(2,)))
+    before = Tokenizer(inner, template=Template(after=(2,)))
     before.save(tmp_path / "tokenizer.json")
-    again = Tokenizer(Inner.from_file(str(tmp_path / "tokenizer.json")), marks=Marks(after=(2,)))
+    again = Tokenizer(Inner.from_file(str(tmp_path / "tokenizer.json")), template=Template(after=(2,)))
     assert json.loads(before._inner.to_str()) != json.loads(again._inner.to_str()), "nothing was lost: no test"
     assert before.hash == again.hash

@@ -46,7 +46,7 @@ def id_format(tokenizer: Tokenizer) -> str:
 
 
 class Texts(Encoding):
-    """A column for each text. An example is left out when a text has more than `max_tokens`, `marks` counted; with
+    """A column for each text. An example is left out when a text has more than `max_tokens`, `template` counted; with
     `together`, when all its texts have, and so many marks more between them."""
 
     def __init__(

@@ -13,7 +13,7 @@ from allyouneed.data.retrieval.corpus import ChunkIndex
 from allyouneed.nn.batch import Neighbours
 
 
-class WithNeighbours(Items):
+class NeighbourItems(Items):
     """`numbers` (chunks, count): for every full chunk of every item, end to end, the chunks of the index that are
     nearest to it; −1 where fewer were found."""
 

@@ -26,7 +26,7 @@ from allyouneed.data.files.readers import Files, Report
 from allyouneed.data.tokenizers.byte_level import BYTE_OF, BYTES, show_bytes
 from allyouneed.data.tokenizers.errors import reported
 from allyouneed.data.tokenizers.plain import plain, unknown
-from allyouneed.data.tokenizers.special_tokens import Marks
+from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.data.tokenizers.subwords import learn
 from allyouneed.errors import UserError, near
 
@@ -71,7 +71,7 @@ def _nine_digits(number: str) -> str:
 
 
 class Tokenizer:
-    """A trained tokenizer. Wraps any `tokenizers.Tokenizer`; a foreign one brings its own specials and `marks`.
+    """A trained tokenizer. Wraps any `tokenizers.Tokenizer`; a foreign one brings its own specials and `template`.
 
     Text is only text: "</s>" in a sentence is four characters, not a command. Where a user means the special tokens of
     a foreign tokenizer (a chat prompt, T5's `<extra_id_0>`), `specials=True` reads them as the original does.
@@ -85,7 +85,7 @@ class Tokenizer:
         eos: int = 2,
         languages: Mapping[str, int] | None = None,
         notes: Iterable[str] = (),
-        marks: Marks | None = None,
+        template: Template | None = None,
         mask: int | None = None,
         known: int | None = None,
     ) -> None:
@@ -94,8 +94,8 @@ class Tokenizer:
         inner.no_padding()
         self._inner = inner
         self.pad, self.bos, self.eos = pad, bos, eos
-        self.foreign = marks is not None
-        self.marks = Marks.own(bos, eos) if marks is None else marks
+        self.foreign = template is not None
+        self.template = Template.own(bos, eos) if template is None else template
         self._mask, self._known = mask, known
         self._size = int(inner.get_vocab_size(with_added_tokens=True))
         if self.foreign:  # which may leave numbers out
@@ -103,7 +103,9 @@ class Tokenizer:
             self._size = self._size if known is None else min(known, self._size)
         self.notes = list(notes)
         added = inner.get_added_tokens_decoder()
-        self._added = {number: str(token.content) for number, token in added.items() if token.special or marks is None}
+        self._added = {
+            number: str(token.content) for number, token in added.items() if token.special or template is None
+        }
         if languages is None:
             found = {number: LANGUAGE.fullmatch(content) for number, content in self._added.items()}
             languages = {match[1]: number for number, match in found.items() if match}
@@ -164,7 +166,7 @@ class Tokenizer:
     @property
     def opening(self) -> tuple[int, ...]:
         """What a text that goes on begins with."""
-        return self.marks.opening
+        return self.template.opening
 
     @property
     def mask(self) -> int:
@@ -177,13 +179,13 @@ class Tokenizer:
         return self._known is not None and self._known < self._inner.get_vocab_size(with_added_tokens=True)
 
     @property
-    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def source_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What stands before and after a text that is read to write another; ours have no begin mark there."""
-        return (self.marks.before, self.marks.after) if self.foreign else ((), (self.eos,))
+        return (self.template.before, self.template.after) if self.foreign else ((), (self.eos,))
 
-    def framed(self, ids: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
+    def frame(self, ids: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
         """One text, or two that are read together, with their marks; and the type of each token."""
-        return self.marks.framed(ids, second)
+        return self.template.frame(ids, second)
 
     def encode_masked(self, text: str) -> list[int]:
         """Text in which `<mask>`, or the tokenizer's own spelling of it, is the mask. A foreign tokenizer reads it as
@@ -299,7 +301,7 @@ class Tokenizer:
     def about(self) -> dict[str, Any]:
         """What a foreign tokenizer.json does not say."""
         numbers = {"pad": self.pad, "bos": self.bos, "eos": self.eos, "mask": self._mask, "known": self._known}
-        return numbers | {"languages": self.languages, "marks": self.marks.tree()}
+        return numbers | {"languages": self.languages, "marks": self.template.tree()}
 
     def save(self, path: Path | str) -> None:
         """`tokenizer.json`, and for a foreign one `tokenizer.marks.json` beside it."""
@@ -337,7 +339,8 @@ class Tokenizer:
 def _about(path: Path) -> dict[str, Any]:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        return {**tree, "marks": Marks.of(tree["marks"])}
+        template = Template.of(tree.pop("marks"))
+        return {**tree, "template": template}
     except (OSError, ValueError, KeyError, TypeError, UserError) as error:
         raise UserError(f"{path}: cannot be read: {error}; import the model again") from None
 

@@ -12,7 +12,7 @@ Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Marks:
+class Template:
     """One text is `before text after`, two are `before first between second after`.
 
     `opening`: what a text that goes on begins with (a prompt, or the target of an encoder-decoder); may be empty.
@@ -39,7 +39,7 @@ class Marks:
     ended: bool = False
 
     @classmethod
-    def own(cls, bos: int, eos: int) -> Marks:
+    def own(cls, bos: int, eos: int) -> Template:
         """Those of tokenizers that were trained here."""
         return cls((bos,), (eos,), (eos,), (bos,))
 
@@ -47,7 +47,7 @@ class Marks:
         """How many marks go with so many texts."""
         return len(self.before) + len(self.after) + (len(self.between) if texts > 1 else 0)
 
-    def framed(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
+    def frame(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
         """The tokens with their marks, and the type of each."""
         tokens = [*self.before, *first]
         if second is not None:
@@ -63,7 +63,7 @@ class Marks:
         return asdict(self)
 
     @classmethod
-    def of(cls, tree: Any) -> Marks:
+    def of(cls, tree: Any) -> Template:
         """What `tree` wrote."""
         if not isinstance(tree, Mapping) or not set(tree) <= set(cls.__dataclass_fields__):
             raise UserError(f"marks are a mapping of {', '.join(cls.__dataclass_fields__)}")

@@ -103,10 +103,10 @@ class Predictor(ABC):
     def beginning(self, text: str) -> tuple[list[int], list[int]]:
         """A text between its marks, with types, as far as it can be read at once; a warning where that is not all."""
         ids = self.tokenizer.encode(text)
-        room = self.longest - self.tokenizer.marks.count()
+        room = self.longest - self.tokenizer.template.count()
         if len(ids) > room:
             warnings.warn(f"{quoted(text)}: {len(ids)} tokens; only the first {room} were read", stacklevel=4)
-        return self.tokenizer.framed(ids[:room])
+        return self.tokenizer.frame(ids[:room])
 
     @property
     def device(self) -> torch.device:

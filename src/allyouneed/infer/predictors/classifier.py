@@ -81,7 +81,7 @@ class Classifier(Predictor):
         tokens are taken away, one by one."""
         ids = self.tokenizer.encode_batch(texts)
         whole = sum(map(len, ids))
-        room = self.longest - self.tokenizer.marks.count(len(texts))
+        room = self.longest - self.tokenizer.template.count(len(texts))
         while sum(map(len, ids)) > room:
             longer = max(ids, key=len)
             del longer[-1]

@@ -53,7 +53,7 @@ class MaskFiller(Predictor):
         ids = self.tokenizer.encode_masked(text)
         if self.mask not in ids:
             raise UserError(f"{quoted(text)}: there is no {MASK} in it; write it where something is to be filled in")
-        row = self.tokenizer.framed(ids)
+        row = self.tokenizer.frame(ids)
         if self.limit is not None and len(row[0]) > self.limit:
             raise UserError(
                 f"{quoted(text)}: {len(row[0])} tokens with the marks, the model has places for {self.limit}; "
@@ -98,7 +98,7 @@ class MaskFiller(Predictor):
 
     def _text(self, row: list[int], filled: dict[int, int]) -> str:
         """The text with these tokens in these places and `<mask>` in the places of the others."""
-        marks = self.tokenizer.marks
+        marks = self.tokenizer.template
         inner = [filled.get(place, number) for place, number in enumerate(row)]
         return self.tokenizer.decode_masked(inner[len(marks.before) : len(inner) - len(marks.after)])
 
@@ -111,7 +111,7 @@ class MaskFiller(Predictor):
             ids = self.tokenizer.encode(example.texts[0])[:SHOWN]
             hidden = np.arange(len(ids)) % EVERY == min(EVERY, len(ids)) // 2
             row = [self.mask if hide else number for number, hide in zip(ids, hidden, strict=True)]
-            (found,) = self._likeliest([self.tokenizer.framed(row)], 1)
+            (found,) = self._likeliest([self.tokenizer.frame(row)], 1)
             told = dict(zip(np.flatnonzero(hidden).tolist(), [tokens[0] for tokens, _ in found], strict=True))
             samples.append(
                 {

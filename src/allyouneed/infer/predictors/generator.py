@@ -59,7 +59,7 @@ class Generator(Retrieving):
 
     @cached_property
     def engine(self) -> Engine:
-        tokenizer, marks = self.tokenizer, self.tokenizer.marks
+        tokenizer, marks = self.tokenizer, self.tokenizer.template
         specials = [number for number in tokenizer.specials if number != tokenizer.eos]
         return Engine(
             self.model,

@@ -58,7 +58,7 @@ class Tagger(Predictor):
         else:
             encoded = encode_words(self.tokenizer, worded)
         parts = [(number, part) for number, words in enumerate(encoded) for part in self._parts(words)]
-        rows = [self.tokenizer.framed([i for word in part for i in word]) for _, part in parts]
+        rows = [self.tokenizer.frame([i for word in part for i in word]) for _, part in parts]
 
         def answer(batch: list[int]) -> list[list[int]]:
             given = self.given([rows[n] for n in batch])
@@ -67,7 +67,7 @@ class Tagger(Predictor):
 
         found: list[list[str]] = [[] for _ in sentences]
         for (number, part), tags in zip(parts, in_batches(self.model, [len(r) for r, _ in rows], answer), strict=True):
-            place = len(self.tokenizer.marks.before)
+            place = len(self.tokenizer.template.before)
             last = place + sum(map(len, part)) - 1
             for word in part:
                 found[number].append(self.folder.labels[tags[max(0, min(place, last))]])
@@ -101,7 +101,7 @@ class Tagger(Predictor):
 
     def _parts(self, words: list[list[int]]) -> list[list[list[int]]]:
         """Words together as long as they fit between the marks; a word that is too long by itself is cut."""
-        room = self.longest - self.tokenizer.marks.count()
+        room = self.longest - self.tokenizer.template.count()
         parts: list[list[list[int]]] = []
         used = room + 1
         for word in words:

@@ -143,7 +143,7 @@ class Translator(Predictor):
             some, places = [texts[number] for number in numbers], [first + number for number in numbers]
             found |= zip(numbers, self._along(way, some, places, settled, align, on_progress, guesser), strict=True)
         for number, text in enumerate(texts):
-            if self.routes.detector is not None and from_ is None and self.routes.detector.strange(text):
+            if self.routes.detector is not None and from_ is None and self.routes.detector.is_unfamiliar(text):
                 known = ", ".join(self.routes.detector.languages)
                 note = f"{quoted(text)}: is written as none of its languages is ({known})"
                 found[number] = replace(found[number], notes=[note, *found[number].notes])
@@ -264,7 +264,7 @@ class Translator(Predictor):
     def _frame(self, to: str | None, from_: str | None) -> Frame:
         """What stands around every source, and how its target begins, for these languages."""
         known, plain = self.languages, plain_frame(self.folder.tokenizers)
-        if self.source.marks.language is not None:
+        if self.source.template.language is not None:
             return self._spoken(plain, to, from_)
         if not known:
             if to is not None or from_ is not None:
@@ -287,7 +287,7 @@ class Translator(Predictor):
         """A model that hears which language a source is in, and begins with the one it is to say."""
         source, codes = self.source, set(self.source.languages.values())
         begins = next((number for number in (*plain.forced, *plain.opening) if number in codes), None)
-        here = source.marks.spoken if from_ is None else source.language(from_)
+        here = source.template.spoken if from_ is None else source.language(from_)
         there = begins if to is None else source.language(to)
         if here is None or there is None:
             what = 'which language a text is in (from_="…")' if here is None else 'which to translate into (to="…")'
@@ -296,7 +296,7 @@ class Translator(Predictor):
             plain = replace(plain, opening=(there,), forced=())
         else:
             plain = replace(plain, forced=(there,))
-        if source.marks.language == "before":
+        if source.template.language == "before":
             return replace(plain, before=(here, *plain.before))
         return replace(plain, after=(*plain.after, here))
 

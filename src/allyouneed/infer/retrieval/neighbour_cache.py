@@ -11,7 +11,7 @@ import numpy as np
 
 from allyouneed.data.batches.packing import Ints
 from allyouneed.data.retrieval.corpus import cut
-from allyouneed.data.retrieval.neighbours import Passages, WithNeighbours
+from allyouneed.data.retrieval.neighbours import NeighbourItems, Passages
 from allyouneed.files import sha256, write_folder
 from allyouneed.infer.retrieval.retriever import Retriever
 from allyouneed.tasks.causal_lm import DocumentItems
@@ -25,11 +25,11 @@ Progress = Callable[[int], None]
 
 def with_neighbours(
     items: DocumentItems, retriever: Retriever, count: int, cache: Path | None = None, progress: Progress | None = None
-) -> WithNeighbours:
+) -> NeighbourItems:
     """The items with `count` neighbours of each full chunk. What was found is written to the folder `cache` and taken
     from there, if it is that of these very items. `progress` is told how many chunks have been looked up."""
     if cache is None:
-        return WithNeighbours(items, retriever.index, look_up(items, retriever, count, progress))
+        return NeighbourItems(items, retriever.index, look_up(items, retriever, count, progress))
     facts = [FORMAT, items.store.fingerprint, len(items), int(items.pieces.lengths.max()), count, retriever.about]
     fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     folder = cache / f"{fingerprint[:16]}.neighbours"
@@ -41,7 +41,7 @@ def with_neighbours(
             (work / "meta.json").write_text(json.dumps(meta) + "\n", encoding="utf-8")
 
         write_folder(folder, fill)
-    return WithNeighbours(items, retriever.index, np.load(folder / "numbers.npy", mmap_mode="r"))
+    return NeighbourItems(items, retriever.index, np.load(folder / "numbers.npy", mmap_mode="r"))
 
 
 def _sound(folder: Path, fingerprint: str) -> bool:

@@ -36,7 +36,7 @@ class ChunkEncoder:
             raise UserError(f"{folder.path}: a model of kind {config.kind}; chunks are read by an encoder or a decoder")
         self.pooled = config.head.kind == "pooled"
         longest = folder.max_tokens if config.limit is None else min(folder.max_tokens, config.limit)
-        self.room = longest - self.own.marks.count()
+        self.room = longest - self.own.template.count()
 
     @property
     def about(self) -> dict[str, str]:
@@ -50,7 +50,7 @@ class ChunkEncoder:
         plain = [[token for token in chunk if token not in specials] for chunk in chunks]
         if self.tokenizer.hash != self.own.hash:
             plain = self.own.encode_batch(self.tokenizer.decode_batch(plain))
-        rows = [self.own.framed(ids[: self.room])[0] for ids in plain]
+        rows = [self.own.frame(ids[: self.room])[0] for ids in plain]
         device = next(self.model.parameters()).device
 
         def answer(batch: list[int]) -> list[Any]:

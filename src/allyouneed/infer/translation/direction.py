@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from allyouneed.data.language_detection import Detector
+from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.errors import UserError
 from allyouneed.infer.translation.routes import Routes
 
@@ -48,7 +48,7 @@ def direction(
     return Direction(there, here, f"taken for {way}, by what the texts are written in ({options} say otherwise)")
 
 
-def _most(detector: Detector, texts: Sequence[str], names: Collection[str]) -> str | None:
+def _most(detector: LanguageDetector, texts: Sequence[str], names: Collection[str]) -> str | None:
     """Which of these languages most of the texts are in."""
     step = max(1, len(texts) // READ)
     votes = Counter(found for text in texts[::step] if (found := detector.detect(text)) in names)

@@ -38,13 +38,13 @@ class Frame:
 def plain_frame(vocabularies: Vocabularies) -> Frame:
     """For a model that is not told any languages."""
     target = vocabularies.target
-    return Frame(*vocabularies.source.around, target.opening, target.marks.forced)
+    return Frame(*vocabularies.source.source_affixes, target.opening, target.template.forced)
 
 
 def never_said(target: Tokenizer) -> list[int]:
     """Ours say no special tokens; what a foreign model may not say is its maker's affair."""
     if target.foreign:
-        return list(target.marks.never)
+        return list(target.template.never)
     return [target.pad, target.bos, *target.languages.values()]
 
 
@@ -76,9 +76,9 @@ def write(
         source.pad,
         never_said(target),
         limit,
-        ends=target.marks.stops,
+        ends=target.template.stops,
         counted=forced,
-        ended=target.marks.ended,
+        ended=target.template.ended,
         exact=exact,
     )
     given: dict[str, Any] = {

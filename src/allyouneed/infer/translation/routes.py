@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from allyouneed.data.language_detection import Detector
+from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.errors import UserError
 
 
@@ -27,7 +27,7 @@ class Route:
 class Routes:
     """What a model of several languages can do: its directions, and a detector where it has one."""
 
-    def __init__(self, directions: Sequence[tuple[str | None, str]], detector: Detector | None) -> None:
+    def __init__(self, directions: Sequence[tuple[str | None, str]], detector: LanguageDetector | None) -> None:
         self.directions, self.detector = list(directions), detector
         read = {here for here, _ in self.directions}
         into = Counter(there for here, there in self.directions if here is not None and there in read)

@@ -73,11 +73,11 @@ def _hears(folder: Folder) -> str:
 
 def _reads(folder: Folder, kind: str) -> str:
     source, target = folder.tokenizers.source, folder.tokenizers.target
-    before, after, prefix, more = source.marks.before, source.marks.after, tuple[int, ...](), list[str]()
+    before, after, prefix, more = source.template.before, source.template.after, tuple[int, ...](), list[str]()
     if kind == "decoder":
         before, after = target.opening, ()
     if kind == "encoder-decoder":
-        before, after = source.around
+        before, after = source.source_affixes
         before, after = _with_language(source, before, after, more)
         prefix = _beginning(source, target, (*before, *after))
     names, said = _names(source), _names(target)
@@ -85,8 +85,8 @@ def _reads(folder: Folder, kind: str) -> str:
     options = f", target_prefix=[{[said(n) for n in prefix]}]" if prefix else ""
     if never := _never(kind, target):
         options += f", suppress_sequences={[[said(n)] for n in never]}"
-    if target.marks.stops and kind != "encoder":
-        options += f", end_token={[said(n) for n in (target.eos, *target.marks.stops)]}"
+    if target.template.stops and kind != "encoder":
+        options += f", end_token={[said(n) for n in (target.eos, *target.template.stops)]}"
     if limit is not None and limit < LONGEST and kind == "encoder-decoder":
         options += f", max_decoding_length={limit}"
     own = source.text != target.text and kind == "encoder-decoder"
@@ -124,7 +124,7 @@ def _never(kind: str, target: Tokenizer) -> list[int]:
     """As the predictors have it: ours say no special tokens."""
     if kind == "encoder":
         return []
-    return list(target.marks.never) if target.foreign else [n for n in target.specials if n != target.eos]
+    return list(target.template.never) if target.foreign else [n for n in target.specials if n != target.eos]
 
 
 def _with_language(source: Tokenizer, before: Any, after: Any, more: list[str]) -> tuple[Any, Any]:
@@ -133,22 +133,22 @@ def _with_language(source: Tokenizer, before: Any, after: Any, more: list[str]) 
         return before, after
     known = ", ".join(source.languages)
     first = next(iter(source.languages.values()))
-    if source.marks.language is None:
+    if source.template.language is None:
         more.append(f"The first token is that of the language to translate into, one of {known}")
         return (*before, first), after
-    spoken = first if source.marks.spoken is None else source.marks.spoken
+    spoken = first if source.template.spoken is None else source.template.spoken
     more.append(
         "One of these tokens is that of the language the text is in; what the target begins with is that of the "
         f"language to translate into; known are {known}"
     )
-    return ((spoken, *before), after) if source.marks.language == "before" else (before, (*after, spoken))
+    return ((spoken, *before), after) if source.template.language == "before" else (before, (*after, spoken))
 
 
 def _beginning(source: Tokenizer, target: Tokenizer, around: tuple[int, ...]) -> tuple[int, ...]:
     """What a target begins with behind its first token. Of a model that has to be told the language and is not, one
     that is not spoken in the source."""
-    found = (*target.opening[1:], *target.marks.forced)
+    found = (*target.opening[1:], *target.template.forced)
     codes = set(source.languages.values())
-    if source.marks.language is None or codes & {*target.opening, *found}:
+    if source.template.language is None or codes & {*target.opening, *found}:
         return found
     return (*found, *[code for code in sorted(codes) if code not in around][:1])

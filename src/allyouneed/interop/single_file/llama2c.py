@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
-from allyouneed.data.tokenizers.special_tokens import Marks
+from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.interop.families import FAMILIES
@@ -34,7 +34,7 @@ def read(path: Path, tokenizer: Path | None = None) -> Folder:
             f"{path}: it comes without its vocabulary; put {VOCABULARY} beside it, or name that file as tokenizer"
         )
     inner = read_vocabulary(file, config["vocab_size"])
-    vocabulary = Tokenizer(inner, UNKNOWN, BEGIN, END, marks=Marks(before=(BEGIN,), opening=(BEGIN,)))
+    vocabulary = Tokenizer(inner, UNKNOWN, BEGIN, END, template=Template(before=(BEGIN,), opening=(BEGIN,)))
     model = FAMILIES["llama"].convert(config, weights)
     decoding = {"method": "greedy", "max_length": config["max_position_embeddings"]}
     both = Vocabularies(vocabulary, vocabulary)

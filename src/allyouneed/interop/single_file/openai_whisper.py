@@ -13,7 +13,7 @@ from torch import Tensor
 from allyouneed.data.media.sound import HOP, RATE, WINDOW
 from allyouneed.data.media.speech import LANGUAGES, TASKS, TICK
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
-from allyouneed.data.tokenizers.special_tokens import Marks
+from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.interop.families import FAMILIES
@@ -127,7 +127,7 @@ def _vocabulary(path: Path, size: int, tokenizer: Path | None) -> Tokenizer:
     specials += ["<|notimestamps|>", *(f"<|{n * 0.02:.2f}|>" for n in range(TIMES))]
     inner = byte_pair_encoding(ranks, specials)
     end, start = (inner.token_to_id(text) for text in ("<|endoftext|>", "<|startoftranscript|>"))
-    return Tokenizer(inner, pad=end, bos=start, eos=end, marks=Marks(after=(end,), opening=(start,)))
+    return Tokenizer(inner, pad=end, bos=start, eos=end, template=Template(after=(end,), opening=(start,)))
 
 
 def _generation(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
-from allyouneed.data.tokenizers.special_tokens import Marks
+from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.interop.tokenizers import templates as framing
 from allyouneed.interop.tokenizers import vocab_files as plain_files
@@ -143,7 +143,7 @@ def _manners(details: Mapping[str, Any]) -> dict[str, bool]:
 
 def _marks(
     path: Path, inner: Any, options: Mapping[str, Any], names: Mapping[str, str], kind: Kind | None, made: bool
-) -> Marks:
+) -> Template:
     """`made`: of files that do not say how a text is framed."""
     ids = inner.get_vocab(with_added_tokens=True)
     shape = kind.shape if kind is not None else None
@@ -158,14 +158,14 @@ def _marks(
         )
         one = f"{before} A {after}"
         inner.post_processor = framing.template(names, (one, f"{one} {before}:1 B:1 {after}:1".replace(" :1", "")), ids)
-    return _guarded(path, lambda: framing.framed(inner))
+    return _guarded(path, lambda: framing.frame(inner))
 
 
 def _one_side(
     path: Path,
     inner: Any,
     names: Mapping[str, str],
-    marks: Marks,
+    marks: Template,
     kind: Kind | None,
     config: Mapping[str, Any],
     writing: list[Mapping[str, Any]],
@@ -190,7 +190,7 @@ def _two_sides(
     path: Path,
     inner: Any,
     names: Mapping[str, str],
-    marks: Marks,
+    marks: Template,
     kind: Kind | None,
     config: Mapping[str, Any],
     writing: list[Mapping[str, Any]],
@@ -221,7 +221,7 @@ def _target(
     starts = [tree.get("decoder_start_token_id") for tree in writing] + [config.get("bos_token_id")]
     start = next((number for value in starts for number in framing.numbers(value)), reads.pad)
     after = (reads.eos,)
-    marks = framing.writing(Marks(between=after, after=after, opening=(start,), types=(0, 0)), writing)
+    marks = framing.writing(Template(between=after, after=after, opening=(start,), types=(0, 0)), writing)
     return _tokenizer(path, inner, names, marks, writing, bos=start, **more)
 
 
@@ -253,7 +253,7 @@ def _marian(
         for text, number in plain_files.numbers_of(path / "vocab.json").items()
         if text.startswith(">>") and text.endswith("<<")
     }
-    marks = Marks(between=(), after=(eos,), types=(0, 0))
+    marks = Template(between=(), after=(eos,), types=(0, 0))
     reads = _tokenizer(path, source, names, marks, writing, spoken, known=known)
     found = Vocabularies(reads, _target(path, target, names, config, writing, reads, known=known_target))
     _fits(path, found, config)
@@ -269,7 +269,7 @@ def _tokenizer(
     path: Path,
     inner: Any,
     names: Mapping[str, str],
-    marks: Marks,
+    marks: Template,
     writing: list[Mapping[str, Any]],
     languages: Mapping[str, int] | None = None,
     bos: int | None = None,
@@ -288,7 +288,7 @@ def _tokenizer(
     pad = first(_number(inner, names, "pad"), said("pad"), eos)
     assert begin is not None and pad is not None
     mask = _number(inner, names, "mask")
-    return Tokenizer(inner, pad, begin, eos, languages or {}, marks=marks, mask=mask, known=known)
+    return Tokenizer(inner, pad, begin, eos, languages or {}, template=marks, mask=mask, known=known)
 
 
 def _fits(path: Path, found: Vocabularies, config: Mapping[str, Any]) -> None:
@@ -299,7 +299,7 @@ def _fits(path: Path, found: Vocabularies, config: Mapping[str, Any]) -> None:
     for side, tokenizer, room in sizes:
         if not isinstance(room, int):
             continue
-        marks = tokenizer.marks
+        marks = tokenizer.template
         used = {*marks.before, *marks.between, *marks.after, *marks.opening, *marks.forced, *marks.stops, *marks.never}
         strange = sorted(n for n in used | {tokenizer.pad, tokenizer.bos, tokenizer.eos} if not 0 <= n < room)
         if strange:
@@ -332,20 +332,20 @@ def write(vocabularies: Vocabularies, path: Path | str, config: Mapping[str, Any
         _write_one(target, marks, path / "target", config)
 
 
-def _read_as(tokenizer: Tokenizer, config: Mapping[str, Any]) -> Marks:
+def _read_as(tokenizer: Tokenizer, config: Mapping[str, Any]) -> Template:
     """What stands around a text that a model of this config is given."""
     if tokenizer.foreign:
-        return tokenizer.marks
+        return tokenizer.template
     names = config.get("architectures") or [""]
     end = (tokenizer.eos,)
     if config.get("is_encoder_decoder") or config.get("model_type") in TWO_SIDES:
-        return Marks(between=end, after=end, types=(0, 0))
+        return Template(between=end, after=end, types=(0, 0))
     if str(names[0]).endswith(("CausalLM", "LMHeadModel")):
-        return Marks(before=tokenizer.opening, between=end)
-    return tokenizer.marks
+        return Template(before=tokenizer.opening, between=end)
+    return tokenizer.template
 
 
-def _write_one(tokenizer: Tokenizer, marks: Marks, path: Path, config: Mapping[str, Any]) -> None:
+def _write_one(tokenizer: Tokenizer, marks: Template, path: Path, config: Mapping[str, Any]) -> None:
     names = {role: name for role, name in _roles(tokenizer, marks).items() if name is not None}
     special = {f"{role}_token": name for role, name in names.items()}
     tree = json.loads(tokenizer.text)
@@ -364,7 +364,7 @@ def _dump(path: Path, tree: Any) -> None:
     path.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _roles(tokenizer: Tokenizer, marks: Marks) -> dict[str, str | None]:
+def _roles(tokenizer: Tokenizer, marks: Template) -> dict[str, str | None]:
     """Which special token does what: the first mark also stands for the whole text, the last one parts two."""
     ids = {"pad": tokenizer.pad, "bos": tokenizer.bos, "eos": tokenizer.eos}
     return {role: tokenizer.added.get(number) for role, number in ids.items()} | {
@@ -374,7 +374,7 @@ def _roles(tokenizer: Tokenizer, marks: Marks) -> dict[str, str | None]:
     }
 
 
-def _post_processor(tokenizer: Tokenizer, marks: Marks) -> dict[str, Any]:
+def _post_processor(tokenizer: Tokenizer, marks: Template) -> dict[str, Any]:
     first, second = marks.types
     last = second if marks.closing is None else marks.closing
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from allyouneed.data.tokenizers.special_tokens import Marks
+from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.interop.tokenizers import languages
 
@@ -15,7 +15,7 @@ LANGUAGE = re.compile(r"__(.+)__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
 SAMPLES = ("a", "1", ".", "一", "the")
 
 
-def framed(inner: Any) -> Marks:
+def frame(inner: Any) -> Template:
     """What the tokenizer itself puts around one text and between two."""
     inner.no_padding()  # files may ask for texts filled up to a length, which is no mark
     inner.no_truncation()
@@ -33,7 +33,7 @@ def framed(inner: Any) -> Marks:
     types = two.type_ids[first[0]], two.type_ids[second[0]]
     last = two.type_ids[-1]
     closing = last if two.ids[second[-1] + 1 :] and last not in types else None
-    return Marks(tuple(before), tuple(between), tuple(after), tuple(before), types, closing)
+    return Template(tuple(before), tuple(between), tuple(after), tuple(before), types, closing)
 
 
 def template(names: Mapping[str, str], shape: tuple[str, str], ids: Mapping[str, int]) -> Any:
@@ -66,7 +66,7 @@ def spoken(specials: Mapping[int, str]) -> dict[str, int]:
     return short | named
 
 
-def with_language(marks: Marks, spoken: Iterable[int], place: str) -> Marks:
+def with_language(marks: Template, spoken: Iterable[int], place: str) -> Template:
     """The marks without the token of one language: which it is, is told with each text."""
     gone = set(spoken)
     before, after, between = (
@@ -85,7 +85,7 @@ def numbers(value: Any) -> list[int]:
     return found
 
 
-def writing(marks: Marks, settings: Sequence[Mapping[str, Any]]) -> Marks:
+def writing(marks: Template, settings: Sequence[Mapping[str, Any]]) -> Template:
     """What the generation settings (the first that says so) say about the tokens of a text that is written."""
 
     def said(key: str) -> Any:
