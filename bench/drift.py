@@ -39,7 +39,7 @@ from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.speculative.drafts import Lookup
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.precision import quantize
-from allyouneed.nn.states.paged import PagedStates, Pool
+from allyouneed.nn.states.paged import BlockPool, PagedStates
 
 PAGE = Path(__file__).parents[1] / "docs/results/drift.md"
 MARK = "<!-- tables: bench/drift.py -->"
@@ -120,7 +120,7 @@ def scores(
     for first in range(0, len(script), rows):
         some = subject.requests()[first : first + rows]
         states = model.start(Rows.of([one.source for one in some], PAD) if subject.reads else len(some))  # type: ignore[misc]
-        states = PagedStates(states, Pool(1 << 12)) if pool else states
+        states = PagedStates(states, BlockPool(1 << 12)) if pool else states
         last, read = torch.empty(0), [0] * len(some)
         head: list[Tensor | None] = [None] * len(some)
         while any(at < len(one.prompt) for at, one in zip(read, some, strict=True)):
@@ -173,7 +173,7 @@ def asked(engine: Engine, subject: Subject, rows: int = TEXTS, **options: Any) -
 
 
 def scheduled(engine: Engine, subject: Subject, pool: bool = False) -> list[list[int]]:
-    scheduler = Scheduler(engine, rows=16, budget=24, pool=Pool(1 << 12) if pool else None)
+    scheduler = Scheduler(engine, rows=16, budget=24, pool=BlockPool(1 << 12) if pool else None)
     tickets = []
     for request in subject.requests():
         tickets.append(scheduler.submit(request, subject.way()))

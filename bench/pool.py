@@ -24,7 +24,7 @@ import allyouneed as ayn
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.nn.states.paged import BLOCK, PagedStates, Pool
+from allyouneed.nn.states.paged import BLOCK, BlockPool, PagedStates
 
 VOCAB, WIDTH = 1000, 128
 SIZES, SHARES = (2, 4, 8, 16, 32, 64), (1.0, 0.5, 0.25, 0.0)
@@ -73,7 +73,7 @@ class Found:
 
 
 def measure(model: Engine, asked: list[tuple[Request, Decoding]], blocks: int, size: int, rows: int) -> Found:
-    scheduler = Scheduler(model, rows=rows, budget=2048, pool=Pool(blocks, size))
+    scheduler = Scheduler(model, rows=rows, budget=2048, pool=BlockPool(blocks, size))
     tickets = [scheduler.submit(*one) for one in asked]
     wastes, owns, padded, most, peak = [], [], [], 0, 0
     begun, spent = time.perf_counter(), 0.0
@@ -106,7 +106,7 @@ def measure(model: Engine, asked: list[tuple[Request, Decoding]], blocks: int, s
 
 def largest(model: Engine, asked: list[tuple[Request, Decoding]]) -> int:
     """Blocks that the largest request can come to need: with fewer it is refused."""
-    scheduler = Scheduler(model, pool=Pool(10**6))
+    scheduler = Scheduler(model, pool=BlockPool(10**6))
     return max(scheduler._most(scheduler.submit(*one)) for one in asked)
 
 

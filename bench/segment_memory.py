@@ -25,10 +25,10 @@ from allyouneed.data.files.readers import Report
 from allyouneed.data.files.texts import TextFiles
 from allyouneed.evaluate.perplexity import pieces, recurrent
 from allyouneed.folder import Folder
-from allyouneed.nn.states.segment_memory import Remembering
+from allyouneed.nn.states.segment_memory import SegmentMemory
 from allyouneed.train import Recipe, train
 
-REMEMBERS = Remembering.run
+REMEMBERS = SegmentMemory.run
 PAGE = Path(__file__).parents[1] / "docs/results/long_text.md"
 
 
@@ -56,7 +56,7 @@ def recipe(given: argparse.Namespace, memory: bool, seed: int, output: Path) -> 
     return parse(Recipe, tree)
 
 
-def forgetful(self: Remembering, batch: Any, losses: Any) -> Any:
+def forgetful(self: SegmentMemory, batch: Any, losses: Any) -> Any:
     if self.model.training:
         self.forget()
     return REMEMBERS(self, batch, losses)
@@ -90,7 +90,7 @@ def main() -> None:
         for seed in given.seeds:
             for name in ("with memory", "without", *(["in order, forgetting"] if given.forget else [])):
                 begun = time.monotonic()
-                with patch.object(Remembering, "run", forgetful if "forgetting" in name else REMEMBERS):
+                with patch.object(SegmentMemory, "run", forgetful if "forgetting" in name else REMEMBERS):
                     made = train(recipe(given, name != "without", seed, Path(place) / f"{name} {seed}"))
                 seconds = time.monotonic() - begun
                 apart, on = judged(Folder.load(made.model, given.device), given.valid, given.row)

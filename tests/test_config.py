@@ -347,7 +347,7 @@ def test_a_new_mixer_works_in_yaml_by_being_defined(mean_mixer):
     whole = alone(model, (source, target))
     with torch.no_grad():
         states = model.start(Rows(torch.tensor([source])))
-        states.fan(2)
+        states.repeat_rows(2)
         steps = [model.head(model.advance(Rows(torch.tensor([[token]] * 2)), states))[:, 0] for token in target]
         for row in range(2):
             torch.testing.assert_close(torch.stack([step[row] for step in steps]), whole)

@@ -22,7 +22,7 @@ from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.speculative.drafts import Lookup
 from allyouneed.nn.linear.int8 import to_int8
-from allyouneed.nn.states.paged import Pool
+from allyouneed.nn.states.paged import BlockPool
 
 PAD, BOS, EOS, VOCAB = 0, 1, 2, 83
 FFN = {"kind": "ffn", "hidden": 96, "activation": "gelu"}
@@ -136,7 +136,7 @@ def test_guesses_too_are_read_by_nobody_else() -> None:
 
 def test_not_with_a_pool() -> None:
     with pytest.raises(UserError, match="exact: with a pool"):
-        Scheduler(engine_of("rotary"), pool=Pool(9))
+        Scheduler(engine_of("rotary"), pool=BlockPool(9))
 
 
 def test_models_that_are_loaded(tokenizer: Tokenizer) -> None:

@@ -14,7 +14,7 @@ from allyouneed.infer.engine import Engine, Request
 from allyouneed.infer.prefix_cache import Prefixes
 from allyouneed.infer.request import RequestHandle
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.nn.states.paged import Pool
+from allyouneed.nn.states.paged import BlockPool
 from toy_models import BOS, EOS, PAD, VOCAB
 
 
@@ -24,7 +24,7 @@ def empty(scheduler: Scheduler) -> bool:
     assert pool is not None and prefixes is not None and scheduler.idle and not scheduler.held
     kept = pool.used == len(prefixes.known)
     prefixes.clear()
-    return kept and sorted(pool.free) == list(range(1, pool.blocks + 1)) and not any(pool.holders)
+    return kept and sorted(pool.free) == list(range(1, pool.blocks + 1)) and not any(pool.ref_counts)
 
 
 def engine_of(model: Any) -> Engine:
@@ -35,7 +35,7 @@ def engine_of(model: Any) -> Engine:
 @pytest.mark.parametrize("blocks", [90, 2000])
 def test_the_same_answers_from_a_pool_large_or_small(layer: str, blocks: int) -> None:
     engine = engine_of(writer(layer))
-    scheduler = Scheduler(engine, rows=40, budget=40, pool=Pool(blocks, size=4))
+    scheduler = Scheduler(engine, rows=40, budget=40, pool=BlockPool(blocks, size=4))
     asked = [(prompt, WAYS[n % len(WAYS)], n) for n, prompt in enumerate(prompts(18))]
     tickets = []
     for prompt, way, place in asked:
@@ -48,7 +48,7 @@ def test_the_same_answers_from_a_pool_large_or_small(layer: str, blocks: int) ->
 
 
 def test_sources_and_beams_in_a_pool(engine: Engine, sources: list[list[int]]) -> None:
-    scheduler = Scheduler(engine, rows=24, budget=64, pool=Pool(3000))
+    scheduler = Scheduler(engine, rows=24, budget=64, pool=BlockPool(3000))
     tickets = []
     for place, source in enumerate(sources):
         decoding = WAYS[place % len(WAYS)]
@@ -64,7 +64,7 @@ def test_who_is_put_aside_goes_on_where_it_was() -> None:
     """Far fewer blocks than everyone together needs; the urgent are not the ones who wait."""
     engine = engine_of(writer())
     long = [way.model_copy(update={"max_length": 30, "min_length": 25}) for way in WAYS]
-    scheduler = Scheduler(engine, rows=60, pool=Pool(60, size=4))
+    scheduler = Scheduler(engine, rows=60, pool=BlockPool(60, size=4))
     asked = [(prompt, long[n % len(long)], n) for n, prompt in enumerate(prompts(14, longest=8))]
     tickets = [ask(scheduler, *one, priority=int(one[2] == 5)) for one in asked]
     order: list[RequestHandle] = []
@@ -79,7 +79,7 @@ def test_who_is_put_aside_goes_on_where_it_was() -> None:
 
 
 def test_what_could_never_fit_is_refused() -> None:
-    scheduler = Scheduler(engine_of(writer()), pool=Pool(10, size=4))
+    scheduler = Scheduler(engine_of(writer()), pool=BlockPool(10, size=4))
     with pytest.raises(UserError, match="blocks of state, there are 10"):
         ask(scheduler, [BOS] * 40)
     assert scheduler.idle
@@ -87,7 +87,7 @@ def test_what_could_never_fit_is_refused() -> None:
 
 def test_a_beginning_that_was_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(writer())
-    scheduler = Scheduler(engine, pool=Pool(200, size=4))
+    scheduler = Scheduler(engine, pool=BlockPool(200, size=4))
     read, advance = [], engine.model.advance
 
     def watched(new: Any, states: Any, last: bool = False) -> Any:
@@ -108,10 +108,10 @@ def test_a_beginning_that_was_read_is_not_read_again(monkeypatch: pytest.MonkeyP
 
 
 def test_the_longest_unused_beginning_goes_first_and_its_end_before_it() -> None:
-    pool = Pool(6, size=2)
+    pool = BlockPool(6, size=2)
     prefixes = Prefixes(pool)
     for prompt in ([1, 2, 3, 4], [5, 6, 7, 8]):
-        blocks = pool.take(2)
+        blocks = pool.allocate(2)
         prefixes.keep(prompt, blocks)
         pool.release(blocks)
     assert pool.used == 4
@@ -124,7 +124,7 @@ def test_the_longest_unused_beginning_goes_first_and_its_end_before_it() -> None
 def test_constant_states_live_in_the_same_pool() -> None:
     """By the size their config declares: no more of them at once than there is room for."""
     engine = engine_of(writer("retention"))
-    scheduler = Scheduler(engine, rows=40, pool=Pool(3))
+    scheduler = Scheduler(engine, rows=40, pool=BlockPool(3))
     tickets = [ask(scheduler, [BOS, 5]) for _ in range(8)]
     crowd = 0
     while not scheduler.idle:
@@ -135,7 +135,7 @@ def test_constant_states_live_in_the_same_pool() -> None:
 
 def test_little_is_reserved_that_holds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     mixed = {"kind": "decoder", "decoder": [{"wiring": "pre-norm", "channel": FFN} | LAYERS["kv"]]}
-    dice, scheduler = Random(0), Scheduler(engine_of(build(mixed)), rows=48, budget=512, pool=Pool(2000))
+    dice, scheduler = Random(0), Scheduler(engine_of(build(mixed)), rows=48, budget=512, pool=BlockPool(2000))
     for place in range(120):
         way = dice.choice(WAYS[:4]).model_copy(update={"max_length": dice.randrange(8, 40), "min_length": 8})
         ask(scheduler, [BOS, *(dice.randrange(3, VOCAB) for _ in range(dice.randrange(20, 300)))], way, place)
@@ -148,7 +148,10 @@ def test_little_is_reserved_that_holds_nothing(capsys: pytest.CaptureFixture[str
 
 
 def soak_the_pool(count: int, seed: int) -> None:
-    dice, scheduler = Random(seed), Scheduler(engine_of(writer(vocab=23)), rows=48, budget=96, pool=Pool(100, size=4))
+    dice, scheduler = (
+        Random(seed),
+        Scheduler(engine_of(writer(vocab=23)), rows=48, budget=96, pool=BlockPool(100, size=4)),
+    )
     begins = [[BOS, *(dice.randrange(3, 23) for _ in range(n))] for n in (1, 9, 14)]
     soak(scheduler, count, seed, begins, rare=0.3, most=24)
     assert scheduler.preempted and empty(scheduler)

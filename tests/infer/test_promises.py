@@ -23,7 +23,7 @@ from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
 from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.nn.states.paged import Pool
+from allyouneed.nn.states.paged import BlockPool
 from any_part import CASES, case
 from any_part import VOCAB as FEW_TOKENS
 from toy_models import BOS
@@ -180,9 +180,9 @@ def test_every_mixer_keeps_every_promise(name: str) -> None:
         engine.generate([r.source or ()], way, [r.prompt[1:]], places=[r.place], stops=ends)[0]
         for r, way, ends in asked
     ]
-    room = Scheduler(engine, rows=40, pool=Pool(10**6, size=2))
+    room = Scheduler(engine, rows=40, pool=BlockPool(10**6, size=2))
     most = max(room._most(room.submit(r, way)) for r, way, _ in asked)
-    scheduler = Scheduler(engine, rows=40, budget=8, pool=Pool(most, size=2))
+    scheduler = Scheduler(engine, rows=40, budget=8, pool=BlockPool(most, size=2))
     tickets, gone = [], []
     for number, (request, way, ends) in enumerate(asked):
         tickets.append(scheduler.submit(request, way, stops=ends))
@@ -218,7 +218,7 @@ def test_ten_thousand_at_once_in_a_small_pool() -> None:
     engine, dice = engine_of(writer(vocab=23)), Random(0)
     kinds = [[BOS, *(dice.randrange(3, 23) for _ in range(dice.randrange(6)))] for _ in range(20)]
     way = Decoding(method="greedy", max_length=2)
-    scheduler = Scheduler(engine, rows=512, budget=4096, pool=Pool(2000, size=4))
+    scheduler = Scheduler(engine, rows=512, budget=4096, pool=BlockPool(2000, size=4))
     asked = [dice.choice(kinds) for _ in range(10_000)]
     tickets = [ask(scheduler, prompt, way) for prompt in asked]
     scheduler.run()
@@ -244,7 +244,7 @@ def test_what_others_were_given_before_is_not_made_up_for() -> None:
 def test_the_urgent_do_not_wait_for_those_who_were_put_aside() -> None:
     engine = engine_of(writer())
     long = GREEDY.model_copy(update={"max_length": 40, "min_length": 38})
-    scheduler = Scheduler(engine, rows=60, pool=Pool(40, size=4))
+    scheduler = Scheduler(engine, rows=60, pool=BlockPool(40, size=4))
     slow = [ask(scheduler, [BOS, n + 3], long, n) for n in range(12)]
     while not scheduler.aside:
         scheduler.step()
@@ -266,7 +266,7 @@ def test_a_stop_is_found_wherever_a_text_is_gone_on_with(tokenizer: Tokenizer) -
     stop = next(text[at : at + 2] for at in range(len(text) // 2, len(text)) if "\ufffd" not in text[at : at + 2])
     stops = StopStrings(tokenizer, [stop])
     (expected,) = engine.go_on([[tokenizer.bos]], way, stops=stops)[0]
-    scheduler = Scheduler(engine, rows=60, pool=Pool(30, size=4))
+    scheduler = Scheduler(engine, rows=60, pool=BlockPool(30, size=4))
     tickets = [ask(scheduler, [tokenizer.bos], way, stops=stops) for _ in range(9)]
     scheduler.run()
     assert scheduler.preempted and len(expected.tokens) < len(free.tokens)

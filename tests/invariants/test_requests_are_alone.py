@@ -10,7 +10,7 @@ import torch
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.nn.states.paged import Pool
+from allyouneed.nn.states.paged import BlockPool
 from any_part import CASES, VOCAB, case
 
 REMEMBERS = ("mixer", "cross", "channel", "layers")  # what has a state; encoders, norms and wirings have none
@@ -57,7 +57,7 @@ def test_alone_or_among_strangers_who_come_and_go(name: str) -> None:
 @pytest.mark.parametrize("name", DECODES[::4])
 def test_in_one_pool_of_blocks_too(name: str) -> None:
     engine, asked = Engine(case(name), 1, 2, 0), requests(6)
-    pool = Pool(blocks=800, size=2)  # a source summed up is large beside a token
+    pool = BlockPool(blocks=800, size=2)  # a source summed up is large beside a token
     busy, tickets = Scheduler(engine, rows=9, budget=7, pool=pool), []
     for request, decoding in asked:
         tickets.append(busy.submit(request, decoding))

@@ -111,7 +111,7 @@ def test_a_state_moved_about_equals_starting_again(name, pairs, moves):
     group = 1
     for number, (move, amount, picks) in enumerate(moves):
         if move == "fan" and group * amount <= 6:
-            states.fan(amount)
+            states.repeat_rows(amount)
             rows = [(s, list(t)) for s, t in rows for _ in range(amount)]
             group *= amount
         elif move == "select":
@@ -138,7 +138,7 @@ def test_a_state_moved_about_equals_starting_again(name, pairs, moves):
 
 def test_beams_of_two_sources_may_not_mix():
     states = start(case("wiring post-norm"), [[1, 2], [3]])
-    states.fan(2)
+    states.repeat_rows(2)
     with pytest.raises(ValueError, match="must stay together"):
         states.select([0, 2, 1, 3])
 
@@ -149,7 +149,7 @@ def test_a_source_is_not_copied_for_its_beams():
     step(model, states, [[1], [2]])
     shared = [state for layer in states.layers for state in layer.values() if state.shared]
     before = sum(state.bytes for state in shared)
-    states.fan(4)
+    states.repeat_rows(4)
     step(model, states, [[1]] * 8)
     assert shared and sum(state.bytes for state in shared) == before
 

@@ -62,7 +62,7 @@ def test_says_what_gathered_blocks_say(kernel: None, method: str) -> None:
     requests = [Request(prompt, 20, (n,)) for n, prompt in enumerate(prompts)]
     plain = engine._answers(requests, way, None)
     assert not CALLS
-    scheduler = Scheduler(engine, rows=9, pool=paged.Pool(blocks=60))
+    scheduler = Scheduler(engine, rows=9, pool=paged.BlockPool(blocks=60))
     tickets = [scheduler.submit(request, way) for request in requests]
     scheduler.run()
     assert CALLS

@@ -8,7 +8,7 @@ from allyouneed.data.files.texts import Document
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.two_stream import asking
-from allyouneed.nn.states.segment_memory import Remembering
+from allyouneed.nn.states.segment_memory import SegmentMemory
 from allyouneed.tasks.permutation_lm import PermutationLM
 from segment_memory import MemoryStore, vocabularies
 
@@ -76,7 +76,7 @@ def test_segments_over_memory_are_the_whole_text_said_one_after_another(pattern,
     batches = list(segments(rows=1, seed=2).batches(0))
     text = torch.cat([batch.rows.tokens for batch in batches], 1)
     assert text.shape[1] > 150
-    reader, size = Remembering(model), 12
+    reader, size = SegmentMemory(model), 12
     with torch.no_grad():
         found = [reader.run(batch, None)[0] for batch in batches]
         for number in (0, 1, 4, len(batches) - 1):

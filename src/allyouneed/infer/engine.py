@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
-from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, Stops
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, StopCondition
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.running_batch import Job, RunningBatch, search
 from allyouneed.infer.speculative.decode import Speculation, refuse, speculate
@@ -81,7 +81,7 @@ class Engine:
         prefix: Sequence[Sequence[int]] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
         places: Sequence[Sequence[int]] | None = None,
-        stops: Stops | None = None,
+        stops: StopCondition | None = None,
         draft: Draft | None = None,
     ) -> list[list[Hypothesis]]:
         """The best hypotheses of each source, best first.
@@ -110,7 +110,7 @@ class Engine:
         decoding: Decoding | None = None,
         on_progress: Callable[[int, int], None] | None = None,
         first: int = 0,
-        stops: Stops | None = None,
+        stops: StopCondition | None = None,
         draft: Draft | None = None,
     ) -> list[list[Hypothesis]]:
         """How each prompt (begin mark included) goes on; the prompt is not repeated. `first`: the place of the first
@@ -126,7 +126,7 @@ class Engine:
         prompt: Sequence[int],
         decoding: Decoding,
         first: int = 0,
-        stops: Stops | None = None,
+        stops: StopCondition | None = None,
         draft: Draft | None = None,
     ) -> Generator[int, None, Hypothesis]:
         """The tokens of the best hypothesis of `go_on`, each as it is chosen; those of a beam search when it is over.
@@ -143,8 +143,8 @@ class Engine:
             for _ in self._rounds(request, one, decoding, draft):
                 yield from heard
                 heard.clear()
-            yield from heard if decoding.rows == 1 else one.found[0].tokens
-            return one.found[0]
+            yield from heard if decoding.rows == 1 else one.hypotheses[0].tokens
+            return one.hypotheses[0]
         finally:
             if was_training:
                 self.model.train()
@@ -182,7 +182,7 @@ class Engine:
         requests: Sequence[Request | None],
         decoding: Decoding,
         on_progress: Callable[[int, int], None] | None,
-        stops: Stops | None = None,
+        stops: StopCondition | None = None,
         draft: Draft | None = None,
     ) -> list[list[Hypothesis]]:
         if draft is not None:
@@ -223,7 +223,7 @@ class Engine:
         if batch:
             yield [n for n, _ in batch], [r for _, r in batch]
 
-    def _job(self, requests: Sequence[Request], decoding: Decoding, stops: Stops | None = None) -> Job:
+    def _job(self, requests: Sequence[Request], decoding: Decoding, stops: StopCondition | None = None) -> Job:
         prompts, limits = [request.prompt for request in requests], [self.most(request) for request in requests]
         states, last = self.read(requests)
         names = [request.place for request in requests]

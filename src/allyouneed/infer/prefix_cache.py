@@ -8,7 +8,7 @@ from functools import cache
 from math import ceil
 
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.states.paged import Pool
+from allyouneed.nn.states.paged import BlockPool
 
 ENDLESS = 1 << 16  # so long a text that windows have turned: what still grows, grows for ever
 
@@ -40,7 +40,7 @@ class Prefixes:
     """Full blocks of prompts that were read, by the tokens in them and what stands before. The longest unused go first,
     and none before those that go on from it. `asked`, `hits`: tokens of prompts so far, and those that were known."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
         self.known: dict[tuple[int, tuple[int, ...]], int] = {}  # (block before, tokens) -> block; last used last
         self.after: dict[int, int] = {}  # block -> how many are known that go on from it
@@ -57,7 +57,7 @@ class Prefixes:
             self.known[key] = block
             found.append(block)
         self.asked, self.hits = self.asked + len(prompt), self.hits + (len(found) - 1) * size
-        self.pool.hold(found[1:])
+        self.pool.retain(found[1:])
         return found[1:]
 
     def keep(self, prompt: Sequence[int], blocks: Sequence[int]) -> None:
@@ -68,7 +68,7 @@ class Prefixes:
             if key not in self.known:
                 self.known[key] = blocks[number]
                 self.after[before] = self.after.get(before, 0) + 1
-                self.pool.hold([blocks[number]])
+                self.pool.retain([blocks[number]])
             before = self.known[key]
 
     def drop(self) -> bool:

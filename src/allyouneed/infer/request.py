@@ -31,16 +31,16 @@ class RequestHandle:
 
     @property
     def done(self) -> bool:
-        return self.answer is not None or self.asked.gone
+        return self.answer is not None or self.asked.cancelled
 
     @property
     def cancelled(self) -> bool:
-        return self.asked.gone
+        return self.asked.cancelled
 
     def cancel(self) -> None:
         """Nobody waits for it any more. What has been said stays in `tokens`; of one that is done, everything."""
         if not self.asked.done:
-            self.asked.gone = True
+            self.asked.cancelled = True
 
     def hear(self, token: int) -> None:
         """A listener that fails loses its own request and nobody else's."""

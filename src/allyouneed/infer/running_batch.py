@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, Search, Stops
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, Search, StopCondition
 from allyouneed.infer.decoding.beam import BeamSearch
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.sample import IndependentSearch
@@ -43,7 +43,7 @@ class Job:
     eos: int
     forbidden: Sequence[int]
     given: Sequence[Sequence[int]] | None = None
-    stops: Stops | None = None
+    stops: StopCondition | None = None
     ends: Sequence[int] = ()
     counted: int = 0
     ended: bool = False
@@ -63,7 +63,7 @@ def search(job: Job) -> list[list[Hypothesis]]:
     crew.choose(job.last)
     while crew.searches:
         crew.read()
-    return [one.found for one in asked]
+    return [one.hypotheses for one in asked]
 
 
 def searching(way: DecodingSpec, asked: Sequence[RequestState], device: torch.device) -> Search:
@@ -87,7 +87,7 @@ class RunningBatch:
         self.rows: list[list[int]] = []  # of each search, among those of the states
         for one in self.searches:
             begin = sum(map(len, self.rows))
-            self.rows.append(list(range(begin, begin + len(one.asked))))
+            self.rows.append(list(range(begin, begin + len(one.requests))))
         (self.group,) = {one.group for one in self.searches}
 
     def __len__(self) -> int:
@@ -95,11 +95,11 @@ class RunningBatch:
 
     def read(self) -> None:
         """The model reads what was just said, and more is said."""
-        newest = self.searches[0].newest
+        newest = self.searches[0].last_tokens
         if len(self.searches) > 1:
             newest = torch.empty(len(self), dtype=torch.long, device=self.states.device)
             for one, rows in zip(self.searches, self.rows, strict=True):
-                newest[rows] = one.newest
+                newest[rows] = one.last_tokens
         self.choose(self.model.advance(Rows(newest[:, None]), self.states)[:, -1])
 
     def choose(self, last: Tensor) -> None:
@@ -107,7 +107,7 @@ class RunningBatch:
         logits: Tensor = self.model.head(last).float()
         tight = self.room is not None and max(self.states.lengths) >= self.room
         if self.searches[0].fresh and self.group > 1:
-            self.states.fan(self.group)
+            self.states.repeat_rows(self.group)
             fanned = [[row * self.group + line for row in rows for line in range(self.group)] for rows in self.rows]
         else:
             fanned = self.rows
@@ -136,20 +136,20 @@ class RunningBatch:
 
     def leave(self) -> None:
         """Rows that need not go on leave now."""
-        orders = [one.leave(True) for one in self.searches]
+        orders = [one.drop_finished(True) for one in self.searches]
         if any(order is not None for order in orders):
             self.rearrange(orders)
 
     def part(self, asked: RequestState) -> RunningBatch:
         """One who asks goes on alone."""
-        number = next(n for n, one in enumerate(self.searches) if asked in one.asked)
+        number = next(n for n, one in enumerate(self.searches) if asked in one.requests)
         search, rows = self.searches[number], self.rows[number]
-        place, new = search.asked.index(asked), copy(self)
+        place, new = search.requests.index(asked), copy(self)
         own = slice(place * search.group, (place + 1) * search.group)
-        new.searches, new.states = [search.pick([place])], self.states.pick(rows[own])
+        new.searches, new.states = [search.copy_requests([place])], self.states.copy_rows(rows[own])
         new.rows = [list(range(search.group))]
         orders: list[list[int] | None] = [None] * len(self.searches)
-        orders[number] = search.stay([n for n in range(len(search.asked)) if n != place])
+        orders[number] = search.keep_requests([n for n in range(len(search.requests)) if n != place])
         self.rearrange(orders)
         return new
 
@@ -157,12 +157,12 @@ class RunningBatch:
         """Go on together with others who have chosen their first token."""
         begin = len(self.states.lengths)
         self.states.join(other.states)
-        kinds = {one.kind: place for place, one in enumerate(self.searches)}
+        kinds = {one.batch_key: place for place, one in enumerate(self.searches)}
         for one, rows in zip(other.searches, other.rows, strict=True):
             here = [begin + row for row in rows]
-            if one.kind in kinds:
-                self.searches[kinds[one.kind]].join(one)
-                self.rows[kinds[one.kind]] += here
+            if one.batch_key in kinds:
+                self.searches[kinds[one.batch_key]].join(one)
+                self.rows[kinds[one.batch_key]] += here
             else:
                 self.searches.append(one)
                 self.rows.append(here)

@@ -18,7 +18,7 @@ import torch
 
 from allyouneed.errors import UserError
 from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
-from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, Stops
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, StopCondition
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.infer.prefix_cache import Declared, Prefixes
@@ -26,7 +26,7 @@ from allyouneed.infer.request import PrefillBatch, RequestHandle
 from allyouneed.infer.running_batch import RunningBatch
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
-from allyouneed.nn.states.paged import PagedStates, Pool, PoolFullError
+from allyouneed.nn.states.paged import BlockPool, PagedStates, PoolFullError
 
 PATIENCE = 64  # steps: who has waited so long counts as one more urgent
 
@@ -45,7 +45,7 @@ class Scheduler:
         rows: int = 64,
         budget: int = 512,
         memory: int | None = None,
-        pool: Pool | None = None,
+        pool: BlockPool | None = None,
     ) -> None:
         if rows < 1 or budget < 1:
             raise UserError(f"rows={rows}, budget={budget}: both must be at least 1")
@@ -67,7 +67,7 @@ class Scheduler:
         self.seating = SchedulerSlots(engine, rows) if shared else None  # where the engine has seats
         if pool is not None:
             trial = PagedStates(engine.model.start(1) if _reads_nothing(engine) else _heard(engine), pool)
-            self.declared = Declared(engine.model.config, pool.size, trial.pages)
+            self.declared = Declared(engine.model.config, pool.size, trial.has_pages)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class Scheduler:
         request: Request,
         decoding: Decoding | None = None,
         *,
-        stops: Stops | None = None,
+        stops: StopCondition | None = None,
         priority: int = 0,
         client: str = "",
         listener: Callable[[int], None] | None = None,
@@ -86,7 +86,7 @@ class Scheduler:
         decoding = decoding or Decoding()
         asked = RequestState(self._limit(request), request.place, request.prompt, decoding.seed, stops)
         ticket = RequestHandle(request, decoding, priority, client, next(self._numbers), asked, listener)
-        asked.hear = ticket.hear
+        asked.on_token = ticket.hear
         if request.source is not None and not len(request.source):
             ticket.answer = [Hypothesis([], 0.0, 0.0, [], True)]  # nothing in, nothing out
             return ticket
@@ -216,7 +216,7 @@ class Scheduler:
             if self.pool is not None:
                 while len(self.pool.free) < self._own(ticket) and self.prefixes is not None and self.prefixes.drop():
                     pass
-                ticket.reserved = self.pool.take(self._own(ticket))
+                ticket.reserved = self.pool.allocate(self._own(ticket))
             taken.append(self.waiting[ticket.priority, ticket.client].popleft())
             self.held.append(ticket)
             self.served[ticket.client] = self.served.get(ticket.client, 0) + size + ticket.asked.limit
@@ -225,7 +225,7 @@ class Scheduler:
             if isinstance(states, PagedStates) and self._alike(states):
                 assert self.prefixes is not None
                 for row, ticket in enumerate(some):
-                    states.begin(row, self.prefixes.find(ticket.request.prompt))
+                    states.adopt_blocks(row, self.prefixes.find(ticket.request.prompt))
             self.readings.append(PrefillBatch(states, some, list(states.lengths)))
 
     def _arrive(self) -> None:
@@ -245,12 +245,12 @@ class Scheduler:
 
     def _alike(self, states: PagedStates) -> bool:
         """Texts that begin alike can share their beginning: all of it lies in blocks and depends on nothing else."""
-        return states.whole and not states.sources and not self.engine.seen_whole
+        return states.fully_paged and not states.has_sources and not self.engine.seen_whole
 
     def _free(self) -> int:
         """Blocks that nobody holds or is about to take; those kept for others to come count as free."""
         assert self.pool is not None and self.prefixes is not None
-        kept = sum(self.pool.holders[block] == 1 for block in self.prefixes.known.values())
+        kept = sum(self.pool.ref_counts[block] == 1 for block in self.prefixes.known.values())
         coming = sum(self._soon(*both) for r in self.readings for both in zip(r.tickets, r.left, strict=True))
         return len(self.pool.free) + kept - coming
 
@@ -290,24 +290,24 @@ class Scheduler:
         ticket.reserved = []
 
     def _of(self, crew: RunningBatch) -> list[RequestHandle]:
-        here = {asked for one in crew.searches for asked in one.asked}
+        here = {asked for one in crew.searches for asked in one.requests}
         return [ticket for ticket in self.held if ticket.asked in here]
 
     def _resume(self) -> None:
         """Those who were put aside go on, the most urgent first, as soon as there are blocks for them."""
-        self.aside = [crew for crew in self.aside if not crew.searches[0].asked[0].gone]
+        self.aside = [crew for crew in self.aside if not crew.searches[0].requests[0].cancelled]
         self.aside.sort(key=lambda crew: self._urgency(self._of(crew)[0]))
         while self.aside:
             crew, states = self.aside[0], self.aside[0].states
             assert self.pool is not None and isinstance(states, PagedStates)
             (ticket,) = self._of(crew)
             own = self._own(ticket)
-            needs = own + states.swapped + 2 * len(crew)
+            needs = own + states.swapped_blocks + 2 * len(crew)
             while len(self.pool.free) < needs and self.prefixes is not None and self.prefixes.drop():
                 pass
             if len(self.pool.free) < needs and (self.crews or self.readings):
                 return
-            ticket.reserved = self.pool.take(own)
+            ticket.reserved = self.pool.allocate(own)
             states.swap_in()
             self._gather(self.aside.pop(0))
 
@@ -317,7 +317,7 @@ class Scheduler:
         filled: dict[int, int] = {}
         for states in [crew.states for crew in self.crews] + [reading.states for reading in self.readings]:
             assert isinstance(states, PagedStates)
-            for blocks, length in zip(states.held, states.lengths, strict=True):
+            for blocks, length in zip(states.block_tables, states.lengths, strict=True):
                 for number, block in enumerate(blocks):
                     used = min(self.pool.size, length - number * self.pool.size)
                     filled[block] = max(filled.get(block, 0), used)
@@ -397,13 +397,13 @@ class Scheduler:
             return
         ways: dict[DecodingSpec, list[int]] = {}
         for n in some:
-            ways.setdefault(self.engine.way(reading.tickets[n].decoding).kind, []).append(n)
+            ways.setdefault(self.engine.way(reading.tickets[n].decoding).batch_key, []).append(n)
         order = [n for numbers in ways.values() for n in numbers]
         whole = order == list(range(len(reading.tickets)))
         if isinstance(reading.states, PagedStates) and self._alike(reading.states) and self.prefixes is not None:
             for n in some:
-                self.prefixes.keep(reading.tickets[n].request.prompt, reading.states.held[n])
-        states, reading.taken = (reading.states, True) if whole else (reading.states.pick(order), False)
+                self.prefixes.keep(reading.tickets[n].request.prompt, reading.states.block_tables[n])
+        states, reading.taken = (reading.states, True) if whole else (reading.states.copy_rows(order), False)
         asked = [(way, [reading.tickets[n].asked for n in numbers]) for way, numbers in ways.items()]
         crew = RunningBatch(self.engine.decoder, states, asked, self.engine.limit)
         crew.choose(last[order])
@@ -421,13 +421,13 @@ class Scheduler:
 
     def _settle(self) -> None:
         """Whoever is done gets the answer; whose rows have left holds nothing any more."""
-        here = {asked for crew in self.crews for one in crew.searches for asked in one.asked}
-        here |= {asked for crew in self.aside for asked in crew.searches[0].asked}
+        here = {asked for crew in self.crews for one in crew.searches for asked in one.requests}
+        here |= {asked for crew in self.aside for asked in crew.searches[0].requests}
         here |= {ticket.asked for reading in self.readings for ticket in reading.tickets}
         here |= set() if self.seating is None else self.seating.asked
         for ticket in self.held:
             if ticket.asked.done and not ticket.done:
-                ticket.answer = ticket.asked.found
+                ticket.answer = ticket.asked.hypotheses
                 if ticket.decoding.rows > 1:
                     for token in ticket.answer[0].tokens:
                         ticket.hear(token)

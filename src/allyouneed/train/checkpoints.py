@@ -28,7 +28,7 @@ from allyouneed.data.batches.shares import WHOLE, Share
 from allyouneed.errors import UserError
 from allyouneed.files import checksum, sha256, sync, write_text
 from allyouneed.folder import WEIGHTS, Folder, read_weights
-from allyouneed.nn.states.segment_memory import Remembering
+from allyouneed.nn.states.segment_memory import SegmentMemory
 from allyouneed.train.distributed.fsdp import is_sharded, read_sharded, read_shards
 from allyouneed.train.feed import Place
 from allyouneed.train.optimiser import load_state_tensors, state_tensors
@@ -39,7 +39,7 @@ UNFINISHED = ".writing-"
 TRAINER = "trainer.json"
 SHARDS = "shards"
 
-Memory = tuple[dict[str, Tensor], Any]  # as `Remembering` writes it
+Memory = tuple[dict[str, Tensor], Any]  # as `SegmentMemory` writes it
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Checkpoint:
         """Give a model that reads on from batch to batch what it remembered of its rows."""
         from safetensors.torch import load_file
 
-        if isinstance(reader, Remembering):
+        if isinstance(reader, SegmentMemory):
             tree = self.trainer(check=share.number == 0)["memory"]
             reader.restore(load_file(self.path / "training" / "memory.safetensors"), tree)
             reader.keep(share.rows(0 if tree is None else len(tree["lengths"])))

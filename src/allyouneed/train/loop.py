@@ -22,7 +22,7 @@ from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.registry import predictor
 from allyouneed.interop.load import load
 from allyouneed.nn.models.precision import dequantize
-from allyouneed.nn.states.segment_memory import Remembering, reading
+from allyouneed.nn.states.segment_memory import SegmentMemory, reading
 from allyouneed.train.checkpoints import Checkpoint, Checkpoints, Memory, TrainState
 from allyouneed.train.cuda.capture import Updates
 from allyouneed.train.cuda.machine import Machine
@@ -229,7 +229,7 @@ class Trainer:
         self._restore(newest)
         self.recorded.forget()
         self.standing = replace(self.standing, place=place)
-        if isinstance(self.reader, Remembering):
+        if isinstance(self.reader, SegmentMemory):
             self.reader.forget()  # what it remembers may be what is not a number
         self.log.rewind(newest.step)
         self.guard.rewound(newest.step)
@@ -345,7 +345,7 @@ class Trainer:
 
     def _memory(self) -> Memory | None:
         """What is remembered of the rows of all, for the first."""
-        if not isinstance(self.reader, Remembering):
+        if not isinstance(self.reader, SegmentMemory):
             return None
         own = self.reader.written()
         return own if self.team.alone else self.reader.joined(self.team.gathered(own))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.nn.batch import Batch
-from allyouneed.nn.states.segment_memory import Remembering
+from allyouneed.nn.states.segment_memory import SegmentMemory
 from allyouneed.train.cuda.machine import Machine
 from allyouneed.train.distributed.objective import Objective
 from allyouneed.train.distributed.process_group import ALONE, Team
@@ -22,7 +22,7 @@ from allyouneed.train.distributed.replicas import Copy, Replica
 from allyouneed.train.feed import Place, Update
 from allyouneed.train.optimiser import apply_update, gradient_norm
 
-Reader = nn.Module | Remembering | Replica | Copy
+Reader = nn.Module | SegmentMemory | Replica | Copy
 
 
 @dataclass(frozen=True)

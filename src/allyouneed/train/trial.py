@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from allyouneed.errors import UserError
-from allyouneed.nn.states.segment_memory import Remembering
+from allyouneed.nn.states.segment_memory import SegmentMemory
 from allyouneed.train.feed import labelled
 from allyouneed.train.loop import Trainer
 from allyouneed.train.memory import available, estimate, size
@@ -73,7 +73,7 @@ def _try(trainer: Trainer) -> None:
 @contextmanager
 def _forgetful(reader: Any) -> Iterator[None]:
     """Whatever a model remembers inside was never there, and what it remembered is."""
-    if not isinstance(reader, Remembering):
+    if not isinstance(reader, SegmentMemory):
         yield
         return
     before, reader.states = reader.states, None

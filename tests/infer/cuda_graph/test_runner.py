@@ -105,12 +105,12 @@ def test_who_listens_hears_every_token_once_and_may_leave() -> None:
     engine, decoding = engine_of("llama"), Decoding(method="greedy", min_length=24, max_length=25)
     heard: dict[int, list[int]] = {n: [] for n in range(3)}
     requests = asked(engine, 3)
-    ones = [RequestState(25, (n,), r.prompt, hear=heard[n].append) for n, r in enumerate(requests)]
+    ones = [RequestState(25, (n,), r.prompt, on_token=heard[n].append) for n, r in enumerate(requests)]
     with torch.inference_mode():
         for number, _ in enumerate(engine.room.rounds(engine.way(decoding), list(zip(requests, ones, strict=True)))):
             if number == 0:
-                ones[1].gone = True
-    assert heard[0] == ones[0].found[0].tokens and heard[2] == ones[2].found[0].tokens
+                ones[1].cancelled = True
+    assert heard[0] == ones[0].hypotheses[0].tokens and heard[2] == ones[2].hypotheses[0].tokens
     assert ones[0].done and not ones[1].done and 0 < len(heard[1]) < 25
 
 
@@ -143,7 +143,7 @@ def test_two_who_ask_at_once_get_seats_of_their_own() -> None:
         for _ in engine.room.rounds(way, [(request, one)]):
             for _ in engine.room.rounds(way, [(other, two)] if not two.done else []):
                 pass
-    assert said([one.found, two.found]) == said(plain)
+    assert said([one.hypotheses, two.hypotheses]) == said(plain)
 
 
 def test_what_has_no_fixed_shape_is_left_to_the_plain_path() -> None:

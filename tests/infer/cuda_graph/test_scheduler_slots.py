@@ -46,7 +46,7 @@ def test_everyone_gets_what_they_would_get_alone(name: str) -> None:
         assert said([ticket.answer]) == alone(engine, request, way)
         assert ticket.tokens == ticket.answer[0].tokens
     assert scheduler.seating is not None and scheduler.seating.batches
-    assert not scheduler.held and all(len(b.free) == b.states.seats for b in scheduler.seating.batches.values())
+    assert not scheduler.held and all(len(b.free) == b.states.slot_count for b in scheduler.seating.batches.values())
 
 
 def test_who_is_cancelled_leaves_the_seat_to_the_next() -> None:

@@ -27,7 +27,7 @@ from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.speculative.drafts import Lookup
-from allyouneed.nn.states.paged import Pool
+from allyouneed.nn.states.paged import BlockPool
 from graph_runner import engine_of as seated_engine
 from toy_models import BOS, EOS, PAD
 
@@ -108,7 +108,7 @@ def test_a_beam_search_ends_with_its_best(speaker: Engine) -> None:
 def test_the_same_among_strangers_in_a_pool_in_seats_and_with_guesses(speaker: Engine, name: str) -> None:
     way = WAYS[name]
     expected = [[(h.tokens, h.repeats) for h in speaker.go_on([p], way, first=n)[0]] for n, p in enumerate(few())]
-    scheduler = Scheduler(speaker, rows=12, budget=16, pool=Pool(400, size=4))
+    scheduler = Scheduler(speaker, rows=12, budget=16, pool=BlockPool(400, size=4))
     tickets = []
     for number, prompt in enumerate(few()):
         tickets.append(ask(scheduler, prompt, way, number))

@@ -19,7 +19,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.states.base import KeyValues
+from allyouneed.nn.states.kv_cache import KVCache
 from allyouneed.nn.sublayer import Channel, SubLayer
 from any_part import tree
 
@@ -261,7 +261,7 @@ def test_the_router_keeps_its_precision_under_autocast():
     assert built.bfloat16()(x.bfloat16(), context).dtype == torch.bfloat16
 
 
-class Remembering(Channel):
+class SegmentMemory(Channel):
     """A channel that keeps something of earlier tokens."""
 
     kind: Literal["remembering"] = "remembering"
@@ -285,21 +285,21 @@ class RememberingModule(SubLayer):
         return x if state is None else x * 2
 
     def new_state(self):
-        return KeyValues()
+        return KVCache()
 
 
 def test_what_looks_at_earlier_tokens_can_be_shared_but_is_no_expert():
-    built, alone = module(shared=Remembering()), module()
+    built, alone = module(shared=SegmentMemory()), module()
     x, context = batch(3)
     state = built.new_state()
-    assert isinstance(state, KeyValues) and alone.new_state() is None
+    assert isinstance(state, KVCache) and alone.new_state() is None
     torch.testing.assert_close(built(x, context, state), alone(x, context) + 2 * x, rtol=1e-12, atol=1e-12)
     with pytest.raises(TypeError, match="out of their rows"):
-        module(expert=Remembering())
+        module(expert=SegmentMemory())
 
 
 def test_an_expert_of_another_width_is_refused():
-    found = MoE(experts=2, expert=SMALL, shared=Remembering(width=3)).problems(COMMON)
+    found = MoE(experts=2, expert=SMALL, shared=SegmentMemory(width=3)).problems(COMMON)
     assert found == [("shared", "gives 3 features where the mixture has 7")]
 
 

@@ -6,7 +6,7 @@ import torch
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.states.window import MAX_TRIM
 from any_part import WIDTH, build, tree
 
 LAYERS = {"decoder": [{"wiring": "plain", "cross": {"kind": "attentive-gru", "hidden": 7, "aligned": 5}}]}
@@ -21,15 +21,15 @@ def test_memory_does_not_grow_and_what_is_gone_is_gone():
         states = model.start(source)
         model.advance(Rows(target[:, :100], lengths=torch.tensor([100, 97])), states)
         model.advance(Rows(target[:, 97:150], lengths=torch.tensor([0, 53])), states)
-    assert states.bytes == 8 * 2 * (7 * (1 + SLACK) + 5 * 3)
-    with pytest.raises(ValueError, match=f"can take back {SLACK} tokens"):
-        states.trim(150 - SLACK - 1)
+    assert states.bytes == 8 * 2 * (7 * (1 + MAX_TRIM) + 5 * 3)
+    with pytest.raises(ValueError, match=f"can take back {MAX_TRIM} tokens"):
+        states.trim(150 - MAX_TRIM - 1)
     states.select([1])  # a source goes, and its keys with it
-    states.trim(150 - SLACK)
+    states.trim(150 - MAX_TRIM)
     with torch.no_grad():
-        rest = model.advance(Rows(target[1:, 150 - SLACK :]), states)
-    torch.testing.assert_close(rest, whole[1:, 150 - SLACK :])
-    assert states.bytes == 8 * (7 * (1 + SLACK) + 5 * 3)
+        rest = model.advance(Rows(target[1:, 150 - MAX_TRIM :]), states)
+    torch.testing.assert_close(rest, whole[1:, 150 - MAX_TRIM :])
+    assert states.bytes == 8 * (7 * (1 + MAX_TRIM) + 5 * 3)
 
 
 def test_the_words_looked_at_are_shown_and_sum_to_one():

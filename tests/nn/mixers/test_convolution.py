@@ -10,7 +10,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.convolution import Convolution, Recent
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.states.window import MAX_TRIM
 from any_part import build, pack, tree
 
 WIDTH = 6
@@ -152,12 +152,12 @@ def test_memory_does_not_grow_and_what_is_gone_is_gone():
         model.advance(Rows(target[:, 97:150], lengths=torch.tensor([0, 43])), states)
         assert states.lengths == [100, 140]
     own = [layer["mixer"] for layer in states.layers]
-    assert {state.bytes for state in own} == {8 * 2 * 12 * (2 + SLACK)}
-    with pytest.raises(ValueError, match=f"can take back {SLACK} tokens"):
-        states.trim(140 - SLACK - 1)
-    states.trim(140 - SLACK)
+    assert {state.bytes for state in own} == {8 * 2 * 12 * (2 + MAX_TRIM)}
+    with pytest.raises(ValueError, match=f"can take back {MAX_TRIM} tokens"):
+        states.trim(140 - MAX_TRIM - 1)
+    states.trim(140 - MAX_TRIM)
     assert states.lengths == [76, 76]
     torch.testing.assert_close(rest(states, 76), whole[:, 76:])
     states.trim(149)
-    states.trim(150 - SLACK)
-    torch.testing.assert_close(rest(states, 150 - SLACK), whole[:, 150 - SLACK :])
+    states.trim(150 - MAX_TRIM)
+    torch.testing.assert_close(rest(states, 150 - MAX_TRIM), whole[:, 150 - MAX_TRIM :])

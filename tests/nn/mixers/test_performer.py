@@ -16,7 +16,7 @@ from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.performer import CHUNK, Performer, orthogonal_features, prefix_sums
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.train.finish import average_weights
 from any_part import build
 
@@ -114,12 +114,12 @@ def test_it_decodes_in_constant_memory():
         for part in tokens.split([150, 1, 1, 97, 1, 150], 1):
             found.append(model.head(model.advance(Rows(part), states)))
             sizes.append(states.bytes)
-        states.trim(400 - SLACK)
-        again = model.head(model.advance(Rows(tokens[:, -SLACK:]), states))
+        states.trim(400 - MAX_TRIM)
+        again = model.head(model.advance(Rows(tokens[:, -MAX_TRIM:]), states))
         expected = model.logits(Batch(Rows(tokens)))
     assert len(set(sizes)) == 1
     torch.testing.assert_close(torch.cat(found, 1), expected, atol=1e-9, rtol=0)
-    torch.testing.assert_close(again, expected[:, -SLACK:], atol=1e-9, rtol=0)
+    torch.testing.assert_close(again, expected[:, -MAX_TRIM:], atol=1e-9, rtol=0)
 
 
 # --- features are kept, or drawn anew ---------------------------------------------------------------------------------

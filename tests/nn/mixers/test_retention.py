@@ -10,7 +10,7 @@ from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.retention import GatedRetention, Retention
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.ops.retention import CHUNK, chunkwise, fold, nothing
-from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.states.window import MAX_TRIM
 from any_part import build, tree
 
 BATCH, HEADS, KEYS, VALUES = 2, 3, 4, 5
@@ -102,10 +102,12 @@ def test_a_long_text_in_other_pieces(config):
             found.append(module(x[:, seen : seen + size], Context(layout, slots=slots), state))
             seen += size
         torch.testing.assert_close(torch.cat(found, 1), whole, atol=1e-9, rtol=0)
-        state.trim(400 - SLACK)
-        layout = TokenLayout(torch.arange(400 - SLACK, 400)[None], start=400 - SLACK)
-        again = module(x[:, 400 - SLACK :], Context(layout, slots=TokenLayout(torch.arange(400)[None], start=0)), state)
-    torch.testing.assert_close(again, whole[:, 400 - SLACK :], atol=1e-9, rtol=0)
+        state.trim(400 - MAX_TRIM)
+        layout = TokenLayout(torch.arange(400 - MAX_TRIM, 400)[None], start=400 - MAX_TRIM)
+        again = module(
+            x[:, 400 - MAX_TRIM :], Context(layout, slots=TokenLayout(torch.arange(400)[None], start=0)), state
+        )
+    torch.testing.assert_close(again, whole[:, 400 - MAX_TRIM :], atol=1e-9, rtol=0)
     assert state.bytes == 8 * 2 * config.cost(common, 1).state_constant
 
 

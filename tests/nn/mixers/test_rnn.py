@@ -11,7 +11,7 @@ from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.rnn import GRU, LSTM
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.states.recurrent import TAIL
-from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.states.window import MAX_TRIM
 from any_part import build, pack, tree
 
 WIDTH = 6
@@ -98,12 +98,12 @@ def test_memory_does_not_grow_and_what_is_gone_is_gone(mixer):
     carries = 2 if mixer == "lstm" else 1
     assert {layer["mixer"].bytes for layer in states.layers} == {8 * 2 * 12 * (2 * carries + TAIL)}
     states.select([1])
-    with pytest.raises(ValueError, match=f"can take back {SLACK} tokens"):
+    with pytest.raises(ValueError, match=f"can take back {MAX_TRIM} tokens"):
         states.trim(100)
-    states.trim(300 - SLACK)
+    states.trim(300 - MAX_TRIM)
     with torch.no_grad():
-        rest = model.advance(Rows(target[1:, 300 - SLACK :]), states)
-    torch.testing.assert_close(rest, whole[1:, 300 - SLACK :])
+        rest = model.advance(Rows(target[1:, 300 - MAX_TRIM :]), states)
+    torch.testing.assert_close(rest, whole[1:, 300 - MAX_TRIM :])
 
 
 def test_who_reads_from_both_ends_cannot_decode_and_changes_no_width():

@@ -11,7 +11,7 @@ from allyouneed.nn.models.base import Model
 from allyouneed.nn.ops import wkv
 from allyouneed.nn.ops.wkv import along, nothing, prefixes, weighted
 from allyouneed.nn.states.recurrent import TAIL
-from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.states.window import MAX_TRIM
 from any_part import build, tree
 
 
@@ -90,14 +90,14 @@ def test_memory_does_not_grow_and_what_is_gone_is_gone():
     assert states.bytes - sum(s.bytes for layer in states.layers for s in layer.values() if s.shared) > 0
     assert states.bytes == size
     assert {state.bytes for state in own} == {8 * 2 * (2 * (12 + 3 * 12) + TAIL * 12)}
-    assert {layer["channel"].bytes for layer in states.layers} == {8 * 2 * 12 * (1 + SLACK)}
-    with pytest.raises(ValueError, match=f"can take back {SLACK} tokens"):
+    assert {layer["channel"].bytes for layer in states.layers} == {8 * 2 * 12 * (1 + MAX_TRIM)}
+    with pytest.raises(ValueError, match=f"can take back {MAX_TRIM} tokens"):
         states.trim(250)
     states.select([1])
-    states.trim(390 - SLACK)
+    states.trim(390 - MAX_TRIM)
     with torch.no_grad():
-        rest = model.advance(Rows(target[1:, 390 - SLACK :]), states)
-    torch.testing.assert_close(rest, whole[1:, 390 - SLACK :])
+        rest = model.advance(Rows(target[1:, 390 - MAX_TRIM :]), states)
+    torch.testing.assert_close(rest, whole[1:, 390 - MAX_TRIM :])
 
 
 def test_it_is_no_expert_but_can_be_shared():

@@ -102,7 +102,7 @@ def test_states_moved_about_equal_starting_again():
     with torch.no_grad():
         states = model.start(2)
         model.advance(Rows.of(texts, pad=9), states)
-        states.fan(2)
+        states.repeat_rows(2)
         states.select([3, 2, 0, 0])
         states.trim(3)
         rows = [[5, 6], [5, 6], [1, 2, 3], [1, 2, 3]]

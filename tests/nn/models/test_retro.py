@@ -160,7 +160,7 @@ def test_a_state_moved_about_equals_starting_again(model, texts, moves):
     step(model, states, rows)
     for move, amount in [*moves, ("say", 3)]:
         if move == "fan" and group == 1:
-            states.fan(2)
+            states.repeat_rows(2)
             rows, group = [list(t) for t in rows for _ in range(2)], 2
         elif move == "select":
             order = [(n + amount) % (len(rows) // group) for n in range(len(rows) // group)]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.states.paged import PagedKeyValues, PagedStates, Pool, PoolFullError
+from allyouneed.nn.states.paged import BlockPool, PagedKVCache, PagedStates, PoolFullError
 from any_part import CASES, VOCAB, case
 
 GROWS = [n for n in CASES if n.startswith(("mixer", "cross")) and not n.startswith(("mixer rwkv", "mixer retention"))]
@@ -29,7 +29,7 @@ def step(model, states, chunks):
 @given(st.data())
 def test_the_same_numbers_as_one_cache_for_each_row(name, data):
     model, dice = case(name), data.draw(st.randoms(use_true_random=False))
-    count, pool = dice.randrange(1, 4), Pool(400, size=dice.choice([1, 2, 3, 5]))
+    count, pool = dice.randrange(1, 4), BlockPool(400, size=dice.choice([1, 2, 3, 5]))
     sources = [[dice.randrange(1, VOCAB) for _ in range(dice.randrange(1, 6))] for _ in range(count)]
     both = [start(model, sources, None), start(model, sources, pool)]
     for turn in range(6):
@@ -39,7 +39,7 @@ def test_the_same_numbers_as_one_cache_for_each_row(name, data):
             torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
         if turn == 1:
             for states in both:
-                states.fan(2)
+                states.repeat_rows(2)
         elif turn == 2:
             group = [g * 2 + dice.randrange(2) for g in range(len(both[0].lengths) // 2) for _ in range(2)]
             for states in both:
@@ -49,27 +49,27 @@ def test_the_same_numbers_as_one_cache_for_each_row(name, data):
             new = [start(model, more, None), start(model, more, pool)]
             for states, others in zip(both, new, strict=True):
                 step(model, others, [[1, 2]])
-                others.fan(2)
+                others.repeat_rows(2)
                 states.join(others)
-    picked = both[1].pick([2, 3])
+    picked = both[1].copy_rows([2, 3])
     both[1].close()
     picked.close()
-    assert pool.used == 0 and not any(pool.holders)
+    assert pool.used == 0 and not any(pool.ref_counts)
 
 
 def paged(count, pool):
     model = case("mixer attention heads=3 pattern=causal")
     states = start(model, [[3]] * count, pool)
-    assert all(isinstance(layer["mixer"], PagedKeyValues) for layer in states.layers)
+    assert all(isinstance(layer["mixer"], PagedKVCache) for layer in states.layers)
     return model, states
 
 
 def test_a_shared_past_is_kept_once_and_copied_when_it_is_written_into():
-    pool = Pool(20, size=4)
+    pool = BlockPool(20, size=4)
     model, states = paged(1, pool)
     step(model, states, [[1, 2, 3, 4, 5, 6]])
     assert pool.used == 2
-    states.fan(4)
+    states.repeat_rows(4)
     assert pool.used == 2, "four rows, one past"
     step(model, states, [[1], [2], [3], [4]])
     assert pool.used == 1 + 4, "the full block is shared, the open one is everyone's own"
@@ -80,13 +80,13 @@ def test_a_shared_past_is_kept_once_and_copied_when_it_is_written_into():
 
 
 def test_a_full_pool_says_so_and_nothing_has_changed():
-    pool = Pool(3, size=2)
+    pool = BlockPool(3, size=2)
     model, states = paged(2, pool)
     step(model, states, [[1, 2], [3, 4]])
     with pytest.raises(PoolFullError, match="2 blocks asked for, 1 of 3 are free"):
         step(model, states, [[5], [6]])
     assert states.lengths == [2, 2] and pool.used == 2
-    first = states.pick([0])
+    first = states.copy_rows([0])
     states.close()
     (found,) = step(model, first, [[5]])
     judge = start(model, [[3]], None)
@@ -95,7 +95,7 @@ def test_a_full_pool_says_so_and_nothing_has_changed():
 
 
 def test_what_is_taken_back_is_given_back():
-    pool = Pool(9, size=2)
+    pool = BlockPool(9, size=2)
     model, states = paged(1, pool)
     step(model, states, [[1, 2, 3, 4, 5]])
     states.trim(2)

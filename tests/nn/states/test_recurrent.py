@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.states.recurrent import TAIL, Recurrent, recurrent_cost
-from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.states.window import MAX_TRIM
 
 FEATURES = 3
 
@@ -72,8 +72,8 @@ moves = st.lists(
         st.tuples(st.just("take"), st.lists(st.integers(0, 200), min_size=4, max_size=4).filter(any)),
         st.tuples(st.just("step"), st.integers(1, 5)),
         st.tuples(st.just("select"), st.lists(st.integers(0, 3), min_size=1, max_size=4)),
-        st.tuples(st.just("trim"), st.integers(0, SLACK)),
-        st.tuples(st.just("cut"), st.lists(st.integers(0, SLACK), min_size=4, max_size=4)),
+        st.tuples(st.just("trim"), st.integers(0, MAX_TRIM)),
+        st.tuples(st.just("cut"), st.lists(st.integers(0, MAX_TRIM), min_size=4, max_size=4)),
     ),
     min_size=1,
     max_size=12,
@@ -114,10 +114,10 @@ def test_memory_does_not_grow_and_what_is_gone_is_gone():
     assert sizes == {8 * 2 * int(recurrent_cost(FEATURES + 4, FEATURES).state_constant)}
     assert recurrent_cost(5, 7).state_constant == 2 * 5 + TAIL * 7
     longest = max(map(len, trial.rows))
-    with pytest.raises(ValueError, match=f"can take back {SLACK} tokens"):
-        trial.trim(longest - SLACK - 1)
+    with pytest.raises(ValueError, match=f"can take back {MAX_TRIM} tokens"):
+        trial.trim(longest - MAX_TRIM - 1)
     trial.check()
-    trial.trim(longest - SLACK)
+    trial.trim(longest - MAX_TRIM)
     trial.check()
     with pytest.raises(ValueError, match="the others are gone"):
         trial.trim(0)
@@ -149,4 +149,4 @@ def test_a_step_never_folds_more_often_than_it_must(counts):
         inputs = torch.zeros(1, count, FEATURES)
         state.keep(inputs, state.carry(1, inputs), Context(layout))
         seen += count
-    assert len(folds) <= seen / SLACK
+    assert len(folds) <= seen / MAX_TRIM

@@ -8,7 +8,7 @@ import torch
 from allyouneed.config import parse, tree_of
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.states.segment_memory import Remembering
+from allyouneed.nn.states.segment_memory import SegmentMemory
 from allyouneed.nn.sublayer import Mixer
 from any_part import build, causally, plain, say
 
@@ -34,7 +34,7 @@ def batches(count, begins=(0,)):
 def test_what_is_written_down_and_read_again_is_the_same_memory(name):
     """Of every mixer there is: a reader that was reminded goes on exactly as the one that never stopped."""
     model = model_of(MIXERS[name])
-    straight, first, second = Remembering(model), Remembering(model), Remembering(model)
+    straight, first, second = SegmentMemory(model), SegmentMemory(model), SegmentMemory(model)
     # more than a ring or a tail holds; a synthesizer has places for so many tokens only
     given = batches(8 if name.startswith("synthesizer") else 40)
     expected = [straight.run(batch, None)[0] for batch in given]
@@ -42,14 +42,14 @@ def test_what_is_written_down_and_read_again_is_the_same_memory(name):
         if number in (3, 7, 37):
             tensors, tree = first.written()
             second.restore({k: v.clone() for k, v in tensors.items()}, json.loads(json.dumps(tree)))
-            first, second = second, Remembering(model)
+            first, second = second, SegmentMemory(model)
         assert torch.equal(first.run(batch, None)[0], expected[number])
 
 
 def test_it_reads_on_until_texts_begin_anew():
     model = model_of(MIXERS["causal & window(4), hidden"])
     given = batches(4, begins=(0, 2))
-    reader = Remembering(model)
+    reader = SegmentMemory(model)
     found = [reader.run(batch, None)[0] for batch in given]
     for pair in (0, 2):
         whole = model(Batch(Rows(torch.cat([batch.rows.tokens for batch in given[pair : pair + 2]], 1))))
@@ -59,10 +59,10 @@ def test_it_reads_on_until_texts_begin_anew():
 def test_no_gradient_flows_into_what_is_remembered():
     model = model_of(MIXERS["causal & window(4), keys"])
     one, two = batches(2)
-    reader = Remembering(model)
+    reader = SegmentMemory(model)
     reader.run(one, None)[0].sum().backward()
     with torch.no_grad():
-        apart = Remembering(model)
+        apart = SegmentMemory(model)
         apart.run(one, None)
     parameters = list(model.parameters())
     own, expected = (
@@ -73,9 +73,9 @@ def test_no_gradient_flows_into_what_is_remembered():
 
 def test_one_that_has_read_nothing_writes_nothing_and_can_be_reminded_of_that():
     model = model_of(MIXERS["causal & window(4), keys"])
-    tensors, tree = Remembering(model).written()
+    tensors, tree = SegmentMemory(model).written()
     assert (tensors, tree) == ({}, None)
-    reader = Remembering(model)
+    reader = SegmentMemory(model)
     reader.run(batches(1)[0], None)
     reader.restore(tensors, tree)
     assert reader.states is None

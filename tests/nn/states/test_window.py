@@ -10,8 +10,8 @@ from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.patterns.core import Causal, KVWindow, Pattern
 from allyouneed.nn.states import window as ring
-from allyouneed.nn.states.base import KeyValues
-from allyouneed.nn.states.window import Ring
+from allyouneed.nn.states.kv_cache import KVCache
+from allyouneed.nn.states.window import WindowKVCache
 from any_part import build, patterns
 
 VOCAB = 11
@@ -56,7 +56,7 @@ def close(found, expected):
 @pytest.fixture
 def tight(monkeypatch):
     """Rings that turn within a few tokens."""
-    monkeypatch.setattr(ring, "SLACK", 2)
+    monkeypatch.setattr(ring, "MAX_TRIM", 2)
 
 
 @pytest.mark.parametrize("pattern", FORGETFUL)
@@ -64,7 +64,7 @@ def tight(monkeypatch):
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 40])
 def test_chunks_of_every_size_equal_the_whole(tight, pattern, keys, size):
     model = model_of(pattern, **keys)
-    assert all(isinstance(state, Ring) for layer in model.start(1).layers for state in layer.values())
+    assert all(isinstance(state, WindowKVCache) for layer in model.start(1).layers for state in layer.values())
     tokens = text(31, 0)
     states = model.start(1)
     found = [step(model, states, [tokens[at : at + size]])[0] for at in range(0, len(tokens), size)]
@@ -78,7 +78,7 @@ bounded = patterns(4).map(lambda p: Causal() & p).filter(lambda p: p.kv_window i
 @given(bounded, st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=8), st.data())
 def test_rows_of_unequal_chunks_taken_back_and_moved_about(pattern, cuts, data):
     """Any pattern that forgets. Padding never overwrites a real token; what is taken back is as if never said."""
-    before, ring.SLACK = ring.SLACK, 3
+    before, ring.MAX_TRIM = ring.MAX_TRIM, 3
     try:
         model = model_of(pattern)
         states, rows, furthest = model.start(3), [[], [], []], [0, 0, 0]
@@ -106,7 +106,7 @@ def test_rows_of_unequal_chunks_taken_back_and_moved_about(pattern, cuts, data):
                 states.select(kept)
                 rows, furthest = [list(rows[row]) for row in kept], [furthest[row] for row in kept]
     finally:
-        ring.SLACK = before
+        ring.MAX_TRIM = before
 
 
 def test_bytes_stay_what_they_are_from_a_thousand_tokens_to_eight_thousand():
@@ -135,7 +135,7 @@ def test_fan_copies_the_ring(tight):
     model = model_of("causal & window(3)")
     states, tokens = model.start(2), [text(9, 0), text(6, 1)]
     step(model, states, tokens)
-    states.fan(2)
+    states.repeat_rows(2)
     rows = [[*row, n + 1] for n, row in enumerate([tokens[0], tokens[0], tokens[1], tokens[1]])]
     for found, row in zip(step(model, states, [row[-1:] for row in rows]), rows, strict=True):
         close(found, whole(model, row)[-1:])
@@ -145,9 +145,9 @@ def test_more_than_the_slack_cannot_be_taken_back():
     model = model_of("causal & window(3)")
     states = model.start(1)
     step(model, states, [text(200, 0)])
-    states.trim(200 - ring.SLACK)
+    states.trim(200 - ring.MAX_TRIM)
     with pytest.raises(ValueError, match="can take back 64 tokens, not more"):
-        states.trim(199 - ring.SLACK)
+        states.trim(199 - ring.MAX_TRIM)
     short = model.start(1)
     step(model, short, [text(60, 0)])
     short.trim(1)  # nothing was overwritten yet
@@ -155,8 +155,8 @@ def test_more_than_the_slack_cannot_be_taken_back():
 
 def test_what_does_not_forget_keeps_everything():
     states = model_of("causal & (window(4) | strided(4))").start(1)
-    assert all(isinstance(state, KeyValues) for layer in states.layers for state in layer.values())
-    assert ring.ring_size(KVWindow(4, 64)) == 4 + 64 + ring.SLACK
+    assert all(isinstance(state, KVCache) for layer in states.layers for state in layer.values())
+    assert ring.window_slots(KVWindow(4, 64)) == 4 + 64 + ring.MAX_TRIM
 
 
 # --- prompts --------------------------------------------------------------------------------------------------------

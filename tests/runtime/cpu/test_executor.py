@@ -174,7 +174,7 @@ def test_rows_may_be_reordered_leave_and_share_their_source() -> None:
     for one in (swift(model), model):
         states = one.start(Rows.of(SOURCES))
         one.advance(Rows.of(STARTS), states)
-        states.fan(2)
+        states.repeat_rows(2)
         one.advance(Rows(torch.tensor([[n] for n in range(1, 7)])), states)
         states.select([5, 4, 1, 1])
         found.append([one.advance(Rows(torch.tensor([[3], [4], [5], [6]])), states)[:, -1]])
@@ -200,7 +200,7 @@ def test_a_long_text_grows_caches_and_tables() -> None:
     swift(model).advance(Rows.of([[n % 29 + 1 for n in range(20)]] * 2), states)
     for count in range(20, 150):
         new = Rows(torch.tensor([[count % 29 + 1], [count % 13 + 1]]))
-        twin = states.pick([0, 1]) if count % 10 == 0 else None  # what was seen before is the same to the last bit
+        twin = states.copy_rows([0, 1]) if count % 10 == 0 else None  # what was seen before is the same to the last bit
         found = swift(model).advance(new, states)[:, -1]
         if twin is not None:
             assert_same([found], [model.advance(new, twin)[:, -1]])

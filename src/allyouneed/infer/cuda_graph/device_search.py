@@ -23,14 +23,14 @@ from allyouneed.infer.decoding.topk import best_place, log_chance
 from allyouneed.kernels import usable
 from allyouneed.runtime.cuda.static_cache import StaticStates
 
-RUN = 8  # steps between two looks at what was said
+RUN_STEPS = 8  # steps between two looks at what was said
 
 
 @dataclass(eq=False, slots=True)
 class Seated:
     """Who sits in a seat, and in which step it began."""
 
-    one: RequestState
+    request: RequestState
     birth: int
 
 
@@ -54,7 +54,7 @@ class Past:
 
 
 class DeviceSearch(ABC):
-    """`newest` (rows,): what was said last. `record` (RUN, …): what the host will hear. `seated`: by seat."""
+    """`last_tokens` (rows,): what was said last. `record` (RUN_STEPS, …): what the host will hear. `occupied`: by seat."""
 
     def __init__(self, way: DecodingSpec, states: StaticStates, vocab: int) -> None:
         self.way, self.decoding, self.states = way, way.decoding, states
@@ -64,17 +64,19 @@ class DeviceSearch(ABC):
         never = [token for token in way.forbidden if token not in self.ends]
         self.never = torch.tensor(never, dtype=torch.long, device=self.device) if never else None
         self.least = way.decoding.min_length - way.counted  # an answer of fewer tokens does not end
-        self.newest = torch.zeros(states.rows, dtype=torch.long, device=self.device)
-        self.ages = torch.zeros(states.seats, dtype=torch.long, device=self.device)
-        self.limits = torch.ones(states.seats, dtype=torch.long, device=self.device)
+        self.last_tokens = torch.zeros(states.rows, dtype=torch.long, device=self.device)
+        self.ages = torch.zeros(states.slot_count, dtype=torch.long, device=self.device)
+        self.limits = torch.ones(states.slot_count, dtype=torch.long, device=self.device)
         self.bans = torch.zeros(2, vocab, device=self.device)  # of those that may end, and of those that may not yet
         if self.never is not None:
             self.bans[:, self.never] = -torch.inf
         self.bans[1, self.endings] = -torch.inf
-        self.clock = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.seated: dict[int, Seated] = {}
-        self.births, self.most = np.zeros((2, states.seats), dtype=np.int64)  # by seat: when it began, and its limit
-        self.taken = np.zeros(states.seats, dtype=bool)
+        self.record_step = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.occupied: dict[int, Seated] = {}
+        self.births, self.most = np.zeros(
+            (2, states.slot_count), dtype=np.int64
+        )  # by seat: when it began, and its limit
+        self.taken = np.zeros(states.slot_count, dtype=bool)
         self.past = Past()
 
     record: Tensor
@@ -84,38 +86,38 @@ class DeviceSearch(ABC):
         """Say one more token by these scores (rows, vocab). Nothing is asked of the host."""
 
     @abstractmethod
-    def hear(self, first: int, record: NDArray[np.float32]) -> list[int]:
+    def process(self, first: int, record: NDArray[np.float32]) -> list[int]:
         """What was said in some steps, of which this is the number of the first; the seats that are free now."""
 
-    def seat(self, chairs: Tensor, limits: Tensor, last: Tensor) -> None:
+    def reset_slots(self, chairs: Tensor, limits: Tensor, last: Tensor) -> None:
         """These seats are taken by texts that go on from their `last` tokens. Nothing is asked of the host."""
         self.ages.index_fill_(0, chairs, 0)
         self.limits[chairs] = limits
-        newest = self.newest.view(self.states.seats, -1)
+        newest = self.last_tokens.view(self.states.slot_count, -1)
         newest[chairs] = last[:, None].expand(-1, newest.shape[1])
 
-    def sit(self, seats: Sequence[int], asked: Sequence[RequestState], birth: int) -> None:
+    def assign(self, seats: Sequence[int], asked: Sequence[RequestState], birth: int) -> None:
         """Who they are."""
-        self.seated |= {seat: Seated(one, birth) for seat, one in zip(seats, asked, strict=True)}
+        self.occupied |= {seat: Seated(one, birth) for seat, one in zip(seats, asked, strict=True)}
         self.births[seats], self.most[seats], self.taken[seats] = birth, [one.limit for one in asked], True
 
-    def leave(self, seats: list[int]) -> None:
+    def release(self, seats: list[int]) -> None:
         for seat in seats:
-            del self.seated[seat]
+            del self.occupied[seat]
         self.taken[seats] = False
 
     def keep(self, said: Tensor) -> None:
         """Into the record, at the step that it is."""
-        self.record.index_copy_(0, self.clock, said[None])
-        self.clock.add_(1)
+        self.record.index_copy_(0, self.record_step, said[None])
+        self.record_step.add_(1)
 
     def remember(self, first: int, record: NDArray[np.float32]) -> None:
-        oldest = int(self.births[self.taken].min()) if self.seated else first
+        oldest = int(self.births[self.taken].min()) if self.occupied else first
         self.past.add(first, record, min(first, oldest))
 
-    def left(self, now: int) -> int:
+    def steps_left(self, now: int) -> int:
         """So many more steps somebody may need."""
-        return int((self.births + self.most)[self.taken].max()) - now if self.seated else 0
+        return int((self.births + self.most)[self.taken].max()) - now if self.occupied else 0
 
 
 class DeviceIndependentSearch(DeviceSearch):
@@ -124,17 +126,17 @@ class DeviceIndependentSearch(DeviceSearch):
     def __init__(self, way: DecodingSpec, states: StaticStates, vocab: int) -> None:
         super().__init__(way, states, vocab)
         self.group = states.group
-        self.record = torch.zeros(RUN, 2, states.rows, device=self.device)
+        self.record = torch.zeros(RUN_STEPS, 2, states.rows, device=self.device)
         self.chances: Tensor | None = None
         if self.decoding.method == "sample":
             self.chances = torch.zeros(states.rows, states.capacity, dtype=torch.double, device=self.device)
         self.going = np.zeros(states.rows, dtype=bool)  # rows that are not over
         self.watched = np.zeros(states.rows, dtype=bool)  # rows whose every token somebody wants to know
 
-    def sit(self, seats: Sequence[int], asked: Sequence[RequestState], birth: int) -> None:
-        super().sit(seats, asked, birth)
+    def assign(self, seats: Sequence[int], asked: Sequence[RequestState], birth: int) -> None:
+        super().assign(seats, asked, birth)
         self.going.reshape(-1, self.group)[seats] = True
-        watched = [[one.stops is not None or one.hear is not None] for one in asked]
+        watched = [[one.stops is not None or one.on_token is not None] for one in asked]
         self.watched.reshape(-1, self.group)[seats] = watched
         if self.chances is None:
             return
@@ -142,16 +144,16 @@ class DeviceIndependentSearch(DeviceSearch):
         for place, one in enumerate(asked):
             for line in range(self.group):
                 count = min(one.limit, self.states.capacity)
-                drawn[place, line, :count] = chances((one.seed, line, *one.name), count)
+                drawn[place, line, :count] = chances((one.seed, line, *one.sample_key), count)
         chairs = torch.tensor(list(seats), device=self.device)
-        self.chances.view(self.states.seats, self.group, -1)[chairs] = drawn.to(self.device)
+        self.chances.view(self.states.slot_count, self.group, -1)[chairs] = drawn.to(self.device)
 
     def step(self, scores: Tensor) -> None:
         if self.chances is None and self.group == 1 and not self.way.ended and usable(scores):
             from allyouneed.kernels.triton.topk import say
 
-            say(scores, self.bans, self.ages, self.least, self.newest, self.record, self.clock)
-            self.clock.add_(1)
+            say(scores, self.bans, self.ages, self.least, self.last_tokens, self.record, self.record_step)
+            self.record_step.add_(1)
             return
         ages, limits = self.ages, self.limits
         if self.group > 1:
@@ -162,7 +164,7 @@ class DeviceIndependentSearch(DeviceSearch):
         if self.way.ended:
             last = limits == ages + 1
             tokens, gains = tokens.masked_fill(last, self.way.eos), gains.masked_fill(last, 0.0)
-        self.newest.copy_(tokens)
+        self.last_tokens.copy_(tokens)
         self.ages.add_(1)
         self.keep(torch.stack((tokens.to(gains.dtype), gains)))
 
@@ -174,7 +176,7 @@ class DeviceIndependentSearch(DeviceSearch):
         likely = keep_likely(allowed / asked.temperature, asked.top_k, asked.top_p, asked.min_p)
         return draw(likely, self.chances.gather(1, ages.clamp(max=self.chances.shape[1] - 1)[:, None])[:, 0])
 
-    def hear(self, first: int, record: NDArray[np.float32]) -> list[int]:
+    def process(self, first: int, record: NDArray[np.float32]) -> list[int]:
         self.remember(first, record)
         births, most = (np.repeat(each, self.group) for each in (self.births, self.most))
         ages = first - births
@@ -192,18 +194,18 @@ class DeviceIndependentSearch(DeviceSearch):
             said[row], over[row] = count, over[row] or stopped or left
         self.collect(np.flatnonzero(here & over), births, said)
         self.going &= ~(here & over)
-        gone = [seat for seat, sitter in self.seated.items() if sitter.one.gone]
+        gone = [seat for seat, sitter in self.occupied.items() if sitter.request.cancelled]
         done = np.flatnonzero(self.taken & ~self.going.reshape(-1, self.group).any(1)).tolist()
         for seat in done:
-            one = self.seated[seat].one
-            one.found.sort(key=lambda h: -h.score)
-            one.done = not one.gone
+            one = self.occupied[seat].request
+            one.hypotheses.sort(key=lambda h: -h.score)
+            one.done = not one.cancelled
         free = list(dict.fromkeys([*done, *gone]))
-        self.leave(free)
+        self.release(free)
         return free
 
-    def leave(self, seats: list[int]) -> None:
-        super().leave(seats)
+    def release(self, seats: list[int]) -> None:
+        super().release(seats)
         self.going.reshape(-1, self.group)[seats] = False
 
     def unlooped(self, row: int, before: int, said: int) -> tuple[int, bool]:
@@ -214,20 +216,22 @@ class DeviceIndependentSearch(DeviceSearch):
         return said, False
 
     def text(self, row: int, count: int) -> list[int]:
-        found: list[int] = self.past.since(self.seated[row // self.group].birth, count)[:, 0, row].astype(int).tolist()
+        found: list[int] = (
+            self.past.since(self.occupied[row // self.group].birth, count)[:, 0, row].astype(int).tolist()
+        )
         return found
 
     def told(self, row: int, before: int, said: int) -> tuple[int, bool]:
         """Tell its tokens to who listens, one by one, up to what it was to stop at."""
-        one = self.seated[row // self.group].one
-        if one.stops is None and one.hear is None:
+        one = self.occupied[row // self.group].request
+        if one.stops is None and one.on_token is None:
             return said, False
         tokens = self.text(row, said)
         for count in range(before + 1, said + 1):
             token = tokens[count - 1]
-            if one.hear is not None and self.group == 1 and not one.gone and token not in self.ends:
-                one.hear(token)
-            if one.gone or stops(one, tokens[:count]):
+            if one.on_token is not None and self.group == 1 and not one.cancelled and token not in self.ends:
+                one.on_token(token)
+            if one.cancelled or stops(one, tokens[:count]):
                 return count, True
         return said, False
 
@@ -237,8 +241,8 @@ class DeviceIndependentSearch(DeviceSearch):
             alike = rows[(births[rows] == birth) & (counts[rows] == count)]
             tokens, gains = self.past.since(birth, count)[:, :, alike].transpose(1, 2, 0)
             for row, text, won in zip(alike.tolist(), tokens.astype(int).tolist(), gains.tolist(), strict=True):
-                one = self.seated[row // self.group].one
-                one.found.append(hypothesis(self.way, one, text, won, sum(won)))
+                one = self.occupied[row // self.group].request
+                one.hypotheses.append(hypothesis(self.way, one, text, won, sum(won)))
 
 
 class DeviceBeamSearch(DeviceSearch):
@@ -249,18 +253,18 @@ class DeviceBeamSearch(DeviceSearch):
     def __init__(self, way: DecodingSpec, states: StaticStates, vocab: int) -> None:
         super().__init__(way, states, vocab)
         self.beams = states.group
-        self.record = torch.zeros(RUN, states.seats, self.beams, 9, device=self.device)
-        self.scores = torch.zeros(states.seats, self.beams, device=self.device)
-        self.leaders = torch.arange(states.seats, device=self.device)[:, None] * self.beams
+        self.record = torch.zeros(RUN_STEPS, states.slot_count, self.beams, 9, device=self.device)
+        self.scores = torch.zeros(states.slot_count, self.beams, device=self.device)
+        self.leaders = torch.arange(states.slot_count, device=self.device)[:, None] * self.beams
         self.only = torch.full((vocab,), -torch.inf, device=self.device)
         self.only[way.eos] = 0
 
-    def seat(self, chairs: Tensor, limits: Tensor, last: Tensor) -> None:
-        super().seat(chairs, limits, last)
+    def reset_slots(self, chairs: Tensor, limits: Tensor, last: Tensor) -> None:
+        super().reset_slots(chairs, limits, last)
         self.scores.index_fill_(0, chairs, -torch.inf)  # all beams are the same as yet: only the first goes on
         self.scores[:, 0].index_fill_(0, chairs, 0.0)
 
-    def found(self, scores: Tensor) -> Candidates:
+    def candidates(self, scores: Tensor) -> Candidates:
         """The best candidates of each seat, twice as many as there are beams."""
         beams, ages, count = self.beams, self.ages, 2 * self.beams
         if usable(scores) and not self.way.ended and count.bit_count() == 1 and count <= min(32, scores.shape[1]):
@@ -282,19 +286,19 @@ class DeviceBeamSearch(DeviceSearch):
 
     def step(self, scores: Tensor) -> None:
         beams, ages = self.beams, self.ages
-        found = self.found(scores)
+        found = self.candidates(scores)
         ended = torch.isin(found.tokens, self.endings) | (self.limits <= ages + 1)[:, None]
         finished = (ended & found.scores.isfinite())[:, :beams]
         running, picked = found.scores.masked_fill(ended, -torch.inf).topk(beams)
         parents, tokens, gains = (part.gather(1, picked) for part in found[1:])
         self.scores.copy_(running)
         self.states.reorder((self.leaders + parents).flatten())
-        self.newest.copy_(tokens.flatten())
+        self.last_tokens.copy_(tokens.flatten())
         self.ages.add_(1)
         candidates = [part[:, :beams].float() for part in (*found, finished)]
         self.keep(torch.stack([*candidates, parents.float(), tokens.float(), gains, running], -1))
 
-    def hear(self, first: int, record: NDArray[np.float32]) -> list[int]:
+    def process(self, first: int, record: NDArray[np.float32]) -> list[int]:
         self.remember(first, record)
         free: list[int] = []
         for number, step in enumerate(record):  # (seats, beams, 9)
@@ -304,33 +308,35 @@ class DeviceBeamSearch(DeviceSearch):
             for birth in set(self.births[ended.any(1)].tolist()):
                 self.collect(birth, ended & (self.births == birth)[:, None], first + number - birth, step)
             best, looking = step[:, 0, 8], looked(ages, ages + 1, self.decoding)
-            waiting = [not sitter.one.gone and not sitter.one.found for sitter in self.seated.values()]
+            waiting = [
+                not sitter.request.cancelled and not sitter.request.hypotheses for sitter in self.occupied.values()
+            ]
             calm = np.zeros_like(here)  # nothing has come to an end, and all may go on
-            calm[list(self.seated)] = waiting
+            calm[list(self.occupied)] = waiting
             for seat in np.flatnonzero(here & ~(calm & (best > -np.inf) & ~looking)).tolist():
-                sitter, age = self.seated[seat], int(ages[seat])
-                one = sitter.one
-                if one.gone or not self.hopeful(one, float(best[seat]), age) or self.looped(sitter, seat, age + 1):
-                    one.done = not one.gone
-                    del one.found[self.decoding.best :]
-                    self.leave([seat])
+                sitter, age = self.occupied[seat], int(ages[seat])
+                one = sitter.request
+                if one.cancelled or not self.hopeful(one, float(best[seat]), age) or self.looped(sitter, seat, age + 1):
+                    one.done = not one.cancelled
+                    del one.hypotheses[self.decoding.best :]
+                    self.release([seat])
                     free.append(seat)
         return free
 
     def looped(self, sitter: Seated, seat: int, age: int) -> bool:
         """Whether its best hypothesis repeats itself; where none has come to an end, they end as they are."""
-        one = sitter.one
+        one = sitter.request
         if one.done or not due(age, self.decoding):
             return False
         every = np.arange(self.beams)
         said, won = (each.tolist() for each in self.said(sitter.birth, age, np.full_like(every, seat), every))
         if not looping(said[0], self.decoding):
             return False
-        if not one.found:
+        if not one.hypotheses:
             scores = self.past.since(sitter.birth, age)[-1, seat, :, 8].tolist()
             ways = [way for way in zip(said, won, scores, strict=True) if way[2] > float("-inf")]
-            one.found = [hypothesis(self.way, one, *way) for way in ways]
-            one.found.sort(key=lambda h: -h.score)
+            one.hypotheses = [hypothesis(self.way, one, *way) for way in ways]
+            one.hypotheses.sort(key=lambda h: -h.score)
         return True
 
     def said(
@@ -351,20 +357,20 @@ class DeviceBeamSearch(DeviceSearch):
         texts = np.column_stack((said, tokens.astype(int))).tolist()
         gained = np.column_stack((won, gains)).tolist()
         for seat, text, own, score in zip(seats.tolist(), texts, gained, scores.tolist(), strict=True):
-            one = self.seated[seat].one
-            insort(one.found, hypothesis(self.way, one, text, own, score), key=lambda h: -h.score)
-            del one.found[self.beams :]
+            one = self.occupied[seat].request
+            insort(one.hypotheses, hypothesis(self.way, one, text, own, score), key=lambda h: -h.score)
+            del one.hypotheses[self.beams :]
 
     def hopeful(self, one: RequestState, best: float, age: int) -> bool:
         """Whether it may still find something better. `best`: of those that go on."""
-        full = len(one.found) == self.beams
+        full = len(one.hypotheses) == self.beams
         if not full:
             return best > float("-inf")
-        worst = one.found[-1].score
+        worst = one.hypotheses[-1].score
         running = best / self.decoding.normalise(age + 1 + self.way.counted)
         return running > worst and not self.decoding.early
 
 
-def saying(way: DecodingSpec, states: StaticStates, vocab: int) -> DeviceSearch:
+def device_search(way: DecodingSpec, states: StaticStates, vocab: int) -> DeviceSearch:
     beams = way.decoding.method == "beam" and way.decoding.beam > 1
     return (DeviceBeamSearch if beams else DeviceIndependentSearch)(way, states, vocab)

@@ -97,8 +97,8 @@ class PrefillRunner:
         states = self.model.start(Rows(sources, lengths) if size.sources else size.rows)
         if size.prompts:
             self.model.advance(Rows(prompts), states, last=True)
-        self.states.take(self.model.decoder, chairs, states, counts)
-        self.saying.seat(chairs, limits, lasts)
+        self.states.load(self.model.decoder, chairs, states, counts)
+        self.saying.reset_slots(chairs, limits, lasts)
 
     def captured(self, given: Tensor, size: Size) -> Graph:
         with torch.cuda.device_of(given):

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from allyouneed.infer.cuda_graph.device_search import RUN, saying
+from allyouneed.infer.cuda_graph.device_search import RUN_STEPS, device_search
 from allyouneed.infer.cuda_graph.prefill import PrefillRunner, rehearsed
-from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, Stops
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, StopCondition
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
@@ -38,7 +38,10 @@ class GraphRunner:
     def __init__(self, model: Any, way: DecodingSpec, seats: int, capacity: int, sources: int) -> None:
         self.model = model
         self.states = StaticStates(model.decoder, seats, way.decoding.rows, capacity, sources)
-        self.step, self.saying = OneStep(model, self.states), saying(way, self.states, model.config.vocabs.target)
+        self.step, self.saying = (
+            OneStep(model, self.states),
+            device_search(way, self.states, model.config.vocabs.target),
+        )
         self.free = list(range(seats))
         self.now = 0  # steps made so far
         cuda = self.states.device.type == "cuda"
@@ -48,15 +51,15 @@ class GraphRunner:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by how many steps they make
         if cuda:
             with torch.cuda.device_of(record):
-                self.graphs = {1: rehearsed(self._step), RUN: rehearsed(self._run, tries=0)}
-            self.states.lengths.zero_()  # what was said to try it out is forgotten
-            self.saying.clock.zero_()
+                self.graphs = {1: rehearsed(self._step), RUN_STEPS: rehearsed(self._run, tries=0)}
+            self.states.device_lengths.zero_()  # what was said to try it out is forgotten
+            self.saying.record_step.zero_()
 
     def _step(self) -> None:
-        self.saying.step(self.step(self.saying.newest))
+        self.saying.step(self.step(self.saying.last_tokens))
 
     def _run(self) -> None:
-        for _ in range(RUN):
+        for _ in range(RUN_STEPS):
             self._step()
 
     def sit(
@@ -67,9 +70,9 @@ class GraphRunner:
         counts = seen.lengths if lengths is None else lengths
         numbers = torch.tensor([seats, [one.limit for one in asked], list(last), list(counts)]).to(self.states.device)
         chairs, limits, lasts, read = numbers
-        self.states.take(self.model.decoder, chairs, seen, read)
-        self.saying.seat(chairs, limits, lasts)
-        self.saying.sit(seats, asked, self.now)
+        self.states.load(self.model.decoder, chairs, seen, read)
+        self.saying.reset_slots(chairs, limits, lasts)
+        self.saying.assign(seats, asked, self.now)
 
     def take(self, requests: Sequence[Any], asked: Sequence[RequestState]) -> bool:
         """These have been read and go on from there; False: somebody else has to read them (`sit`)."""
@@ -77,13 +80,13 @@ class GraphRunner:
         if not self.intake.take(requests, [one.limit for one in asked], seats):
             return False
         del self.free[-len(asked) :]
-        self.saying.sit(seats, asked, self.now)
+        self.saying.assign(seats, asked, self.now)
         return True
 
     def go(self, count: int) -> Run:
         """So many steps, and what is said in them on its way to the host."""
         record = self.saying.record
-        self.saying.clock.zero_()  # the record begins anew
+        self.saying.record_step.zero_()  # the record begins anew
         self.heard.reverse()  # the other one may still be read
         with torch.cuda.device_of(record):
             if count in self.graphs:
@@ -99,12 +102,12 @@ class GraphRunner:
         """Whoever is over leaves the seat."""
         if run.arrived is not None:
             run.arrived.synchronize()
-        self.free += self.saying.hear(run.first, run.record.numpy())
+        self.free += self.saying.process(run.first, run.record.numpy())
 
     def clear(self) -> None:
         """Nobody waits for those who are still here."""
-        self.free += list(self.saying.seated)
-        self.saying.leave(list(self.saying.seated))
+        self.free += list(self.saying.occupied)
+        self.saying.release(list(self.saying.occupied))
 
 
 class Run:
@@ -123,7 +126,7 @@ class GraphRunnerCache:
         self.engine, self.asked = engine, 0
         self.kept: OrderedDict[Shape, GraphRunner] = OrderedDict()
 
-    def open(self, requests: Sequence[Any], decoding: Decoding, stops: Stops | None = None) -> bool:
+    def open(self, requests: Sequence[Any], decoding: Decoding, stops: StopCondition | None = None) -> bool:
         """Whether these are written in seats: on a GPU, when enough has been asked for, where nothing in the model or
         in what is asked for needs the plain path."""
         if next(self.engine.model.parameters()).device.type != "cuda" or not self.suits(decoding, stops):
@@ -131,7 +134,7 @@ class GraphRunnerCache:
         self.asked += sum(self.engine.most(request) * decoding.rows for request in requests if request is not None)
         return self.asked >= WORTH
 
-    def suits(self, decoding: Decoding, stops: Stops | None = None) -> bool:
+    def suits(self, decoding: Decoding, stops: StopCondition | None = None) -> bool:
         engine, beams = self.engine, decoding.method == "beam" and decoding.beam > 1
         if decoding.repetition_penalty != 1 or decoding.no_repeat is not None or (beams and stops is not None):
             return False
@@ -143,7 +146,7 @@ class GraphRunnerCache:
         requests: Sequence[Any],
         found: list[list[Hypothesis]],
         decoding: Decoding,
-        stops: Stops | None = None,
+        stops: StopCondition | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Put into `found` what each request gets; of one that is None, nothing."""
@@ -164,7 +167,7 @@ class GraphRunnerCache:
                     on_progress(now, len(requests))
                 done = now
         for number, (_, one) in zip(order, asked, strict=True):
-            found[number] = one.found
+            found[number] = one.hypotheses
 
     def rounds(self, way: DecodingSpec, asked: Sequence[tuple[Any, RequestState]]) -> Iterator[None]:
         """Requests, the largest first, and those who ask for them: all are answered when this is over. A round ends
@@ -176,10 +179,10 @@ class GraphRunnerCache:
         seats = self.kept.pop(key, None) or self.made(way, key)
         waiting, running = deque(asked), deque[Run]()
         try:
-            while waiting or seats.saying.seated:
-                while waiting and (len(seats.free) * ENOUGH >= seats.states.seats or not seats.saying.seated):
+            while waiting or seats.saying.occupied:
+                while waiting and (len(seats.free) * ENOUGH >= seats.states.slot_count or not seats.saying.occupied):
                     self.fill(seats, waiting)
-                count = min(RUN, seats.saying.left(seats.now))
+                count = min(RUN_STEPS, seats.saying.steps_left(seats.now))
                 if count > 0:
                     running.append(seats.go(count))
                 if len(running) > 1 or (running and count <= 0):
@@ -223,7 +226,7 @@ class GraphRunnerCache:
         source = max(len(request.source or ()) for request in requests)
         most = max(1, min(ROWS // group, room(model, capacity) // group))
         count = min(bucket(len(requests), 1), most)
-        return Shape(way.kind, count, capacity, bucket(source, SMALLEST // 2) if source else 0, whereabouts(model))
+        return Shape(way.batch_key, count, capacity, bucket(source, SMALLEST // 2) if source else 0, whereabouts(model))
 
     def made(self, way: DecodingSpec, shape: Shape) -> GraphRunner:
         return GraphRunner(self.engine.model, way, shape.seats, shape.capacity, shape.sources)
@@ -264,4 +267,4 @@ def room(model: Any, capacity: int) -> int:
     if device.type != "cuda":
         return ROWS
     free, _ = torch.cuda.mem_get_info(device)
-    return int(free) // 2 // max(1, StaticStates.bytes_each(model.decoder) * capacity)
+    return int(free) // 2 // max(1, StaticStates.bytes_per_token(model.decoder) * capacity)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from allyouneed.infer.cuda_graph.device_search import RUN
+from allyouneed.infer.cuda_graph.device_search import RUN_STEPS
 from allyouneed.infer.cuda_graph.runner import SMALLEST, GraphRunner, Run, bucket, room
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.request import PrefillBatch
@@ -23,7 +23,7 @@ class SchedulerSlots:
     @property
     def asked(self) -> set[RequestState]:
         """Those who are here."""
-        return {sitter.one for seats in self.batches.values() for sitter in seats.saying.seated.values()}
+        return {sitter.request for seats in self.batches.values() for sitter in seats.saying.occupied.values()}
 
     def sit(self, reading: PrefillBatch, some: list[int]) -> list[int]:
         """Of those who have been read, these take seats, but for the ones that come back: seats do not suit them, or
@@ -36,7 +36,7 @@ class SchedulerSlots:
                 request, way = ticket.request, self.engine.way(ticket.decoding)
                 places = bucket(len(request.prompt) + ticket.asked.limit, SMALLEST)
                 sources = bucket(len(request.source), SMALLEST // 2) if request.source is not None else 0
-                groups.setdefault((way.kind, places, sources), []).append(n)
+                groups.setdefault((way.batch_key, places, sources), []).append(n)
             else:
                 others.append(n)
         for key, numbers in groups.items():
@@ -54,7 +54,7 @@ class SchedulerSlots:
             prompts = [ticket.request.prompt for ticket in tickets]
             # a step begins with the last token of a prompt: it is read once more, and stored where it was
             read = [len(prompt) - 1 for prompt in prompts]
-            seen = reading.states.pick(numbers)
+            seen = reading.states.copy_rows(numbers)
             self.batches[key].sit(seen, [ticket.asked for ticket in tickets], [prompt[-1] for prompt in prompts], read)
         return others
 
@@ -62,10 +62,10 @@ class SchedulerSlots:
         """A run of steps in every batch, and what was said in the run before."""
         for key, seats in self.batches.items():
             runs = self.runs[key]
-            if not seats.saying.seated:  # nobody listens to what is still on its way
+            if not seats.saying.occupied:  # nobody listens to what is still on its way
                 runs.clear()
                 continue
-            count = min(RUN, seats.saying.left(seats.now))
+            count = min(RUN_STEPS, seats.saying.steps_left(seats.now))
             if count > 0:
                 runs.append(seats.go(count))
             if len(runs) > 1 or count <= 0:

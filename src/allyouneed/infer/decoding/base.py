@@ -18,10 +18,10 @@ from torch import Tensor
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.penalties import Penalties
 from allyouneed.infer.decoding.repetition import LEAST, cut, due
-from allyouneed.nn.states.base import stacked
+from allyouneed.nn.states.base import concat_rows
 
 
-class Stops(Protocol):
+class StopCondition(Protocol):
     """Whether a text is over, by the last tokens of it."""
 
     reach: int  # how many of them it looks at
@@ -61,7 +61,7 @@ class DecodingSpec:
     rules: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @property
-    def kind(self) -> DecodingSpec:
+    def batch_key(self) -> DecodingSpec:
         """Those that differ only in what each one asks for itself can be written together."""
         own = {"seed": 0, "stop": (), "max_length": None, "extra": 0}
         return DecodingSpec(
@@ -78,18 +78,18 @@ class DecodingSpec:
 @dataclass(eq=False, slots=True)
 class RequestState:
     """One who asks: how many tokens there may be; what, with the seed, makes its samples its own; what was `given`, for
-    penalties. `hear` is told each token, where there is one row to listen to. `found`: the answers so far, best first
-    when `done`. `gone`: nobody waits for them any more."""
+    penalties. `hear` is told each token, where there is one row to listen to. `hypotheses`: the answers so far, best first
+    when `done`. `cancelled`: nobody waits for them any more."""
 
     limit: int
-    name: tuple[int, ...]
-    given: Sequence[int] = ()
+    sample_key: tuple[int, ...]
+    prompt: Sequence[int] = ()
     seed: int = 0
-    stops: Stops | None = None
-    hear: Callable[[int], None] | None = None
-    found: list[Hypothesis] = field(default_factory=list)
+    stops: StopCondition | None = None
+    on_token: Callable[[int], None] | None = None
+    hypotheses: list[Hypothesis] = field(default_factory=list)
     done: bool = False
-    gone: bool = False
+    cancelled: bool = False
 
 
 class Search(ABC):
@@ -97,15 +97,15 @@ class Search(ABC):
 
     def __init__(self, way: DecodingSpec, asked: Sequence[RequestState], device: torch.device) -> None:
         self.way, self.decoding, self.device = way, way.decoding, device
-        self.kind, self.ends = way.kind, {way.eos, *way.ends}
-        self.penalties = Penalties.of(way.decoding, [one.given for one in asked])
+        self.batch_key, self.ends = way.batch_key, {way.eos, *way.ends}
+        self.penalties = Penalties.of(way.decoding, [one.prompt for one in asked])
         self.group = self.rows_each(way.decoding)
-        self.asked, self.fresh = list(asked), True
+        self.requests, self.fresh = list(asked), True
         self.clock, self.born = 0, [0] * len(asked)  # a source has said as many tokens as its clock shows
         rows, longest = len(asked) * self.group, max(one.limit for one in asked)
         self.tokens = torch.empty(rows, longest, dtype=torch.long, device=device)  # what each row has said
         self.gains = torch.empty(rows, longest, device=device)  # and the log-probability of each token
-        self.newest = torch.empty(0, dtype=torch.long, device=device)  # (rows,) what was just said
+        self.last_tokens = torch.empty(0, dtype=torch.long, device=device)  # (rows,) what was just said
         self._ends = torch.tensor(sorted(self.ends), device=device)
         never = [token for token in way.forbidden if token not in self.ends]
         self.never = torch.tensor(never, dtype=torch.long, device=device) if never else None
@@ -125,19 +125,19 @@ class Search(ABC):
     def join(self, other: Self) -> None:
         """Go on together with another search of the same kind; its rows come after the own ones."""
         self.born += [self.clock - other.clock + born for born in other.born]
-        self.asked += other.asked
-        self.tokens, self.gains = stacked(self.tokens, other.tokens), stacked(self.gains, other.gains)
-        self.newest = stacked(self.newest, other.newest)
+        self.requests += other.requests
+        self.tokens, self.gains = concat_rows(self.tokens, other.tokens), concat_rows(self.gains, other.gains)
+        self.last_tokens = concat_rows(self.last_tokens, other.last_tokens)
         if self.penalties is not None and other.penalties is not None:
             self.penalties.join(other.penalties)
         self.settle()
 
     def settle(self) -> None:
         """Limits and beginnings (sources,) of those who are here now."""
-        self.limits = torch.tensor([one.limit for one in self.asked], dtype=torch.long, device=self.device)
+        self.limits = torch.tensor([one.limit for one in self.requests], dtype=torch.long, device=self.device)
         self.births = torch.tensor(self.born, dtype=torch.long, device=self.device)
         self.together = len(set(self.born)) == 1  # all have said as many tokens
-        self.soonest = min((one.limit + born for one, born in zip(self.asked, self.born, strict=True)), default=0)
+        self.soonest = min((one.limit + born for one, born in zip(self.requests, self.born, strict=True)), default=0)
 
     @property
     def ages(self) -> Tensor:
@@ -156,27 +156,27 @@ class Search(ABC):
         counts = {self.clock - born < least for born in self.born}
         return "some" if len(counts) > 1 else "all" if True in counts else "none"
 
-    def stay(self, places: Sequence[int]) -> list[int]:
+    def keep_requests(self, places: Sequence[int]) -> list[int]:
         """Only these sources stay; their rows, as they were."""
         order = [place * self.group + line for place in places for line in range(self.group)]
         self.reorder(order)
         self.keep(places)
         return order
 
-    def pick(self, places: Sequence[int]) -> Self:
+    def copy_requests(self, places: Sequence[int]) -> Self:
         """These sources once more, in a search of their own."""
         new = copy(self)
         new.penalties = copy(self.penalties)
-        new.stay(places)
+        new.keep_requests(places)
         return new
 
-    def leave(self, tight: bool) -> list[int] | None:
+    def drop_finished(self, tight: bool) -> list[int] | None:
         """Rows that need not go on may leave; those that stay, as they were, or None."""
         return None
 
     def keep(self, places: Sequence[int]) -> None:
         """Only these sources are listed."""
-        self.asked, self.born = [self.asked[n] for n in places], [self.born[n] for n in places]
+        self.requests, self.born = [self.requests[n] for n in places], [self.born[n] for n in places]
         self.settle()
 
     def age(self, place: int) -> int:
@@ -204,7 +204,7 @@ class Search(ABC):
             places = ages.clamp(max=last)[:, None]
             self.tokens.scatter_(1, places, tokens[:, None])
             self.gains.scatter_(1, places, gains[:, None])
-        self.newest = tokens
+        self.last_tokens = tokens
         self.clock += 1
         if self.penalties is not None:
             self.penalties.say(tokens.tolist())
@@ -213,7 +213,7 @@ class Search(ABC):
         """Places of those whose last tokens are looked at, whether they repeat themselves (repetition.py)."""
         if self.decoding.loops is None or self.clock < LEAST:
             return []
-        return [place for place in range(len(self.asked)) if due(self.age(place), self.decoding)]
+        return [place for place in range(len(self.requests)) if due(self.age(place), self.decoding)]
 
     def ending(self, tokens: Tensor) -> Tensor:
         return tokens == self.way.eos if len(self.ends) == 1 else torch.isin(tokens, self._ends)
@@ -221,8 +221,8 @@ class Search(ABC):
     def reorder(self, order: list[int]) -> None:
         index = torch.tensor(order, dtype=torch.long, device=self.device)
         self.tokens, self.gains = self.tokens.index_select(0, index), self.gains.index_select(0, index)
-        if len(self.newest):
-            self.newest = self.newest.index_select(0, index)
+        if len(self.last_tokens):
+            self.last_tokens = self.last_tokens.index_select(0, index)
         if self.penalties is not None:
             self.penalties.select(order)
 

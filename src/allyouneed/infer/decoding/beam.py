@@ -12,7 +12,7 @@ from torch import Tensor
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState, Search, stops
 from allyouneed.infer.decoding.options import Candidates, Decoding, expand
 from allyouneed.infer.decoding.repetition import looping
-from allyouneed.nn.states.base import stacked
+from allyouneed.nn.states.base import concat_rows
 
 
 class BeamSearch(Search):
@@ -31,10 +31,10 @@ class BeamSearch(Search):
 
     def join(self, other: Self) -> None:
         super().join(other)
-        self.scores = stacked(self.scores, other.scores)
+        self.scores = concat_rows(self.scores, other.scores)
 
-    def stay(self, places: Sequence[int]) -> list[int]:
-        order = super().stay(places)
+    def keep_requests(self, places: Sequence[int]) -> list[int]:
+        order = super().keep_requests(places)
         self.scores = self.scores[list(places)]
         return order
 
@@ -44,11 +44,11 @@ class BeamSearch(Search):
         logits, mass = self.ruled(logits), None
         if self.penalties is not None:  # as others do: log-probabilities are penalised, not logits
             logits = self.penalties.changed(logits.log_softmax(-1))
-            mass = logits.new_zeros(len(self.asked), 1, 1)
-        logits = logits.unflatten(0, (len(self.asked), -1))  # (sources, beams, vocab)
+            mass = logits.new_zeros(len(self.requests), 1, 1)
+        logits = logits.unflatten(0, (len(self.requests), -1))  # (sources, beams, vocab)
         if self.way.ended:
             logits = self.at_last(logits if mass is not None else logits.log_softmax(-1), ages)
-            mass = logits.new_zeros(len(self.asked), 1, 1)
+            mass = logits.new_zeros(len(self.requests), 1, 1)
         short = self.short()
         if short == "some":  # the end mark gets no chance, but keeps its share
             mass = logits.logsumexp(-1, keepdim=True) if mass is None else mass
@@ -57,7 +57,7 @@ class BeamSearch(Search):
         ended = self.ending(found.tokens)
         if self.at_limit():
             ended = ended | (self.limits <= ages + 1)[:, None]
-        if any(one.stops is not None for one in self.asked):
+        if any(one.stops is not None for one in self.requests):
             ended = ended | self.at_stop(found, ages)
         finished = (ended & found.scores.isfinite())[:, :beams]
         finished[over] = False
@@ -67,7 +67,7 @@ class BeamSearch(Search):
         parents, tokens, gains = (part.gather(1, picked) for part in found[1:])
         if fresh:  # the first tokens all continue the same nothing
             if self.penalties is not None:
-                self.penalties.fan(beams)
+                self.penalties.repeat_rows(beams)
             parents = torch.arange(beams, device=self.device).expand_as(parents)
         self.fresh = False
         stay = self.hopeful(scores[:, 0])
@@ -90,24 +90,24 @@ class BeamSearch(Search):
         past = self.tokens[rows].tolist(), self.gains[rows].tolist()
         new = tokens.tolist(), gains.tolist(), scores.tolist()
         for place, said, won, token, gain, score in zip(places.tolist(), *past, *new, strict=True):
-            one, age = self.asked[place], self.age(place)
+            one, age = self.requests[place], self.age(place)
             answer = self.hypothesis(one, [*said[:age], token], [*won[:age], gain], score)
-            insort(one.found, answer, key=lambda h: -h.score)
-            del one.found[self.group :]
+            insort(one.hypotheses, answer, key=lambda h: -h.score)
+            del one.hypotheses[self.group :]
 
     def in_loops(self) -> list[int]:
         """Sources whose best hypothesis repeats itself. Those that found an end have it; the others end as they are."""
         over = []
         for place in [] if self.fresh else self.looked_at():
-            one, age, rows = self.asked[place], self.age(place), slice(place * self.group, (place + 1) * self.group)
+            one, age, rows = self.requests[place], self.age(place), slice(place * self.group, (place + 1) * self.group)
             said, gains = self.tokens[rows, :age].tolist(), self.gains[rows, :age].tolist()
             if not looping(said[0], self.decoding):
                 continue
-            if not one.found:
+            if not one.hypotheses:
                 ways = zip(said, gains, self.scores[place].tolist(), strict=True)
-                one.found = [self.hypothesis(one, *way) for way in ways if way[2] > float("-inf")]
-                one.found.sort(key=lambda h: -h.score)
-            del one.found[self.decoding.best :]
+                one.hypotheses = [self.hypothesis(one, *way) for way in ways if way[2] > float("-inf")]
+                one.hypotheses.sort(key=lambda h: -h.score)
+            del one.hypotheses[self.decoding.best :]
             one.done = True
             over.append(place)
         return over
@@ -120,11 +120,11 @@ class BeamSearch(Search):
 
     def at_stop(self, found: Candidates, ages: Tensor) -> Tensor:
         """(sources, candidates)"""
-        reach = max((one.stops.reach for one in self.asked if one.stops is not None), default=0)
+        reach = max((one.stops.reach for one in self.requests if one.stops is not None), default=0)
         if not reach:
             return torch.zeros_like(found.tokens, dtype=torch.bool)
         past = self.past(ages.repeat_interleave(self.group), reach)
-        ways = zip(self.asked, found.parents.tolist(), found.tokens.tolist(), strict=True)
+        ways = zip(self.requests, found.parents.tolist(), found.tokens.tolist(), strict=True)
         stopped = [
             [stops(one, [*past[place * self.group + parent], token]) for parent, token in zip(*way, strict=True)]
             for place, (one, *way) in enumerate(ways)
@@ -134,15 +134,15 @@ class BeamSearch(Search):
     def hopeful(self, best: Tensor) -> list[int]:
         """The sources, by their place in the batch, that may still find something better; the others are done."""
         stay = []
-        for place, (one, score) in enumerate(zip(self.asked, best.tolist(), strict=True)):
-            full = len(one.found) == self.group
-            worst = one.found[-1].score if full else float("-inf")
+        for place, (one, score) in enumerate(zip(self.requests, best.tolist(), strict=True)):
+            full = len(one.hypotheses) == self.group
+            worst = one.hypotheses[-1].score if full else float("-inf")
             running = score / self.decoding.normalise(self.age(place) + 1 + self.way.counted)
-            if one.gone or one.done:
+            if one.cancelled or one.done:
                 continue
             if running > worst and not (self.decoding.early and full):
                 stay.append(place)
             else:
-                del one.found[self.decoding.best :]
+                del one.hypotheses[self.decoding.best :]
                 one.done = True
         return stay

@@ -29,7 +29,7 @@ class Penalties:
     def select(self, order: Sequence[int]) -> None:
         self.past = [list(self.past[row]) for row in order]
 
-    def fan(self, count: int) -> None:
+    def repeat_rows(self, count: int) -> None:
         self.past = [list(past) for past in self.past for _ in range(count)]
 
     def join(self, other: Penalties) -> None:

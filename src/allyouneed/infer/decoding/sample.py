@@ -12,7 +12,7 @@ from allyouneed.infer.decoding.base import DecodingSpec, RequestState, Search, s
 from allyouneed.infer.decoding.options import Decoding, draw, keep_likely
 from allyouneed.infer.decoding.repetition import looping
 from allyouneed.infer.decoding.topk import best, best_place, log_chance
-from allyouneed.nn.states.base import stacked
+from allyouneed.nn.states.base import concat_rows
 
 LEAVERS = 8  # a row that is done leaves when one in so many can leave with it, for leaving copies the states
 
@@ -25,7 +25,7 @@ class IndependentSearch(Search):
         self.over = torch.zeros(len(self.tokens), dtype=torch.bool, device=device)
         self.chances: Tensor | None = None
         if self.decoding.method == "sample":
-            keys = [(one, (one.seed, line, *one.name)) for one in asked for line in range(self.group)]
+            keys = [(one, (one.seed, line, *one.sample_key)) for one in asked for line in range(self.group)]
             self.chances = torch.zeros(self.tokens.shape, dtype=torch.double)
             for row, (one, key) in enumerate(keys):
                 self.chances[row, : one.limit] = chances(key, one.limit)
@@ -42,15 +42,15 @@ class IndependentSearch(Search):
 
     def join(self, other: Self) -> None:
         super().join(other)
-        self.over = stacked(self.over, other.over)
+        self.over = concat_rows(self.over, other.over)
         if self.chances is not None and other.chances is not None:
-            self.chances = stacked(self.chances, other.chances)
+            self.chances = concat_rows(self.chances, other.chances)
 
     def step(self, logits: Tensor, tight: bool = False) -> list[int] | None:
         if self.fresh and self.group > 1:
             logits = logits.repeat_interleave(self.group, 0)
             if self.penalties is not None:
-                self.penalties.fan(self.group)
+                self.penalties.repeat_rows(self.group)
         self.fresh, ages = False, self.ages
         raw = self.ruled(logits)
         short = self.short()
@@ -63,12 +63,12 @@ class IndependentSearch(Search):
             last = self.limits == ages + 1
             chosen, gains = chosen.masked_fill(last, self.way.eos), gains.masked_fill(last, 0.0)
         self.say(chosen, gains, ages)
-        if self.group == 1 and any(one.hear is not None for one in self.asked):
+        if self.group == 1 and any(one.on_token is not None for one in self.requests):
             self.tell(chosen.tolist())
         ended = self.ending(chosen)
         if self.at_limit():
             ended = ended | (self.limits <= ages + 1)
-        if any(one.stops is not None for one in self.asked):
+        if any(one.stops is not None for one in self.requests):
             ended = ended | self.at_stop(ages + 1)
         if looked_at := self.looked_at():
             ended = ended | self.in_loops(looked_at)
@@ -76,9 +76,9 @@ class IndependentSearch(Search):
         if bool(ended.any()):
             self.collect(ended.nonzero()[:, 0].tolist())
             self.over |= ended
-        elif not tight and not any(one.gone for one in self.asked):
+        elif not tight and not any(one.cancelled for one in self.requests):
             return None
-        return self.leave(tight)
+        return self.drop_finished(tight)
 
     def choose(self, logits: Tensor, ages: Tensor) -> Tensor:
         if self.penalties is not None:
@@ -93,12 +93,12 @@ class IndependentSearch(Search):
         return draw(likely, self.chances.gather(1, ages.clamp(max=self.chances.shape[1] - 1)[:, None])[:, 0])
 
     def tell(self, tokens: list[int]) -> None:
-        for one, token in zip(self.asked, tokens, strict=True):
-            if one.hear is not None and not one.done and not one.gone and token not in self.ends:
-                one.hear(token)
+        for one, token in zip(self.requests, tokens, strict=True):
+            if one.on_token is not None and not one.done and not one.cancelled and token not in self.ends:
+                one.on_token(token)
 
     def at_stop(self, ages: Tensor) -> Tensor:
-        reach = max((one.stops.reach for one in self.asked if one.stops is not None), default=0)
+        reach = max((one.stops.reach for one in self.requests if one.stops is not None), default=0)
         if not reach:
             return torch.zeros_like(self.over)
         past = self.past(ages, reach)
@@ -112,26 +112,26 @@ class IndependentSearch(Search):
         return found.to(self.device)
 
     def owner(self, row: int) -> RequestState:
-        return self.asked[row // self.group]
+        return self.requests[row // self.group]
 
     def collect(self, rows: list[int]) -> None:
         said, gains = self.tokens[rows].tolist(), self.gains[rows].tolist()
         for row, tokens, gain in zip(rows, said, gains, strict=True):
             one, age = self.owner(row), self.age(row // self.group)
-            one.found.append(self.hypothesis(one, tokens[:age], gain[:age], sum(gain[:age])))
-            if len(one.found) == self.group:
-                one.found.sort(key=lambda h: -h.score)
+            one.hypotheses.append(self.hypothesis(one, tokens[:age], gain[:age], sum(gain[:age])))
+            if len(one.hypotheses) == self.group:
+                one.hypotheses.sort(key=lambda h: -h.score)
                 one.done = True
 
-    def leave(self, tight: bool) -> list[int] | None:
-        gone = [one.done or one.gone for one in self.asked]
+    def drop_finished(self, tight: bool) -> list[int] | None:
+        gone = [one.done or one.cancelled for one in self.requests]
         if not any(gone) or (LEAVERS * sum(gone) < len(gone) and not tight):
             return None
         places = [place for place, left in enumerate(gone) if not left]
-        return self.stay(places)
+        return self.keep_requests(places)
 
-    def stay(self, places: Sequence[int]) -> list[int]:
-        order = super().stay(places)
+    def keep_requests(self, places: Sequence[int]) -> list[int]:
+        order = super().keep_requests(places)
         index = torch.tensor(order, dtype=torch.long, device=self.device)
         self.over = self.over.index_select(0, index)
         self.chances = None if self.chances is None else self.chances.index_select(0, index)

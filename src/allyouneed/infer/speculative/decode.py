@@ -86,7 +86,7 @@ def speculate(job: Job, requests: Sequence[Request], draft: Draft) -> list[list[
     speculation = Speculation(job, requests, draft, asked)
     while not all(one.done for one in asked):
         speculation.go_on()
-    return [one.found for one in asked]
+    return [one.hypotheses for one in asked]
 
 
 class Speculation:
@@ -99,13 +99,13 @@ class Speculation:
         self.group = job.decoding.best if self.odds.draws else 1
         scores = job.model.head(job.last).float()
         self.lines = [
-            Line(list(one.given), len(one.given), self._luck(one, number), asked=one)
+            Line(list(one.prompt), len(one.prompt), self._luck(one, number), asked=one)
             for one in asked
             for number in range(self.group)
         ]
         self.guesser = draft.begin(requests, self.group, self.odds, scores.shape[1])
         if self.group > 1:
-            self.states.fan(self.group)
+            self.states.repeat_rows(self.group)
             scores = scores.repeat_interleave(self.group, 0)
         self._say(scores, [Guess([]) for _ in self.lines])
 
@@ -113,7 +113,7 @@ class Speculation:
         """The last of each three is what decides a token that nobody guessed: the number it has without guesses."""
         if not self.odds.draws:
             return None
-        key = (asked.seed, number, *asked.name)
+        key = (asked.seed, number, *asked.sample_key)
         more = chances((*key, 1), 2 * asked.limit).view(-1, 2)
         return torch.cat((more, chances(key, asked.limit)[:, None]), 1).to(self.device)
 
@@ -196,16 +196,16 @@ class Speculation:
         line.tokens.append(token)
         line.gains.append(gain)
         ends = token in (self.way.eos, *self.way.ends)
-        if one.hear is not None and not ends:
-            one.hear(token)
+        if one.on_token is not None and not ends:
+            one.on_token(token)
         line.over = ends or line.said >= one.limit or (one.stops is not None and stops(one, line.tokens[line.given :]))
         line.over = line.over or looping(line.tokens[line.given :], self.way.decoding)
         if line.over:
             answer = hypothesis(self.way, one, line.tokens[line.given :], line.gains, sum(line.gains))
             known = {part.name: getattr(answer, part.name) for part in fields(answer)}
-            one.found.append(Guessed(**known, guesses=line.guesses))
-            if len(one.found) == self.group:
-                one.found.sort(key=lambda h: -h.score)
+            one.hypotheses.append(Guessed(**known, guesses=line.guesses))
+            if len(one.hypotheses) == self.group:
+                one.hypotheses.sort(key=lambda h: -h.score)
                 one.done = True
 
     def _leave(self) -> None:

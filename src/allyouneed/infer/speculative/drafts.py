@@ -14,7 +14,7 @@ from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import inverted
 from allyouneed.infer.speculative.acceptance import Odds
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.states.window import MAX_TRIM
 
 if TYPE_CHECKING:
     from allyouneed.data.tokenizers.base import Tokenizer
@@ -62,8 +62,8 @@ class Draft(ABC):
     """`ahead`: so many tokens are guessed at a time."""
 
     def __init__(self, ahead: int) -> None:
-        if not 1 <= ahead <= SLACK - 1:  # what a state can take back
-            raise UserError(f"ahead={ahead}: from 1 to {SLACK - 1} tokens can be guessed at a time")
+        if not 1 <= ahead <= MAX_TRIM - 1:  # what a state can take back
+            raise UserError(f"ahead={ahead}: from 1 to {MAX_TRIM - 1} tokens can be guessed at a time")
         self.ahead = ahead
 
     @abstractmethod
@@ -168,7 +168,7 @@ class Speaker(Guesser):
         some = [one if fit else _shortest(one) for one, fit in zip(requests, fits, strict=True)]
         self.states, _ = engine.read(some)
         if group > 1:
-            self.states.fan(group)
+            self.states.repeat_rows(group)
         self.fits = [fit for fit in fits for _ in range(group)]
 
     def _fits(self, request: Request) -> bool:

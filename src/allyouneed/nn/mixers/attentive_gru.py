@@ -20,7 +20,7 @@ from allyouneed.nn.mixers.convolution import Recent
 from allyouneed.nn.mixers.rnn import gru_step
 from allyouneed.nn.ops.unpack import Sentences, sentences
 from allyouneed.nn.states.base import State
-from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
@@ -71,7 +71,7 @@ class AttentiveGRU(Mixer):
             one = common.linear.cost(*sizes)  # of `key` and `start` the work is the source's
             total += Cost(one.parameters, 0.0 if name in ("key", "start") else one.flops)
         total += Cost(flops=2 * length * (aligned + common.width))
-        return total + Cost(state_constant=aligned * length + hidden * (1 + SLACK))
+        return total + Cost(state_constant=aligned * length + hidden * (1 + MAX_TRIM))
 
     def source_flops(self, common: Common) -> float:
         return common.linear.cost(*self.maps(common)["key"]).flops

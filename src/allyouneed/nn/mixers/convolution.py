@@ -18,7 +18,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.states.base import State
-from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
@@ -73,7 +73,7 @@ class Convolution(Sliding):
         total = common.linear.cost(*self.sizes(common), self.bias)
         if self.separable:
             total += Cost(parameters=common.width * self.size, flops=2 * common.width * self.size)
-        return total + Cost(state_constant=common.width * (self.size - 1 + SLACK) if self.size > 1 else 0)
+        return total + Cost(state_constant=common.width * (self.size - 1 + MAX_TRIM) if self.size > 1 else 0)
 
 
 class ConvolutionModule(SubLayer):
@@ -151,7 +151,7 @@ class Recent(State):
     """The last tokens that came in, each row's newest at the end: (batch, back + SLACK, width); zeros before them."""
 
     def __init__(self, back: int) -> None:
-        self.back, self.size = back, back + SLACK
+        self.back, self.size = back, back + MAX_TRIM
         self.tokens: Tensor | None = None
         self.lengths: Tensor | None = None  # (batch,) tokens of each row
         self.oldest: Tensor | None = None  # (batch,) position of the first token that is still known
@@ -172,7 +172,7 @@ class Recent(State):
             self.tokens, self.lengths = _moved(both, counts)[:, : self.size], starts + counts
         self.oldest = self.oldest.maximum(self.lengths - self.size)
         self.end = min(slots.time, self.size)
-        return both[:, SLACK:]
+        return both[:, MAX_TRIM:]
 
     def select(self, rows: Tensor) -> None:
         if self.tokens is not None and self.lengths is not None and self.oldest is not None:
@@ -185,7 +185,7 @@ class Recent(State):
         kept = self.lengths.clamp(max=length if each is None else each)
         gone = (kept < self.lengths) & (self.oldest > (kept - self.back).clamp(min=0))
         if bool(gone.any()):
-            raise ValueError(f"a convolution can take back {SLACK} tokens, not more: the others are gone")
+            raise ValueError(f"a convolution can take back {MAX_TRIM} tokens, not more: the others are gone")
         self.tokens, self.lengths = _moved(self.tokens, kept - self.lengths), kept
         self.end = min(self.end, length)
 

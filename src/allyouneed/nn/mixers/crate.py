@@ -24,7 +24,8 @@ from allyouneed.nn.mixers.attention.attention import SoftmaxAttention, cache_cos
 from allyouneed.nn.mixers.attention.scores import ScaledDot
 from allyouneed.nn.patterns.core import Full, Pattern
 from allyouneed.nn.positions.relative import Heads, NoRelative
-from allyouneed.nn.states.base import Cache, State
+from allyouneed.nn.states.base import State
+from allyouneed.nn.states.kv_cache import KVState
 from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
 from allyouneed.nn.wiring.residual import Chained, Depth, Open, Step
 
@@ -91,7 +92,7 @@ class MSSAModule(SoftmaxAttention):
         z = self.subspaces(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (batch, heads, time, head_width)
         q, k, keys = self.scores.prepare(z), z, context.queries
         if state is not None:
-            assert isinstance(state, Cache)
+            assert isinstance(state, KVState)
             k, _, keys = state.append(z, z[..., :0], context)  # keys are values
         seen = self.look(q, k, k, context, keys).transpose(1, 2).flatten(2)
         if self.out is not None:

@@ -18,7 +18,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.mixers.convolution import Recent, Sliding, lined_up
 from allyouneed.nn.states.base import State
-from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.nn.sublayer import SubLayer
 
 Size = Annotated[int, Field(gt=0)]
@@ -43,7 +43,7 @@ class SoftmaxConvolution(Sliding):
         width = common.width
         total = common.linear.cost(width, width * (2 if self.gated else 1), self.bias)
         total += common.linear.cost(width, width, self.bias) + self.filter_cost(common)
-        kept = width * (self.size - 1 + SLACK) if self.size > 1 else 0
+        kept = width * (self.size - 1 + MAX_TRIM) if self.size > 1 else 0
         return total + Cost(flops=2 * width * self.size, state_constant=kept)
 
     def problems(self, common: Common) -> list[tuple[str, str]]:

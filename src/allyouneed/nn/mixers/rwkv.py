@@ -20,7 +20,7 @@ from allyouneed.nn.ops.unpack import sentences
 from allyouneed.nn.ops.wkv import after, along, nothing
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
-from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
@@ -120,7 +120,7 @@ class RWKVChannel(Channel):
         width, linear = common.width, common.linear
         total = linear.cost(width, width, False) + linear.cost(width, self.hidden, False)
         total += linear.cost(self.hidden, width, False)
-        return total + Cost(parameters=2 * width, flops=4 * 2 * width, state_constant=width * (1 + SLACK))
+        return total + Cost(parameters=2 * width, flops=4 * 2 * width, state_constant=width * (1 + MAX_TRIM))
 
 
 class RWKVChannelModule(SubLayer):

@@ -29,7 +29,8 @@ from allyouneed.nn.models.base import (
     weights_of,
 )
 from allyouneed.nn.models.stack import Stack, stack_cost
-from allyouneed.nn.states.base import Cache, KeyValues, State, States
+from allyouneed.nn.states.base import State, States
+from allyouneed.nn.states.kv_cache import KVCache, KVState
 from allyouneed.nn.wiring.residual import Depth
 
 
@@ -113,7 +114,7 @@ class DecoderDecoderModel(ModelModule):
         (k, v), layout = self.keys(x, context, reader), context.queries
         if states is not None:
             cache = states[count]["keys"]
-            assert isinstance(cache, Cache)
+            assert isinstance(cache, KVState)
             k, v, layout = cache.append(k, v, context)
         if last:
             places = last_places(context.queries)
@@ -146,7 +147,7 @@ class DecoderDecoderModel(ModelModule):
     def start(self, rows: int, device: torch.device | str | None = None) -> States:
         """Ready to write so many texts: nothing seen yet."""
         where = next(self.parameters()).device if device is None else torch.device(device)
-        shared: list[dict[str, State]] = [{"keys": KeyValues()}]
+        shared: list[dict[str, State]] = [{"keys": KVCache()}]
         return States([*self.first.new_states(), *shared, *self.second.new_states()], rows, where, None)
 
     def advance(self, new: Rows, states: States, last: bool = False) -> Tensor:

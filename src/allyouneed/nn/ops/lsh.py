@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.nn.states.base import KeyValues
+from allyouneed.nn.states.kv_cache import KVCache
 
 
 def by_chunks(
@@ -96,7 +96,7 @@ def needed(ids: Tensor, chunk: int, real: Tensor | None) -> int:
     return -(-(largest - 1) // chunk)
 
 
-class Hashed(KeyValues):
+class Hashed(KVCache):
     """A cache that grows with the sentence: keys, values, and buckets (batch, heads, capacity, rounds)."""
 
     def __init__(self) -> None:

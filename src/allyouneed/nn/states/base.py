@@ -21,7 +21,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from allyouneed.nn.context import Context, Memory, TokenLayout
+from allyouneed.nn.context import Memory, TokenLayout
 
 
 class State(ABC):
@@ -69,7 +69,7 @@ def _detached(value: Any) -> Any:
     return value
 
 
-def stacked(ours: Tensor, theirs: Tensor) -> Tensor:
+def concat_rows(ours: Tensor, theirs: Tensor) -> Tensor:
     """Rows of both; where one is smaller along another axis, zeros come at its end."""
     if ours.shape[1:] == theirs.shape[1:]:
         return torch.cat((ours, theirs))
@@ -85,7 +85,7 @@ def _joined(ours: Any, theirs: Any) -> Any:
     if (ours is None) != (theirs is None):
         raise ValueError("rows that have seen something cannot be joined by rows that have not")
     if isinstance(ours, Tensor):
-        return stacked(ours, theirs)
+        return concat_rows(ours, theirs)
     if isinstance(ours, State):
         ours.join(theirs)
     elif isinstance(ours, list | tuple):
@@ -108,84 +108,6 @@ def _copied(value: Any) -> Any:
     return {key: _copied(entry) for key, entry in value.items()} if isinstance(value, dict) else value
 
 
-def writable(cache: Tensor, new: Tensor) -> Tensor:
-    """A cache that may be written into: a copy where gradients still need what it was."""
-    needed = torch.is_grad_enabled() and (cache.requires_grad or new.requires_grad)
-    return cache.clone() if needed else cache
-
-
-class Cache(State):
-    """Keys and values of tokens seen."""
-
-    @abstractmethod
-    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, TokenLayout]:
-        """Take in new keys and values (batch, heads, time, head_width); all that may be looked at, and its places."""
-
-    def meet(self, q: Tensor, keys: Tensor, values: Tensor, context: Context, scale: float) -> Tensor | None:
-        """Take in one new token a row, and let it look at all there is, by softmax(q·k · scale): (batch, heads, 1,
-        head_width). None, and nothing taken in: there is no quicker way here than `append`, and then to look."""
-        return None
-
-
-class KeyValues(Cache):
-    """A cache that grows with the sentence: keys and values (batch, heads, capacity, head_width)."""
-
-    def __init__(self) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-        self.end = 0  # slots in use in the longest row
-
-    def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, TokenLayout]:
-        """Store new keys and values at their positions; return all there are, and where they stand."""
-        slots = context.slots
-        assert slots is not None
-        self.end = slots.time
-        self.keys = self._stored(self.keys, keys, context.queries)
-        self.values = self._stored(self.values, values, context.queries)
-        return self.keys[:, :, : self.end], self.values[:, :, : self.end], slots
-
-    def _stored(self, cache: Tensor | None, new: Tensor, layout: TokenLayout) -> Tensor:
-        batch, heads, time, head_width = new.shape
-        end = self.end
-        capacity = 0 if cache is None else cache.shape[2]
-        if end > capacity:  # grow by doubling: amortised, a token is copied once
-            grown = new.new_zeros(batch, heads, max(end, 2 * capacity, 16), head_width)
-            if cache is not None:
-                grown[:, :, :capacity] = cache
-            cache = grown
-        assert cache is not None
-        cache = writable(cache, new)
-        if layout.start is not None:
-            cache[:, :, layout.start : layout.start + time] = new
-        else:
-            rows = torch.arange(batch, device=new.device)[:, None]
-            cache[rows, :, layout.positions] = new.transpose(1, 2)
-        return cache
-
-    def select(self, rows: Tensor) -> None:
-        if self.keys is not None and self.values is not None:
-            self.keys = self.keys.index_select(0, rows)
-            self.values = self.values.index_select(0, rows)
-
-    def trim(self, length: int, each: Tensor | None = None) -> None:
-        self.end = min(self.end, length)
-
-    @property
-    def bytes(self) -> int:
-        if self.keys is None or self.values is None:
-            return 0
-        return (self.keys[:, :, : self.end].numel() + self.values[:, :, : self.end].numel()) * self.keys.itemsize
-
-
-class SourceKeyValues(KeyValues):
-    """Keys and values of a source sentence: computed once, shared by all beams, never reordered among them."""
-
-    shared = True
-
-    def trim(self, length: int, each: Tensor | None = None) -> None:
-        pass  # the source sentence stays what it is
-
-
 class States:
     """Everything a model remembers: how many tokens each row has seen, and each layer's states by sub-layer name.
 
@@ -202,7 +124,7 @@ class States:
         self.group = 1
         self.marks: dict[str, Tensor] = {}  # what rows have said about their tokens (rows, time), by name
 
-    def fan(self, group: int) -> None:
+    def repeat_rows(self, group: int) -> None:
         """Give each row `group` copies of itself that share its source."""
         self._select([row for row in range(len(self.lengths)) for _ in range(group)], sources=None)
         self.group *= group
@@ -219,7 +141,7 @@ class States:
     def close(self) -> None:
         """Nobody will use them any more; what they hold elsewhere is given back."""
 
-    def pick(self, rows: Sequence[int]) -> Self:
+    def copy_rows(self, rows: Sequence[int]) -> Self:
         """These rows once more, as states of their own."""
         new = copy(self)
         new.layers = [{name: _copied(state) for name, state in layer.items()} for layer in self.layers]
@@ -227,13 +149,13 @@ class States:
         return new
 
     @property
-    def sources(self) -> bool:
+    def has_sources(self) -> bool:
         """Rows belong to sources, which groups of them share."""
         return self.memory is not None or any(state.shared for layer in self.layers for state in layer.values())
 
     def ungroup(self) -> None:
         """Rows that share no source need not stay together."""
-        if not self.sources:
+        if not self.has_sources:
             self.group = 1
 
     def join(self, other: Self) -> None:
@@ -250,7 +172,7 @@ class States:
             known = self.marks.get(name, other.marks.get(name))
             assert known is not None
             sides = (self.marks.get(name, known.new_zeros(ours, 0)), other.marks.get(name, known.new_zeros(theirs, 0)))
-            self.marks[name] = stacked(*sides)
+            self.marks[name] = concat_rows(*sides)
         self.lengths = self.lengths + other.lengths
 
     def trim(self, length: int | Sequence[int]) -> None:

@@ -5,8 +5,8 @@ A row has a list of blocks, its table, that holds for all layers alike. Rows tha
 writes into a block that others hold as well gets a copy of it first. Leaving, joining and reordering rows move numbers
 in tables and no keys.
 
-Attention sees what it always sees: `PagedKeyValues.append` gathers a row's blocks side by side. That is the definition;
-of one new token a row, a kernel reads the blocks where they lie (`PagedKeyValues.meet`, kernels/triton/decode_attention.py).
+Attention sees what it always sees: `PagedKVCache.append` gathers a row's blocks side by side. That is the definition;
+of one new token a row, a kernel reads the blocks where they lie (`PagedKVCache.attend_new_token`, kernels/triton/decode_attention.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from allyouneed.kernels import usable
 from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.nn.states.base import Cache, KeyValues, State, States
+from allyouneed.nn.states.base import State, States
+from allyouneed.nn.states.kv_cache import KVCache, KVState
 
 BLOCK = 8  # tokens of a block: half of one is wasted in each row
 
@@ -28,36 +29,36 @@ class PoolFullError(Exception):
     """More blocks were asked for than are free."""
 
 
-class Pool:
+class BlockPool:
     """So many blocks of so many tokens, in every layer that remembers keys and values. Block 0 belongs to nobody:
     tables are filled up with it."""
 
     def __init__(self, blocks: int, size: int = BLOCK) -> None:
         self.blocks, self.size = blocks, size
         self.free = list(range(blocks, 0, -1))
-        self.holders = [0] * (blocks + 1)
+        self.ref_counts = [0] * (blocks + 1)
         self.storage: dict[int, tuple[Tensor, Tensor]] = {}  # by layer
 
     @property
     def used(self) -> int:
         return self.blocks - len(self.free)
 
-    def take(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> list[int]:
         if count > len(self.free):
             raise PoolFullError(f"{count} blocks asked for, {len(self.free)} of {self.blocks} are free")
         found = [self.free.pop() for _ in range(count)]
         for block in found:
-            self.holders[block] = 1
+            self.ref_counts[block] = 1
         return found
 
-    def hold(self, blocks: Sequence[int]) -> None:
+    def retain(self, blocks: Sequence[int]) -> None:
         for block in blocks:
-            self.holders[block] += 1
+            self.ref_counts[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
         for block in blocks:
-            self.holders[block] -= 1
-            if not self.holders[block]:
+            self.ref_counts[block] -= 1
+            if not self.ref_counts[block]:
                 self.free.append(block)
 
     def layer(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +70,7 @@ class Pool:
         return self.storage[number]
 
 
-class PagedKeyValues(Cache):
+class PagedKVCache(KVState):
     """One layer's view of the pool; who holds which blocks is the states' affair."""
 
     def __init__(self, states: PagedStates, number: int) -> None:
@@ -98,7 +99,9 @@ class PagedKeyValues(Cache):
                 cache[own] = cache[old]
         return stored
 
-    def meet(self, q: Tensor, keys: Tensor, values: Tensor, context: Context, scale: float) -> Tensor | None:
+    def attend_new_token(
+        self, q: Tensor, keys: Tensor, values: Tensor, context: Context, scale: float
+    ) -> Tensor | None:
         """On a GPU a kernel reads the blocks where they lie."""
         queries = context.queries
         if not usable(q) or queries.time != 1 or queries.segments is not None or q.shape[-1] % 2:
@@ -122,7 +125,7 @@ class PagedKeyValues(Cache):
     @property
     def bytes(self) -> int:
         stored = self.states.pool.storage.get(self.number, ())
-        blocks = len({block for table in self.states.held for block in table})
+        blocks = len({block for table in self.states.block_tables for block in table})
         return sum(cache[0].numel() * cache.itemsize for cache in stored) * blocks
 
 
@@ -130,23 +133,24 @@ class PagedStates(States):
     """States whose growing caches lie in a pool; other states are what they were. Whoever drops them gives the blocks
     back with `close`."""
 
-    def __init__(self, states: States, pool: Pool) -> None:
+    def __init__(self, states: States, pool: BlockPool) -> None:
         layers: list[dict[str, State]] = []
         for number, layer in enumerate(states.layers):
             paged = {
-                name: PagedKeyValues(self, number) if type(state) is KeyValues else state
-                for name, state in layer.items()
+                name: PagedKVCache(self, number) if type(state) is KVCache else state for name, state in layer.items()
             }
             layers.append(paged)
         super().__init__(layers, len(states.lengths), states.device, states.memory)
         self.pool = pool
-        self.held: list[list[int]] = [[] for _ in states.lengths]
+        self.block_tables: list[list[int]] = [[] for _ in states.lengths]
         self.copies: list[tuple[int, int]] = []
         self.outside: dict[int, tuple[Tensor, Tensor]] = {}  # what blocks held, by layer
         self.places: list[list[int]] = []  # and which of them each row had
         own = [state for layer in layers for state in layer.values() if not state.shared]
-        self.pages = any(isinstance(state, PagedKeyValues) for state in own)
-        self.whole = all(isinstance(state, PagedKeyValues) for state in own)  # all that is remembered lies in blocks
+        self.has_pages = any(isinstance(state, PagedKVCache) for state in own)
+        self.fully_paged = all(
+            isinstance(state, PagedKVCache) for state in own
+        )  # all that is remembered lies in blocks
         self.into = self.at = self.tables = torch.empty(0, dtype=torch.long)
 
     def mark(self, new: TokenLayout, end: int) -> None:
@@ -154,10 +158,10 @@ class PagedStates(States):
         rows, size = len(self.lengths), self.pool.size
         self.reserve([new.time] * rows if new.segments is None else new.segments.sum(1).tolist())
         super().mark(new, end)
-        if not self.pages:
+        if not self.has_pages:
             return
-        longest = max(*map(len, self.held), -(-end // size))
-        table = [blocks + [0] * (longest - len(blocks)) for blocks in self.held]
+        longest = max(*map(len, self.block_tables), -(-end // size))
+        table = [blocks + [0] * (longest - len(blocks)) for blocks in self.block_tables]
         self.tables = torch.tensor(table, dtype=torch.long, device=self.device)
         positions = new.positions.expand(rows, -1)
         into = self.tables.gather(1, positions // size)  # (batch, time)
@@ -165,90 +169,90 @@ class PagedStates(States):
 
     def reserve(self, counts: Sequence[int]) -> None:
         """Blocks for so many more tokens of each row, and copies of those that others hold as well. All or nothing."""
-        if not self.pages:
+        if not self.has_pages:
             return
         size, needs = self.pool.size, []
         holders: dict[int, int] = {}
         for row, (seen, count) in enumerate(zip(self.lengths, counts, strict=True)):
-            held = self.held[row]
+            held = self.block_tables[row]
             more = -(-(seen + count) // size) - len(held)
             part = seen // size  # the block that is written into, if it is there already
             shared = None
             if count and part < len(held):
-                left = holders.setdefault(held[part], self.pool.holders[held[part]])
+                left = holders.setdefault(held[part], self.pool.ref_counts[held[part]])
                 if left > 1:
                     shared, holders[held[part]] = part, left - 1
             needs.append((row, max(0, more), shared))
-        blocks = self.pool.take(sum(more + (shared is not None) for _, more, shared in needs))
+        blocks = self.pool.allocate(sum(more + (shared is not None) for _, more, shared in needs))
         self.copies = []
         for row, more, shared in needs:
-            held = self.held[row]
+            held = self.block_tables[row]
             if shared is not None:
                 own = blocks.pop()
                 self.copies.append((held[shared], own))
                 self.pool.release([held[shared]])
                 held[shared] = own
-            self.held[row] = held + [blocks.pop() for _ in range(more)]
+            self.block_tables[row] = held + [blocks.pop() for _ in range(more)]
 
     def close(self) -> None:
-        for blocks in self.held:
+        for blocks in self.block_tables:
             self.pool.release(blocks)
-        self.held = [[] for _ in self.held]
+        self.block_tables = [[] for _ in self.block_tables]
 
-    def begin(self, row: int, blocks: list[int]) -> None:
+    def adopt_blocks(self, row: int, blocks: list[int]) -> None:
         """A new row has seen what these full blocks hold; they are held for it already."""
-        self.held[row], self.lengths[row] = blocks, len(blocks) * self.pool.size
+        self.block_tables[row], self.lengths[row] = blocks, len(blocks) * self.pool.size
 
     def swap_out(self) -> None:
         """Keep what the blocks hold outside of the pool, and give them back."""
-        blocks = sorted({block for held in self.held for block in held})
+        blocks = sorted({block for held in self.block_tables for block in held})
         self.outside = {n: (keys[blocks], values[blocks]) for n, (keys, values) in self.pool.storage.items()}
         place = {block: number for number, block in enumerate(blocks)}
-        self.places = [[place[block] for block in held] for held in self.held]
+        self.places = [[place[block] for block in held] for held in self.block_tables]
         self.close()
 
     def swap_in(self) -> None:
-        blocks = self.pool.take(self.swapped)
+        blocks = self.pool.allocate(self.swapped_blocks)
         for number, both in self.outside.items():
             for cache, kept in zip(self.pool.storage[number], both, strict=True):
                 cache[blocks] = kept
-        self.held = [[blocks[place] for place in places] for places in self.places]
-        for held in self.held:
-            self.pool.hold(held)
+        self.block_tables = [[blocks[place] for place in places] for places in self.places]
+        for held in self.block_tables:
+            self.pool.retain(held)
         self.pool.release(blocks)  # now the rows hold them
         self.outside, self.places = {}, []
 
     @property
-    def swapped(self) -> int:
+    def swapped_blocks(self) -> int:
         """How many blocks they had, and will need."""
         return 1 + max((place for places in self.places for place in places), default=-1)
 
     def join(self, other: Self) -> None:
         super().join(other)
-        self.held, other.held = self.held + other.held, []
+        self.block_tables, other.block_tables = self.block_tables + other.block_tables, []
 
-    def pick(self, rows: Sequence[int]) -> Self:
-        for blocks in self.held:  # the copy holds them too, until it lets go of all but its own
-            self.pool.hold(blocks)
-        new = super().pick(rows)
+    def copy_rows(self, rows: Sequence[int]) -> Self:
+        for blocks in self.block_tables:  # the copy holds them too, until it lets go of all but its own
+            self.pool.retain(blocks)
+        new = super().copy_rows(rows)
         for layer in new.layers:
             for state in layer.values():
-                if isinstance(state, PagedKeyValues):
+                if isinstance(state, PagedKVCache):
                     state.states = new
         return new
 
     def trim(self, length: int | Sequence[int]) -> None:
         super().trim(length)
-        for row, (blocks, left) in enumerate(zip(self.held, self.lengths, strict=True)):
+        for row, (blocks, left) in enumerate(zip(self.block_tables, self.lengths, strict=True)):
             kept = -(-left // self.pool.size)
             self.pool.release(blocks[kept:])
-            self.held[row] = blocks[:kept]
+            self.block_tables[row] = blocks[:kept]
 
     def _select(self, rows: list[int], sources: list[int] | None) -> None:
         super()._select(rows, sources)
-        kept = [list(self.held[row]) for row in rows]
+        kept = [list(self.block_tables[row]) for row in rows]
         for blocks in kept:
-            self.pool.hold(blocks)
-        for blocks in self.held:
+            self.pool.retain(blocks)
+        for blocks in self.block_tables:
             self.pool.release(blocks)
-        self.held = kept
+        self.block_tables = kept

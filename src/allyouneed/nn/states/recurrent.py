@@ -2,7 +2,7 @@
 
 A carry cannot be run backwards, so tokens are taken back by running it forwards again: from a snapshot, the carry at
 some earlier place of each row, over the raw inputs since then. There are never more of those than `TAIL`; when they
-would be more, all but the last `SLACK` of them are folded into the snapshot.
+would be more, all but the last `MAX_TRIM` of them are folded into the snapshot.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.states.base import State
-from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.states.window import MAX_TRIM
 
-TAIL = 2 * SLACK  # inputs kept: those that can be taken back, and room for as many, so that folding is rare
+TAIL = 2 * MAX_TRIM  # inputs kept: those that can be taken back, and room for as many, so that folding is rare
 
 Carry = tuple[Tensor, ...]
 # (batch, an input: its dtype and device) -> the carry of rows that have seen nothing; all its tensors batch first
@@ -66,11 +66,11 @@ class Recurrent(State):
         self.lengths = self.lengths + (time if real is None else real.sum(1))
         if room == TAIL:
             return
-        old = (self.lengths - SLACK - self.since).clamp(min=0)[:, None]  # inputs that can no longer be taken back
+        old = (self.lengths - MAX_TRIM - self.since).clamp(min=0)[:, None]  # inputs that can no longer be taken back
         self.snapshot = self.fold(self.snapshot, joint, torch.arange(room + 1, device=old.device) < old)
         left = (old + torch.arange(TAIL + 1, device=old.device)).clamp(max=room)  # (batch, TAIL + 1)
         self.tail = joint.gather(1, left[..., None].expand(-1, -1, features))
-        self.since, self.most = self.since + old[:, 0], SLACK
+        self.since, self.most = self.since + old[:, 0], MAX_TRIM
 
     def select(self, rows: Tensor) -> None:
         if self.now is None:
@@ -83,9 +83,9 @@ class Recurrent(State):
         if self.tail is None or self.since is None or self.lengths is None:
             return
         kept = self.lengths.clamp(max=length if each is None else each)
-        gone = (kept < self.since) | ((self.lengths - kept > SLACK) & (self.since > 0))
+        gone = (kept < self.since) | ((self.lengths - kept > MAX_TRIM) & (self.since > 0))
         if bool(gone.any()):
-            raise ValueError(f"a recurrence can take back {SLACK} tokens, not more: the others are gone")
+            raise ValueError(f"a recurrence can take back {MAX_TRIM} tokens, not more: the others are gone")
         again = max(1, int((kept - self.since).max()))
         inside = torch.arange(again, device=kept.device) < (kept - self.since)[:, None]
         self.now, self.lengths = self.fold(self.snapshot, self.tail[:, :again], inside), kept

@@ -20,7 +20,7 @@ Tensors = dict[str, Tensor]
 PLAIN = (bool, int, float, str)
 
 
-class Remembering:
+class SegmentMemory:
     """The model as a task sees it: `run` reads a batch over what is remembered of the one before, through which no
     gradient flows; `Batch.begins` says where texts begin anew."""
 
@@ -75,9 +75,9 @@ class Remembering:
 
     def joined(self, parts: Iterable[tuple[Tensors, Any]]) -> tuple[Tensors, Any]:
         """What several that read other rows have written, as if one had read all."""
-        whole = Remembering(self.model)
+        whole = SegmentMemory(self.model)
         for tensors, tree in parts:
-            one = Remembering(self.model)
+            one = SegmentMemory(self.model)
             one.restore(tensors, tree)
             if whole.states is None or one.states is None:
                 whole = one
@@ -88,7 +88,7 @@ class Remembering:
 
 def reading(model: Any, carries: bool) -> Any:
     """The model itself, or as one that remembers from batch to batch."""
-    return Remembering(model) if carries else model
+    return SegmentMemory(model) if carries else model
 
 
 def _packed(value: Any, path: str, tensors: Tensors) -> Any:

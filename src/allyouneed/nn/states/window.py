@@ -13,14 +13,14 @@ from torch import Tensor
 
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.patterns.core import KVWindow
-from allyouneed.nn.states.base import Cache, writable
+from allyouneed.nn.states.kv_cache import KVState, writable_cache
 
-SLACK = 64  # tokens that can be taken back; a pass of as many new tokens needs no copy of the ring
+MAX_TRIM = 64  # tokens that can be taken back; a pass of as many new tokens needs no copy of the ring
 
 
-def ring_size(kept: KVWindow) -> int:
+def window_slots(kept: KVWindow) -> int:
     """Slots a ring comes to hold."""
-    return kept.first + kept.recent + SLACK
+    return kept.first + kept.recent + MAX_TRIM
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +34,11 @@ class _Turn:
     copies: bool
 
 
-class Ring(Cache):
+class WindowKVCache(KVState):
     """Keys and values (batch, heads, slots + 1, head_width); into the one slot too many goes what is not to be kept."""
 
     def __init__(self, kept: KVWindow) -> None:
-        self.first, self.ring = kept.first, kept.recent + SLACK
+        self.first, self.ring = kept.first, kept.recent + MAX_TRIM
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.lengths: Tensor | None = None
@@ -71,7 +71,7 @@ class Ring(Cache):
         batch, heads, _, head_width = new.shape
         slots = 0 if cache is None else cache.shape[2] - 1
         if cache is not None and self.end <= slots:
-            return writable(cache, new)
+            return writable_cache(cache, new)
         grown = new.new_zeros(batch, heads, min(self.first + self.ring, max(self.end, 2 * slots, 16)) + 1, head_width)
         if cache is not None:
             grown[:, :, :slots] = cache[:, :, :slots]
@@ -89,7 +89,7 @@ class Ring(Cache):
         slot = torch.where(positions < self.first, positions, self.first + (positions - self.first) % self.ring)
         lost = (positions >= self.first) & (positions < lengths[:, None] - self.ring)
         lost = lost if new.real is None else lost | ~new.real
-        copies = new.time > SLACK + 1  # else the ring still holds all that the first of the new tokens may see
+        copies = new.time > MAX_TRIM + 1  # else the ring still holds all that the first of the new tokens may see
         places = self._places(*(before if copies else after), room)
         if copies:
             real = torch.ones_like(positions) if new.segments is None else new.segments
@@ -117,9 +117,9 @@ class Ring(Cache):
         if self.lengths is None or self.written is None:
             return
         kept = self.lengths.clamp(max=length if each is None else each)
-        gone = (self.written - kept > SLACK) & (self.written > self.first + self.ring)
+        gone = (self.written - kept > MAX_TRIM) & (self.written > self.first + self.ring)
         if bool(gone.any()):
-            raise ValueError(f"a pattern that forgets can take back {SLACK} tokens, not more: the others are gone")
+            raise ValueError(f"a pattern that forgets can take back {MAX_TRIM} tokens, not more: the others are gone")
         self.lengths = kept
         self.end = min(self.end, length)
 

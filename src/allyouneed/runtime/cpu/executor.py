@@ -19,7 +19,8 @@ from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.linear import int8 as quantized
 from allyouneed.nn.models.decoder import DecoderModel
 from allyouneed.nn.models.encoder_decoder import EncoderDecoderModel
-from allyouneed.nn.states.base import KeyValues, SourceKeyValues, State, States
+from allyouneed.nn.states.base import State, States
+from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
 from allyouneed.runtime.cpu.lower import EIGHT, PRODUCT, Program, Slot, Unsupported, embedded, scored, sources, stacked
 from allyouneed.runtime.cpu.threads import Team
 
@@ -163,7 +164,7 @@ class Bound:
     def __init__(self, slots: Sequence[Slot], states: States) -> None:
         self.layers, self.memory = states.layers, states.memory
         found: list[State | None] = [states.layers[slot.layer].get(slot.name) for slot in slots]
-        wanted = [SourceKeyValues if slot.name == "cross" else KeyValues for slot in slots]
+        wanted = [CrossKVCache if slot.name == "cross" else KVCache for slot in slots]
         self.known = all(type(state) is kind for state, kind in zip(found, wanted, strict=True))
         self.states: list[Any] = found
         self.keys: list[Tensor | None] = [None] * len(slots)
@@ -286,7 +287,7 @@ class CpuExecutor:
             return states
         for layer in states.layers:
             for state in layer.values():
-                if isinstance(state, KeyValues) and state.keys is not None and state.values is not None:
+                if isinstance(state, KVCache) and state.keys is not None and state.values is not None:
                     state.keys, state.values = state.keys.to(dtype), state.values.to(dtype)
         return states
 

@@ -31,9 +31,9 @@ from allyouneed.nn.positions.alibi import AlibiModule
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.positions.t5_bias import BucketsModule
-from allyouneed.nn.states.base import KeyValues
+from allyouneed.nn.states.kv_cache import KVCache
 from allyouneed.nn.wiring.residual import PostNorm, PreNorm, ResidualModule
-from allyouneed.runtime.cuda.static_cache import StaticStates, look_at_source
+from allyouneed.runtime.cuda.static_cache import StaticStates, attend_source
 
 
 def fits(model: Any) -> bool:
@@ -58,7 +58,7 @@ def reads_alike(model: Any) -> bool:
         return False
     kept = [state for layer in stacks[0].new_states() for state in layer.values()]
     parts = [part for stack in stacks for block in stack.blocks for part in block.sublayers.values()]
-    return all(isinstance(state, KeyValues) for state in kept) and all(_fits(part) for part in parts)
+    return all(isinstance(state, KVCache) for state in kept) and all(_fits(part) for part in parts)
 
 
 def _fits(part: Any) -> bool:
@@ -80,7 +80,7 @@ def reckoned(pattern: Pattern) -> bool:
 class OneStep:
     def __init__(self, model: Any, states: StaticStates) -> None:
         self.model, self.states = model, states
-        self.places = states.slots.positions
+        self.places = states.static_layout.positions
         kinds = {type(block.wiring) for block in model.decoder.blocks}
         wirings = [wiring for wiring in model.decoder.wirings]
         self.chained = kinds == {ResidualModule} and all(
@@ -124,21 +124,21 @@ class OneStep:
 
             # a table of turns is looked up here if it is the only one
             turns = next(iter(self.turns.values())) if len(self.turns) == 1 else None
-            table = states.table if states.group > 1 else None
+            table = states.block_table if states.group > 1 else None
             own = (embed.tokens.weight, embed.scale, self.positions)
-            x, at, turned = begin(tokens, states.lengths, self.last, *own, turns, table)
+            x, at, turned = begin(tokens, states.device_lengths, self.last, *own, turns, table)
         else:
-            at = states.lengths.clamp(max=self.last)
+            at = states.device_lengths.clamp(max=self.last)
             if states.group > 1:
-                states.table.scatter_(1, at[:, None], states.own.int()[:, None])
+                states.block_table.scatter_(1, at[:, None], states.row_ids.int()[:, None])
             # a start, so that the device is not asked how long the rows are: there are places for all of them
             x = (
                 self.embedded(tokens, at)
                 if bare
                 else embed(Rows(tokens[:, None]), TokenLayout(at[:, None], start=0))[:, 0]
             )
-            states.lengths.add_(1)
-        context = Context(TokenLayout(at[:, None]), states.slots, states.memory, x[:, None])
+            states.device_lengths.add_(1)
+        context = Context(TokenLayout(at[:, None]), states.static_layout, states.memory, x[:, None])
         if turned is not None:
             context.plans[(*next(iter(self.turns)), "one")] = turned
         return x, at, context
@@ -188,12 +188,12 @@ class OneStep:
             q, k, v = linear(x, part.q), linear(x, part.k), linear(x, part.v)
         q, k, v = (y.unflatten(-1, (-1, width)) for y in (q, k, v))  # (rows, heads, head_width)
         turns = self.turned(part.relative, at, context)
-        found: Tensor = state.look(part.scores.prepare(q), (k, v), at, part.score_mod().scale, turns)
+        found: Tensor = state.attend(part.scores.prepare(q), (k, v), at, part.score_mod().scale, turns)
         return found.flatten(1)
 
     def source(self, part: Any, x: Tensor, state: Any) -> Tensor:
         q = part.scores.prepare(linear(x, part.q).unflatten(-1, (-1, part.head_width)))
-        return look_at_source(q, state, self.states, part.score_mod().scale).flatten(1)
+        return attend_source(q, state, self.states, part.score_mod().scale).flatten(1)
 
     def tables(self) -> dict[Any, Tensor]:
         """Cosines beside sines of every place (places, head_width), by the key of those who turn by them."""

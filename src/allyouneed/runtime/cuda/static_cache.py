@@ -17,11 +17,12 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from allyouneed.kernels import usable
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
-from allyouneed.nn.states.base import Cache, KeyValues, SourceKeyValues, State, States
-from allyouneed.nn.states.window import Ring
+from allyouneed.nn.states.base import State, States
+from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache, KVState
+from allyouneed.nn.states.window import WindowKVCache
 
 
-class StaticKeyValues(Cache):
+class StaticKVCache(KVState):
     """Keys and values (rows, heads, capacity, head_width) of one layer, written in place."""
 
     def __init__(self, states: StaticStates, keys: Tensor, values: Tensor) -> None:
@@ -35,15 +36,15 @@ class StaticKeyValues(Cache):
 
     def put(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         """(rows, heads, head_width) each, at these places (rows,)"""
-        self.keys[self.states.own, :, positions] = keys.to(self.keys.dtype)
-        self.values[self.states.own, :, positions] = values.to(self.values.dtype)
+        self.keys[self.states.row_ids, :, positions] = keys.to(self.keys.dtype)
+        self.values[self.states.row_ids, :, positions] = values.to(self.values.dtype)
 
-    def take(self, rows: Tensor, past: State) -> None:
+    def load(self, rows: Tensor, past: State) -> None:
         """These rows have this past."""
-        assert isinstance(past, KeyValues | Ring)
+        assert isinstance(past, KVCache | WindowKVCache)
         if past.keys is None or past.values is None:
             return
-        if isinstance(past, KeyValues):
+        if isinstance(past, KVCache):
             self.keys[rows, :, : past.end] = past.keys[:, :, : past.end]
             self.values[rows, :, : past.end] = past.values[:, :, : past.end]
             return
@@ -57,11 +58,11 @@ class StaticKeyValues(Cache):
         """What each row's table names, row by row; where nobody shares, what is there."""
         if self.states.group == 1:
             return self.keys, self.values
-        slots, table = self.states.slots.positions[0], self.states.table.long()
+        slots, table = self.states.static_layout.positions[0], self.states.block_table.long()
         keys, values = (cache[table, :, slots].transpose(1, 2) for cache in (self.keys, self.values))
         return keys, values
 
-    def look(
+    def attend(
         self, q: Tensor, new: tuple[Tensor, Tensor], positions: Tensor, scale: float, turns: Tensor | None
     ) -> Tensor:
         """Of one new token a row, (rows, heads, head_width): its key and value come in, and it sees all there is.
@@ -70,14 +71,16 @@ class StaticKeyValues(Cache):
             from allyouneed.kernels.triton.decode_attention import look
 
             every, states = 0 if self.states.group == 1 else 1, self.states
-            return look(q, self.keys, self.values, states.table, positions, scale, every, new, turns, states.arrived)
+            return look(
+                q, self.keys, self.values, states.block_table, positions, scale, every, new, turns, states.arrived
+            )
         k, v = new
         if turns is not None:
             cos, sin = turns[:, None].chunk(2, -1)  # (rows, 1, head_width / 2) each
             q, k = _turned(q, cos, sin), _turned(k, cos, sin)
         self.put(k, v, positions)
         keys, values = self.gathered()
-        seen = self.states.slots.positions <= positions[:, None]  # (rows, capacity)
+        seen = self.states.static_layout.positions <= positions[:, None]  # (rows, capacity)
         found = sdpa(
             q[:, :, None], keys, values, seen[:, None, None], scale=scale, enable_gqa=q.shape[1] != keys.shape[1]
         )
@@ -100,21 +103,21 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class StaticStates:
-    """Of a model's `stack` of decoder blocks. `own`: the numbers of the rows. `sources`: so many tokens of a source at
+    """Of a model's `stack` of decoder blocks. `row_ids`: the numbers of the rows. `sources`: so many tokens of a source at
     most; 0: there is none."""
 
     def __init__(self, stack: Any, seats: int, group: int, capacity: int, sources: int) -> None:
         weight = next(stack.parameters())
         device, dtype = weight.device, weight.dtype
-        self.seats, self.group, self.capacity, self.sources = seats, group, capacity, sources
+        self.slot_count, self.group, self.capacity, self.source_capacity = seats, group, capacity, sources
         rows = seats * group
         self.rows, self.device = rows, device
-        self.own = torch.arange(rows, device=device)
-        self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
-        self.slots = TokenLayout(torch.arange(capacity, device=device)[None])
+        self.row_ids = torch.arange(rows, device=device)
+        self.device_lengths = torch.zeros(rows, dtype=torch.long, device=device)
+        self.static_layout = TokenLayout(torch.arange(capacity, device=device)[None])
         each = 1 if group == 1 else capacity
-        self.table = self.own.int()[:, None].expand(rows, each).contiguous()
-        self.source_table = (self.own // group).int()[:, None].contiguous()
+        self.block_table = self.row_ids.int()[:, None].expand(rows, each).contiguous()
+        self.source_table = (self.row_ids // group).int()[:, None].contiguous()
         self.source_lengths = torch.ones(rows, dtype=torch.long, device=device)
         heads = [getattr(part, "kv_heads", 1) for block in stack.blocks for part in block.sublayers.values()]
         self.arrived = torch.zeros(rows * max(heads), dtype=torch.int32, device=device)  # for kernels to count with
@@ -130,25 +133,25 @@ class StaticStates:
             for name, part in block.sublayers.items():
                 if isinstance(part, SelfAttention):
                     sizes = (2, rows, part.kv_heads, capacity, part.head_width)
-                    layer[name] = StaticKeyValues(self, *torch.zeros(sizes, dtype=dtype, device=device))
+                    layer[name] = StaticKVCache(self, *torch.zeros(sizes, dtype=dtype, device=device))
                 elif isinstance(part, CrossAttention):
                     sizes = (2, seats, part.kv_heads, sources, part.head_width)
-                    layer[name] = state = SourceKeyValues()
+                    layer[name] = state = CrossKVCache()
                     state.keys, state.values = torch.zeros(sizes, dtype=dtype, device=device)
                     state.end = sources
             self.layers.append(layer)
 
-    def take(self, stack: Any, chairs: Tensor, seen: States, counts: Tensor) -> None:
+    def load(self, stack: Any, chairs: Tensor, seen: States, counts: Tensor) -> None:
         """These seats are taken by texts of which this has been seen (a row each), and so much of it counts."""
         rows = chairs[:, None] * self.group + torch.arange(self.group, device=self.device)  # (seats, group)
-        self.lengths[rows] = counts[:, None].expand_as(rows)
+        self.device_lengths[rows] = counts[:, None].expand_as(rows)
         if self.group > 1:  # what is given lies with the first of them
-            self.table[rows] = rows[:, :1, None].int().expand(-1, -1, self.capacity)
+            self.block_table[rows] = rows[:, :1, None].int().expand(-1, -1, self.capacity)
         memory, context = seen.memory, None
         if memory is not None:
             assert self.memory is not None and self.memory.layout.segments is not None
             time, real = memory.hidden.shape[1], memory.layout.segments
-            segments = torch.zeros(len(chairs), self.sources, dtype=torch.long, device=self.device)
+            segments = torch.zeros(len(chairs), self.source_capacity, dtype=torch.long, device=self.device)
             segments[:, :time] = 1 if real is None else real
             self.memory.layout.segments[chairs] = segments
             self.source_lengths[rows] = segments.sum(1)[:, None].expand_as(rows)
@@ -156,10 +159,10 @@ class StaticStates:
         for block, layer, given in zip(stack.blocks, self.layers, seen.layers, strict=True):
             for name, state in layer.items():
                 past = given[name]
-                if isinstance(state, StaticKeyValues):
-                    state.take(rows[:, 0], past)
+                if isinstance(state, StaticKVCache):
+                    state.load(rows[:, 0], past)
                     continue
-                assert isinstance(past, SourceKeyValues)
+                assert isinstance(past, CrossKVCache)
                 keys, values = past.keys, past.values
                 if keys is None or values is None:
                     assert memory is not None and context is not None
@@ -169,16 +172,16 @@ class StaticStates:
 
     def reorder(self, rows: Tensor) -> None:
         """Row i goes on with the past of row `rows[i]` of its own group."""
-        self.table.copy_(self.table.index_select(0, rows))
+        self.block_table.copy_(self.block_table.index_select(0, rows))
 
     @staticmethod
-    def bytes_each(stack: Any) -> int:
+    def bytes_per_token(stack: Any) -> int:
         """Of one token of a row."""
         parts = [part for block in stack.blocks for part in block.sublayers.values() if isinstance(part, SelfAttention)]
         return sum(2 * part.narrow for part in parts) * next(stack.parameters()).itemsize
 
 
-def look_at_source(q: Tensor, state: SourceKeyValues, states: StaticStates, scale: float) -> Tensor:
+def attend_source(q: Tensor, state: CrossKVCache, states: StaticStates, scale: float) -> Tensor:
     """(rows, heads, head_width): of one token a row, at its source; all rows of a seat share one."""
     keys, values = state.keys, state.values
     assert keys is not None and values is not None and states.memory is not None
@@ -189,6 +192,6 @@ def look_at_source(q: Tensor, state: SourceKeyValues, states: StaticStates, scal
         return look(q, keys, values, states.source_table, lengths, scale, every=0, arrived=arrived)
     real = states.memory.layout.real
     assert real is not None
-    beams = q.view(states.seats, states.group, *q.shape[1:]).transpose(1, 2)  # (seats, heads, group, head_width)
+    beams = q.view(states.slot_count, states.group, *q.shape[1:]).transpose(1, 2)  # (seats, heads, group, head_width)
     found = sdpa(beams, keys, values, real[:, None, None], scale=scale, enable_gqa=q.shape[1] != keys.shape[1])
     return found.transpose(1, 2).reshape(q.shape)

@@ -11,7 +11,7 @@ from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.mixers.attention.infini import kept_tokens
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.states.window import MAX_TRIM
 from any_part import build
 
 
@@ -72,10 +72,10 @@ def test_tokens_can_be_taken_back_across_a_segments_end():
     with torch.no_grad():
         expected = model.logits(Batch(Rows(tokens)))
         model.advance(Rows(tokens[:, :150]), states)
-        states.trim(150 - SLACK)
-        found = model.head(model.advance(Rows(tokens[:, 150 - SLACK :]), states))
-        torch.testing.assert_close(found, expected[:, 150 - SLACK :], atol=1e-8, rtol=0)
-    with pytest.raises(ValueError, match=f"can take back {SLACK} tokens"):
+        states.trim(150 - MAX_TRIM)
+        found = model.head(model.advance(Rows(tokens[:, 150 - MAX_TRIM :]), states))
+        torch.testing.assert_close(found, expected[:, 150 - MAX_TRIM :], atol=1e-8, rtol=0)
+    with pytest.raises(ValueError, match=f"can take back {MAX_TRIM} tokens"):
         states.trim(200 - kept_tokens(16) - 1)
 
 

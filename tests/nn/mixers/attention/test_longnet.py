@@ -8,7 +8,7 @@ from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.attention.longnet import ByHeads, LongNet
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.states.window import Ring
+from allyouneed.nn.states.window import WindowKVCache
 from any_part import build, pack
 
 HEADS, HEAD_WIDTH = 4, 3
@@ -80,7 +80,7 @@ def test_it_decodes_in_the_memory_of_its_longest_segment():
             found.append(model.head(model.advance(Rows(tokens[:, at : at + 1]), states)))
             sizes.append(states.bytes)
         torch.testing.assert_close(torch.cat(found, 1), model.logits(Batch(Rows(tokens))), atol=1e-9, rtol=0)
-    assert all(isinstance(state, Ring) for layer in states.layers for state in layer.values())
+    assert all(isinstance(state, WindowKVCache) for layer in states.layers for state in layer.values())
     assert sizes[-1] == sizes[-70] == 8 * model.config.cost(150).state_constant
 
 

@@ -25,8 +25,9 @@ from allyouneed.nn.ops.attention.select import plan
 from allyouneed.nn.ops.fused_backward import apart, can_sum, outcome
 from allyouneed.nn.patterns.core import Causal, Full, Pattern
 from allyouneed.nn.positions.relative import Heads, NoRelative, Relative, RelativeModule
-from allyouneed.nn.states.base import Cache, KeyValues, SourceKeyValues, State
-from allyouneed.nn.states.window import Ring, ring_size
+from allyouneed.nn.states.base import State
+from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache, KVState
+from allyouneed.nn.states.window import WindowKVCache, window_slots
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
@@ -162,9 +163,9 @@ class Attention(Mixer):
 def cache_cost(pattern: Pattern, each: int, length: int) -> Cost:
     """Of remembering so many elements of each token this pattern may still look at; a ring grows until it turns."""
     kept = pattern.kv_window
-    if kept is None or length < ring_size(kept):
+    if kept is None or length < window_slots(kept):
         return Cost(state_per_token=each)
-    return Cost(state_constant=each * ring_size(kept))
+    return Cost(state_constant=each * window_slots(kept))
 
 
 class SoftmaxAttention(SubLayer):
@@ -218,7 +219,7 @@ class SoftmaxAttention(SubLayer):
 
     def new_memory(self) -> State | None:
         kept = self.pattern.kv_window
-        return KeyValues() if kept is None else Ring(kept)
+        return KVCache() if kept is None else WindowKVCache(kept)
 
 
 class _Heads(SoftmaxAttention):
@@ -301,12 +302,15 @@ class SelfAttention(_Heads):
         keys = context.queries
         self.scores.check(keys)
         if state is not None:
-            assert isinstance(state, Cache)
+            assert isinstance(state, KVState)
             kept = context.kept
             count = kept.queries.time
             if self.keeps_hidden:
                 k, v, keys = self.recalled(x[:, :count], kept, state)
-            elif self.sees_all(context) and (seen := state.meet(q, k, v, context, self.score_mod().scale)) is not None:
+            elif (
+                self.sees_all(context)
+                and (seen := state.attend_new_token(q, k, v, context, self.score_mod().scale)) is not None
+            ):
                 return self.outward(seen, context)
             else:
                 k, v, keys = state.append(k[:, :, :count], v[:, :, :count], kept)
@@ -321,7 +325,7 @@ class SelfAttention(_Heads):
             and context.said is None
         )
 
-    def recalled(self, x: Tensor, context: Context, state: Cache) -> tuple[Tensor, Tensor, TokenLayout]:
+    def recalled(self, x: Tensor, context: Context, state: KVState) -> tuple[Tensor, Tensor, TokenLayout]:
         """Keys and values of everything that may be seen, made of the hidden states that are remembered. To the cache
         these are keys of one head, whose values have no features."""
         hidden, _, keys = state.append(x[:, None], x[:, None, :, :0], context)
@@ -355,11 +359,11 @@ class CrossAttention(_Heads):
         memory = context.memory
         assert memory is not None, "cross-attention needs an encoder's memory"
         self.scores.check(memory.layout)
-        if isinstance(state, SourceKeyValues) and state.keys is not None and state.values is not None:
+        if isinstance(state, CrossKVCache) and state.keys is not None and state.values is not None:
             k, v = state.keys, state.values
         else:
             k, v = self.source(memory.hidden, context)
-            if isinstance(state, SourceKeyValues):
+            if isinstance(state, CrossKVCache):
                 state.keys, state.values, state.end = k, v, k.shape[2]
         q = self.split(self.q(x))
         q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
@@ -378,7 +382,7 @@ class CrossAttention(_Heads):
         return seen.view(rows, time, -1)
 
     def new_state(self) -> State:
-        return SourceKeyValues()
+        return CrossKVCache()
 
     def new_memory(self) -> State:
-        return SourceKeyValues()
+        return CrossKVCache()

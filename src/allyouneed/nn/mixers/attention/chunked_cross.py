@@ -28,7 +28,8 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention, CrossAttention, Size
 from allyouneed.nn.norms import Norm
 from allyouneed.nn.ops.attention.dense import Dense, Plan, ScoreMod, attention_weights
-from allyouneed.nn.states.base import KeyValues, SourceKeyValues, State
+from allyouneed.nn.states.base import State
+from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 
@@ -104,17 +105,17 @@ class ChunkedCross(Mixer):
         return self.attention.problems(common)
 
 
-class MemoryKeyValues(SourceKeyValues):
+class MemoryKeyValues(CrossKVCache):
     """Keys and values of memory that may grow while decoding: the first `end` are up to date. `asked`: what all tokens
     were when they came here, where memory is made of that."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: KeyValues | None = None
+        self.asked: KVCache | None = None
 
     def keep(self, x: Tensor, context: Context) -> Tensor:
         """Remember what comes; all there is, each token where it stands (batch, end, width)."""
-        self.asked = self.asked or KeyValues()
+        self.asked = self.asked or KVCache()
         return self.asked.append(x[:, None], x[:, None, :, :0], context)[0][:, 0]
 
     def forget(self, length: int) -> None:

@@ -21,8 +21,9 @@ from allyouneed.nn.patterns.core import Causal
 from allyouneed.nn.patterns.sparse import Block
 from allyouneed.nn.positions.relative import Heads, NoRelative, Relative
 from allyouneed.nn.positions.rotary import Rotary, RotaryModule
-from allyouneed.nn.states.base import State, writable
-from allyouneed.nn.states.window import SLACK
+from allyouneed.nn.states.base import State
+from allyouneed.nn.states.kv_cache import writable_cache
+from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
@@ -87,7 +88,7 @@ class Infini(Mixer):
 
 def kept_tokens(segment: int) -> int:
     """The most tokens of which keys and values are kept: of the segment, and of those before that can be taken back."""
-    return segment + SLACK - 1
+    return segment + MAX_TRIM - 1
 
 
 class InfiniModule(SubLayer):
@@ -219,7 +220,7 @@ class Compressive(State):
             self.lengths = self.since = torch.zeros(batch, dtype=torch.long, device=k.device)
         found = []
         size = max(
-            self.module.segment, SLACK
+            self.module.segment, MAX_TRIM
         )  # short segments are kept by the dozen: many tokens for one round of them
         for start in range(0, time, size):
             piece = slice(start, min(time, start + size))
@@ -246,7 +247,7 @@ class Compressive(State):
         full = slots < (lengths - self.since)[:, None]
         drop = None
         if most > self.kept:
-            drop = ((lengths - SLACK).div(segment, rounding_mode="floor") - self.since // segment).clamp(min=0)
+            drop = ((lengths - MAX_TRIM).div(segment, rounding_mode="floor") - self.since // segment).clamp(min=0)
         return _Turn(
             room,
             into if real is None else into.where(real, room),
@@ -265,7 +266,7 @@ class Compressive(State):
         module, more = self.module, turn.room - self.kept
         both = [pad(cache, (0, 0, 0, more)) if more else cache for cache in (self.keys, self.values)]
         rows = torch.arange(len(q), device=q.device)[:, None]
-        both = [writable(cache, new) for cache, new in zip(both, (k, v), strict=True)]
+        both = [writable_cache(cache, new) for cache, new in zip(both, (k, v), strict=True)]
         for cache, new in zip(both, (k, v), strict=True):
             cache[rows, :, turn.into] = new.transpose(1, 2)
         keys, values = (cache[:, :, : turn.slots.shape[1]] for cache in both)
@@ -298,7 +299,7 @@ class Compressive(State):
             return
         kept = self.lengths.clamp(max=length if each is None else each)
         if bool((kept < self.since).any()):
-            raise ValueError(f"a compressive memory can take back {SLACK} tokens, not more: the others are gone")
+            raise ValueError(f"a compressive memory can take back {MAX_TRIM} tokens, not more: the others are gone")
         self.lengths, self.end = kept, min(self.end, length)
 
     @property

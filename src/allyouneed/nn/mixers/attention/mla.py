@@ -18,7 +18,8 @@ from allyouneed.nn.norms import Norm, RMSNorm
 from allyouneed.nn.patterns.core import Full, Pattern
 from allyouneed.nn.positions.relative import Heads, NoRelative, Relative
 from allyouneed.nn.positions.rotary import Rotary
-from allyouneed.nn.states.base import Cache, State
+from allyouneed.nn.states.base import State
+from allyouneed.nn.states.kv_cache import KVState
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 
@@ -124,7 +125,7 @@ class LatentAttentionModule(SoftmaxAttention):
         q, both = self.project(x, context)
         keys = context.queries
         if state is not None:
-            assert isinstance(state, Cache)
+            assert isinstance(state, KVState)
             both, _, keys = state.append(both, both[..., :0], context)  # values are part of what is kept as keys
         look = self.look_absorbed if state is not None and self.absorbs(q.shape[2], both.shape[2]) else self.look_plain
         mixed: Tensor = self.out(look(q, both, context, keys).transpose(1, 2).flatten(2))

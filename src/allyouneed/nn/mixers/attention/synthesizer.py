@@ -20,7 +20,8 @@ from allyouneed.nn.mixers.attention.attention import Attention, SoftmaxAttention
 from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.patterns.core import Full, Pattern
 from allyouneed.nn.positions.relative import Heads, RelativeModule
-from allyouneed.nn.states.base import Cache, State
+from allyouneed.nn.states.base import State
+from allyouneed.nn.states.kv_cache import KVState
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
@@ -203,7 +204,7 @@ class SynthesizerModule(SoftmaxAttention):
         q = torch.cat(asked, -1) if asked else v[..., :0]
         k = v[..., :0] if self.k is None else self.split(self.k(x))
         if state is not None:
-            assert isinstance(state, Cache)
+            assert isinstance(state, KVState)
             k, v, keys = state.append(k, v, context)
         mixed: Tensor = self.out(self.look(q, k, v, context, keys).transpose(1, 2).flatten(2))
         return mixed
