@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from allyouneed.kernels.triton import cross_entropy as crossentropy
-from allyouneed.kernels.triton import fused_backward as lean
+from allyouneed.kernels.triton import fused_backward
 from allyouneed.kernels.triton import small_batch_linear as narrow
 from allyouneed.kernels.triton import topk as likeliest
 from allyouneed.kernels.triton.add_norm import add_norm
@@ -29,9 +29,8 @@ from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.channels.feedforward import ACTIVATIONS as ACTIVATION
 from allyouneed.nn.ops import cross_entropy as chunked
 from allyouneed.nn.ops import retention as retain
-from allyouneed.nn.ops.fused_backward import CURVES
-from allyouneed.nn.ops.fused_gradients import ROWS
 from allyouneed.nn.ops.wkv import LEAST, nothing, prefixes, weighted
+from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS, ROWS
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 # batch, heads, time, keys, values
@@ -331,8 +330,8 @@ class Check:
     def slope(self, sizes: Sizes, dtype: torch.dtype, kind: str) -> None:
         torch.manual_seed(sizes[1])
         x, gradient = (3 * torch.randn(2, *sizes[:3])).to(self.device, dtype)
-        found, sums = lean.sloped(gradient, x, kind, ROWS)
-        exact = gradient.double() * CURVES[kind].slope(x.double())
+        found, sums = fused_backward.activation_backward(gradient, x, kind, ROWS)
+        exact = gradient.double() * ACTIVATIONS[kind].derivative(x.double())
         name = f"slope {tuple(sizes[:3])} {str(dtype)[6:]} {kind}"
         self.report(name, [found, sums.sum(0)], [exact, exact.sum((0, 1))], LIMITS[dtype])
 
@@ -344,7 +343,7 @@ class Check:
         parts = [torch.randn(shape).to(self.device, dtype) for shape in shapes]
         if ordered:
             parts = [part.transpose(1, 2).contiguous().transpose(1, 2) for part in parts]
-        found, sums = lean.joined(parts, ROWS)
+        found, sums = fused_backward.merge_heads(parts, ROWS)
         exact = torch.cat([part.transpose(1, 2).flatten(2) for part in parts], -1)
         assert torch.equal(found, exact), "parts are not laid side by side"
         self.report(f"side by side {sizes} {str(dtype)[6:]}", [sums.sum(0)], [exact.double().sum((0, 1))], 1e-5)
@@ -358,7 +357,9 @@ class Check:
         scale, shift = weight.double().requires_grad_(), torch.zeros_like(weight, dtype=torch.double).requires_grad_()
         normal, mean, rate = torch.native_layer_norm(x, sizes[2:3], scale, shift, 1e-5)
         exact = torch.autograd.grad((normal * gradient).sum() + (x * passing).sum(), [x, scale, shift])
-        found, sums = lean.unnormed(*given, weight, mean.detach().float(), rate.detach().float(), ROWS)
+        found, sums = fused_backward.layer_norm_backward(
+            *given, weight, mean.detach().float(), rate.detach().float(), ROWS
+        )
         name = f"norm, backwards {tuple(sizes[:3])} {str(dtype)[6:]}"
         self.report(name, [found, *sums.sum(1)], [*exact, passing.sum((0, 1))], LIMITS[dtype])
 
@@ -425,7 +426,7 @@ def slopes(check: Check, cuda: bool) -> None:
     print("gradients, and their sums over tokens")
     for sizes in BIASES + (LARGE_BIASES if cuda else []):
         for dtype in (torch.float32, torch.bfloat16):
-            for kind in CURVES:
+            for kind in ACTIVATIONS:
                 check.slope(sizes, dtype, kind)
             check.unnormed(sizes, dtype)
             for ordered in (True, False):

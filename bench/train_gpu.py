@@ -13,7 +13,7 @@ gpt2: 124M parameters, rows of 1,024 tokens without dropout. The peer is a plain
 qkv, SDPA, vocabulary 50,304, bf16 autocast, fused AdamW), compiled whole.
 same: no speed; that updates replayed as a CUDA graph are those that are written, with and without our levers.
 kernels: our kernels by themselves, cut in several ways: cross-entropy of a chunk of logits, besides by what the
-compiler makes of the definition, and the backward passes that read once (nn/ops/fused_backward.py).
+compiler makes of the definition, and the backward passes that read once (runtime/cuda/fused_backward.py).
 session: all of them in one call; they compile side by side and measure one after another (train_session.py).
 
 `--levers` (gpt2, same): ours without any, then with more and more of them, kernels cut in the fastest way first:
@@ -54,12 +54,8 @@ from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.channels.feedforward import FFNModule
-from allyouneed.nn.mixers.attention.attention import SelfAttention
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.stack import Stack
-from allyouneed.nn.norms import LayerNormModule
-from allyouneed.nn.sublayer import SubLayer
 from allyouneed.tasks.causal_lm import CausalLM
 from allyouneed.tasks.task import Task
 from allyouneed.tasks.translation import PairItems, Translation, pair_encoding
@@ -73,32 +69,22 @@ from train_peers import SMOOTHING, Bucketed, PlainGPT, TorchTransformer, one_of_
 from train_session import session
 from train_turns import DEVICE, Runner, Turn, compare, tell, timed
 
-LEVERS = {"up": FFNModule, "qkv": SelfAttention, "norms": LayerNormModule, "lent": SubLayer, "end": Stack}
-STAGES: tuple[tuple[str, ...], ...] = ((), ("up", "qkv"), ("norms",), ("lent", "end"))
+LEVERS = ("ffn", "qkv", "norms", "biases", "end")  # fusions of the backward pass, and the compiled final norm
+STAGES: tuple[tuple[str, ...], ...] = ((), ("ffn", "qkv"), ("norms",), ("biases", "end"))
 MACHINE = Machine(DEVICE, bf16=True, compiled=True, why="")
-
-
-def without(module: nn.Module, lever: str) -> None:
-    if lever == "end" and module.end is not None:
-        module.end._compiled_call_impl = None
-    elif lever == "lent":
-        module.lends = False
-    elif lever != "end":
-        module.lean = False
 
 
 class Ours:
     """What the trainer does, step after step."""
 
-    def __init__(self, tree: dict, task: Task, recorded: bool, levers: Sequence[str] = tuple(LEVERS)) -> None:
+    def __init__(self, tree: dict, task: Task, recorded: bool, levers: Sequence[str] = LEVERS) -> None:
         self.config = parse(Model, tree)  # type: ignore[type-abstract]
         self.model, self.task = self.config.build().to(DEVICE).train(), task
         self.optimiser = Adam().build(self.model)
-        MACHINE.speed_up(self.model)
+        MACHINE.speed_up(self.model, fusions=levers)
         for module in self.model.modules():
-            for lever in LEVERS.keys() - levers:
-                if isinstance(module, LEVERS[lever]):
-                    without(module, lever)
+            if "end" not in levers and isinstance(module, Stack) and module.end is not None:
+                module.end._compiled_call_impl = None
         self.updates = Updates(self.model, task, self.optimiser, 1.0, MACHINE)
         self.updates.records &= recorded
         self.number = 0
@@ -217,7 +203,7 @@ def gpt2(given: argparse.Namespace) -> None:
 
         return turn
 
-    def own(recorded: bool, levers: Sequence[str] = tuple(LEVERS)) -> Turn:
+    def own(recorded: bool, levers: Sequence[str] = LEVERS) -> Turn:
         ours = Ours(tree, CausalLM(), recorded, levers)
 
         def train(tokens: Tensor, labels: Tensor) -> None:
@@ -263,7 +249,7 @@ def same(given: argparse.Namespace) -> None:
     changes = ["vocab=50304", "dropout=0.0", "decoder[0].mixer.dropout=0.0", "decoder[0].repeat=2"]
     text = [torch.randint(0, 50257, (4, 257), device=DEVICE) for _ in range(3)] * 4  # it learns them by heart
     losses: dict[tuple[bool, bool], list[float]] = {}  # recorded, with levers
-    for levers in ((), tuple(LEVERS)) if given.levers else (tuple(LEVERS),):
+    for levers in ((), LEVERS) if given.levers else (LEVERS,):
         for recorded in (False, True):
             torch.manual_seed(1)
             ours = Ours(override(preset_tree("gpt2"), changes), CausalLM(), recorded, levers)

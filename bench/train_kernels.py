@@ -13,7 +13,7 @@ import torch
 
 from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.ops import cross_entropy as chunked
-from allyouneed.nn.ops.fused_gradients import ROWS
+from allyouneed.runtime.cuda.bias_gradients import ROWS
 from train_turns import DEVICE, measuring, tell, timed
 
 
@@ -59,7 +59,7 @@ def _milliseconds(work: Callable[[], object]) -> float:
 def families(wide: bool) -> list[Family]:
     """`wide`: many cuts."""
     from allyouneed.kernels.triton import cross_entropy as crossentropy
-    from allyouneed.kernels.triton import fused_backward as lean
+    from allyouneed.kernels.triton import fused_backward
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16)
@@ -78,13 +78,14 @@ def families(wide: bool) -> list[Family]:
         cuts += [(8192, 16, 1), (16384, 32, 1), (8192, 8, 2), (4096, 8, 4), (2048, 4, 6)]
     squares = [(4, 512, 4), (8, 256, 4), (8, 512, 8), (2, 1024, 4)]  # tokens, features, warps
     whole = [(2, 0, 4), (1, 0, 4), (4, 0, 4), (4, 0, 8)]
-    slope = partial(lean.sloped, gradient, x, "gelu-tanh", ROWS)
-    beside, norm = partial(lean.joined, heads, ROWS), partial(lean.unnormed, *stream, weight, mean, scale, ROWS)
+    slope = partial(fused_backward.activation_backward, gradient, x, "gelu-tanh", ROWS)
+    merge = partial(fused_backward.merge_heads, heads, ROWS)
+    norm = partial(fused_backward.layer_norm_backward, *stream, weight, mean, scale, ROWS)
     return [
         Family("cross-entropy", crossentropy, "CUT", cuts, 2 * logits.nbytes, judge),
-        Family("GELU backwards", lean, "SLOPED", squares, 3 * x.nbytes, slope),
-        Family("side by side", lean, "JOINED", squares, 6 * heads[0].nbytes, beside),
-        Family("norm backwards", lean, "UNNORMED", whole, 4 * stream[0].nbytes, norm),
+        Family("GELU backward", fused_backward, "ACTIVATION", squares, 3 * x.nbytes, slope),
+        Family("merge heads", fused_backward, "MERGE", squares, 6 * heads[0].nbytes, merge),
+        Family("layer norm backward", fused_backward, "LAYER_NORM", whole, 4 * stream[0].nbytes, norm),
     ]
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from allyouneed.config import Part, model_validator
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.ops.fused_backward import forked, whole
 
 Epsilon = Annotated[float, Field(ge=0)]
 
@@ -64,23 +63,12 @@ class _Affine(nn.Module):
 
 
 class LayerNormModule(_Affine):
-    lean = False  # its backward pass takes along what passes it by (ops/fused_backward.py)
-
     def __init__(self, config: LayerNorm, width: int) -> None:
         super().__init__(width, config.weight, config.bias)
         self.eps = config.eps
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         return nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps).to(x.dtype)
-
-    @property
-    def can_be_lean(self) -> bool:
-        return whole(self.weight) and whole(self.bias)
-
-    def fork(self, x: Tensor, lent: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of a lean one: norm(x), and x with what is lent to it."""
-        assert self.weight is not None and self.bias is not None
-        return forked(x, self.weight, self.bias, self.eps, lent)
 
 
 class RMSNorm(Norm):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -23,18 +23,6 @@ class SubLayer(nn.Module):
     """
 
     traces: bool = False
-    lends: bool = False  # in training the wiring adds the bias of its `last` map to the stream (ops/fused_backward.py)
-
-    @property
-    def last(self) -> nn.Module | None:
-        """The map whose outputs are those of the sub-layer, if it can do without its bias."""
-        return None
-
-    @property
-    def lent(self) -> Tensor | None:
-        """The bias that its outputs lack."""
-        last: Any = self.last if self.lends and self.training else None
-        return None if last is None else last.bias
 
     def prepare(self, context: Context, rows: int) -> None:
         """Make what `forward` would ask `context.plan` for, before any layer runs; `rows` of them will come."""

@@ -10,7 +10,7 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.channels.feedforward import ACTIVATIONS, FFN, GLU, Activation
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.nn.ops.fused_backward import shorter_gelu_tanh
+from allyouneed.runtime.cuda.bias_gradients import gelu_tanh
 
 CONTEXT = Context(TokenLayout.of(Rows.of([[1, 2, 3]])))
 COMMON = Common(width=7)
@@ -44,7 +44,7 @@ def test_an_activation_is_its_equation(name):
 @pytest.mark.parametrize("dtype, near", [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
 def test_the_shorter_way_to_gelu_has_its_values_and_its_slope(dtype, near):
     x = torch.cat([torch.linspace(-12, 12, 999), torch.tensor([-3e4, 0.0, 3e4])]).to(dtype).requires_grad_()
-    found, exact = shorter_gelu_tanh(x), EQUATIONS["gelu-tanh"](x.double())
+    found, exact = gelu_tanh(x), EQUATIONS["gelu-tanh"](x.double())
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), exact, rtol=near, atol=near)
     slope, wanted = (torch.autograd.grad(y.sum(), x)[0] for y in (found, exact))

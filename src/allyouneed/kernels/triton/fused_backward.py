@@ -1,7 +1,7 @@
-"""A gradient and its sums over tokens in one reading (nn/ops/fused_backward.py): of an activation, of parts laid side by side, and of
-a layer norm and what passes it by.
+"""Gradients with their partial sums over tokens in one pass (runtime/cuda/bias_gradients.py): of an activation, of
+merged heads, and of a layer norm with the residual around it.
 
-Sums are those of so many neighbouring tokens, in fp32 and always in the same order; what is left to add up is small.
+A partial sum covers `rows` neighbouring tokens, in fp32 and in a fixed order.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import triton.language as tl
 from torch import Tensor
 
 
-class Cut(NamedTuple):
-    """Tokens and features that are looked at together (0: all features of a token), and by how many warps."""
+class Tile(NamedTuple):
+    """Tokens and features per tile (0: all features of a token), and warps per program."""
 
     tokens: int
     features: int
     warps: int
 
 
-SLOPED, JOINED, UNNORMED = Cut(4, 512, 4), Cut(4, 512, 4), Cut(2, 0, 4)  # bench/train_gpu.py kernels
+ACTIVATION, MERGE, LAYER_NORM = Tile(4, 512, 4), Tile(4, 512, 4), Tile(2, 0, 4)  # bench/train_gpu.py kernels
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def _slope(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def _sloped(
+def _activation_backward(
     gradient, x, found, sums, tokens, width,
     KIND: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -63,26 +63,26 @@ def _sloped(
     tl.store(sums + tl.program_id(1) * width + column, total, mask=column < width)
 
 
-def sloped(gradient: Tensor, x: Tensor, kind: str, rows: int) -> tuple[Tensor, Tensor]:
-    """The gradient by x (…, width), and its sums over `rows` tokens each."""
+def activation_backward(gradient: Tensor, x: Tensor, kind: str, rows: int) -> tuple[Tensor, Tensor]:
+    """The gradient with respect to x (…, width), and its partial sums over `rows` tokens."""
     assert gradient.is_contiguous() and x.is_contiguous() and gradient.shape == x.shape
     width, tokens = x.shape[-1], x.numel() // x.shape[-1]
     found, parts = torch.empty_like(x), triton.cdiv(tokens, rows)
     sums = torch.empty(parts, width, dtype=torch.float32, device=x.device)
     if parts:
-        _sloped[(triton.cdiv(width, SLOPED.features), parts)](
-            gradient, x, found, sums, tokens, width, KIND=kind, ROWS=rows, STEP=SLOPED.tokens,
-            COLUMNS=SLOPED.features, num_warps=SLOPED.warps,
+        _activation_backward[(triton.cdiv(width, ACTIVATION.features), parts)](
+            gradient, x, found, sums, tokens, width, KIND=kind, ROWS=rows, STEP=ACTIVATION.tokens,
+            COLUMNS=ACTIVATION.features, num_warps=ACTIVATION.warps,
         )  # fmt: skip
     return found, sums
 
 
 @triton.jit
-def _joined(
+def _merge_heads(
     part, found, sums, tokens, time, size, place, width, by_batch, by_head, by_time,
     HEAD: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """`size` features of one part, which stand from `place` on in the whole."""
+    """Copies `size` features of one part to column `place` of the result."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     first = tl.program_id(1) * ROWS
     there = column // HEAD * by_head + column % HEAD
@@ -98,8 +98,8 @@ def _joined(
     tl.store(sums + tl.program_id(1) * width + place + column, total, mask=column < size)
 
 
-def joined(parts: Sequence[Tensor], rows: int) -> tuple[Tensor, Tensor]:
-    """Parts (batch, heads, time, head_width) side by side, and the sums over `rows` tokens each."""
+def merge_heads(parts: Sequence[Tensor], rows: int) -> tuple[Tensor, Tensor]:
+    """Concatenate (batch, heads, time, head_width) parts to (batch, time, width), with sums over `rows` tokens."""
     batch, _, time, head = parts[0].shape
     tokens, width = batch * time, sum(part.shape[1] * part.shape[3] for part in parts)
     found = parts[0].new_empty(batch, time, width)
@@ -110,17 +110,17 @@ def joined(parts: Sequence[Tensor], rows: int) -> tuple[Tensor, Tensor]:
         size = part.shape[1] * head
         if len(sums) and size:
             by_batch, by_head, by_time, _ = part.stride()
-            _joined[(triton.cdiv(size, JOINED.features), len(sums))](
+            _merge_heads[(triton.cdiv(size, MERGE.features), len(sums))](
                 part, found, sums, tokens, time, size, place, width, by_batch, by_head, by_time,
-                HEAD=head, ROWS=rows, STEP=JOINED.tokens, COLUMNS=JOINED.features, num_warps=JOINED.warps,
+                HEAD=head, ROWS=rows, STEP=MERGE.tokens, COLUMNS=MERGE.features, num_warps=MERGE.warps,
             )  # fmt: skip
         place += size
     return found, sums
 
 
 @triton.jit
-def _unnormed(
-    gradient, passing, x, weight, mean, scale, found, sums, tokens, width, parts,
+def _layer_norm_backward(
+    gradient, residual, x, weight, mean, scale, found, sums, tokens, width, parts,
     ROWS: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, WIDE)[None, :]
@@ -137,7 +137,7 @@ def _unnormed(
         centre = tl.load(mean + line, mask=line < tokens, other=0.0)[:, None]
         by = tl.load(scale + line, mask=line < tokens, other=0.0)[:, None]
         normal = tl.where(inside, (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - centre) * by, 0.0)
-        more = tl.load(passing + at, mask=inside, other=0.0).to(tl.float32)
+        more = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
         by_weight += tl.sum(slope * normal, 0)
         by_bias += tl.sum(slope, 0)
         passed += tl.sum(more, 0)
@@ -153,20 +153,20 @@ def _unnormed(
     tl.store(there + 2 * parts * width, passed, mask=column < width)
 
 
-def unnormed(
-    gradient: Tensor, passing: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, rows: int
+def layer_norm_backward(
+    gradient: Tensor, residual: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """The gradient by x (…, width) of its norm and of itself, and sums over `rows` tokens each: of those by weight and
-    bias, and of what passed by."""
-    assert gradient.is_contiguous() and passing.is_contiguous() and x.is_contiguous() and weight.is_contiguous()
-    assert mean.is_contiguous() and scale.is_contiguous() and gradient.shape == passing.shape == x.shape
+    """The gradient with respect to x (…, width) of its layer norm plus that of the residual, and partial sums over
+    `rows` tokens: for the norm's weight, its bias, and the residual."""
+    assert gradient.is_contiguous() and residual.is_contiguous() and x.is_contiguous() and weight.is_contiguous()
+    assert mean.is_contiguous() and scale.is_contiguous() and gradient.shape == residual.shape == x.shape
     width, tokens = x.shape[-1], x.numel() // x.shape[-1]
     found, parts, wide = torch.empty_like(x), triton.cdiv(tokens, rows), triton.next_power_of_2(width)
     sums = torch.empty(3, parts, width, dtype=torch.float32, device=x.device)
     if parts:
-        step = max(1, min(UNNORMED.tokens, 1024 * UNNORMED.tokens // wide))
-        _unnormed[(parts,)](
-            gradient, passing, x, weight, mean, scale, found, sums, tokens, width, parts,
-            ROWS=rows, STEP=step, WIDE=wide, num_warps=min(16, max(UNNORMED.warps, wide // 512)),
+        step = max(1, min(LAYER_NORM.tokens, 1024 * LAYER_NORM.tokens // wide))
+        _layer_norm_backward[(parts,)](
+            gradient, residual, x, weight, mean, scale, found, sums, tokens, width, parts,
+            ROWS=rows, STEP=step, WIDE=wide, num_warps=min(16, max(LAYER_NORM.warps, wide // 512)),
         )  # fmt: skip
     return found, sums

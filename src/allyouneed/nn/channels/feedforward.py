@@ -15,7 +15,6 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
-from allyouneed.nn.ops.fused_backward import CURVES, activated, can_sum, outcome
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Channel, SubLayer
 
@@ -93,7 +92,6 @@ class FFN(Channel):
 
 class FFNModule(SubLayer):
     traces = True
-    lean = False  # the gradient of the first bias is summed up with that of the activation (ops/fused_backward.py)
 
     def __init__(self, config: FFN, common: Common) -> None:
         super().__init__()
@@ -104,18 +102,13 @@ class FFNModule(SubLayer):
         self.kind = config.activation
         self.dropout = Dropout(config.dropout)
 
-    @property
-    def last(self) -> nn.Module:
-        return self.down
-
-    @property
-    def can_be_lean(self) -> bool:
-        return can_sum(self.up) and self.kind in CURVES
-
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        hidden = activated(x, self.up, self.kind) if self.lean else self.activation(self.up(x))
-        hidden = self.dropout(hidden)
-        return outcome(self.down, hidden if self.norm is None else self.norm(hidden, context), self.lent)
+        hidden = self.dropout(self.activation(self.up(x)))  # (batch, time, hidden)
+        return self.project_out(hidden if self.norm is None else self.norm(hidden, context))
+
+    def project_out(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.down(hidden)
+        return out
 
 
 def gated(both: Tensor, activation: Callable[[Tensor], Tensor], fused: str | None) -> Tensor:

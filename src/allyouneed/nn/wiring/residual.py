@@ -96,8 +96,6 @@ class ResidualModule(nn.Module):
         )
 
     def forward(self, stream: Any, calls: Sequence[Call], context: Context) -> Any:
-        if self.forks and isinstance(stream, Tensor):  # not a value that is traced
-            return self.forked(stream, calls)
         branches: list[Call] = [partial(self.branch, number, call) for number, call in enumerate(calls)]
         norms: list[Call] = [partial(context.call, norm) for norm in self.norms]
         return self.config.run(stream, branches, norms, self.depth)
@@ -106,24 +104,6 @@ class ResidualModule(nn.Module):
         y = call(x)
         y = self.dropout(y) if self.training else y
         return y if self.scale_start is None else y * self.scales[number]
-
-    @property
-    def forks(self) -> bool:
-        """Norms stand before the sub-layers, and take along what passes them by (ops/fused_backward.py)."""
-        return isinstance(self.config, PreNorm) and all(getattr(norm, "lean", False) for norm in self.norms)
-
-    @property
-    def borrows(self) -> bool:
-        """Whether a sub-layer may leave its last bias to the stream: nothing is done to it on the way there."""
-        return self.forks and self.scale_start is None and not self.dropout.p
-
-    def forked(self, stream: Tensor, calls: Sequence[Call]) -> Tensor:
-        """The formula of `PreNorm`, with the biases that are lent."""
-        for number, (norm, call) in enumerate(zip(self.norms, calls, strict=True)):
-            part = call.args[0]  # type: ignore[attr-defined]  # the sub-layer that is called
-            normal, stream = norm.fork(stream, getattr(part, "lent", None))  # type: ignore[operator]
-            stream = stream + self.branch(number, call, normal)
-        return stream
 
     def reset_parameters(self) -> None:
         if self.scale_start is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from allyouneed.errors import UserError
 from allyouneed.kernels import usable
-from allyouneed.nn.channels.feedforward import FFNModule
 from allyouneed.nn.embed.tokens import EmbedModule
-from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.models.stack import Stack
-from allyouneed.nn.norms import LayerNormModule
-from allyouneed.nn.ops.fused_backward import can_sum
 from allyouneed.nn.positions.rotary import RotaryModule
-from allyouneed.nn.wiring.residual import ResidualModule
 from allyouneed.train.recipe import Recipe
 
 KERNELS = [
@@ -30,8 +25,6 @@ KERNELS = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-
-LENDING = (SelfAttention, CrossAttention, FFNModule)  # not those that are made of them and go other ways
 
 
 @dataclass(frozen=True)
@@ -55,8 +48,9 @@ class Machine:
                 stack.enter_context(sdpa_kernel(KERNELS, set_priority=True))
             yield
 
-    def speed_up(self, model: nn.Module) -> None:
-        """Compile the blocks that trace, and what traces in the others. One compiled graph serves all like layers."""
+    def speed_up(self, model: nn.Module, fusions: Collection[str] | None = None) -> None:
+        """Compile the blocks that trace, and what traces in the others. One compiled graph serves all like layers.
+        `fusions`: of the backward pass (runtime/cuda/fused_backward.py); all of them unless given."""
         if self.cuda and self.bf16:
             torch.set_float32_matmul_precision("high")
         for module in model.modules():
@@ -65,7 +59,9 @@ class Machine:
         if not self.compiled:
             return
         if usable(torch.empty(0, device=self.device)):
-            _read_once(model)
+            from allyouneed.runtime.cuda.fused_backward import FUSIONS, fuse_backward  # registers operators, 0.2 s
+
+            fuse_backward(model, FUSIONS if fusions is None else fusions)
         for module in model.modules():
             if isinstance(module, EmbedModule) and self.cuda and self.bf16:
                 module.register_forward_hook(_in_bf16)
@@ -85,20 +81,6 @@ class Machine:
             return
         with torch.compiler.set_stance("force_eager"):
             yield
-
-
-def _read_once(model: nn.Module) -> None:
-    """Backward passes read what they need once (nn/ops/fused_backward.py), wherever that is possible."""
-    import allyouneed.nn.ops.fused_gradients  # noqa: F401  # before a compiler looks at what uses it
-
-    for module in model.modules():
-        if isinstance(module, FFNModule | SelfAttention | LayerNormModule):
-            module.lean = module.can_be_lean
-    for module in model.modules():
-        if isinstance(module, Block) and isinstance(module.wiring, ResidualModule) and module.wiring.borrows:
-            parts: list[Any] = [part for part in module.sublayers.values() if type(part) in LENDING]
-            for part in parts:
-                part.lends = can_sum(part.last)
 
 
 def _in_bf16(module: nn.Module, given: Any, found: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ from allyouneed.nn.mixers.attention.scores import ScaledDot, Scores, ScoresModul
 from allyouneed.nn.norms import Norm
 from allyouneed.nn.ops.attention.dense import Plan, ScoreMod, attention_weights, dense_mask
 from allyouneed.nn.ops.attention.select import plan
-from allyouneed.nn.ops.fused_backward import apart, can_sum, outcome
 from allyouneed.nn.patterns.core import Causal, Full, Pattern
 from allyouneed.nn.positions.relative import Heads, NoRelative, Relative, RelativeModule
 from allyouneed.nn.states.base import State
@@ -242,10 +241,6 @@ class _Heads(SoftmaxAttention):
     def traces(self) -> bool:  # type: ignore[override]  # said by each, not by the class
         return self.score_mod().plain
 
-    @property
-    def last(self) -> nn.Module:
-        return self.out
-
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (batch, heads, time, head_width)
 
@@ -254,13 +249,15 @@ class _Heads(SoftmaxAttention):
 
     def outward(self, seen: Tensor, context: Context) -> Tensor:
         seen = seen.transpose(1, 2).flatten(2)  # (batch, time, inner)
-        return outcome(self.out, seen if self.sub_norm is None else self.sub_norm(seen, context), self.lent)
+        return self.project_out(seen if self.sub_norm is None else self.sub_norm(seen, context))
+
+    def project_out(self, mixed: Tensor) -> Tensor:
+        out: Tensor = self.out(mixed)
+        return out
 
 
 class SelfAttention(_Heads):
     """Queries, keys and values by one product (`qkv`), or by three where they differ in having a bias."""
-
-    lean = False  # the gradient of that bias is summed up when theirs are laid side by side (ops/fused_backward.py)
 
     def __init__(self, config: Attention, common: Common) -> None:
         super().__init__(config, common)
@@ -274,28 +271,22 @@ class SelfAttention(_Heads):
             self.k = build(common.width, self.narrow, bias.k)
             self.v = build(common.width, self.narrow, bias.v)
 
-    @property
-    def can_be_lean(self) -> bool:
-        """Nothing stands between the product and attention: what would be done on the way back is done while they are
-        laid side by side, if that is left to a compiler."""
-        return can_sum(self.qkv) and self.q_norm is None and type(self.relative) is RelativeModule
-
     def prepare(self, context: Context, rows: int) -> None:
         self.relative.prepare(context)
         self.planned(context, context.queries, rows, self.score_mod())
 
     def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of these tokens, head by head, ready to meet."""
-        sizes = [self.inner, self.narrow, self.narrow]
-        if self.qkv is not None and self.lean:
-            q, k, v = apart(x, self.qkv, sizes, self.head_width)
-        elif self.qkv is not None:
-            q, k, v = map(self.split, self.qkv(x).split(sizes, -1))
-        else:
-            q, k, v = map(self.split, (self.q(x), self.k(x), self.v(x)))
+        q, k, v = self.split_qkv(x)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, context), self.k_norm(k, context)
         return self.relative.turn(self.scores.prepare(q), k, v, context)
+
+    def split_qkv(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, each (batch, heads, time, head_width)."""
+        if self.qkv is None:
+            return tuple(map(self.split, (self.q(x), self.k(x), self.v(x))))
+        return tuple(map(self.split, self.qkv(x).split([self.inner, self.narrow, self.narrow], -1)))
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         q, k, v = self.project(x, context)

@@ -1,4 +1,4 @@
-"""Gradients of biases that come with those of what they are added to are those that autograd finds."""
+"""Fused backward passes give the gradients that autograd gives."""
 
 import pytest
 import torch
@@ -11,11 +11,18 @@ from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.linear.bitlinear import Bit
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.models.block import Layer
-from allyouneed.nn.ops import fused_gradients as lean_gradients
-from allyouneed.nn.ops.fused_backward import CURVES
-from allyouneed.nn.ops.fused_gradients import joined, sloped
 from allyouneed.nn.wiring.residual import Depth
-from allyouneed.train.cuda import machine
+from allyouneed.runtime.cuda import bias_gradients
+from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED
+from allyouneed.runtime.cuda.bias_gradients import activation_backward, merge_heads
+from allyouneed.runtime.cuda.fused_backward import (
+    DeferredBias,
+    ForkedPreNorm,
+    Fused,
+    can_fuse_ffn,
+    can_fuse_qkv,
+    fuse_backward,
+)
 
 COMMON = Common(width=12)
 CONTEXT = Context(TokenLayout.of(Rows.of([[1, 2, 3, 4, 5], [6, 7, 8]])))
@@ -23,45 +30,47 @@ CONTEXT = Context(TokenLayout.of(Rows.of([[1, 2, 3, 4, 5], [6, 7, 8]])))
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lean_gradients, "ROWS", 4)
+    monkeypatch.setattr(bias_gradients, "ROWS", 4)
 
 
-@pytest.mark.parametrize("kind", CURVES)
-def test_a_curve_is_the_activation_and_its_slope(kind):
+@pytest.mark.parametrize("kind", FUSED)
+def test_fused_activations_equal_the_plain_ones_and_their_derivatives(kind):
     x = torch.linspace(-9, 9, 1000, dtype=torch.double, requires_grad=True)
     exact = ACTIVATIONS[kind](x)
-    torch.testing.assert_close(CURVES[kind].value(x), exact, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(CURVES[kind].slope(x), torch.autograd.grad(exact.sum(), x)[0], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(FUSED[kind].value(x), exact, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        FUSED[kind].derivative(x), torch.autograd.grad(exact.sum(), x)[0], rtol=1e-10, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_sums_are_those_of_what_is_written(dtype):
+def test_partial_sums_add_up_to_the_sum_of_the_gradient(dtype):
     x, gradient = torch.randn(2, 2, 7, 5, dtype=torch.double).to(dtype)
-    found, sums = sloped(gradient, x, "silu")
+    found, sums = activation_backward(gradient, x, "silu")
     assert found.dtype == dtype and sums.dtype == torch.promote_types(dtype, torch.float32) and sums.shape == (4, 5)
-    exact = gradient.double() * CURVES["silu"].slope(x.double())
+    exact = gradient.double() * FUSED["silu"].derivative(x.double())
     near = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
     torch.testing.assert_close(found.double(), exact, rtol=near, atol=near)
     torch.testing.assert_close(sums.sum(0).double(), exact.sum((0, 1)), rtol=min(near, 1e-5), atol=min(near, 1e-5))
 
 
-def test_parts_of_other_sizes_stand_side_by_side():
+def test_heads_of_unequal_counts_are_merged():
     parts = [torch.randn(2, heads, 3, 4) for heads in (4, 2, 2)]
-    found, sums = joined(parts)
+    found, sums = merge_heads(parts)
     assert torch.equal(found, torch.cat([part.transpose(1, 2).reshape(2, 3, -1) for part in parts], -1))
     torch.testing.assert_close(sums.sum(0), found.sum((0, 1)))
 
 
 GIVEN = {
-    "sloped": (torch.ones(3, 5), torch.ones(3, 5), "relu"),
-    "joined": ([torch.ones(2, 2, 3, 4)] * 3,),
-    "unnormed": (*torch.ones(3, 2, 9, 5), torch.ones(5), torch.ones(2, 9, 1), torch.ones(2, 9, 1)),
+    "activation_backward": (torch.ones(3, 5), torch.ones(3, 5), "relu"),
+    "merge_heads": ([torch.ones(2, 2, 3, 4)] * 3,),
+    "layer_norm_backward": (*torch.ones(3, 2, 9, 5), torch.ones(5), torch.ones(2, 9, 1), torch.ones(2, 9, 1)),
 }
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_a_compiler_is_told_the_truth_about_shapes(name):
-    torch.library.opcheck(getattr(lean_gradients, name), GIVEN[name], test_utils=("test_schema", "test_faketensor"))
+def test_fake_kernels_give_the_real_shapes(name):
+    torch.library.opcheck(getattr(bias_gradients, name), GIVEN[name], test_utils=("test_schema", "test_faketensor"))
 
 
 def gradients(module: torch.nn.Module, x: torch.Tensor, compiled: bool) -> list[torch.Tensor]:
@@ -82,28 +91,31 @@ def gradients(module: torch.nn.Module, x: torch.Tensor, compiled: bool) -> list[
     ],
     ids=str,
 )
-def test_a_lean_part_has_all_gradients_of_the_plain_one(part, compiled):
+def test_a_fused_part_has_the_gradients_of_the_plain_one(part, compiled):
     torch.manual_seed(1)
     module = part.build(COMMON).double()
     module.prepare(CONTEXT, 2)
     x = torch.randn(2, 5, 12, dtype=torch.double, requires_grad=True)
     wanted = gradients(module, x, False)
-    assert module.can_be_lean and not module.lean
-    module.lean = True
+    fuse_backward(module)
+    assert isinstance(module, Fused)
     for found, exact in zip(gradients(module, x, compiled), wanted, strict=True):
         torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-12)
 
 
-def made_lean(module: torch.nn.Module) -> list[str]:
-    """Which parts of it are lean then, and which lend their last bias."""
-    machine._read_once(module)
-    parts = module.named_modules()
-    return [name for name, part in parts if getattr(part, "lean", False) or getattr(part, "lends", False)]
+def fused(module: torch.nn.Module) -> list[str]:
+    """Fuse it; the names of the modules that were swapped."""
+    fuse_backward(module)
+    return [name for name, part in module.named_modules() if isinstance(part, Fused)]
+
+
+def defers(module: torch.nn.Module) -> list[bool]:
+    return [isinstance(part, DeferredBias) for part in module.sublayers.values()]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("wiring", ["pre-norm", "post-norm"])
-def test_a_lean_block_has_all_gradients_of_the_plain_one(wiring, compiled):
+def test_a_fused_block_has_the_gradients_of_the_plain_one(wiring, compiled):
     torch.manual_seed(1)
     ffn = {"kind": "ffn", "hidden": 20, "activation": "gelu"}
     layer = parse(Layer, {"wiring": {"kind": wiring}, "mixer": {"kind": "attention", "heads": 3}, "channel": ffn})
@@ -113,14 +125,15 @@ def test_a_lean_block_has_all_gradients_of_the_plain_one(wiring, compiled):
     module.prepare(CONTEXT, 2)
     x = torch.randn(2, 5, 12, dtype=torch.double, requires_grad=True)
     wanted = gradients(module, x, False)
-    assert len(made_lean(module)) == 4  # two norms, attention, the channel
-    assert all(part.lends == (wiring == "pre-norm") for part in module.sublayers.values())
+    pre = wiring == "pre-norm"
+    assert len(fused(module)) == 2 + pre  # attention, the channel and, in pre-norm, the wiring
+    assert isinstance(module.wiring, ForkedPreNorm) == pre and defers(module) == [pre, pre]
     for found, exact in zip(gradients(module, x, compiled), wanted, strict=True):
         torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_lean_parts_train_in_bfloat16(compiled):
+def test_fused_parts_train_in_bfloat16(compiled):
     """Under autocast gradients are as near the truth as those of the plain parts, and have the precision of the
     weights."""
     torch.manual_seed(1)
@@ -132,7 +145,7 @@ def test_lean_parts_train_in_bfloat16(compiled):
     exact = gradients(module, x, False)
     with torch.autocast("cpu", torch.bfloat16):
         usual = gradients(module, x, False)
-        assert len(made_lean(module)) == 4
+        assert len(fused(module)) == 3
         found = gradients(module, x, compiled)
     for ours, plain, true in zip(found, usual, exact, strict=True):
         assert ours.dtype == plain.dtype
@@ -147,20 +160,20 @@ def test_lean_parts_train_in_bfloat16(compiled):
         {"mixer": {"kind": "longformer", "heads": 3, "window": 2}, "channel": None},
     ],
 )
-def test_a_bias_is_lent_only_to_a_stream_it_goes_into_as_it_is(changes):
+def test_a_bias_is_deferred_only_where_it_is_added_unchanged(changes):
     common = COMMON.model_copy(update={"dropout": changes.pop("dropout", 0.0)})
     tree = {"wiring": "pre-norm", "mixer": {"kind": "attention", "heads": 3}, "channel": {"kind": "ffn", "hidden": 8}}
     module = parse(Layer, tree | changes).build(common, Depth(0, 1, "decoder"))
-    assert len(made_lean(module)) >= 2 and not any(part.lends for part in module.sublayers.values())
+    assert fused(module) and not any(defers(module))
 
 
-def test_outside_training_nothing_is_lent():
+def test_no_bias_is_deferred_in_eval_mode():
     layer = parse(Layer, {"wiring": "pre-norm", "channel": {"kind": "ffn", "hidden": 8}})
     module = layer.build(COMMON, Depth(0, 1, "decoder")).double()
     torch.nn.init.normal_(module.sublayers["channel"].down.bias)
     x = torch.randn(2, 5, 12, dtype=torch.double)
     wanted, alone = module(x, CONTEXT), module.sublayers["channel"](x, CONTEXT)
-    made_lean(module)
+    fused(module)
     torch.testing.assert_close(module(x, CONTEXT), wanted)
     assert not torch.allclose(module.sublayers["channel"](x, CONTEXT), alone)
     module.eval()
@@ -168,7 +181,7 @@ def test_outside_training_nothing_is_lent():
     torch.testing.assert_close(module.sublayers["channel"](x, CONTEXT), alone)
 
 
-def test_only_what_can_be_summed_that_way_is():
+def test_parts_that_cannot_be_fused_are_left_alone():
     ternary = Common(width=12, linear=Bit())
     turned = parse(Attention, {"kind": "attention", "heads": 4, "positions": {"kind": "rotary"}})
     normed = parse(Attention, {"kind": "attention", "heads": 4, "qk_norm": {"kind": "layer"}})
@@ -180,5 +193,7 @@ def test_only_what_can_be_summed_that_way_is():
         normed,
     ]
     parts.append(parse(Attention, {"kind": "attention", "heads": 4, "bias": {"k": False}}))
-    assert not any(part.build(COMMON).can_be_lean for part in parts)
-    assert not FFN(hidden=8).build(ternary).can_be_lean and FFN(hidden=8).build(COMMON).can_be_lean
+    for part in parts:
+        module = part.build(COMMON)
+        assert not (can_fuse_ffn if isinstance(part, FFN) else can_fuse_qkv)(module) and not fused(module)
+    assert not can_fuse_ffn(FFN(hidden=8).build(ternary)) and can_fuse_ffn(FFN(hidden=8).build(COMMON))

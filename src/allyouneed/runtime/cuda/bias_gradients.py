@@ -1,0 +1,128 @@
+"""Gradients together with their sums over tokens, as custom operators that a compiler leaves alone.
+
+A bias gradient is a sum over all tokens of a tensor that another kernel has just written. Summing it separately reads
+that tensor from memory again; these operators return the sums with it. Each has its plain definition here and one
+kernel in kernels/triton/fused_backward.py. Registering operators takes 0.2 s, so only GPU training imports this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from allyouneed.kernels import usable
+
+ROWS = 64  # tokens per partial sum; the final sum over partial sums is cheap
+
+
+class Activation(NamedTuple):
+    """An activation function and its derivative."""
+
+    value: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor], Tensor]
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU with the tanh approximation, through (1 + tanh u) / 2 = σ(2u): tanh costs a GPU more than loading x, while
+    e^x is one instruction."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    u = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
+    return (wide * torch.sigmoid(2 * u)).to(x.dtype)
+
+
+def _gelu_tanh_derivative(x: Tensor) -> Tensor:
+    s = torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+    return s + x * s * (1 - s) * 2 * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
+
+
+def _gelu_derivative(x: Tensor) -> Tensor:
+    return 0.5 * (1 + torch.erf(x / math.sqrt(2))) + x * torch.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
+
+
+ACTIVATIONS = {
+    "relu": Activation(functional.relu, lambda x: (x > 0).to(x.dtype)),
+    "relu-squared": Activation(lambda x: functional.relu(x).square(), lambda x: 2 * x.clamp(min=0)),
+    "gelu": Activation(functional.gelu, _gelu_derivative),
+    "gelu-tanh": Activation(gelu_tanh, _gelu_tanh_derivative),
+    "silu": Activation(functional.silu, lambda x: torch.sigmoid(x) * (1 + x * (1 - torch.sigmoid(x)))),
+}
+
+
+@torch.library.custom_op("allyouneed::activation_backward", mutates_args=())
+def activation_backward(gradient: Tensor, x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """The gradient with respect to x (…, width) of activation(x), and its partial sums over tokens (parts, width)."""
+    if usable(x):
+        from allyouneed.kernels.triton import fused_backward
+
+        return fused_backward.activation_backward(gradient.contiguous(), x.contiguous(), kind, ROWS)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    result = gradient.to(wide) * ACTIVATIONS[kind].derivative(x.to(wide))
+    return result.to(x.dtype).contiguous(), _partial_sums(result)
+
+
+@activation_backward.register_fake
+def _(gradient: Tensor, x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, memory_format=torch.contiguous_format), _empty_sums(x)
+
+
+@torch.library.custom_op("allyouneed::merge_heads", mutates_args=())
+def merge_heads(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Concatenate (batch, heads, time, head_width) tensors of unequal head counts to (batch, time, width), with the
+    partial sums of the result over tokens (parts, width)."""
+    if usable(parts[0]):
+        from allyouneed.kernels.triton import fused_backward
+
+        return fused_backward.merge_heads(parts, ROWS)
+    result = torch.cat([part.transpose(1, 2).flatten(2) for part in parts], -1)
+    return result, _partial_sums(result)
+
+
+@merge_heads.register_fake
+def _(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    batch, _, time, _ = parts[0].shape
+    result = parts[0].new_empty(batch, time, sum(part.shape[1] * part.shape[3] for part in parts))
+    return result, _empty_sums(result)
+
+
+@torch.library.custom_op("allyouneed::layer_norm_backward", mutates_args=())
+def layer_norm_backward(
+    gradient: Tensor, residual: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient with respect to x (…, width) of LayerNorm(x), whose own gradient is `gradient`, plus the gradient
+    of the residual connection around it; and partial sums over tokens (3, parts, width) of the gradients of the norm's
+    weight, of its bias and of the residual."""
+    if usable(x):
+        from allyouneed.kernels.triton import fused_backward
+
+        contiguous = gradient.contiguous(), residual.contiguous(), x.contiguous()
+        return fused_backward.layer_norm_backward(*contiguous, weight, mean, scale, ROWS)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    normal, slope = (x.to(wide) - mean) * scale, gradient.to(wide) * weight
+    slope -= slope.mean(-1, keepdim=True) + normal * (slope * normal).mean(-1, keepdim=True)
+    result = residual.to(wide) + scale * slope
+    summands = (gradient.to(wide) * normal, gradient.to(wide), residual.to(wide))
+    return result.to(x.dtype).contiguous(), torch.stack([_partial_sums(one) for one in summands])
+
+
+@layer_norm_backward.register_fake
+def _(
+    gradient: Tensor, residual: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    sums = _empty_sums(x)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), sums.new_empty(3, *sums.shape)
+
+
+def _empty_sums(x: Tensor) -> Tensor:
+    rows, wide = x.numel() // x.shape[-1], torch.promote_types(x.dtype, torch.float32)
+    return x.new_empty(-(-rows // ROWS), x.shape[-1], dtype=wide)
+
+
+def _partial_sums(x: Tensor) -> Tensor:
+    sums = _empty_sums(x).zero_()
+    sums[:1] = x.flatten(0, -2).to(sums.dtype).sum(0)
+    return sums

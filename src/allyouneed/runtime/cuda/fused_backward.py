@@ -1,0 +1,226 @@
+"""Backward passes that read each large tensor once, swapped into a model from outside.
+
+`fuse_backward(model)` replaces the class of the modules it can speed up; their weights, names and results stay. Bias
+gradients are then summed where their summands are written (bias_gradients.py): with the activation's gradient in a
+feed-forward layer, with the concatenation of the query, key and value gradients in self-attention, and with the layer
+norm's gradient in a pre-norm block. There the output bias of a sub-layer is added to the residual stream by the norm in
+front of it (the bias is *deferred*), so that the norm's backward sums its gradient too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from allyouneed.nn.channels.feedforward import FFNModule
+from allyouneed.nn.context import Context
+from allyouneed.nn.linear.dense import Joined
+from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
+from allyouneed.nn.models.block import Block
+from allyouneed.nn.norms import LayerNormModule
+from allyouneed.nn.positions.relative import RelativeModule
+from allyouneed.nn.states.base import State
+from allyouneed.nn.wiring.residual import Call, PreNorm, ResidualModule
+from allyouneed.runtime.cuda.bias_gradients import (
+    ACTIVATIONS,
+    activation_backward,
+    layer_norm_backward,
+    merge_heads,
+)
+
+FUSIONS = ("ffn", "qkv", "norms", "biases")
+
+
+def fuse_backward(model: nn.Module, fusions: Collection[str] = FUSIONS) -> None:
+    """Swap in the fused modules wherever they apply. `biases` needs `norms`."""
+    for module in list(model.modules()):
+        if "ffn" in fusions and isinstance(module, FFNModule) and can_fuse_ffn(module):
+            _swap(module, FusedFFN)
+        elif "qkv" in fusions and isinstance(module, SelfAttention) and can_fuse_qkv(module):
+            _swap(module, FusedQKV)
+    for module in list(model.modules()):
+        if "norms" in fusions and isinstance(module, Block) and can_fuse_norms(module.wiring):
+            _swap(module.wiring, ForkedPreNorm)
+            if "biases" in fusions:
+                _defer_biases(module)
+
+
+def can_fuse_ffn(module: FFNModule) -> bool:
+    return has_local_bias(module.up) and module.kind in ACTIVATIONS
+
+
+def can_fuse_qkv(module: SelfAttention) -> bool:
+    """Nothing stands between the projection and attention. Where something does (rotary positions, a norm), the
+    compiler fuses it with the concatenation of the gradients."""
+    return has_local_bias(module.qkv) and module.q_norm is None and type(module.relative) is RelativeModule
+
+
+def can_fuse_norms(wiring: Any) -> bool:
+    if not isinstance(wiring, ResidualModule) or not isinstance(wiring.config, PreNorm):
+        return False
+    return all(isinstance(n, LayerNormModule) and _is_local(n.weight) and _is_local(n.bias) for n in wiring.norms)
+
+
+def has_local_bias(module: Any) -> bool:
+    """A dense linear map with a bias, both held whole by this process."""
+    return type(module) in (nn.Linear, Joined) and _is_local(module.weight) and _is_local(module.bias)
+
+
+def _is_local(weight: Tensor | None) -> bool:
+    return type(weight) is nn.Parameter
+
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+def _swap(module: nn.Module, fused: type) -> None:
+    if not isinstance(module, fused):
+        module.__class__ = _mixed(fused, type(module))  # type: ignore[arg-type]  # types hash
+
+
+@functools.cache
+def _mixed(fused: type, plain: type) -> type:
+    return type(f"{fused.__name__}{plain.__name__}", (fused, plain), {"computes_as": computes_as(plain)})
+
+
+def computes_as(kind: type) -> type:
+    """The class whose formula a module of this class computes: its own, unless it was swapped in here."""
+    found: type = getattr(kind, "computes_as", kind)
+    return found
+
+
+class Fused:
+    """A module whose class was swapped. `computes_as`: the class whose formula it computes, for executors that lower
+    modules by their class."""
+
+    computes_as: ClassVar[type]
+
+
+class FusedFFN(Fused, FFNModule):
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        hidden = self.dropout(linear_activation(x, self.up, self.kind))
+        return self.project_out(hidden if self.norm is None else self.norm(hidden, context))
+
+
+class FusedQKV(Fused, SelfAttention):
+    def split_qkv(self, x: Tensor) -> tuple[Tensor, ...]:
+        return linear_split(x, self.qkv, [self.inner, self.narrow, self.narrow], self.head_width)
+
+
+class DeferredBias(Fused):
+    """The output bias is left to the residual stream while training (`ForkedPreNorm` adds it there)."""
+
+    training: bool
+
+    def project_out(self, x: Tensor) -> Tensor:
+        last = output_map(self)
+        return functional.linear(x, last.weight, None if self.training else last.bias)
+
+
+class ForkedPreNorm(Fused, ResidualModule):
+    """The formula of `PreNorm`, x + f(norm(x)), with norm and residual in one autograd function, and deferred biases
+    added to the residual."""
+
+    deferred: Sequence[nn.Linear | None] = ()  # by sub-layer: the map whose bias is added here
+
+    def forward(self, stream: Any, calls: Sequence[Call], context: Context) -> Any:
+        if not isinstance(stream, Tensor):  # a symbolic value: trace the plain formula
+            return super().forward(stream, calls, context)
+        norms: list[Any] = list(self.norms)
+        for number, (norm, call) in enumerate(zip(norms, calls, strict=True)):
+            last = self.deferred[number] if self.deferred and self.training else None
+            bias = None if last is None else last.bias
+            normal, stream = fork_norm(stream, norm.weight, norm.bias, norm.eps, bias)
+            stream = stream + self.branch(number, call, normal)
+        return stream
+
+
+def _defer_biases(block: Block) -> None:
+    """Only of parts that end with their output map: a subclass may do more."""
+    wiring: Any = block.wiring
+    if wiring.dropout.p or wiring.scale_start is not None:  # the bias would have to pass through them
+        return
+    plain = (SelfAttention, CrossAttention, FFNModule)
+    deferred: list[nn.Linear | None] = []
+    parts: list[Any] = list(block.sublayers.values())
+    for part in parts:
+        defers = computes_as(type(part)) in plain and has_local_bias(output_map(part))
+        deferred.append(output_map(part) if defers else None)
+        if defers:
+            _swap(part, DeferredBias)
+    wiring.deferred = deferred
+
+
+def output_map(part: Any) -> Any:
+    return part.down if isinstance(part, FFNModule) else part.out
+
+
+# --- autograd ---------------------------------------------------------------------------------------------------------
+
+
+def linear_activation(x: Tensor, module: Any, kind: str) -> Tensor:
+    """activation(module(x))"""
+    out: Tensor = _Activation.apply(functional.linear(x, module.weight, module.bias.detach()), module.bias, kind)
+    return out
+
+
+def linear_split(x: Tensor, module: Any, sizes: Sequence[int], head_width: int) -> tuple[Tensor, ...]:
+    """module(x) split into parts of these sizes, each (batch, heads, time, head_width)."""
+    out: tuple[Tensor, ...] = _SplitHeads.apply(
+        functional.linear(x, module.weight, module.bias.detach()), module.bias, tuple(sizes), head_width
+    )
+    return out
+
+
+def fork_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, deferred: Tensor | None) -> tuple[Tensor, Tensor]:
+    """LayerNorm(x), and x plus the deferred bias."""
+    normal, residual = _ForkNorm.apply(x, weight, bias, eps, deferred)
+    return normal, residual
+
+
+class _Activation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, kind: str) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.kind = kind
+        return ACTIVATIONS[kind].value(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        gradient, sums = activation_backward(gradients[0], x, ctx.kind)
+        return gradient, sums.sum(0), None
+
+
+class _SplitHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, sizes: tuple[int, ...], head_width: int) -> tuple[Tensor, ...]:
+        return tuple(part.unflatten(-1, (-1, head_width)).transpose(1, 2) for part in x.split(sizes, -1))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, sums = merge_heads(list(gradients))
+        return gradient, sums.sum(0), None, None
+
+
+class _ForkNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, deferred: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        normal, mean, scale = torch.native_layer_norm(wide, x.shape[-1:], weight, bias, eps)
+        ctx.save_for_backward(x, weight, mean, scale)
+        ctx.deferred = deferred is not None
+        return normal.to(x.dtype), x.view_as(x) if deferred is None else x + deferred.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, sums = layer_norm_backward(*gradients, *ctx.saved_tensors)
+        weight, bias, deferred = sums.sum(1).unbind()
+        return gradient, weight, bias, None, deferred if ctx.deferred else None
