@@ -80,7 +80,7 @@ class Bucketed:
             yield self.padded(*groups[number])
 
     def padded(self, length: int, members: np.ndarray) -> tuple[int, tuple[Tensor, ...]]:
-        filled = self.items.fill(0, members)
+        filled = self.items.collate(0, members)
         assert filled.labels is not None
         found: list[Tensor] = []
         for side, lengths in zip(filled.sides, self.items.lengths(0), strict=True):

@@ -136,7 +136,7 @@ def encode(folder: Path) -> None:
     run = Run(recipe.output)
     with run.locked():
         run.open(resolve(recipe, InputHashes(run.data / "inputs.json")))
-        ready(recipe, run, Reporter(None, recipe.task.counted, recipe.task.has_perplexity))
+        ready(recipe, run, Reporter(None, recipe.task.loss_unit, recipe.task.has_perplexity))
 
 
 def load(model: Path, device: str) -> Translator:

@@ -41,9 +41,9 @@ def test_a_text_without_letters_is_in_no_language(detector: LanguageDetector, te
 
 
 def test_being_sure_takes_more_than_being_ahead(detector: LanguageDetector) -> None:
-    assert detector.detect("ist", sure=True) == "de"
+    assert detector.detect("ist", confident=True) == "de"
     assert detector.detect("in") is not None
-    assert detector.detect("in", sure=True) is None
+    assert detector.detect("in", confident=True) is None
 
 
 def test_it_is_the_same_after_a_file(detector: LanguageDetector, tmp_path: Path) -> None:
@@ -59,17 +59,17 @@ def test_it_is_learnt_from_pairs_that_name_their_languages(tmp_path: Path) -> No
     lines = [f"{here}\t{there}\n" for here, there in zip(TEXTS["en"], TEXTS["zh"], strict=True)]
     (tmp_path / "pairs.tsv").write_text("".join(lines), encoding="utf-8")
     named = PairFiles(path=tmp_path / "pairs.tsv", **{"from": "en", "to": "zh"})
-    found = LanguageDetector.of_files([named, PairFiles(path=tmp_path / "pairs.tsv")])
+    found = LanguageDetector.from_files([named, PairFiles(path=tmp_path / "pairs.tsv")])
     assert found is not None
     assert [found.detect(text) for text in ("哪里", "where")] == ["zh", "en"]
-    assert LanguageDetector.of_files([PairFiles(path=tmp_path / "pairs.tsv")]) is None
+    assert LanguageDetector.from_files([PairFiles(path=tmp_path / "pairs.tsv")]) is None
 
 
 def test_sentences_are_drawn_from_all_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("allyouneed.data.language_detection.SAMPLED", 10)
     lines = ["aaa\tbbb\n"] * 50 + ["ccc\tddd\n"] * 50
     (tmp_path / "pairs.tsv").write_text("".join(lines))
-    found = LanguageDetector.of_files([PairFiles(path=tmp_path / "pairs.tsv", **{"from": "x", "to": "y"})])
+    found = LanguageDetector.from_files([PairFiles(path=tmp_path / "pairs.tsv", **{"from": "x", "to": "y"})])
     assert found is not None and {"aaa", "ccc", "bbb", "ddd"} <= set(found.scores)
 
 

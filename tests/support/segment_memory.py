@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from allyouneed.data.batches.encoding import Encoding, LeftOut
+from allyouneed.data.batches.encoding import Dropped, Encoding
 from allyouneed.data.batches.store import Column, Store
 from allyouneed.data.tokenizers.base import MASK, TokenizerConfig, Vocabularies, sentinel, train
 
@@ -25,8 +25,8 @@ def vocabularies() -> Vocabularies:
 
 class MemoryStore(Store):
     def __init__(self, encoding: Encoding, examples: Sequence[Any]) -> None:
-        self.folder, self.facts = Path("memory"), encoding.facts
-        rows = [row for row in encoding.encode(examples) if not isinstance(row, LeftOut)]
+        self.folder, self.spec = Path("memory"), encoding.spec
+        rows = [row for row in encoding.encode(examples) if not isinstance(row, Dropped)]
         self.columns = {}
         for number, (name, dtype) in enumerate(encoding.columns.items()):
             sizes = np.array([len(row[number]) for row in rows], dtype=np.int32)

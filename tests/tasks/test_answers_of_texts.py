@@ -27,11 +27,11 @@ def test_a_text_stands_between_marks_and_a_second_one_is_of_another_type() -> No
     examples = [Labelled(("the cat",), "b", "a.tsv", 1), Labelled(("the cat", "猫"), "a", "a.tsv", 2)]
     store = MemoryStore(task.encoding(vocabularies(), ["a", "b"], 50), examples)
     items = task.items(store, vocabularies(), (50,), 1)
-    filled = items.fill(0, np.array([0, 1]))
+    filled = items.collate(0, np.array([0, 1]))
     cat, zh = TOKENIZER.encode("the cat"), TOKENIZER.encode("猫")
     one, two = [BOS, *cat, EOS], [BOS, *cat, EOS, *zh, EOS]
     assert filled.sides[0].tokens.tolist() == one + two and items.lengths(0)[0].tolist() == [len(one), len(two)]
-    types = filled.sides[0].besides["types"].tolist()
+    types = filled.sides[0].features["types"].tolist()
     assert types == [0] * (len(one) + len(cat) + 2) + [1] * (len(zh) + 1)
     assert filled.answers is not None and filled.answers.tolist() == [1, 0]
     shorter = [
@@ -57,7 +57,7 @@ def test_tags_stand_at_the_first_token_of_their_words() -> None:
     store = MemoryStore(
         task.encoding(vocabularies(), labels, 99), [Tagged(words, ("B-X", "O", "B-X", "O", "O"), "a", 1)]
     )
-    filled = task.items(store, vocabularies(), (99,), 1).fill(0, np.array([0]))
+    filled = task.items(store, vocabularies(), (99,), 1).collate(0, np.array([0]))
     assert filled.labels is not None
     tokens, found = filled.sides[0].tokens.tolist(), filled.labels.tolist()
     assert TOKENIZER.decode(tokens[1:-1]) == "unwonderfulness moon 猫见 12"
@@ -86,12 +86,12 @@ def test_scores_are_moved_into_zero_to_one_and_strange_ones_refused() -> None:
     task = Similarity(range=(0, 5))
     encoding = task.encoding(vocabularies(), [], 50)
     store = MemoryStore(encoding, [Scored("the cat", "猫", 4.0, "a.tsv", 1), Scored("a", "b", 0.0, "a.tsv", 2)])
-    filled = task.items(store, vocabularies(), (50, 50), 1).fill(0, np.array([1, 0]))
+    filled = task.items(store, vocabularies(), (50, 50), 1).collate(0, np.array([1, 0]))
     assert filled.answers is not None and filled.answers.tolist() == pytest.approx([0.0, 0.8])
     assert filled.sides[1].tokens.tolist() == [BOS, *TOKENIZER.encode("b"), EOS, BOS, *TOKENIZER.encode("猫"), EOS]
-    with pytest.raises(UserError, match=r"a\.tsv:7: a score of 6 is outside task\.range, \[0, 5\]"):
+    with pytest.raises(UserError, match=r"a\.tsv:7: score 6 is outside task\.range, \[0, 5\]"):
         MemoryStore(encoding, [Scored("a", "b", 6.0, "a.tsv", 7)])
-    with pytest.raises(ConfigError, match="the lowest score comes first"):
+    with pytest.raises(ConfigError, match=r"range: \[lowest, highest\]"):
         parse(Similarity, {"range": [5, 0]})
 
 
@@ -114,7 +114,7 @@ def test_pairs_of_a_batch_are_each_others_answers() -> None:
     task = Contrastive()
     pairs = [Pair("the cat", "猫", "a", 1), Pair("moon", "月亮", "a", 2), Pair("She", "她", "a", 3)]
     store = MemoryStore(task.encoding(vocabularies(), [], 50), pairs)
-    filled = task.items(store, vocabularies(), (50, 50), 1).fill(0, np.array([2, 0]))
+    filled = task.items(store, vocabularies(), (50, 50), 1).collate(0, np.array([2, 0]))
     assert filled.answers is not None and filled.answers.tolist() == [0, 1]
     assert filled.sides[0].tokens.tolist() == [
         BOS,

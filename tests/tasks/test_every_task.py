@@ -44,7 +44,7 @@ def test_it_trains_and_the_loss_falls(run: str, trained: Trained) -> None:
     assert {metric, "loss"} <= valid.keys() and ("perplexity" in valid) == task.has_perplexity
     assert ("ppl" in said) == task.has_perplexity
     card = (folder / "model" / "README.md").read_text(encoding="utf-8")
-    assert f"300 {task.reads.examples}" in card and task.counted in card and f"- task: {run.split()[0]}" in card
+    assert f"300 {task.file_type.examples}" in card and task.loss_unit in card and f"- task: {run.split()[0]}" in card
 
 
 @pytest.mark.parametrize("run", [name for name in RUNS if name != "contrastive"])

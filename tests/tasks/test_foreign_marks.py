@@ -30,7 +30,7 @@ def filled(task: dict[str, Any], example: Any, labels: list[str], both: Vocabula
     store = MemoryStore(made.encoding(both, labels, 64), [example])
     items = made.items(store, both, (64, 64), 0)
     assert len(items) == 1
-    found = items.fill(0, np.arange(1))
+    found = items.collate(0, np.arange(1))
     for side, lengths in zip(found.sides, items.lengths(0), strict=True):
         assert len(side.tokens) == int(lengths[0])  # which rows are packed by
     return found
@@ -45,7 +45,7 @@ def test_one_text_and_two_that_are_classified() -> None:
     assert one.tokens.tolist() == [*BEFORE, *ids("the cat"), *AFTER]
     (two,) = filled({"kind": "classification"}, Labelled(("the", "cat"), "a", "f", 1), ["a", "b"], foreign()).sides
     assert two.tokens.tolist() == [*BEFORE, *ids("the"), 9, *ids("cat"), *AFTER]
-    assert two.besides["types"].tolist() == [0] * (3 + len(ids("the"))) + [1] * (3 + len(ids("cat")))
+    assert two.features["types"].tolist() == [0] * (3 + len(ids("the"))) + [1] * (3 + len(ids("cat")))
 
 
 def test_words_that_are_tagged() -> None:
@@ -79,5 +79,5 @@ def test_sources_and_targets() -> None:
     assert found.labels.tolist() == [*ids("cat"), own.eos]
     ours = filled({"kind": "translation"}, Pair("the", "cat", "f", 1), [], vocabularies())
     assert ours.sides[0].tokens.tolist() == [*ids("the"), own.eos]
-    with pytest.raises(UserError, match="hears which language"):
+    with pytest.raises(UserError, match="reads the source language"):
         filled({"kind": "translation"}, Pair("the", "cat", "f", 1), [], foreign(Template(language="before")))

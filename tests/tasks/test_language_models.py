@@ -25,7 +25,7 @@ def test_documents_are_cut_without_losing_a_token_and_each_is_predicted_once(roo
     read: dict[int, list[int]] = {}
     said: dict[int, list[int]] = {}
     for number in range(len(items)):
-        filled = items.fill(0, np.array([number]))
+        filled = items.collate(0, np.array([number]))
         assert filled.labels is not None
         tokens, labels = filled.sides[0].tokens.tolist(), filled.labels.tolist()
         assert len(tokens) == len(labels) == items.lengths(0)[0][number]
@@ -54,12 +54,12 @@ def test_documents_in_one_row_are_kept_apart() -> None:
 def test_of_a_pair_the_prompt_is_given_and_the_answer_said() -> None:
     task, tokenizer = PrefixLM(), vocabularies().target
     store = MemoryStore(task.encoding(vocabularies(), [], 100), [Pair("the cat", "猫", "a.tsv", 1)])
-    filled = task.items(store, vocabularies(), (100,), 1).fill(0, np.array([0]))
+    filled = task.items(store, vocabularies(), (100,), 1).collate(0, np.array([0]))
     prompt, answer = tokenizer.encode("the cat"), tokenizer.encode("猫")
     assert filled.labels is not None
     assert filled.sides[0].tokens.tolist() == [BOS, *prompt, EOS, *answer]
     assert filled.labels.tolist() == [IGNORE] * (len(prompt) + 1) + [*answer, EOS]
-    assert filled.sides[0].besides["prompt"].tolist() == [True] * (len(prompt) + 2) + [False] * len(answer)
+    assert filled.sides[0].features["prompt"].tolist() == [True] * (len(prompt) + 2) + [False] * len(answer)
 
 
 def test_pairs_that_do_not_fit_together_are_left_out() -> None:
@@ -78,11 +78,11 @@ def test_a_document_is_split_elsewhere_in_each_epoch_and_something_is_always_sai
     cuts = set()
     everything = np.arange(len(items))
     for epoch in range(6):
-        filled, whole = items.fill(epoch, everything), plain.fill(epoch, everything)
-        again = items.fill(epoch, everything)
+        filled, whole = items.collate(epoch, everything), plain.collate(epoch, everything)
+        again = items.collate(epoch, everything)
         assert filled.labels is not None and whole.labels is not None and again.labels is not None
         assert (filled.sides[0].tokens == whole.sides[0].tokens).all() and (filled.labels == again.labels).all()
-        given = filled.sides[0].besides["prompt"]
+        given = filled.sides[0].features["prompt"]
         said = filled.labels != IGNORE
         assert (filled.labels[said] == whole.labels[said]).all()
         begin = 0

@@ -7,7 +7,7 @@ from allyouneed.data.batches.packing import generator
 from allyouneed.data.files.texts import Document
 from allyouneed.data.tokenizers.base import MASK
 from allyouneed.nn.batch import IGNORE
-from allyouneed.tasks.masked_lm import MaskedLM, choose, hide
+from allyouneed.tasks.masked_lm import MaskedLM, apply_mask, choose_masked
 from segment_memory import MemoryStore, vocabularies
 
 LONG = "the cat sees tomorrow's wonderful moon, 猫看见明天的月亮。 " * 30
@@ -15,38 +15,38 @@ LONG = "the cat sees tomorrow's wonderful moon, 猫看见明天的月亮。 " * 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 10, 100, 503])
 def test_the_share_is_exact(count: int) -> None:
-    chosen = choose(count, None, 0.15, generator(1, 2, 3))
+    chosen = choose_masked(count, None, 0.15, generator(1, 2, 3))
     assert chosen.sum() == max(1, int(0.15 * count + 0.5))
 
 
 def test_every_token_is_chosen_as_often_as_any_other() -> None:
-    times = sum(choose(20, None, 0.15, generator(1, n)).astype(int) for n in range(4000))
+    times = sum(choose_masked(20, None, 0.15, generator(1, n)).astype(int) for n in range(4000))
     assert times.sum() == 4000 * 3 and abs(times / 4000 - 0.15).max() < 0.025
 
 
 def test_eighty_ten_ten() -> None:
-    ids, others = np.full(100_000, 5), np.arange(10, 20)
-    chosen = choose(len(ids), None, 0.15, generator(1))
-    found = hide(ids, chosen, 3, others, generator(2))
+    ids, replacements = np.full(100_000, 5), np.arange(10, 20)
+    chosen = choose_masked(len(ids), None, 0.15, generator(1))
+    found = apply_mask(ids, chosen, 3, replacements, generator(2))
     assert (found[~chosen] == 5).all()
     picked = found[chosen]
     assert abs((picked == 3).mean() - 0.8) < 0.01
-    assert abs(np.isin(picked, others).mean() - 0.1) < 0.01
+    assert abs(np.isin(picked, replacements).mean() - 0.1) < 0.01
     assert abs((picked == 5).mean() - 0.1) < 0.01
-    drawn = picked[np.isin(picked, others)]
-    assert set(drawn.tolist()) == set(others.tolist()) and np.bincount(drawn)[10:].min() > 0.7 * len(drawn) / 10
+    drawn = picked[np.isin(picked, replacements)]
+    assert set(drawn.tolist()) == set(replacements.tolist()) and np.bincount(drawn)[10:].min() > 0.7 * len(drawn) / 10
 
 
 def test_whole_words_are_chosen_whole_and_not_too_many() -> None:
     starts = np.array([1, 0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1])
     words = np.cumsum(starts)
     for number in range(300):
-        chosen = choose(len(starts), starts, 0.15, generator(9, number))
+        chosen = choose_masked(len(starts), starts, 0.15, generator(9, number))
         assert 1 <= chosen.sum() <= 3
         for word in set(words[chosen].tolist()):
             assert chosen[words == word].all()
-    assert choose(4, np.array([1, 0, 0, 0]), 0.15, generator(1)).all(), "one, where every word is too long"
-    assert choose(3, np.array([0, 0, 1]), 0.5, generator(1)).sum() <= 2, "a piece may begin inside a word"
+    assert choose_masked(4, np.array([1, 0, 0, 0]), 0.15, generator(1)).all(), "one, where every word is too long"
+    assert choose_masked(3, np.array([0, 0, 1]), 0.5, generator(1)).sum() <= 2, "a piece may begin inside a word"
 
 
 def test_words_are_what_people_take_for_words() -> None:
@@ -74,8 +74,8 @@ def test_pieces_stand_between_marks_and_labels_are_what_was_there(whole_word: bo
     kept: list[list[int]] = []
     hidden = []
     for epoch in range(2):
-        filled = items.fill(epoch, np.arange(len(items)))
-        again = items.fill(epoch, np.arange(len(items))[::-1])
+        filled = items.collate(epoch, np.arange(len(items)))
+        again = items.collate(epoch, np.arange(len(items))[::-1])
         assert filled.labels is not None and again.labels is not None
         begin = 0
         for number, length in enumerate(items.lengths(epoch)[0].tolist()):

@@ -51,14 +51,14 @@ def test_those_that_ask_stand_behind_the_text_at_the_places_they_ask_for() -> No
     assert lengths.max() <= 32 and lengths.max() > 26
     seen = []
     for epoch in range(2):
-        filled = items.fill(epoch, np.arange(len(items)))
+        filled = items.collate(epoch, np.arange(len(items)))
         (side,) = filled.sides
         assert filled.labels is not None and len(side.tokens) == lengths.sum()
         begin, kept = 0, []
         for length in lengths.tolist():
             span = slice(begin, begin + length)
             tokens, labels, begin = side.tokens[span], filled.labels[span], begin + length
-            order, positions = side.besides["order"][span], side.besides["positions"][span]
+            order, positions = side.features["order"][span], side.features["positions"][span]
             size = int((order >= 0).sum())
             assert tokens[0] == tokenizer.bos and tokens[size - 1] == tokenizer.eos
             assert (positions[:size] == np.arange(size)).all() and (labels[:size] == IGNORE).all()
@@ -68,9 +68,9 @@ def test_those_that_ask_stand_behind_the_text_at_the_places_they_ask_for() -> No
             assert ((order[:size] > 0).sum()) == length - size == max(1, (size - 2) // 6)
             kept += tokens[1 : size - 1].tolist()
         assert kept == [number for text in texts for number in tokenizer.encode(text)]
-        again = items.fill(epoch, np.arange(len(items))).sides[0]
-        assert (again.besides["order"] == side.besides["order"]).all()
-        seen.append(side.besides["order"])
+        again = items.collate(epoch, np.arange(len(items))).sides[0]
+        assert (again.features["order"] == side.features["order"]).all()
+        seen.append(side.features["order"])
     assert (seen[0] != seen[1]).any(), "drawn anew in each epoch"
 
 

@@ -95,6 +95,6 @@ def test_what_cannot_read_on_is_refused():
     task = PermutationLM(memory=True)
     task.head(tree, None)
     tree["encoder"][0]["mixer"]["pattern"] = "permuted"
-    with pytest.raises(ConfigError, match=r"encoder\[0\]\.mixer\.pattern: would remember everything"):
+    with pytest.raises(ConfigError, match=r"encoder\[0\]\.mixer\.pattern: the state would grow without bound"):
         task.head(tree, None)
     PermutationLM().head(tree, None)

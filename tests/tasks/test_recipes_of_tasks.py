@@ -83,7 +83,7 @@ def test_an_empty_file_is_named(run: str, texts: Path, tmp_path: Path) -> None:
 def test_labels_that_training_never_saw_are_named_with_their_line(texts: Path, tmp_path: Path) -> None:
     """A file of nothing else is refused; some are told, have no loss, and count as missed."""
     said = wrong("classification", "poss\tgood\n", texts, tmp_path, split="valid")
-    assert "none of the texts in the data can be used" in said
+    assert "none of the texts in the data is usable" in said
     assert "label unseen in training: 1" in said
     assert "bad.labelled.tsv:1: 'poss' does not occur in the training data: 'good'" in said
     for run, text, words in [
@@ -99,34 +99,34 @@ def test_labels_that_training_never_saw_are_named_with_their_line(texts: Path, t
 
 
 def test_a_column_that_holds_no_labels_is_noticed(texts: Path, tmp_path: Path) -> None:
-    assert "there is only one label, 'pos'" in wrong("classification", "pos\ta\npos\tb\n", texts, tmp_path)
+    assert "only one label, 'pos'" in wrong("classification", "pos\ta\npos\tb\n", texts, tmp_path)
     said = wrong("classification", "just text\n", texts, tmp_path)
     assert "no text to learn a vocabulary from" in said and "bad.labelled.tsv:1: 1 column(s), no column 1" in said
-    assert "there is only one tag, 'O'" in wrong("tagging", "Anna O\n", texts, tmp_path)
+    assert "only one tag, 'O'" in wrong("tagging", "Anna O\n", texts, tmp_path)
 
 
 def test_scores_outside_the_range_are_named(texts: Path, tmp_path: Path) -> None:
-    assert "bad.scored.tsv:2: a score of 9 is outside task.range" in wrong(
+    assert "bad.scored.tsv:2: score 9 is outside task.range" in wrong(
         "similarity", "1\ta\tb\n9\ta\tb\n", texts, tmp_path
     )
 
 
 def test_data_of_which_nothing_can_be_used_is_shown(texts: Path, tmp_path: Path) -> None:
     said = wrong("contrastive", "only one column\n", texts, tmp_path, split="valid")
-    assert "none of the pairs in the data can be used" in said and "1 column(s) where 2 are expected" in said
+    assert "none of the pairs in the data is usable" in said and "1 column(s), expected 2" in said
     assert "no text to learn a vocabulary from" in wrong("contrastive", "only one column\n", texts, tmp_path)
 
 
 def test_a_single_pair_has_nothing_to_be_told_from(texts: Path, tmp_path: Path) -> None:
     for split in ("train", "valid"):
-        assert "there is a single pair" in wrong("contrastive", "a\tb\n", texts, tmp_path, split=split)
+        assert "only one pair" in wrong("contrastive", "a\tb\n", texts, tmp_path, split=split)
 
 
 @pytest.mark.parametrize(
     ("task", "said"),
     [
         ("causal-ml", "task.kind: 'causal-ml' is no task; did you mean 'causal-lm'?"),
-        ({"kind": "similarity", "range": [5, 0]}, "task: range: the lowest score comes first"),
+        ({"kind": "similarity", "range": [5, 0]}, "task: range: [lowest, highest]"),
         (None, "task: a task is a word or keys with 'kind', not None"),
     ],
     ids=str,

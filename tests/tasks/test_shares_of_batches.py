@@ -11,7 +11,7 @@ import torch
 
 from allyouneed.data.batches.packing import Batches, PackedBatches, PaddedBatches
 from allyouneed.data.batches.segments import SegmentBatches
-from allyouneed.data.batches.shares import Share
+from allyouneed.data.batches.sharding import DataShard
 from allyouneed.data.batches.store import Store
 from allyouneed.nn.batch import IGNORE, Batch
 from allyouneed.tasks.causal_lm import DocumentItems
@@ -51,7 +51,7 @@ def test_the_shares_of_a_batch_are_the_batch(run: str, texts: Path, tmp_path: Pa
         whole = list(batches.batches(1))
         assert len(whole) > 1
         for readers in (2, 3, 4):
-            shares = [list(batches.shared(Share(number, readers)).batches(1)) for number in range(readers)]
+            shares = [list(batches.for_shard(DataShard(number, readers)).batches(1)) for number in range(readers)]
             for step, batch in enumerate(whole):
                 parts = [share[step] for share in shares]
                 told = [row for part in parts if labelled(part) or part.labels is None for row in sentences(part)]
@@ -64,17 +64,17 @@ def test_the_shares_of_a_batch_are_the_batch(run: str, texts: Path, tmp_path: Pa
 def test_a_reader_reads_its_own_sentences_and_no_others(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data = prepared_for("translation", texts, tmp_path).train
     assert isinstance(data, PackedBatches)
-    real, seen = data.items.fill, list[list[int]]()
+    real, seen = data.items.collate, list[list[int]]()
 
     def counted(epoch: int, members: Any) -> Any:
         seen[-1] += members.tolist()
         return real(epoch, members)
 
-    monkeypatch.setattr(data.items, "fill", counted)
+    monkeypatch.setattr(data.items, "collate", counted)
     for number in range(3):
         seen.append([])
         steps = data.steps_per_epoch(0) - 1  # of the last batch a reader without a sentence looks at one
-        for _, _ in zip(range(steps), data.shared(Share(number, 3)).batches(0), strict=False):
+        for _, _ in zip(range(steps), data.for_shard(DataShard(number, 3)).batches(0), strict=False):
             pass
     assert all(seen)
     assert sorted(chain(*seen)) == sorted(n for step in range(steps) for n in data.describe(0, step))
@@ -86,7 +86,7 @@ def test_rows_that_go_on_stay_with_their_reader(texts: Path, tmp_path: Path):
     data: Batches = SegmentBatches(items, items.pieces.documents, 5, 16, seed=3)
     whole = list(data.batches(0))
     for number, rows in ((0, slice(0, 2)), (1, slice(2, 5))):
-        for part, batch in zip(data.shared(Share(number, 2)).batches(0), whole, strict=True):
+        for part, batch in zip(data.for_shard(DataShard(number, 2)).batches(0), whole, strict=True):
             assert part.labels is not None and batch.labels is not None and part.begins == batch.begins
             assert torch.equal(part.rows.tokens, batch.rows.tokens[rows])
             assert torch.equal(part.labels, batch.labels[rows])
@@ -111,7 +111,7 @@ def test_what_is_larger_than_memory_is_shuffled_and_read_without_loading_it(text
     before = resident()
     store = Store(folder, {"fingerprint": "", "facts": layout, "report": report, "dtype": {"text": "<u2"}})
     items = DocumentItems(store, tokenizer.vocabularies, 4096)
-    data = PackedBatches(items, (4096,), 32, seed=1).shared(Share(1, 2))
+    data = PackedBatches(items, (4096,), 32, seed=1).for_shard(DataShard(1, 2))
     tokens, places = 0, set()
     for _, batch in zip(range(6), data.batches(0), strict=False):
         tokens += labelled(batch)

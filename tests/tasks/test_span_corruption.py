@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from allyouneed.data.batches.packing import generator
 from allyouneed.data.files.texts import Document
 from allyouneed.errors import UserError
-from allyouneed.tasks.span_corruption import SpanCorruption, corrupt, cut_places, cut_sizes
+from allyouneed.tasks.span_corruption import SpanCorruption, corrupt, noise_sizes, noise_spans
 from segment_memory import MemoryStore, vocabularies
 
 
@@ -27,8 +27,8 @@ def restored(source: list[int], target: list[int], marks: list[int]) -> list[int
 
 @given(st.integers(1, 200), st.floats(0.05, 0.45), st.floats(1, 10), st.integers(0, 10**6))
 def test_the_text_can_be_put_together_again(tokens: int, density: float, span: float, seed: int) -> None:
-    noise, spans = cut_sizes(tokens, density, span)
-    places = cut_places(tokens, noise, spans, generator(seed))
+    noise, spans = noise_sizes(tokens, density, span)
+    places = noise_spans(tokens, noise, spans, generator(seed))
     assert sum(right - left for left, right in places) == noise and len(places) == spans
     assert all(left < right for left, right in places)
     assert all(before[1] <= after[0] for before, after in pairwise(places))
@@ -41,7 +41,7 @@ def test_the_text_can_be_put_together_again(tokens: int, density: float, span: f
 
 def test_the_sizes_are_those_of_the_authors_code() -> None:
     """random_spans_noise_mask for T5's own 568 tokens: 512 remain on the source side, 114 on the target side."""
-    noise, spans = cut_sizes(568, 0.15, 3.0)
+    noise, spans = noise_sizes(568, 0.15, 3.0)
     assert (noise, spans) == (85, 28)
     assert 568 - noise + spans + 1 == 512 and noise + spans + 1 == 114
 
@@ -49,7 +49,7 @@ def test_the_sizes_are_those_of_the_authors_code() -> None:
 def test_everywhere_is_cut_as_often_and_kept_comes_first() -> None:
     times = np.zeros(30)
     for seed in range(3000):
-        for left, right in cut_places(30, 6, 2, generator(seed)):
+        for left, right in noise_spans(30, 6, 2, generator(seed)):
             times[left:right] += 1
     assert times[0] == 0 and times[-1] == 3000, "kept and cut take turns, kept first: the last token is always cut"
     assert times[1:24].min() > 0
@@ -65,7 +65,7 @@ def test_sides_fit_their_rows_and_no_token_is_lost() -> None:
     marks = [tokenizer.special(name) for name in task.specials()]
     whole: list[int] = []
     for number in range(len(items)):
-        filled = items.fill(5, np.array([number]))
+        filled = items.collate(5, np.array([number]))
         heard, said = (side.tokens.tolist() for side in filled.sides)
         assert filled.labels is not None
         labels = filled.labels.tolist()
@@ -77,5 +77,5 @@ def test_sides_fit_their_rows_and_no_token_is_lost() -> None:
 
 def test_rows_too_short_for_any_span_are_refused() -> None:
     store = MemoryStore(SpanCorruption().encoding(vocabularies(), [], None), [Document("a moon", "a", 1)])
-    with pytest.raises(UserError, match="too short to cut spans out"):
+    with pytest.raises(UserError, match="too short for span corruption"):
         SpanCorruption(sentinels=8).items(store, vocabularies(), (1, 1), 1)

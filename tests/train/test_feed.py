@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from allyouneed.data.batches.packing import Items
-from allyouneed.data.batches.shares import Share
+from allyouneed.data.batches.sharding import DataShard
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.train import feed
 from allyouneed.train.feed import Feed, Place
@@ -25,7 +25,7 @@ class Counted:
     def __init__(self, broken: int = -1) -> None:
         self.broken = broken
 
-    def shared(self, share: Share) -> "Counted":
+    def for_shard(self, share: DataShard) -> "Counted":
         return self
 
     def steps_per_epoch(self, epoch: int) -> int:

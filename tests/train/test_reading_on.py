@@ -173,8 +173,8 @@ def test_rows_go_on(work, tmp_path):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        (["model.decoder[0].mixer.pattern=causal"], r"decoder\[0\]\.mixer\.pattern: would remember everything"),
-        (["model.embed.positions=sinusoidal"], r"embed\.positions: are counted from the beginning"),
+        (["model.decoder[0].mixer.pattern=causal"], r"decoder\[0\]\.mixer\.pattern: the state would grow without bound"),
+        (["model.embed.positions=sinusoidal"], r"embed\.positions: absolute positions do not work"),
         (["model.embed.positions=sinusoidal", "model.decoder[0].mixer.pattern=causal"], r"positions.*[\s\S]*pattern"),
     ],
 )
@@ -183,7 +183,7 @@ def test_what_cannot_read_on_is_refused(work, tmp_path, changes, words):
         recipe(work, tmp_path / "run", *changes)
     gated = {"kind": "decoder-decoder", "width": 16, "first": [{"mixer": {"kind": "gated-retention", "heads": 2}}]}
     gated |= {"second": [{"cross": {"kind": "attention", "heads": 2, "pattern": "causal"}}]}
-    with pytest.raises(ConfigError, match="decoder-decoder does not read on from batch to batch"):
+    with pytest.raises(ConfigError, match="decoder-decoder does not support task.memory"):
         recipe(work, tmp_path / "run", model=gated)
 
 

@@ -12,7 +12,7 @@ import yaml
 import allyouneed as ayn
 from allyouneed.config import ConfigError, parse
 from allyouneed.data.retrieval.corpus import ChunkIndex
-from allyouneed.data.retrieval.neighbours import Passages
+from allyouneed.data.retrieval.neighbours import PassageSet
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.data.tokenizers.base import train as learn
 from allyouneed.errors import UserError
@@ -233,5 +233,5 @@ def test_passages_are_those_of_the_definition():
         runs = {tuple(text[n : n + size]) for n in range(len(text) - size + 1)}
         for other in [*others, *(text[n : n + 9] for n in range(20))]:
             expected = any(tuple(other[n : n + size]) in runs for n in range(len(other) - size + 1))
-            assert Passages(text, size).repeated(other) == expected
-    assert not Passages(np.array([1, 2]), 3).repeated(np.array([1, 2, 3, 4]))
+            assert PassageSet(text, size).overlaps(other) == expected
+    assert not PassageSet(np.array([1, 2]), 3).overlaps(np.array([1, 2, 3, 4]))

@@ -27,7 +27,7 @@ def index(
     device: Annotated[str, option(metavar="cpu|cuda", show_default=True, help="where to compute")] = "cpu",
 ) -> None:
     """Cut texts into chunks and index them by meaning: what a model such as RETRO retrieves from."""
-    from allyouneed.data.retrieval.corpus import faiss
+    from allyouneed.data.retrieval.corpus import import_faiss
     from allyouneed.data.tokenizers.base import Vocabularies
     from allyouneed.infer.retrieval.retriever import index_corpus
     from allyouneed.interop.load import load
@@ -38,7 +38,7 @@ def index(
         raise UserError(f"--device {device}: it may be cpu or cuda")
     if output.exists() and not (output / "meta.json").is_file():
         raise UserError(f"{output}: is in the way and is no index; give another folder")
-    faiss()  # before any work, if it is missing
+    import_faiss()  # fail before any work if it is missing
     tokens = None if tokenizer is None else Vocabularies.load(tokenizer).target
     with _Bar() as bar:
         made, report = index_corpus(corpus, load(encoder, device), chunk, tokens, document, bar.show)

@@ -62,10 +62,10 @@ def count_lines(path: Path | None) -> int | None:
     """How much there is to do, where a look at the file tells."""
     if path is None or not path.is_file():
         return None
-    from allyouneed.data.files.readers import chunks
+    from allyouneed.data.files.readers import read_chunks
 
     found, last = 0, b"\n"
-    for chunk in chunks(path):
+    for chunk in read_chunks(path):
         found, last = found + chunk.count(b"\n"), chunk[-1:] or last
     return found + (last != b"\n")
 

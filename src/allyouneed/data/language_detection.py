@@ -1,7 +1,7 @@
-"""Which language a text is in: naive Bayes over characters, what stands beside what, and scripts.
+"""Language detection: naive Bayes over character n-grams and scripts.
 
-Learnt from the sentences of the training pairs in seconds and kept in the model's folder (`languages.json`). It tells
-apart the languages of its model and nothing else: a text in another one is taken for the most alike.
+Trained in seconds on the sentences of the training pairs and stored in the model folder (`languages.json`). It knows
+the languages of its model only: a text in any other is assigned to the most similar one.
 """
 
 from __future__ import annotations
@@ -20,60 +20,60 @@ from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files, Report
 from allyouneed.errors import UserError
 
-SAMPLED = 20_000  # sentences of each language to learn from
-KEPT = 2000  # runs of characters of each language to remember
-LONGEST = 3  # characters of a run
-READ = 1000  # characters of a text that are looked at: enough to be sure
-RARE = 70  # -10 · ln p of a script: a letter in a thousand runs
-SURE = 3.0  # nats between the first language and the second: twenty to one
+SAMPLED = 20_000  # training sentences per language
+KEPT = 2000  # n-grams kept per language
+LONGEST = 3  # characters of an n-gram
+READ = 1000  # characters of a text to use
+RARE = 70  # -10 · ln p of a script: one letter in a thousand n-grams
+SURE = 3.0  # nats between the best and the second language: twenty to one
 
 
 @cache
 def _script(character: str) -> str:
-    """`<CJK>`, `<LATIN>`: what a character never seen before still tells."""
+    """`<CJK>`, `<LATIN>`: informative even for a character never seen before."""
     return f"<{unicodedata.name(character, '?').split(maxsplit=1)[0]}>"
 
 
-def _runs(text: str) -> list[str]:
-    """Runs of one to three letters, with a space where a word begins or ends, and the script of each letter."""
+def _ngrams(text: str) -> list[str]:
+    """N-grams of one to three letters, with a space at word boundaries, and the script of each letter."""
     letters = re.sub(r"[\W\d_]+", " ", f" {text[:READ].lower()} ")
     found = [letters[i : i + size] for size in range(1, LONGEST + 1) for i in range(len(letters) - size + 1)]
     return [run for run in found if run.strip()] + [_script(letter) for letter in letters if letter != " "]
 
 
 class LanguageDetector:
-    """`scores[run]` is -10 · ln p(run | language) for each of `languages`, rounded."""
+    """`scores[ngram]` is -10 · ln p(ngram | language) for each of `languages`, rounded."""
 
     def __init__(self, languages: Sequence[str], scores: Mapping[str, Sequence[int]]) -> None:
         self.languages, self.scores = list(languages), dict(scores)
 
-    def detect(self, text: str, sure: bool = False) -> str | None:
-        """The likeliest language. None for a text without letters; with `sure`, also when it could be another one."""
-        known = [self.scores[run] for run in _runs(text) if run in self.scores]
+    def detect(self, text: str, confident: bool = False) -> str | None:
+        """The most likely language. None for a text without letters; with `confident`, also if another is plausible."""
+        known = [self.scores[run] for run in _ngrams(text) if run in self.scores]
         if not known:
             return None
         totals = sorted(
             (sum(column), name) for column, name in zip(zip(*known, strict=True), self.languages, strict=True)
         )
-        if sure and len(totals) > 1 and totals[1][0] - totals[0][0] < 10 * SURE:
+        if confident and len(totals) > 1 and totals[1][0] - totals[0][0] < 10 * SURE:
             return None
         return totals[0][1]
 
     def is_unfamiliar(self, text: str) -> bool:
-        """Whether most letters of a text are of scripts that none of the languages is written in."""
+        """Whether most letters of a text are in scripts that none of the languages uses."""
         scripts = [_script(letter) for letter in text[:READ] if letter.isalpha()]
         return 2 * sum(self._foreign(script) for script in scripts) > len(scripts)
 
     def _foreign(self, script: str) -> bool:
-        """One that hardly ever comes in any of them."""
+        """Whether all languages almost never use it."""
         return min(self.scores.get(script, (RARE,))) >= RARE
 
     @classmethod
     def learn(cls, texts: Mapping[str, Iterable[str]]) -> LanguageDetector:
-        """From sentences of each language; one that is written without letters (numbers, dates) cannot be told."""
-        every = {name: Counter(run for text in texts[name] for run in _runs(text)) for name in sorted(texts)}
+        """From sentences of each language; a language written without letters (numbers, dates) is left out."""
+        every = {name: Counter(run for text in texts[name] for run in _ngrams(text)) for name in sorted(texts)}
         counts = {name: count for name, count in every.items() if count}
-        kept = sorted({run for count in counts.values() for run, _ in _commonest(count)})
+        kept = sorted({run for count in counts.values() for run, _ in _most_common(count)})
         totals = {name: sum(count.values()) for name, count in counts.items()}
         scores = {
             run: [
@@ -85,9 +85,9 @@ class LanguageDetector:
         return cls(list(counts), scores)
 
     @classmethod
-    def of_files(cls, files: Sequence[Files]) -> LanguageDetector | None:
-        """From training pairs that say their languages, drawn from all over them; None if there are not two."""
-        chance, drawn, seen = random.Random(0), dict[str, list[str]](), Counter[str]()
+    def from_files(cls, files: Sequence[Files]) -> LanguageDetector | None:
+        """From a sample of training pairs with language tags; None if they have fewer than two languages."""
+        rng, drawn, seen = random.Random(0), dict[str, list[str]](), Counter[str]()
         for entry in files:
             if not isinstance(entry, PairFiles):
                 continue
@@ -99,8 +99,8 @@ class LanguageDetector:
                     seen[name] += 1
                     if len(held) < SAMPLED:
                         held.append(text)
-                    elif (place := chance.randrange(seen[name])) < SAMPLED:
-                        held[place] = text
+                    elif (index := rng.randrange(seen[name])) < SAMPLED:
+                        held[index] = text
         found = cls.learn(drawn)
         return found if len(found.languages) > 1 else None
 
@@ -117,6 +117,6 @@ class LanguageDetector:
             raise UserError(f"{path}: cannot be read: {error}; copy or train the model again") from None
 
 
-def _commonest(count: Counter[str]) -> list[tuple[str, int]]:
-    """By number, then by name, so that the same text gives the same detector."""
+def _most_common(count: Counter[str]) -> list[tuple[str, int]]:
+    """By count, then by name: the same text always gives the same detector."""
     return sorted(count.items(), key=lambda item: (-item[1], item[0]))[:KEPT]

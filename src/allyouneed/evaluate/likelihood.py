@@ -36,7 +36,7 @@ def _mean(
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
-    sums, tokens, reader = [], [], reading(model, task.carries)
+    sums, tokens, reader = [], [], reading(model, task.has_memory)
     try:
         for batch in batches:
             with around():

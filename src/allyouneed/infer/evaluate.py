@@ -36,7 +36,7 @@ def evaluate(
             "and score texts by `allyouneed evaluate --hypotheses FILE --target FILE`"
         )
     task: Task = parse(Task, model.folder.task, "task")  # type: ignore[type-abstract]
-    entry = parse(task.reads, model.folder.files | {"path": str(path)}, str(path))
+    entry = parse(task.file_type, model.folder.files | {"path": str(path)}, str(path))
     report = Report()
     examples = list(entry.read(report))
     if not examples:
@@ -76,4 +76,4 @@ def _by_likelihood(model: Predictor, task: Task, entry: Files) -> Judged:
         figures = mean_loss(model.model, task, task.validation_batches(items, folder.max_tokens))
     wide = max(map(len, figures))
     text = "\n".join(f"{name:<{wide}}  {value:.4f}" for name, value in figures.items())
-    return Judged(figures, f"{text}  per one of the {task.counted} of {len(store)} {entry.examples}")
+    return Judged(figures, f"{text}  per one of the {task.loss_unit} of {len(store)} {entry.examples}")

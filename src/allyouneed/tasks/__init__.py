@@ -1,4 +1,4 @@
-"""Tasks register by being defined: importing this package imports every file in it."""
+"""Tasks register by subclassing: importing this package imports every module in it."""
 
 import importlib
 import pkgutil

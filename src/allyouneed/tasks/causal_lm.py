@@ -1,4 +1,4 @@
-"""The next token, given all before it: GPT."""
+"""Causal language modelling: predict each token from those before it (GPT)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from allyouneed.config import ConfigError, parse
 from allyouneed.data.batches.documents import Pieces
-from allyouneed.data.batches.encoding import Encoding, Texts
-from allyouneed.data.batches.packing import Batches, Filled, Ints, Items, Side
+from allyouneed.data.batches.encoding import Encoding, TextEncoding
+from allyouneed.data.batches.packing import Batches, FlatBatch, FlatSide, Ints, Items
 from allyouneed.data.batches.segments import SegmentBatches
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.readers import Files
@@ -21,15 +21,15 @@ from allyouneed.data.files.texts import TextFiles
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.models.base import Model
-from allyouneed.tasks.endless import endless_problems
+from allyouneed.tasks.bounded_state import unbounded_state_problems
 from allyouneed.tasks.task import Loss, Task, token_loss
 
 
 class CausalLM(Task):
     """Each token of a document given those before it (Radford et al. 2018, eq. 1).
 
-    `memory`: documents are read end to end, a row of a batch going on where it ended in the batch before, over what the
-    model remembers of that (Dai et al. 2019, 3.2). How far back it sees is said by its patterns.
+    `memory`: documents are concatenated, a row continues where it ended in the previous batch, and the model attends to
+    its segment memory (Dai et al. 2019, 3.2). How far back is set by its patterns.
     """
 
     files: ClassVar[type[Files]] = TextFiles
@@ -41,26 +41,26 @@ class CausalLM(Task):
     memory: bool = False
 
     @property
-    def carries(self) -> bool:
+    def has_memory(self) -> bool:
         return self.memory
 
     def head(self, model: dict[str, Any], labels: Sequence[str] | None) -> Any:
         if self.memory:
             config = parse(Model, model, "model")  # type: ignore[type-abstract]
-            if problems := list(endless_problems(config, "decoder")):
+            if problems := list(unbounded_state_problems(config, "decoder")):
                 raise ConfigError(problems, "model")
         return super().head(model, labels)
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
-        return Texts({"text": vocabularies.target}, None)
+        return TextEncoding({"text": vocabularies.target}, None)
 
-    def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
-        return DocumentItems(store, vocabularies, room[-1])
+    def items(self, store: Store, vocabularies: Vocabularies, capacities: tuple[int, ...], seed: int) -> Items:
+        return DocumentItems(store, vocabularies, capacities[-1])
 
-    def batches(self, items: Items, room: tuple[int, ...], rows: int, seed: int) -> Batches:
+    def batches(self, items: Items, capacities: tuple[int, ...], rows: int, seed: int) -> Batches:
         if self.memory and isinstance(items, DocumentItems):
-            return SegmentBatches(items, items.pieces.documents, rows, room[-1], seed)
-        return super().batches(items, room, rows, seed)
+            return SegmentBatches(items, items.pieces.documents, rows, capacities[-1], seed)
+        return super().batches(items, capacities, rows, seed)
 
     def validation_batches(self, items: Items, longest: int) -> Batches:
         if self.memory and isinstance(items, DocumentItems):
@@ -72,14 +72,14 @@ class CausalLM(Task):
 
 
 class DocumentItems(Items):
-    """A document is read as begin mark and tokens and predicts tokens and end mark, in pieces of at most `room` places:
-    every token is read once and predicted once."""
+    """Inputs are BOS and tokens, labels are tokens and EOS, in pieces of at most `max_length` tokens: every token is
+    read once and predicted once."""
 
-    def __init__(self, store: Store, vocabularies: Vocabularies, room: int) -> None:
+    def __init__(self, store: Store, vocabularies: Vocabularies, max_length: int) -> None:
         self.store, self.tokenizer = store, vocabularies.target
         store.check(text=self.tokenizer)
         self.pads = (self.tokenizer.pad,)
-        self.pieces = Pieces.of(store["text"].lengths.astype(np.int64) + 1, room)
+        self.pieces = Pieces.split(store["text"].lengths.astype(np.int64) + 1, max_length)
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -87,20 +87,20 @@ class DocumentItems(Items):
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
         return (self.pieces.lengths,)
 
-    def fill(self, epoch: int, members: Ints) -> Filled:
+    def collate(self, epoch: int, members: Ints) -> FlatBatch:
         pieces = [self.piece(int(number)) for number in members]
-        said, labels = (np.concatenate(side) for side in zip(*pieces, strict=True))
-        return Filled((Side(said),), labels)
+        inputs, labels = (np.concatenate(side) for side in zip(*pieces, strict=True))
+        return FlatBatch((FlatSide(inputs),), labels)
 
     def piece(self, number: int) -> tuple[Ints, Ints]:
-        """What is read, and what is to be said."""
+        """Inputs and labels."""
         pieces = self.pieces
         ids = self.store["text"][int(pieces.documents[number])]
         begin, end = int(pieces.begins[number]), int(pieces.begins[number] + pieces.lengths[number])
-        marks = self.tokenizer.bos, self.tokenizer.eos
-        said = ids[begin - 1 : end - 1] if begin else np.concatenate([[marks[0]], ids[: end - 1]])
-        labels = ids[begin:end] if end <= len(ids) else np.concatenate([ids[begin:], [marks[1]]])
-        return said.astype(np.int64), labels.astype(np.int64)
+        bos, eos = self.tokenizer.bos, self.tokenizer.eos
+        inputs = ids[begin - 1 : end - 1] if begin else np.concatenate([[bos], ids[: end - 1]])
+        labels = ids[begin:end] if end <= len(ids) else np.concatenate([ids[begin:], [eos]])
+        return inputs.astype(np.int64), labels.astype(np.int64)
 
     def show(self, number: int) -> dict[str, str]:
         return {"text": self.tokenizer.decode(self.piece(number)[1].tolist())}

@@ -1,4 +1,4 @@
-"""Which of a few classes a text, or two texts together, belong to."""
+"""Classify a text, or two texts together."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from allyouneed.data.batches.encoding import Encoding, WithLabel
-from allyouneed.data.batches.packing import Filled, Ints, Items, Side
+from allyouneed.data.batches.encoding import Encoding, LabelledTextEncoding
+from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.labels import LabelledFiles
 from allyouneed.data.files.readers import Files
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.nn.context import TokenLayout
-from allyouneed.tasks.task import Loss, Task, class_loss, every, with_labels
+from allyouneed.tasks.task import Loss, Task, class_loss, read_examples, set_label_count
 
 
 class Classification(Task):
@@ -27,28 +27,28 @@ class Classification(Task):
     files: ClassVar[type[Files]] = LabelledFiles
     kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     heads: ClassVar[tuple[str, ...]] = ("classes",)
-    counted: ClassVar[str] = "texts"
+    loss_unit: ClassVar[str] = "texts"
     has_perplexity: ClassVar[bool] = False
     metrics: ClassVar[dict[str, bool]] = {"accuracy": True, "macro-f1": True, "loss": False}
     kind: Literal["classification"] = "classification"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     def labels(self, files: Sequence[Files]) -> list[str]:
-        found = sorted({example.label for example in every(files)})
+        found = sorted({example.label for example in read_examples(files)})
         if len(found) < 2:
-            said = f"there is only one label, {found[0]!r}," if found else "there are no labels"
-            raise UserError(f"data.train: {said} in it; check which column is the label ('columns')")
+            what = f"only one label, {found[0]!r}" if found else "no labels"
+            raise UserError(f"data.train: {what}; check which column is the label ('columns')")
         return found
 
     def head(self, model: dict[str, Any], labels: Sequence[str] | None) -> Any:
-        return with_labels(super().head(model, labels), labels)
+        return set_label_count(super().head(model, labels), labels)
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         texts = {"text": vocabularies.target, "second": vocabularies.target}
-        marks = vocabularies.target.template
-        return WithLabel(texts, max_tokens, marks.count(), len(marks.between), labels=labels)
+        template = vocabularies.target.template
+        return LabelledTextEncoding(texts, max_tokens, template.count(), len(template.between), labels=labels)
 
-    def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
+    def items(self, store: Store, vocabularies: Vocabularies, capacities: tuple[int, ...], seed: int) -> Items:
         return LabelledItems(store, vocabularies.target)
 
     def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
@@ -56,15 +56,15 @@ class Classification(Task):
 
 
 class LabelledItems(Items):
-    """A text between its marks; where there is a second one, both, with a mark between them, and of types 0 and 1."""
+    """A text with its special tokens; a second text follows a separator, with type id 1."""
 
     def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
         self.store, self.tokenizer = store, tokenizer
         store.check(text=tokenizer)
         self.pads = (tokenizer.pad,)
         self.second = bool(store["second"].lengths.any())
-        marks = tokenizer.template
-        more = marks.count() + np.where(store["second"].lengths > 0, len(marks.between), 0)
+        template = tokenizer.template
+        more = template.count() + np.where(store["second"].lengths > 0, len(template.between), 0)
         self._lengths = store["text"].lengths.astype(np.int64) + store["second"].lengths + more
 
     def __len__(self) -> int:
@@ -73,15 +73,15 @@ class LabelledItems(Items):
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
         return (self._lengths,)
 
-    def fill(self, epoch: int, members: Ints) -> Filled:
+    def collate(self, epoch: int, members: Ints) -> FlatBatch:
         rows = [
             text_row([self.store["text"][n].tolist(), self.store["second"][n].tolist()], self.tokenizer)
             for n in members.tolist()
         ]
         tokens = np.array([number for row, _ in rows for number in row], dtype=np.int64)
         types = np.array([number for _, row in rows for number in row], dtype=np.int64)
-        side = Side(tokens, {"types": types} if self.second else {})
-        return Filled((side,), answers=self.store["label"].gather(members))
+        side = FlatSide(tokens, {"types": types} if self.second else {})
+        return FlatBatch((side,), answers=self.store["label"].gather(members))
 
     def show(self, number: int) -> dict[str, str]:
         texts = {name: self.tokenizer.decode(self.store[name][number].tolist()) for name in ("text", "second")}
@@ -89,5 +89,5 @@ class LabelledItems(Items):
 
 
 def text_row(texts: Sequence[list[int]], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """One or two texts as a model reads them, and the type of each token."""
+    """One or two texts with special tokens, and the type id of each token."""
     return tokenizer.frame(texts[0], texts[1] if len(texts) > 1 and texts[1] else None)

@@ -1,4 +1,4 @@
-"""Texts that belong together get like vectors, and unlike ones to all others of the batch."""
+"""Contrastive learning: paired texts get similar vectors, all other pairs of the batch dissimilar ones."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
-from allyouneed.tasks.similarity import TwoTextItems, TwoTexts, two_texts
+from allyouneed.tasks.similarity import TwoTextItems, TwoTextTask, two_text_encoding
 from allyouneed.tasks.task import Loss
 
 
-class Contrastive(TwoTexts):
-    """InfoNCE over the batch, both ways (van den Oord et al. 2018, eq. 4; Radford et al. 2021, figure 3): among all
-    second texts of the batch the first one's own is to be told by cosine over `temperature`, and the other way round.
-    More pairs in a batch (`batch.rows`, `batch.row`) are more to tell apart."""
+class Contrastive(TwoTextTask):
+    """InfoNCE over the batch in both directions (van den Oord et al. 2018, eq. 4; Radford et al. 2021, figure 3):
+    identify each first text's own second text among all of the batch by cosine over `temperature`, and vice versa. More
+    pairs per batch (`batch.rows`, `batch.row`) are more negatives."""
 
     files: ClassVar[type[Files]] = PairFiles
     kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
@@ -32,11 +32,11 @@ class Contrastive(TwoTexts):
     temperature: Annotated[float, Field(gt=0)] = 0.05
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
-        return two_texts(vocabularies.target, max_tokens)
+        return two_text_encoding(vocabularies.target, max_tokens)
 
-    def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
+    def items(self, store: Store, vocabularies: Vocabularies, capacities: tuple[int, ...], seed: int) -> Items:
         if len(store) < 2:
-            raise UserError("data: there is a single pair, and nothing to tell it from; contrastive needs two or more")
+            raise UserError("data: only one pair; contrastive needs at least two")
         return TwoTextItems(store, vocabularies.target)
 
     def compare(self, first: Tensor, second: Tensor, answers: Tensor) -> Loss:
@@ -46,8 +46,8 @@ class Contrastive(TwoTexts):
 
 
 def info_nce(scores: Tensor) -> Loss:
-    """scores (firsts, seconds), those that belong together on the diagonal: the mean of both directions' losses."""
+    """scores (firsts, seconds) with matching pairs on the diagonal: the mean of the losses of both directions."""
     own = torch.arange(len(scores), device=scores.device)
-    both = [nn.functional.cross_entropy(way, own, reduction="sum") for way in (scores, scores.T)]
+    both = [nn.functional.cross_entropy(logits, own, reduction="sum") for logits in (scores, scores.T)]
     total = (both[0] + both[1]) / 2
     return Loss(total, total.detach(), torch.tensor(len(scores), device=scores.device))

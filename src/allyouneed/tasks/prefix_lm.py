@@ -1,4 +1,4 @@
-"""How a text goes on after a prompt that is seen as a whole."""
+"""Prefix language modelling: continue a prompt that is attended to bidirectionally."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from allyouneed.data.batches.encoding import Encoding, Texts
-from allyouneed.data.batches.packing import Filled, Ints, Items, Side, generator
+from allyouneed.data.batches.encoding import Encoding, TextEncoding
+from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, generator
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files
@@ -24,16 +24,16 @@ from allyouneed.tasks.task import Loss, Task, token_loss
 
 
 class PrefixLM(Task):
-    """Each token after the prompt, given the prompt and what comes before it (Raffel et al. 2020, 3.2.1 and figure 4).
-    The model is a decoder; with the pattern `causal | prompt` the tokens of a prompt all see each other.
+    """Predict each token after the prompt from the prompt and the tokens before it (Raffel et al. 2020, 3.2.1, figure
+    4). The model is a decoder; with the pattern `causal | prompt` prompt tokens attend to each other.
 
-    `reads: pairs`: prompt and answer, with an end mark between them (Dong et al. 2019, 3.3). `reads: text`: documents,
-    split at a place that is drawn anew in each epoch.
+    `reads: pairs`: prompt and answer, separated by EOS (Dong et al. 2019, 3.3). `reads: text`: documents,
+    split at a random token, redrawn every epoch.
     """
 
     files: ClassVar[type[Files]] = PairFiles
     kinds: ClassVar[tuple[str, ...]] = ("decoder",)
-    counted: ClassVar[str] = "target tokens"
+    loss_unit: ClassVar[str] = "target tokens"
     supports_weights: ClassVar[bool] = True
     metrics: ClassVar[dict[str, bool]] = {"perplexity": False, "loss": False}
     kind: Literal["prefix-lm"] = "prefix-lm"
@@ -41,33 +41,33 @@ class PrefixLM(Task):
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @property
-    def reads(self) -> type[Files]:
+    def file_type(self) -> type[Files]:
         return PairFiles if self.reads_ == "pairs" else TextFiles
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         tokenizer = vocabularies.target
         if self.reads_ == "text":
-            return Texts({"text": tokenizer}, None)
-        return Texts({"source": tokenizer, "target": tokenizer}, max_tokens, marks=1, together=1)
+            return TextEncoding({"text": tokenizer}, None)
+        return TextEncoding({"source": tokenizer, "target": tokenizer}, max_tokens, special_count=1, separators=1)
 
-    def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
+    def items(self, store: Store, vocabularies: Vocabularies, capacities: tuple[int, ...], seed: int) -> Items:
         if self.reads_ == "pairs":
             return PromptItems(store, vocabularies.target)
-        return SplitItems(store, vocabularies, room[-1], seed)
+        return SplitItems(store, vocabularies, capacities[-1], seed)
 
     def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels, self.smoothing)
 
 
-def prompted(prompt: Ints, answer: Ints, eos: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """A prompt (marks included) and what follows it: what is read, what is to be said, and which of it is given."""
-    read = np.concatenate([prompt, answer])
-    said = np.concatenate([np.full(len(prompt) - 1, IGNORE), answer, [eos]])
-    return read, said, np.arange(len(read)) < len(prompt)
+def join_prompt(prompt: Ints, answer: Ints, eos: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """A prompt (special tokens included) and its answer: inputs, labels, and which inputs are prompt."""
+    inputs = np.concatenate([prompt, answer])
+    labels = np.concatenate([np.full(len(prompt) - 1, IGNORE), answer, [eos]])
+    return inputs, labels, np.arange(len(inputs)) < len(prompt)
 
 
 class PromptItems(Items):
-    """Begin mark, prompt, end mark, answer; the answer and its end mark are to be said."""
+    """BOS, prompt, EOS, answer; labels are the answer and EOS."""
 
     def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
         self.store, self.tokenizer = store, tokenizer
@@ -81,12 +81,12 @@ class PromptItems(Items):
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
         return (self.store["source"].lengths + self.store["target"].lengths + 2,)
 
-    def fill(self, epoch: int, members: Ints) -> Filled:
+    def collate(self, epoch: int, members: Ints) -> FlatBatch:
         bos, eos = self.tokenizer.bos, self.tokenizer.eos
         rows = []
         for number in members.tolist():
             prompt = np.concatenate([[bos], self.store["source"][number], [eos]])
-            rows.append(prompted(prompt, self.store["target"][number].astype(np.int64), eos))
+            rows.append(join_prompt(prompt, self.store["target"][number].astype(np.int64), eos))
         return _filled(rows)
 
     def show(self, number: int) -> dict[str, str]:
@@ -94,21 +94,21 @@ class PromptItems(Items):
 
 
 class SplitItems(DocumentItems):
-    """A piece of a document, split anywhere: what comes before is given, what comes after is to be said."""
+    """A piece of a document split at a random token: prompt before it, labels after it."""
 
-    def __init__(self, store: Store, vocabularies: Vocabularies, room: int, seed: int) -> None:
-        super().__init__(store, vocabularies, room)
+    def __init__(self, store: Store, vocabularies: Vocabularies, max_length: int, seed: int) -> None:
+        super().__init__(store, vocabularies, max_length)
         self.seed = seed
 
-    def fill(self, epoch: int, members: Ints) -> Filled:
+    def collate(self, epoch: int, members: Ints) -> FlatBatch:
         rows = []
         for number in members.tolist():
-            read, said = self.piece(number)
-            given = np.arange(len(read)) <= generator(self.seed, epoch, number).integers(len(read))
-            rows.append((read, np.where(np.append(given[1:], False), IGNORE, said), given))
+            inputs, labels = self.piece(number)
+            prompt = np.arange(len(inputs)) <= generator(self.seed, epoch, number).integers(len(inputs))
+            rows.append((inputs, np.where(np.append(prompt[1:], False), IGNORE, labels), prompt))
         return _filled(rows)
 
 
-def _filled(rows: list[tuple[Ints, Ints, NDArray[np.bool_]]]) -> Filled:
-    read, said, prompt = (np.concatenate(column) for column in zip(*rows, strict=True))
-    return Filled((Side(read.astype(np.int64), {"prompt": prompt}),), said.astype(np.int64))
+def _filled(rows: list[tuple[Ints, Ints, NDArray[np.bool_]]]) -> FlatBatch:
+    inputs, labels, prompt = (np.concatenate(column) for column in zip(*rows, strict=True))
+    return FlatBatch((FlatSide(inputs.astype(np.int64), {"prompt": prompt}),), labels.astype(np.int64))

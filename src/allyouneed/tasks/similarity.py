@@ -1,4 +1,4 @@
-"""How alike two texts are: the cosine of their vectors."""
+"""Text similarity: the cosine of two vectors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from allyouneed.data.batches.encoding import Encoding, Row, Texts, WithScore
-from allyouneed.data.batches.packing import Filled, Ints, Items, Side, marked
+from allyouneed.data.batches.encoding import EncodedRow, Encoding, ScoredTextEncoding, TextEncoding
+from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, add_special_tokens
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.labels import Scored, ScoredFiles
 from allyouneed.data.files.readers import Files
@@ -22,31 +22,31 @@ from allyouneed.nn.context import TokenLayout
 from allyouneed.tasks.task import Loss, Task
 
 
-class TwoTexts(Task):
-    """A task that reads both texts of an example with the same model and compares one vector of each."""
+class TwoTextTask(Task):
+    """Encode both texts of an example with the same model and compare one vector of each."""
 
     heads: ClassVar[tuple[str, ...]] = ("pooled",)
     sides: ClassVar[int] = 2
-    counted: ClassVar[str] = "pairs"
+    loss_unit: ClassVar[str] = "pairs"
     has_perplexity: ClassVar[bool] = False
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         assert batch.source is not None and batch.labels is not None
         losses: list[Tensor] = []
         first, second = (model.head(*model.run(Batch(side), losses)) for side in (batch.source, batch.target))
-        # each side adds its own, and both are read by the same parts
-        return self.compare(first.float(), second.float(), batch.labels).plus([loss / 2 for loss in losses])
+        # both sides pass through the same parts and each adds its auxiliary losses
+        return self.compare(first.float(), second.float(), batch.labels).with_auxiliary([loss / 2 for loss in losses])
 
     def compare(self, first: Tensor, second: Tensor, answers: Tensor) -> Loss:
         """first, second (pairs, width)"""
         raise NotImplementedError
 
     def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
-        raise NotImplementedError("two texts have two hidden states")
+        raise NotImplementedError("a pair has two hidden states")
 
 
-class Similarity(TwoTexts):
-    """The cosine of the two texts' vectors is to be their score, moved from `range` to 0 … 1.
+class Similarity(TwoTextTask):
+    """The cosine of the two vectors is trained to be the score, mapped from `range` to [0, 1].
 
     mse: (cosine − score)² (Reimers, Gurevych 2019, 3). cosine: score · (1 − cosine) + (1 − score) · max(0, cosine −
     margin), torch's CosineEmbeddingLoss with scores between its two labels.
@@ -56,22 +56,24 @@ class Similarity(TwoTexts):
     kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     metrics: ClassVar[dict[str, bool]] = {"spearman": True, "pearson": True, "loss": False}
     kind: Literal["similarity"] = "similarity"
-    range: tuple[float, float] = (0.0, 1.0)  # the lowest and the highest score of the data
+    range: tuple[float, float] = (0.0, 1.0)  # lowest and highest score of the data
     objective_: Annotated[Literal["mse", "cosine"], Field(alias="objective")] = "mse"
     margin: Annotated[float, Field(ge=-1, lt=1)] = 0.0
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.range[0] >= self.range[1]:
-            raise ValueError(f"range: the lowest score comes first, then a higher one, not {list(self.range)}")
+            raise ValueError(f"range: [lowest, highest], not {list(self.range)}")
         return self
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         tokenizer = vocabularies.target
-        marks = tokenizer.template.count()
-        return _Scores({"source": tokenizer, "target": tokenizer}, max_tokens, marks=marks, low_high=self.range)
+        special_count = tokenizer.template.count()
+        return _UnitScoreEncoding(
+            {"source": tokenizer, "target": tokenizer}, max_tokens, special_count=special_count, low_high=self.range
+        )
 
-    def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
+    def items(self, store: Store, vocabularies: Vocabularies, capacities: tuple[int, ...], seed: int) -> Items:
         return TwoTextItems(store, vocabularies.target)
 
     def compare(self, first: Tensor, second: Tensor, answers: Tensor) -> Loss:
@@ -84,30 +86,34 @@ class Similarity(TwoTexts):
         return Loss(each.sum(), each.detach().sum(), count)
 
 
-class _Scores(WithScore):
-    """Scores between 0 and 1."""
+class _UnitScoreEncoding(ScoredTextEncoding):
+    """Scores mapped to [0, 1]."""
+
+    name = "_Scores"
 
     def __init__(self, *texts: Any, low_high: tuple[float, float], **options: Any) -> None:
         super().__init__(*texts, **options)
         self.low, self.high = low_high
-        self.facts |= {"range": list(low_high)}
+        self.spec |= {"range": list(low_high)}
 
-    def besides(self, example: Scored) -> Row:
+    def extra_columns(self, example: Scored) -> EncodedRow:
         if not self.low <= example.score <= self.high:
             raise UserError(
-                f"{example.file}:{example.line}: a score of {example.score:g} is outside task.range, "
-                f"[{self.low:g}, {self.high:g}]; give the lowest and the highest score of the data there"
+                f"{example.file}:{example.line}: score {example.score:g} is outside task.range, "
+                f"[{self.low:g}, {self.high:g}]; set it to the lowest and the highest score of the data"
             )
         return [[(example.score - self.low) / (self.high - self.low)]]
 
 
-def two_texts(tokenizer: Tokenizer, max_tokens: int | None) -> Texts:
-    return Texts({"source": tokenizer, "target": tokenizer}, max_tokens, marks=tokenizer.template.count())
+def two_text_encoding(tokenizer: Tokenizer, max_tokens: int | None) -> TextEncoding:
+    return TextEncoding(
+        {"source": tokenizer, "target": tokenizer}, max_tokens, special_count=tokenizer.template.count()
+    )
 
 
 class TwoTextItems(Items):
-    """Two texts beside each other, each between a begin and an end mark; the answer is their score, or, where the data
-    has none, which of the batch's texts belongs to which."""
+    """Two texts side by side, each between BOS and EOS; the answer is their score or, without scores, the index of the
+    matching text in the batch."""
 
     def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
         self.store, self.tokenizer = store, tokenizer
@@ -118,20 +124,20 @@ class TwoTextItems(Items):
         return len(self.store)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
-        marks = self.tokenizer.template.count()
-        return self.store["source"].lengths + marks, self.store["target"].lengths + marks
+        special_count = self.tokenizer.template.count()
+        return self.store["source"].lengths + special_count, self.store["target"].lengths + special_count
 
-    def fill(self, epoch: int, members: Ints) -> Filled:
-        sides, marks = [], self.tokenizer.template
+    def collate(self, epoch: int, members: Ints) -> FlatBatch:
+        sides, template = [], self.tokenizer.template
         for name in ("source", "target"):
             column = self.store[name]
             lengths = column.lengths[members].astype(np.int64)
-            sides.append(Side(marked(column.gather(members), lengths, marks.before, marks.after)))
+            sides.append(FlatSide(add_special_tokens(column.gather(members), lengths, template.before, template.after)))
         answers: NDArray[Any] = np.arange(len(members))
         if "score" in self.store.columns:
             answers = np.array([self.store["score"][int(n)][0] for n in members], dtype=np.float32)
-        return Filled((sides[0], sides[1]), answers=answers)
+        return FlatBatch((sides[0], sides[1]), answers=answers)
 
     def show(self, number: int) -> dict[str, str]:
         names = {"source": "first", "target": "second"}
-        return {said: self.tokenizer.decode(self.store[name][number].tolist()) for name, said in names.items()}
+        return {key: self.tokenizer.decode(self.store[name][number].tolist()) for name, key in names.items()}

@@ -1,6 +1,6 @@
-"""What a model is trained for: an objective, what it reads, how its batches are made and what it is judged by.
+"""What a model is trained for: files, encoding, batches, objective and metrics.
 
-One file per task. Training knows none of them: it asks. How a person uses what came out is in `infer`.
+One file per task. The training loop knows only this interface; predictors for trained models are in `infer`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE, Batch
 from allyouneed.nn.context import TokenLayout
 
-MAX_TOKENS = 128  # of an example that is kept whole
-BUDGET = 4096  # tokens of a batch that is only judged
-VALIDATION_SEED = 0  # the seed of what is drawn in data to judge by: every run, and `evaluate`, gets the same questions
-POOLED = ("classes", "pooled")  # heads that gather a text into one vector
+MAX_TOKENS = 128  # default limit for examples that are not split
+BUDGET = 4096  # tokens of a validation batch
+VALIDATION_SEED = 0  # for random choices in held-out data: the same for every run and for `evaluate`
+POOLED = ("classes", "pooled")  # heads that pool a text into one vector
 
 
 class Loss(NamedTuple):
-    """Sums over what is labelled in a batch (tokens, or whole texts), so that batches and processes add up exactly."""
+    """Sums over the labelled tokens or texts of a batch, so that batches and processes add up exactly."""
 
-    total: Tensor  # what is minimised
-    plain: Tensor  # without smoothing and the like; where it is a likelihood, exp(plain / tokens) is the perplexity
-    tokens: Tensor  # how many were labelled
+    total: Tensor  # minimised
+    plain: Tensor  # without label smoothing; with `has_perplexity`, exp(plain / tokens) is the perplexity
+    tokens: Tensor  # number of labels
 
-    def plus(self, losses: Sequence[Tensor]) -> Loss:
-        """With what parts of the model add, each a mean over the batch."""
+    def with_auxiliary(self, losses: Sequence[Tensor]) -> Loss:
+        """Plus auxiliary losses of the model's parts, each a mean over the batch."""
         total = self.total
         for loss in losses:
             total = total + loss * self.tokens
@@ -44,75 +44,79 @@ class Loss(NamedTuple):
 
 
 class Task(Part, slot="task", default="translation"):
-    files: ClassVar[type[Files]]  # what it reads
-    kinds: ClassVar[tuple[str, ...]]  # the kinds of models it can train
-    heads: ClassVar[tuple[str, ...]] = ("vocabulary",)  # that give what it asks for; the first unless said otherwise
-    sides: ClassVar[int] = 1  # how many texts stand beside each other in a batch
+    files: ClassVar[type[Files]]
+    kinds: ClassVar[tuple[str, ...]]  # of models it can train
+    heads: ClassVar[tuple[str, ...]] = ("vocabulary",)  # supported; the first is the default
+    sides: ClassVar[int] = 1  # 2: source and target
     two_vocabularies: ClassVar[bool] = False  # each side may have its own
-    counted: ClassVar[str] = "tokens"  # what is labelled
-    supports_weights: ClassVar[bool] = False  # its files may say how often an epoch reads them
-    has_perplexity: ClassVar[bool] = True  # the plain loss is that of a choice among tokens: it has a perplexity
-    metrics: ClassVar[dict[str, bool]]  # what it can be judged by, the usual first, and whether more is better
-    decoding: ClassVar[dict[str, Any]] = {}  # how what it learns is best decoded, where that is not beam search
+    loss_unit: ClassVar[str] = "tokens"  # what the loss is averaged over
+    supports_weights: ClassVar[bool] = False  # files may set how often an epoch reads their examples
+    has_perplexity: ClassVar[bool] = True  # the plain loss is a cross-entropy over the vocabulary
+    metrics: ClassVar[dict[str, bool]]  # name to whether higher is better; the first is the default
+    decoding: ClassVar[dict[str, Any]] = {}  # default decoding options, if not beam search
 
     @property
-    def reads(self) -> type[Files]:
+    def file_type(self) -> type[Files]:
         return self.files
 
     @property
     def splits_documents(self) -> bool:
-        """Long examples are cut to fit, as documents can be; others are kept whole or left out."""
-        return self.reads is TextFiles
+        """Long examples are split into pieces, as documents can be; otherwise they are dropped."""
+        return self.file_type is TextFiles
 
     @property
-    def carries(self) -> bool:
-        """Rows go on from batch to batch, and the model remembers."""
+    def has_memory(self) -> bool:
+        """Rows continue from batch to batch, and the model keeps a memory."""
         return False
 
     def specials(self) -> tuple[str, ...]:
-        """Tokens it needs besides those every tokenizer has."""
+        """Special tokens it needs besides the standard ones."""
         return ()
 
     def labels(self, files: Sequence[Files]) -> list[str]:
-        """All there are in the training data, in a fixed order; none for tasks without."""
+        """All labels of the training data, sorted; empty for tasks without."""
         return []
 
     def head(self, model: dict[str, Any], labels: Sequence[str] | None) -> Any:
-        """The head of a model that learns this: the one it has if that will do, with all that the data decides. Labels
-        are None as long as the data was not read."""
+        """The head for this task: the model's own if it fits, completed with what the data determines. `labels` is None
+        before the data is read."""
         given = model.get("head")
         kind = given.get("kind", "vocabulary") if isinstance(given, dict) else given or "vocabulary"
         if kind in self.heads:
             return given
-        # nobody but the last token of a causal stack has seen the whole text
+        # in a causal stack only the last token has seen the whole text
         pool = {"pool": "last"} if model.get("kind") == "decoder" and self.heads[0] in POOLED else {}
         return {"kind": self.heads[0]} | pool
 
     @abstractmethod
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
-        """How examples are stored."""
+        """How examples are encoded."""
 
     @abstractmethod
-    def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
-        """What batches are made of; `room`: how many tokens an item may have on each side."""
+    def items(self, store: Store, vocabularies: Vocabularies, capacities: tuple[int, ...], seed: int) -> Items:
+        """The items of batches; `capacities`: the most tokens of an item on each side."""
 
-    def batches(self, items: Items, room: tuple[int, ...], rows: int, seed: int) -> Batches:
-        """What is trained on: packed rows, or as many tokens in rows of one item each where these must be alone."""
-        return PaddedBatches(items, rows * room[-1], seed) if items.alone else PackedBatches(items, room, rows, seed)
+    def batches(self, items: Items, capacities: tuple[int, ...], rows: int, seed: int) -> Batches:
+        """Training batches: packed rows, or padded batches of as many tokens if items must not share a row."""
+        return (
+            PaddedBatches(items, rows * capacities[-1], seed)
+            if items.one_per_row
+            else PackedBatches(items, capacities, rows, seed)
+        )
 
     def validation_batches(self, items: Items, longest: int) -> Batches:
-        """What is judged by: items of up to so many tokens."""
+        """Validation batches of items with up to `longest` tokens."""
         return PaddedBatches(items, max(longest, BUDGET))
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         assert batch.labels is not None
         losses: list[Tensor] = []
         hidden, layout = model.run(batch, losses)
-        return self.objective(model, hidden, layout, batch.labels).plus(losses)
+        return self.objective(model, hidden, layout, batch.labels).with_auxiliary(losses)
 
     @abstractmethod
     def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
-        """From hidden states to what is minimised."""
+        """The loss from hidden states."""
 
 
 def token_loss(head: Any, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Loss:
@@ -131,19 +135,19 @@ def class_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Loss:
     return Loss(total, plain.detach(), (labels != IGNORE).sum())
 
 
-def with_labels(head: Any, labels: Sequence[str] | None) -> dict[str, Any]:
-    """A head with the number of labels that the data has; refuse one that was written for another number."""
+def set_label_count(head: Any, labels: Sequence[str] | None) -> dict[str, Any]:
+    """The head with the number of labels of the data; raise if it was set to another number."""
     tree = dict(head) if isinstance(head, dict) else {"kind": head}
     if labels is None:
         return {"labels": 2} | tree
-    said = tree.get("labels")
-    if said is not None and said != len(labels):
-        raise UserError(f"model.head.labels: {said}, but the training data has {len(labels)}; leave 'labels' out")
+    configured = tree.get("labels")
+    if configured is not None and configured != len(labels):
+        raise UserError(f"model.head.labels: {configured}, but the training data has {len(labels)}; remove 'labels'")
     return tree | {"labels": len(labels)}
 
 
-def every(files: Sequence[Files]) -> Iterator[Any]:
-    """All examples, for a look before they are encoded; what cannot be used is told when they are."""
+def read_examples(files: Sequence[Files]) -> Iterator[Any]:
+    """All examples, before encoding; unusable ones are reported when they are encoded."""
     report = Report()
     for entry in files:
         yield from entry.read(report)

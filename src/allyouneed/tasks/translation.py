@@ -1,4 +1,4 @@
-"""Translation, and everything else that turns one sequence into another."""
+"""Translation and other sequence-to-sequence tasks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from allyouneed.data.batches.encoding import Encoding, Texts
-from allyouneed.data.batches.packing import Filled, Ints, Items, Side, marked
+from allyouneed.data.batches.encoding import Encoding, TextEncoding
+from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, add_special_tokens
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files
@@ -28,7 +28,7 @@ class Translation(Task):
     kinds: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
     sides: ClassVar[int] = 2
     two_vocabularies: ClassVar[bool] = True
-    counted: ClassVar[str] = "target tokens"
+    loss_unit: ClassVar[str] = "target tokens"
     supports_weights: ClassVar[bool] = True
     metrics: ClassVar[dict[str, bool]] = {"bleu": True, "chrf": True, "exact": True, "loss": False}
     kind: Literal["translation"] = "translation"
@@ -36,23 +36,22 @@ class Translation(Task):
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         if vocabularies.source.template.language is not None:
-            raise UserError("data: a model that hears which language a text is in cannot be trained further here yet")
+            raise UserError("data: fine-tuning a model that reads the source language is not supported yet")
         return pair_encoding(vocabularies, max_tokens, max(1, sum(map(len, vocabularies.source.source_affixes))))
 
-    def items(self, store: Store, vocabularies: Vocabularies, room: tuple[int, ...], seed: int) -> Items:
+    def items(self, store: Store, vocabularies: Vocabularies, capacities: tuple[int, ...], seed: int) -> Items:
         return PairItems(store, vocabularies)
 
     def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels, self.smoothing)
 
 
-def pair_encoding(vocabularies: Vocabularies, max_tokens: int | None, marks: int = 1) -> Texts:
-    return Texts({"source": vocabularies.source, "target": vocabularies.target}, max_tokens, marks)
+def pair_encoding(vocabularies: Vocabularies, max_tokens: int | None, special_count: int = 1) -> TextEncoding:
+    return TextEncoding({"source": vocabularies.source, "target": vocabularies.target}, max_tokens, special_count)
 
 
 class PairItems(Items):
-    """A source sentence is its tokens and an end mark. A target sentence is read as begin mark and tokens, and predicts
-    tokens and end mark."""
+    """Source: tokens and EOS. Target inputs: BOS and tokens; labels: tokens and EOS."""
 
     def __init__(self, store: Store, vocabularies: Vocabularies) -> None:
         self.store, self.vocabularies = store, vocabularies
@@ -64,17 +63,20 @@ class PairItems(Items):
         return len(self.store)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
-        marks = sum(map(len, self.vocabularies.source.source_affixes))
-        return self.store["source"].lengths + marks, self.store["target"].lengths + 1
+        special_count = sum(map(len, self.vocabularies.source.source_affixes))
+        return self.store["source"].lengths + special_count, self.store["target"].lengths + 1
 
-    def fill(self, epoch: int, members: Ints) -> Filled:
+    def collate(self, epoch: int, members: Ints) -> FlatBatch:
         source, target = self.store["source"], self.store["target"]
-        heard, said = source.gather(members), target.gather(members)
+        sources, targets = source.gather(members), target.gather(members)
         here, there = source.lengths[members].astype(np.int64), target.lengths[members].astype(np.int64)
         reads, writes = self.vocabularies.source, self.vocabularies.target
-        return Filled(
-            (Side(marked(heard, here, *reads.source_affixes)), Side(marked(said, there, first=[writes.bos]))),
-            labels=marked(said, there, last=[writes.eos]),
+        return FlatBatch(
+            (
+                FlatSide(add_special_tokens(sources, here, *reads.source_affixes)),
+                FlatSide(add_special_tokens(targets, there, first=[writes.bos])),
+            ),
+            labels=add_special_tokens(targets, there, last=[writes.eos]),
         )
 
     def show(self, number: int) -> dict[str, str]:

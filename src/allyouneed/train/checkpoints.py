@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from allyouneed.data.batches.shares import WHOLE, Share
+from allyouneed.data.batches.sharding import ALL_ROWS, DataShard
 from allyouneed.errors import UserError
 from allyouneed.files import checksum, sha256, sync, write_text
 from allyouneed.folder import WEIGHTS, Folder, read_weights
@@ -102,12 +102,12 @@ class Checkpoint:
         random = Randomness(about["random"], load_file(self.path / "training" / "random.safetensors"))
         return TrainState.from_tree(about["standing"]), random
 
-    def remind(self, reader: Any, share: Share = WHOLE) -> None:
+    def remind(self, reader: Any, share: DataShard = ALL_ROWS) -> None:
         """Give a model that reads on from batch to batch what it remembered of its rows."""
         from safetensors.torch import load_file
 
         if isinstance(reader, SegmentMemory):
-            tree = self.trainer(check=share.number == 0)["memory"]
+            tree = self.trainer(check=share.rank == 0)["memory"]
             reader.restore(load_file(self.path / "training" / "memory.safetensors"), tree)
             reader.keep(share.rows(0 if tree is None else len(tree["lengths"])))
 

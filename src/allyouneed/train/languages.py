@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from allyouneed.data.files.pairs import PairFiles
-from allyouneed.data.files.readers import Files, names
+from allyouneed.data.files.readers import Files, join_paths
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError, near
 from allyouneed.interop.load import about, vocabularies
@@ -16,7 +16,7 @@ def problems(start: Path, splits: Mapping[str, Iterable[Files]]) -> list[str]:
     """Of the entries of each split, a line each, by where it stands."""
     directions = about(start).get("directions") or []
     entries = [
-        (f"data.{split}[{number}] ({names(entry.path or entry.source)})", entry)
+        (f"data.{split}[{number}] ({join_paths(entry.path or entry.source)})", entry)
         for split, files in splits.items()
         for number, entry in enumerate(files)
         if isinstance(entry, PairFiles)

@@ -58,7 +58,7 @@ class Trainer:
         team: Team = ALONE,
     ) -> None:
         self.recipe, self.prepared, self.machine, self.reporter, self.team = recipe, prepared, machine, reporter, team
-        self.data = prepared.train.shared(team.share)
+        self.data = prepared.train.for_shard(team.share)
         seed_all(recipe.seed)
         self.config = recipe.model_for(prepared.vocabularies, prepared.labels)
         self.model: nn.Module = self.config.build().train()
@@ -82,7 +82,7 @@ class Trainer:
         # the model in one piece, for whoever does not compute gradients with it
         self.plain: nn.Module | None = None if is_sharded(self.model) else self.model
         self.optimiser = recipe.optimiser.build(self.model)
-        self.reader = reading(self.model, recipe.task.carries)
+        self.reader = reading(self.model, recipe.task.has_memory)
         self.checkpoints = Checkpoints(run.checkpoints, recipe.save.keep, reporter.say, clean=team.first)
         self.guard = Guard(run.folder, prepared.spare, reporter.say, writes=team.first)
         self.standing = TrainState()

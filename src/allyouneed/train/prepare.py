@@ -159,15 +159,15 @@ def resolve(recipe: Recipe, hashes: InputHashes) -> dict[str, Any]:
     sums: dict[str, str] = {}
     for split in SPLITS:
         for number, path in enumerate(p for entry in getattr(recipe.data, split) for p in entry.files()):
-            sums[f"{split}[{number}] {path.name}"] = hashes.of(path)
+            sums[f"{split}[{number}] {path.name}"] = hashes.sha256(path)
     if recipe.retrieval is not None:
         meta = recipe.retrieval.index / "meta.json"  # which has the checksums of all other files
         if not meta.is_file():
             raise UserError(f"{meta.parent}: no index (it has no meta.json); make one with `allyouneed index`")
-        sums["index meta.json"] = hashes.of(meta)
+        sums["index meta.json"] = hashes.sha256(meta)
     if recipe.start is not None:
         for file in weight_files(recipe.start):
-            sums[f"start {file.name}"] = hashes.of(file)
+            sums[f"start {file.name}"] = hashes.sha256(file)
     wrong = [name for name, expected in recipe.data.sha256.items() if sums.get(name) != expected]
     if wrong:
         raise UserError(
@@ -201,8 +201,10 @@ def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
     vocabularies = _vocabularies(recipe, run, say, retriever)
     labels = _labels(recipe, run, say)
     encoding = task.encoding(vocabularies, labels, None if task.splits_documents else recipe.max_tokens)
-    what = task.reads.examples
-    store = Store.ensure(run.data, data.train, data.filters, encoding, reporter.counter(f"training {what} encoded"))
+    what = task.file_type.examples
+    store = Store.open_or_build(
+        run.data, data.train, data.filters, encoding, reporter.counter(f"training {what} encoded")
+    )
     say(f"training {what}: {store.report.text()}")
     room = tuple(min(side, recipe.max_tokens) for side in recipe.room)
 
@@ -221,7 +223,7 @@ def prepare(recipe: Recipe, run: Run, reporter: Reporter) -> Prepared:
     def validation_batches(files: Sequence[Files], name: str) -> Batches | None:
         if not files:
             return None
-        held = Store.ensure(run.data, files, Filters(), encoding)
+        held = Store.open_or_build(run.data, files, Filters(), encoding)
         if held.report.dropped:
             say(f"{name} {what}, for the loss: {held.report.text()}")
         return task.validation_batches(items(held, VALIDATION_SEED, name), recipe.max_tokens)
@@ -285,7 +287,7 @@ def _detector(recipe: Recipe, run: Run) -> LanguageDetector | None:
         return LanguageDetector.load(recipe.start / LANGUAGES)
     if run.languages.exists():
         return LanguageDetector.load(run.languages)
-    found = LanguageDetector.of_files(recipe.data.train)
+    found = LanguageDetector.from_files(recipe.data.train)
     if found is not None:
         found.save(run.languages)
     return found

@@ -24,8 +24,8 @@ class Reporter:
     """Everything training says goes through here."""
 
     def __init__(self, console: Console | None = None, counted: str = "tokens", perplexity: bool = True) -> None:
-        """`counted`: what the loss is a mean over; `perplexity`: the loss has one."""
-        self.counted, self.perplexity = counted, perplexity
+        """`loss_unit`: what the loss is a mean over; `perplexity`: the loss has one."""
+        self.loss_unit, self.perplexity = counted, perplexity
         self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._live: Progress | None = None
         self._recent: deque[tuple[float, Measured]] = deque(maxlen=WINDOW)
@@ -103,7 +103,7 @@ class Reporter:
         speed = self.speed()
         if speed is not None:
             per_step = (self._recent[-1][0] - self._recent[0][0]) / (len(self._recent) - 1)
-            parts.append(f"{speed:,.0f} {UNITS.get(self.counted, self.counted)}/s")
+            parts.append(f"{speed:,.0f} {UNITS.get(self.loss_unit, self.loss_unit)}/s")
             parts.append(f"{clock((self._total - last.step) * per_step)} left")
         held = in_use(self._device)
         if held is not None:

@@ -165,7 +165,7 @@ class Recipe(Config):
             raise ValueError("give 'steps' or 'epochs', not both")
         if self.average > self.save.keep:
             raise ValueError(f"'average' takes the last {self.average} checkpoints, but save.keep is {self.save.keep}")
-        if self.data.filters.ratio is not None and not self.task.reads.two:
+        if self.data.filters.ratio is not None and not self.task.file_type.has_two_texts:
             raise ValueError(f"data.filters.ratio compares two texts; an example of {self.task_kind} has one")
         if self.task.sides == 1 and self.batch.source_row is not None:
             raise ValueError(f"batch.source_row is for tasks with two sides; {self.task_kind} has one")
@@ -268,7 +268,7 @@ def _entries(value: Any) -> Any:
 
 
 def _entry(value: Any, task: Task) -> Any:
-    kind = task.reads.model_fields["kind"].default
+    kind = task.file_type.model_fields["kind"].default
     if isinstance(value, str | Path):
         return {"kind": kind, "path": value}
     if not isinstance(value, Mapping):

@@ -46,7 +46,7 @@ def train(
     run = Run(recipe.output)
     with assembled(recipe) as team:
         quiet = None if team.first else Console(quiet=True)
-        reporter = Reporter(quiet or console, recipe.task.counted, recipe.task.has_perplexity)
+        reporter = Reporter(quiet or console, recipe.task.loss_unit, recipe.task.has_perplexity)
         with run.locked() if team.first else nullcontext():
             try:
                 return _train(recipe, run, resume, fresh, reporter, team)

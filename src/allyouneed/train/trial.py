@@ -56,7 +56,7 @@ def _try(trainer: Trainer) -> None:
             # what the optimiser will take at its first step is taken already now
             held = [torch.empty_like(p) for p in model.parameters() for _ in range(moments)]
             task, batches = trainer.task, [batch]
-            if trainer.recipe.task.carries:  # once more, over what is remembered of the first time
+            if trainer.recipe.task.has_memory:  # once more, over what is remembered of the first time
                 batches.append(replace(batch, begins=False))
             with _forgetful(trainer.reader):
                 accumulate_gradients(trainer.trained, task, batches, tokens, machine)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allyouneed.data.batches.packing import Batches, PackedBatches, PaddedBatches, fill, pack
+from allyouneed.data.batches.packing import Batches, PackedBatches, PaddedBatches, pack, packing_efficiency
 from allyouneed.data.batches.store import Column, Store
 from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.pairs import PairFiles
@@ -36,7 +36,7 @@ class MemoryStore(Store):
     """A store that never was on disk: sentence n of a side is made of ids that tell n, the side and the place."""
 
     def __init__(self, lengths: list[tuple[int, int]]) -> None:
-        self.folder, self.facts = Path("memory"), pair_encoding(vocabularies(), LIMIT).facts
+        self.folder, self.spec = Path("memory"), pair_encoding(vocabularies(), LIMIT).spec
         sides = []
         for side in (0, 1):
             sizes = np.array([pair[side] for pair in lengths], dtype=np.int32)
@@ -164,7 +164,7 @@ def test_realistic_sentences_fill_their_rows() -> None:
     source = np.clip(rng.lognormal(2.8, 0.5, 20_000), 2, 120).astype(np.int64)
     target = np.clip(source * rng.lognormal(0, 0.15, 20_000), 2, 120).astype(np.int64)
     groups = pack((source, target), (512, 512), rng.permutation(20_000))
-    assert fill(groups, source, 512) > 0.95 and fill(groups, target, 512) > 0.95
+    assert packing_efficiency(groups, source, 512) > 0.95 and packing_efficiency(groups, target, 512) > 0.95
 
 
 def test_a_sentence_longer_than_a_row_is_never_cut() -> None:
@@ -230,7 +230,7 @@ def test_describe_names_the_sentences_of_a_batch(make: Callable[[Store], Batches
 
 def test_batches_too_small_for_the_data_are_refused_with_what_to_do() -> None:
     items = PairItems(MemoryStore([(1, 63)]), vocabularies())
-    with pytest.raises(UserError, match="cannot hold a sentence of 64"):
+    with pytest.raises(UserError, match="cannot hold a sequence of 64"):
         PaddedBatches(items, budget=63).steps_per_epoch(0)
     with pytest.raises(UserError, match="at least one row"):
         PackedBatches(items, (64, 64), rows=0)

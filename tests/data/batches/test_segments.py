@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from allyouneed.data.batches.packing import Filled, Items, Side
+from allyouneed.data.batches.packing import FlatBatch, FlatSide, Items
 from allyouneed.data.batches.segments import SegmentBatches
 from allyouneed.nn.batch import IGNORE
 
@@ -25,9 +25,9 @@ class Numbers(Items):
     def lengths(self, epoch):
         return (np.array([length for _, _, length in self.pieces]),)
 
-    def fill(self, epoch, members):
+    def collate(self, epoch, members):
         tokens = np.concatenate([1000 * d + np.arange(b, b + n) for d, b, n in (self.pieces[m] for m in members)])
-        return Filled((Side(tokens),), tokens + 1)
+        return FlatBatch((FlatSide(tokens),), tokens + 1)
 
     def show(self, number):
         return {}
@@ -67,6 +67,6 @@ def test_an_epoch_has_its_own_order_and_begins_anywhere():
     for step, batch in enumerate(data.batches(0)):
         seen = {int(token) for token in batch.rows.tokens.flatten() if token >= 0}
         told = other.describe(0, step)
-        assert seen <= {int(n) for n in items.fill(0, told).sides[0].tokens}
+        assert seen <= {int(n) for n in items.collate(0, told).sides[0].tokens}
     with pytest.raises(IndexError):
         data.describe(0, step + 1)

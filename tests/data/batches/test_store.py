@@ -111,7 +111,7 @@ def test_filters_and_broken_lines_are_in_the_same_report(tmp_path: Path, joint: 
 def test_nothing_usable_is_an_error_that_shows_why(tmp_path: Path, joint: Vocabularies) -> None:
     path = tmp_path / "b.csv"
     path.write_text("a,b\n")
-    with pytest.raises(UserError, match=r"none of the pairs in the data can be used(.|\n)*b\.csv:1: 1 column"):
+    with pytest.raises(UserError, match=r"none of the pairs in the data is usable(.|\n)*b\.csv:1: 1 column"):
         Store.build(tmp_path / "store", [PairFiles(path=path)], Filters(), pair_encoding(joint, 256))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tsv", "b.csv"], "a failed build leaves nothing behind"
 
@@ -165,11 +165,11 @@ DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
 def test_a_damaged_store_is_refused_and_rebuilt_by_ensure(
     tmp_path: Path, files: list[PairFiles], joint: Vocabularies, name: str, damage: Callable[[Path], object]
 ) -> None:
-    folder = Store.ensure(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256)).folder
+    folder = Store.open_or_build(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256)).folder
     damage(folder / name)
     with pytest.raises(UserError, match="build it"):
         Store.open(folder)
-    again = Store.ensure(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256))
+    again = Store.open_or_build(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256))
     assert again["source"][7].tolist() == joint.source.encode(PAIRS[7][0])
     Store.open(folder, full=True)
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]
@@ -181,17 +181,17 @@ def test_full_verification_finds_what_hides_behind_size_and_time(
     store = Store.build(tmp_path / "store", files, Filters(), pair_encoding(joint, 256))
     flip(store.folder / "target.values", keep_time=True)
     Store.open(store.folder)
-    with pytest.raises(UserError, match=r"target\.values.*content changed"):
+    with pytest.raises(UserError, match=r"target\.values.*changed since"):
         Store.open(store.folder, full=True)
 
 
 def test_ensure_reuses_the_store_without_reading_the_inputs_again(
     tmp_path: Path, files: list[PairFiles], joint: Vocabularies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = Store.ensure(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256))
+    first = Store.open_or_build(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256))
     monkeypatch.setattr(module, "sha256", lambda path: pytest.fail(f"read {path}"))
     monkeypatch.setattr(module, "_encode", lambda *_: pytest.fail("built again"))
-    second = Store.ensure(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256))
+    second = Store.open_or_build(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256))
     assert second.folder == first.folder and second.fingerprint == first.fingerprint
 
 
@@ -200,7 +200,7 @@ def test_ensure_builds_anew_when_anything_that_matters_changes(
 ) -> None:
     def folder(**other: object) -> Path:
         given = {"files": files, "filters": Filters(), "encoding": pair_encoding(joint, 100)} | other
-        return Store.ensure(tmp_path / "cache", **given).folder  # type: ignore[arg-type]
+        return Store.open_or_build(tmp_path / "cache", **given).folder  # type: ignore[arg-type]
 
     folders = [
         folder(),
@@ -222,11 +222,12 @@ def test_a_file_changed_a_moment_ago_is_hashed_again(
     path = tmp_path / "a.tsv"
     path.touch()
     stamp = path.stat().st_mtime_ns
-    first = Store.ensure(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256))
+    first = Store.open_or_build(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256))
     path.write_text(path.read_text().replace("dogs", "cats"))
     os.utime(path, ns=(stamp, stamp))  # within the grain of the clock: same size, same time
     assert (
-        Store.ensure(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256)).fingerprint != first.fingerprint
+        Store.open_or_build(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256)).fingerprint
+        != first.fingerprint
     )
 
 
@@ -256,7 +257,7 @@ def test_a_folder_of_something_else_is_never_replaced(
 ) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="in the way"):
+    with pytest.raises(UserError, match="exists and is not a token store"):
         Store.build(tmp_path / "mine", files, Filters(), pair_encoding(joint, 256))
     assert (tmp_path / "mine" / "thesis.txt").exists()
     Store.build(tmp_path / "store", files, Filters(), pair_encoding(joint, 256))

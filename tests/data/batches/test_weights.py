@@ -25,7 +25,7 @@ def files(tmp_path: Path) -> list[PairFiles]:
 
 def batches(files: list[PairFiles], cache: Path, seed: int = 0) -> PackedBatches:
     both = Vocabularies.train(TokenizerConfig(vocab=300), files)
-    store = Store.ensure(cache, files, Filters(), pair_encoding(both, 20))
+    store = Store.open_or_build(cache, files, Filters(), pair_encoding(both, 20))
     return PackedBatches(PairItems(store, both), (24, 24), rows=2, seed=seed)
 
 
@@ -75,16 +75,16 @@ def test_the_tokenizer_hears_a_text_as_often(tmp_path: Path) -> None:
 
 def test_a_store_is_found_by_what_files_hold_wherever_they_lie(files: list[PairFiles], tmp_path: Path) -> None:
     both = Vocabularies.train(TokenizerConfig(vocab=300), files)
-    here = Store.ensure(tmp_path / "cache", files, Filters(), pair_encoding(both, 20))
+    here = Store.open_or_build(tmp_path / "cache", files, Filters(), pair_encoding(both, 20))
     (tmp_path / "else").mkdir()
     moved = []
     for entry in files:
         (path,) = entry.path or ()
         moved.append(entry.model_copy(update={"path": (path.rename(tmp_path / "else" / path.name),)}))
-    there = Store.ensure(tmp_path / "cache", moved, Filters(), pair_encoding(both, 20))
+    there = Store.open_or_build(tmp_path / "cache", moved, Filters(), pair_encoding(both, 20))
     assert there.folder == here.folder
     turned = [moved[0].model_copy(update={"columns": (1, 0)}), moved[1]]
-    assert Store.ensure(tmp_path / "cache", turned, Filters(), pair_encoding(both, 20)).folder != here.folder
+    assert Store.open_or_build(tmp_path / "cache", turned, Filters(), pair_encoding(both, 20)).folder != here.folder
 
 
 @pytest.mark.parametrize(

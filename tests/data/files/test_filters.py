@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.data.files import filters as module
-from allyouneed.data.files.filters import Filters, Seen
+from allyouneed.data.files.filters import DigestSet, Filters
 from allyouneed.data.files.pairs import Pair
 from allyouneed.data.files.readers import Report
 
@@ -48,7 +48,7 @@ def test_the_same_pair_towards_another_language_is_no_duplicate() -> None:
 @given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=12), max_size=20))
 @settings(deadline=None)
 def test_seen_is_a_set(chunks: list[list[int]]) -> None:
-    seen, judge = Seen(), set[int]()
+    seen, judge = DigestSet(), set[int]()
     for chunk in chunks:
         expected = []
         for value in chunk:
@@ -59,7 +59,7 @@ def test_seen_is_a_set(chunks: list[list[int]]) -> None:
 
 
 def test_duplicates_are_found_across_chunks_in_eight_bytes_a_pair() -> None:
-    seen = Seen()
+    seen = DigestSet()
     for start in range(0, 40 * module.CHUNK, module.CHUNK):
         assert seen.add(np.arange(start, start + module.CHUNK, dtype=np.uint64)).all()
     assert not seen.add(np.arange(module.CHUNK, dtype=np.uint64)).any()

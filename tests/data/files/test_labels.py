@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from allyouneed.config import ConfigError, parse
-from allyouneed.data.batches.encoding import spaced
+from allyouneed.data.batches.encoding import add_spaces
 from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.labels import Labelled, LabelledFiles, Scored, ScoredFiles, Tagged, TaggedFiles
 from allyouneed.data.files.readers import Files, Report
@@ -22,7 +22,7 @@ def test_labels_are_in_any_column(tmp_path: Path) -> None:
     path.write_text("good film\tpos\nbad film\tneg\nno label\n\t\nempty\t \n", encoding="utf-8")
     found, said = read(LabelledFiles, path)
     assert found[:2] == [Labelled(("good film",), "pos", str(path), 1), Labelled(("bad film",), "neg", str(path), 2)]
-    assert "a.tsv:3: 1 column(s) where 2 are expected separated by a tab" in said
+    assert "a.tsv:3: 1 column(s), expected 2 separated by a tab" in said
     assert "a.tsv:5: the label is empty" in said
     path.write_text("ENTY\tENTY:animal\tWhat bird sings ?\n")
     assert read(LabelledFiles, path, columns=[2, 0])[0][0][:2] == (("What bird sings ?",), "ENTY")
@@ -47,7 +47,7 @@ def test_scores_are_numbers(tmp_path: Path) -> None:
     path.write_text("4.5\tone\tother\nhigh\tone\tother\nnan\ta\tb\n")
     found, said = read(ScoredFiles, path, columns=[1, 2, 0])
     assert found == [Scored("one", "other", 4.5, str(path), 1)]
-    assert "a.tsv:2: the score 'high' is no number" in said and "a.tsv:3: the score 'nan' is no number" in said
+    assert "a.tsv:2: the score 'high' is not a number" in said and "a.tsv:3: the score 'nan' is not a number" in said
     (tmp_path / "a.jsonl").write_text('{"first": "a", "second": "b", "score": 3}\n')
     assert read(ScoredFiles, tmp_path / "a.jsonl")[0][0].score == 3.0
 
@@ -60,7 +60,7 @@ def test_conll_sentences_end_at_empty_lines(tmp_path: Path) -> None:
         Tagged(("Anna", "sings"), ("B-PER", "O"), str(path), 3),
         Tagged(("Ulm",), ("B-LOC",), str(path), 9),
     ]
-    assert "a.conll:7: 1 column(s) where 2 are expected separated by a space or a tab" in said
+    assert "a.conll:7: 1 column(s), expected 2 separated by a space or a tab" in said
     path.write_text("Anna NNP I-NP B-PER\nsings VBZ\n\nUlm NNP I-NP B-LOC\n")
     found, said = read(TaggedFiles, path, columns=[0, 3])
     assert [example.tags for example in found] == [("B-LOC",)] and "no column 3 (counted from 0)" in said
@@ -81,7 +81,7 @@ def test_tags_and_words_of_unequal_number_are_named(tmp_path: Path) -> None:
         3: "'tokens' is not a list of strings",
         4: "'tokens' is empty",
         5: "a word in 'tokens' is empty",
-        6: "no key 'tokens'; there are: 'words', 'tags'",
+        6: "no key 'tokens' (keys: 'words', 'tags')",
     }.items():
         assert f"a.jsonl:{line}: {reason}" in said
 
@@ -97,4 +97,4 @@ def test_filters_know_what_is_the_same() -> None:
 
 
 def test_words_are_spaced_as_in_a_text() -> None:
-    assert spaced(["Anna", "in", "上", "海", "and", "12"]) == ["Anna", " in", " 上", "海", " and", " 12"]
+    assert add_spaces(["Anna", "in", "上", "海", "and", "12"]) == ["Anna", " in", " 上", "海", " and", " 12"]

@@ -184,7 +184,7 @@ def _damage(tmp_path: Path, what: str) -> Path:
         ("tail.tsv.zst", "truncated"),
         ("nozst.tsv.zst", "damaged"),
         ("utf16.tsv", "UTF-16"),
-        ("a.zip", "unpack"),
+        ("a.zip", "not supported; convert"),
     ],
 )
 def test_a_useless_file_is_refused_by_name(tmp_path: Path, what: str, says: str) -> None:
@@ -198,7 +198,7 @@ def test_a_useless_file_is_refused_by_name(tmp_path: Path, what: str, says: str)
 
 def test_a_useless_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".hidden").write_text("a\tb\n")
-    with pytest.raises(UserError, match="holds no files"):
+    with pytest.raises(UserError, match="the directory is empty"):
         pairs_of(path=str(tmp_path))
     (tmp_path / "a.tsv").write_text("a\tb\n")
     (tmp_path / "notes.docx").write_text("a\tb\n")

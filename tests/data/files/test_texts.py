@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from allyouneed.config import ConfigError, parse
-from allyouneed.data.batches.encoding import BLOCK, blocks, encode_all
+from allyouneed.data.batches.encoding import BLOCK, encode_texts, split_blocks
 from allyouneed.data.files.readers import Report
 from allyouneed.data.files.texts import TextFiles
 from allyouneed.data.tokenizers.base import TokenizerConfig, train
@@ -60,7 +60,7 @@ def test_a_long_text_is_encoded_in_blocks_of_lines_and_comes_back() -> None:
     tokenizer = train(TokenizerConfig(vocab=300), ["the cat sees the moon"])
     line = "the cat sees  the moon \n"
     text = line * (3 * BLOCK // len(line)) + "x" * (BLOCK + 5) + "\nend"
-    parts = blocks(text)
+    parts = split_blocks(text)
     assert len(parts) >= 3 and "".join(parts) == text and all(part.endswith("\n") for part in parts[:-1])
-    (ids,) = encode_all(tokenizer, [text])
+    (ids,) = encode_texts(tokenizer, [text])
     assert tokenizer.decode(ids) == text

@@ -56,7 +56,7 @@ def test_an_image_that_would_fill_the_memory(tmp_path, monkeypatch):
     ("image", "said"),
     [
         (np.zeros((4, 4, 3)), "uint8"),
-        (np.zeros((4, 4, 5), np.uint8), "channels .* come last"),
+        (np.zeros((4, 4, 5), np.uint8), "channels .* must be last"),
         (np.zeros((0, 4, 3), np.uint8), "uint8"),
         (torch.zeros(3, 4, 4, 4, dtype=torch.uint8), "an image is a path"),
         (None, "an image is a path"),

@@ -51,9 +51,9 @@ def test_padding_is_silence_and_cutting_is_cutting():
 @pytest.mark.parametrize(
     ("sound", "more", "said"),
     [
-        (torch.zeros(RATE), {"rate": 44100}, "44,100 samples a second: it must be 16,000; resample"),
+        (torch.zeros(RATE), {"rate": 44100}, "44,100 samples per second; expected 16,000, resample"),
         (torch.zeros(RATE, dtype=torch.int16), {}, "between -1 and 1"),
-        (torch.zeros(HOP), {}, "sound of 160 samples is too short: 201"),
+        (torch.zeros(HOP), {}, "sound of 160 samples is too short; the first frame needs 201"),
     ],
 )
 def test_what_is_no_such_sound_is_refused(sound, more, said):

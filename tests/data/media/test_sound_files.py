@@ -46,7 +46,7 @@ def test_wav_needs_no_other_library_and_the_rest_says_which(tmp_path, monkeypatc
     soundfile.write(tmp_path / "a.flac", SOUND, 16_000)
     monkeypatch.setitem(sys.modules, "soundfile", None)
     assert len(read_sound(tmp_path / "a.wav")) == 4_000
-    with pytest.raises(UserError, match=r"a.flac: no WAV file; .* pip install 'allyouneed\[sound\]'"):
+    with pytest.raises(UserError, match=r"a.flac: not a WAV file; .* pip install 'allyouneed\[sound\]'"):
         read_sound(tmp_path / "a.flac")
 
 
@@ -78,12 +78,12 @@ def test_other_chunks_are_passed_over(tmp_path):
     [
         (lambda whole: b"", "the file is empty"),
         (lambda whole: b"This is no sound at all, just a text.", "cannot be read as sound"),
-        (lambda whole: whole[:20], "a WAV file without sound in it"),
-        (lambda whole: whole[:24] + struct.pack("<I", 4_000_000_000) + whole[28:], "4,000,000,000 samples a second"),
-        (lambda whole: whole[:24] + struct.pack("<I", 0) + whole[28:], "0 samples a second"),
+        (lambda whole: whole[:20], "a WAV file without samples"),
+        (lambda whole: whole[:24] + struct.pack("<I", 4_000_000_000) + whole[28:], "4,000,000,000 samples per second"),
+        (lambda whole: whole[:24] + struct.pack("<I", 0) + whole[28:], "0 samples per second"),
         (lambda whole: whole[:22] + struct.pack("<H", 0) + whole[24:], "no channels"),
-        (lambda whole: whole[:34] + struct.pack("<H", 13) + whole[36:], "13 bits is not read here; convert it"),
-        (lambda whole: whole[:20] + struct.pack("<H", 6) + whole[22:], "kind 6 with 16 bits"),
+        (lambda whole: whole[:34] + struct.pack("<H", 13) + whole[36:], "13 bits is not supported; convert it"),
+        (lambda whole: whole[:20] + struct.pack("<H", 6) + whole[22:], "format 6 with 16 bits"),
     ],
 )
 def test_what_is_no_sound_gets_a_message(change, said, tmp_path):

@@ -91,8 +91,8 @@ def test_batches_equal_singles_and_specials_vanish_from_decoded_text(tokenizer: 
     texts = ["the dog", "", "猫在 2026"]
     batch = tokenizer.encode_batch(texts)
     assert batch == [tokenizer.encode(text) for text in texts]
-    marked = [[tokenizer.bos, *ids, tokenizer.eos, tokenizer.pad] for ids in batch]
-    assert tokenizer.decode_batch(marked) == texts == [tokenizer.decode(ids) for ids in marked]
+    framed = [[tokenizer.bos, *ids, tokenizer.eos, tokenizer.pad] for ids in batch]
+    assert tokenizer.decode_batch(framed) == texts == [tokenizer.decode(ids) for ids in framed]
     assert (tokenizer.pad, tokenizer.bos, tokenizer.eos) == (0, 1, 2)
 
 

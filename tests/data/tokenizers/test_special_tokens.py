@@ -33,9 +33,9 @@ def test_marks_may_stand_at_the_end_and_have_a_type_of_their_own() -> None:
 
 def test_marks_are_written_and_read() -> None:
     marks = Template((1,), (2, 2), (2,), (1,), (0, 0), None, "after", 9, (5,), (6, 7), (8,), True)
-    assert Template.of(marks.tree()) == marks
-    with pytest.raises(UserError, match="marks are a mapping"):
-        Template.of({"before": [1], "behind": [2]})
+    assert Template.from_tree(marks.to_tree()) == marks
+    with pytest.raises(UserError, match="a template is a mapping"):
+        Template.from_tree({"before": [1], "behind": [2]})
 
 
 def test_a_foreign_tokenizer_keeps_its_marks_in_our_folder(own: Tokenizer, tmp_path: Path) -> None:

@@ -223,8 +223,8 @@ def test_many_sounds_at_once_are_each_as_alone():
         (noise(1), {"beem": 3}, "beem: unknown; did you mean 'beam'"),
         (torch.zeros(100, dtype=torch.int16), {}, "between -1 and 1"),
         (torch.zeros(2, RATE), {}, "a row of samples"),
-        (torch.full((RATE,), float("nan")), {}, "no finite numbers"),
-        ((noise(1), 10), {}, "10 samples a second"),
+        (torch.full((RATE,), float("nan")), {}, "non-finite samples"),
+        ((noise(1), 10), {}, "10 samples per second"),
         ("nowhere.wav", {}, "nowhere.wav: no such sound file"),
     ],
 )

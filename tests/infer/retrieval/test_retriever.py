@@ -13,7 +13,7 @@ import allyouneed as ayn
 from allyouneed.cli import main
 from allyouneed.config import parse
 from allyouneed.data.retrieval import corpus as chunks
-from allyouneed.data.retrieval.corpus import ChunkIndex, build_index, cut
+from allyouneed.data.retrieval.corpus import ChunkIndex, build_index, split_chunks
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies, train
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
@@ -138,7 +138,7 @@ def test_neighbours_are_the_nearest_by_hand(made):
     )
     found = retriever.neighbours([text], 3)
     assert found.tokens.shape == (1, len(text) // M, 3, 2 * M)
-    for u, chunk in enumerate(cut(text, M)):
+    for u, chunk in enumerate(split_chunks(text, M)):
         far = np.square(keys - retriever.encoder([chunk])).sum(1)
         for place, number in enumerate(np.argsort(far, kind="stable")[:3]):
             value = index.value(int(number))
@@ -165,7 +165,7 @@ def test_a_large_index_is_searched_in_part_and_still_leaves_out(work, monkeypatc
     texts = [tokenizer.encode(text) for text in paragraphs(200)]
     encoder = ChunkEncoder(model, tokenizer)
     index = build_index(texts, M, encoder, tokenizer, encoder.about)
-    vectors = encoder(cut(texts[0], M))
+    vectors = encoder(split_chunks(texts[0], M))
     for numbers in index.nearest(vectors, 2, [texts[0]] * len(vectors)):
         assert len(numbers) == 2 and 0 not in index.documents[numbers]
 
@@ -181,7 +181,7 @@ def test_a_model_retrieves_while_it_writes(work, made):
     for prompt, full in zip(prompts, found, strict=True):
         ids = [tokenizer.bos, *tokenizer.encode(prompt)]
         for _ in range(full.candidates[0].tokens):
-            near = retriever.search(cut(ids, M), 2)
+            near = retriever.search(split_chunks(ids, M), 2)
             source = Neighbours.of([near], 2, 2 * M) if near else None
             with torch.no_grad():
                 logits = generator.model.logits(Batch(Rows(torch.tensor([ids])), source))[0, -1]
@@ -204,9 +204,9 @@ def test_mistakes_are_told(work, made, tmp_path, capsys, monkeypatch):
     assert "is in the way" in told("index", corpus, "-e", work / "masked", "-o", work / "masked")
     assert "may be paragraph" in told("index", corpus, *good, "--document", "page")
     (tmp_path / "blank.txt").write_text("\n\n")
-    assert "no text in it" in told("index", tmp_path / "blank.txt", *good)
+    assert "contains no text" in told("index", tmp_path / "blank.txt", *good)
     assert not (tmp_path / "index").exists()
-    with pytest.raises(UserError, match="no index"):
+    with pytest.raises(UserError, match="not an index"):
         Retriever(tmp_path)
     with pytest.raises(UserError, match="not the encoder"):
         Retriever(made, work / ("similar" if made.name.endswith("masked") else "masked"))
@@ -224,7 +224,7 @@ def test_a_damaged_index_is_refused(work, made, tmp_path):
     with pytest.raises(UserError, match=r"begins.npy missing or damaged"):
         ChunkIndex.load(copy)
     (copy / "meta.json").write_text(json.dumps({"format": 7}))
-    with pytest.raises(UserError, match="format 7 is not 1"):
+    with pytest.raises(UserError, match="format 7, expected 1"):
         ChunkIndex.load(copy)
     (copy / "meta.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read as an index"):

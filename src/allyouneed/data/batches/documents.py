@@ -1,4 +1,4 @@
-"""Documents of any length as pieces that fit a row. No token is lost, and a piece never holds two documents."""
+"""Split documents into pieces that fit a row. No token is lost, and a piece never spans two documents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from allyouneed.data.batches.store import Column
 
 @dataclass(frozen=True)
 class Pieces:
-    """Piece n is `lengths[n]` places of document `documents[n]`, from place `begins[n]` of it on."""
+    """Piece n is `lengths[n]` tokens of document `documents[n]`, starting at index `begins[n]`."""
 
     documents: Ints
     begins: Ints
@@ -22,14 +22,14 @@ class Pieces:
         return len(self.documents)
 
     @classmethod
-    def of(cls, lengths: Ints, room: int) -> Pieces:
-        """Every document of these lengths, cut every `room` places."""
-        counts = -(-lengths // room)
+    def split(cls, lengths: Ints, max_length: int) -> Pieces:
+        """Split documents of these lengths every `max_length` tokens."""
+        counts = -(-lengths // max_length)
         documents = np.repeat(np.arange(len(lengths)), counts)
-        begins = (np.arange(len(documents)) - np.repeat(np.cumsum(counts) - counts, counts)) * room
-        return cls(documents, begins, np.minimum(lengths[documents] - begins, room))
+        begins = (np.arange(len(documents)) - np.repeat(np.cumsum(counts) - counts, counts)) * max_length
+        return cls(documents, begins, np.minimum(lengths[documents] - begins, max_length))
 
     def tokens(self, column: Column, number: int) -> Ints:
-        """The numbers of a piece, where places are those of the column."""
+        """The values of a piece in a column of one value per token."""
         begin = self.begins[number]
         return column[int(self.documents[number])][begin : begin + self.lengths[number]].astype(np.int64)

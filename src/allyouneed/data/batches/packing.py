@@ -1,12 +1,11 @@
-"""Batches of whatever a task learns from: rows that hold several sentences each, so that almost nothing computed is
-padding.
+"""Batches of packed rows: each row holds several sequences, so that almost nothing computed is padding.
 
-The order of an epoch is a pure function of seed and epoch, and packing of the order, so a run that resumes at step k
-sees exactly the batches it would have seen. Within an epoch every sentence comes exactly once; the last batch is
-filled up with empty rows (all padding, all labels ignored) rather than with sentences of the next epoch, so that
-shapes are static and an epoch means what it says.
+The order of an epoch is a pure function of seed and epoch, and packing is a pure function of the order, so a run
+resumed at step k sees exactly the batches it would have seen. Within an epoch every sequence occurs exactly once. The
+last batch is filled with empty rows (all padding, all labels ignored), not with sequences of the next epoch: shapes
+stay static.
 
-What a sentence is, which marks it gets and what is to be learnt of it, is said by the task's `Items`.
+A task's `Items` define what a sequence is, its special tokens and its labels.
 """
 
 from __future__ import annotations
@@ -21,39 +20,40 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from allyouneed.data.batches.shares import WHOLE, Share, blank
+from allyouneed.data.batches.sharding import ALL_ROWS, DataShard, empty_like
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE, Batch, Neighbours, Rows
 
-POOL = 16
+POOL = 16  # rows open at a time while packing
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Side:
-    """What stands on one side of a batch: the tokens of all its sentences end to end, marks included, and what else
-    there is to say about each of them (`prompt`, `types`)."""
+class FlatSide:
+    """One side of a batch: the tokens of all sequences concatenated, special tokens included, and per-token `features`
+    (`prompt`, `types`)."""
 
     tokens: Ints
-    besides: dict[str, NDArray[Any]] = field(default_factory=dict)
+    features: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Filled:
-    """Sentences in full. `labels`: of each token of the last side, end to end; or `answers`: one for each sentence."""
+class FlatBatch:
+    """Sequences before packing or padding. Either `labels`, one per token of the last side, or `answers`, one per
+    sequence."""
 
-    sides: tuple[Side, ...]  # the target, or source and target
+    sides: tuple[FlatSide, ...]  # the target, or source and target
     labels: Ints | None = None
     answers: NDArray[Any] | None = None
-    found: Neighbours | None = None  # what was retrieved for them
+    neighbours: Neighbours | None = None  # retrieved for them
 
 
 class Items(ABC):
     """What a task learns from, one by one: sentences, or pieces of documents."""
 
-    pads: tuple[int, ...]  # the padding of each side
-    alone: bool = False  # each needs a row of its own
+    pads: tuple[int, ...]  # padding id of each side
+    one_per_row: bool = False  # items must not share a row
     weights: NDArray[np.float64] | None = None  # how many times an epoch reads each; None: once
 
     @abstractmethod
@@ -61,24 +61,24 @@ class Items(ABC):
 
     @abstractmethod
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
-        """How many tokens each takes on each side, marks counted."""
+        """Number of tokens of each item on each side, special tokens included."""
 
     @abstractmethod
-    def fill(self, epoch: int, members: Ints) -> Filled:
-        """These items. What is drawn by chance depends on seed, epoch and item alone."""
+    def collate(self, epoch: int, members: Ints) -> FlatBatch:
+        """These items. Random choices depend on seed, epoch and item alone."""
 
     @abstractmethod
     def show(self, number: int) -> dict[str, str]:
-        """An item for a person to read."""
+        """An item as readable text."""
 
 
 class Batches(Protocol):
-    """What training and validation read from, packed or padded."""
+    """Packed or padded batches for training and validation."""
 
     items: Items
 
-    def shared(self, share: Share) -> Batches:
-        """The same batches, of each of them the rows of one of several readers; no other rows are made."""
+    def for_shard(self, shard: DataShard) -> Batches:
+        """The same batches restricted to the rows of one shard; other rows are never built."""
         ...
 
     def steps_per_epoch(self, epoch: int) -> int: ...
@@ -88,8 +88,8 @@ class Batches(Protocol):
     def describe(self, epoch: int, step: int) -> list[int]: ...
 
 
-class Groups:
-    """Lists of sentence indices laid end to end: the rows of an epoch, or its padded batches."""
+class IndexGroups:
+    """Lists of item indices, concatenated: the rows of an epoch, or its padded batches."""
 
     def __init__(self, members: Ints, bounds: Ints) -> None:
         self.members, self.bounds = members, bounds
@@ -105,192 +105,194 @@ class Groups:
             raise IndexError(f"{index} of {len(self)}")
         return self.members[self.bounds[index] : self.bounds[index + 1]]
 
-    def between(self, start: int, stop: int) -> Groups:
-        """Neighbouring ones; none beyond the last."""
+    def slice(self, start: int, stop: int) -> IndexGroups:
+        """Groups `start` to `stop`, fewer at the end."""
         start = min(start, len(self))
         bounds = self.bounds[start : max(start, min(stop, len(self))) + 1]
-        return Groups(self.members[bounds[0] : bounds[-1]], bounds - bounds[0])
+        return IndexGroups(self.members[bounds[0] : bounds[-1]], bounds - bounds[0])
 
 
-def pack(lengths: Sequence[NDArray[np.integer]], capacities: Sequence[int], order: Ints, pool: int = POOL) -> Groups:
-    """Put the sentences, in this order, into rows of one or two capacities: each into the first open row with room.
+def pack(
+    lengths: Sequence[NDArray[np.integer]], capacities: Sequence[int], order: Ints, pool: int = POOL
+) -> IndexGroups:
+    """First-fit packing of sequences, in this order, into rows of one or two capacities (source, target).
 
-    At most `pool` rows are open; when none has room, the fullest is closed for a new one. The order stays local (a
-    sentence lands at most about `pool` rows from its place), so rows stay as random as the order is.
+    At most `pool` rows are open; if a sequence fits none of them, the fullest is closed and a new row opened. A
+    sequence lands at most about `pool` rows from its index in `order`, so rows are as random as the order.
     """
     sources, targets = lengths[0][order].tolist(), lengths[-1][order].tolist()
     row_source, row_target = capacities[0], capacities[-1]
     if not sources:
-        return Groups(np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
+        return IndexGroups(np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
     if max(sources) > row_source or max(targets) > row_target:
-        raise ValueError("a sentence is longer than a row")
+        raise ValueError("a sequence is longer than a row")
     least_source, least_target = min(sources), min(targets)
-    rooms: list[list[int]] = []  # open rows, oldest first: [room in source, room in target, number]
+    open_rows: list[list[int]] = []  # oldest first: [free source tokens, free target tokens, row index]
     chosen: list[int] = []
     opened = 0
     for source, target in zip(sources, targets, strict=True):
-        for room in rooms:
-            if source <= room[0] and target <= room[1]:
+        for row in open_rows:
+            if source <= row[0] and target <= row[1]:
                 break
         else:
-            if len(rooms) == pool:
-                rooms.remove(min(rooms, key=_emptiness))
-            room = [row_source, row_target, opened]
-            rooms.append(room)
+            if len(open_rows) == pool:
+                open_rows.remove(min(open_rows, key=_free_tokens))
+            row = [row_source, row_target, opened]
+            open_rows.append(row)
             opened += 1
-        room[0] -= source
-        room[1] -= target
-        chosen.append(room[2])
-        if room[0] < least_source or room[1] < least_target:
-            rooms.remove(room)
+        row[0] -= source
+        row[1] -= target
+        chosen.append(row[2])
+        if row[0] < least_source or row[1] < least_target:
+            open_rows.remove(row)
     rows = np.array(chosen, dtype=np.int64)
     members = order[np.argsort(rows, kind="stable")]
-    return Groups(members, np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=opened))]))
+    return IndexGroups(members, np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=opened))]))
 
 
-def _emptiness(room: list[int]) -> int:
-    return room[0] + room[1]
+def _free_tokens(row: list[int]) -> int:
+    return row[0] + row[1]
 
 
-def fill(groups: Groups, lengths: NDArray[np.integer], row: int) -> float:
-    """Which part of the rows is sentence."""
+def packing_efficiency(groups: IndexGroups, lengths: NDArray[np.integer], row: int) -> float:
+    """Fraction of the cells that are not padding."""
     return float(lengths[groups.members].sum() / max(len(groups) * row, 1))
 
 
 class PackedBatches:
-    """Batches of `rows` packed rows each, of so many tokens on each side. One epoch's packing is kept at a time."""
+    """Batches of `rows` packed rows; `capacities`: tokens per row on each side. Caches the packing of one epoch."""
 
     def __init__(self, items: Items, capacities: Sequence[int], rows: int, seed: int = 0) -> None:
         if rows < 1:
             raise UserError(f"a batch needs at least one row, not {rows}")
         self.items, self.capacities, self.rows, self.seed = items, tuple(capacities), rows, seed
-        self.share = WHOLE
-        self._packed: tuple[int, Groups, tuple[NDArray[np.integer], ...]] | None = None
+        self.shard = ALL_ROWS
+        self._packed: tuple[int, IndexGroups, tuple[NDArray[np.integer], ...]] | None = None
 
-    def shared(self, share: Share) -> Self:
-        found = copy(self)
-        found.share = share
-        return found
+    def for_shard(self, shard: DataShard) -> Self:
+        restricted = copy(self)
+        restricted.shard = shard
+        return restricted
 
-    def packing(self, epoch: int) -> Groups:
+    def packing(self, epoch: int) -> IndexGroups:
         """The rows of an epoch, in order."""
-        return self._of(epoch)[0]
+        return self._pack_epoch(epoch)[0]
 
-    def _of(self, epoch: int) -> tuple[Groups, tuple[NDArray[np.integer], ...]]:
-        """The rows of an epoch, and how long all items are in it."""
+    def _pack_epoch(self, epoch: int) -> tuple[IndexGroups, tuple[NDArray[np.integer], ...]]:
+        """The rows of an epoch, and the lengths of all items in it."""
         if self._packed is None or self._packed[0] != epoch:
             lengths = self.items.lengths(epoch)
             self._packed = epoch, pack(lengths, self.capacities, self._order(generator(self.seed, epoch))), lengths
         return self._packed[1:]
 
     def _order(self, rng: np.random.Generator) -> Ints:
-        """Every item as often as it weighs; what is left of a weight after whole times is a chance."""
+        """Each item floor(weight) times, and once more with the probability of the fraction."""
         weights = self.items.weights
         if weights is None:
             return rng.permutation(len(self.items))
         whole = np.floor(weights)
         times = (whole + (rng.random(len(weights)) < weights - whole)).astype(np.int64)
-        times = times if times.any() else np.ones_like(times)  # an epoch of nothing would never end
+        times = times if times.any() else np.ones_like(times)  # an empty epoch would never end
         return rng.permutation(np.repeat(np.arange(len(weights)), times))
 
     def steps_per_epoch(self, epoch: int) -> int:
         return -(-len(self.packing(epoch)) // self.rows)
 
     def describe(self, epoch: int, step: int) -> list[int]:
-        """The items of a batch by their number."""
+        """Indices of the items of a batch."""
         return [int(n) for n in self._rows(epoch, step).members]
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        own = self.share.rows(self.rows)
+        own = self.shard.rows(self.rows)
         for step in range(start_step, self.steps_per_epoch(epoch)):
             rows = self._rows(epoch, step)
-            if len(mine := rows.between(own.start, own.stop)):
+            if len(mine := rows.slice(own.start, own.stop)):
                 yield self._batch(epoch, mine, len(own))
-            else:  # the last batch is filled up with empty rows
-                yield blank(self._batch(epoch, rows.between(0, 1), len(own)))
+            else:  # the last batch may have no sequence for this shard
+                yield empty_like(self._batch(epoch, rows.slice(0, 1), len(own)))
 
-    def _rows(self, epoch: int, step: int) -> Groups:
+    def _rows(self, epoch: int, step: int) -> IndexGroups:
         packing = self.packing(epoch)
         if not 0 <= step < self.steps_per_epoch(epoch):
             raise IndexError(f"step {step} of {self.steps_per_epoch(epoch)}")
-        return packing.between(step * self.rows, (step + 1) * self.rows)
+        return packing.slice(step * self.rows, (step + 1) * self.rows)
 
-    def _batch(self, epoch: int, rows: Groups, height: int) -> Batch:
-        """`height`: how many rows it has, the last ones empty."""
+    def _batch(self, epoch: int, rows: IndexGroups, height: int) -> Batch:
+        """`height`: number of rows; those after `rows` are empty."""
         members, counts = rows.members, np.diff(rows.bounds)
         row_of = np.repeat(np.arange(len(rows)), counts)
         segment = np.arange(len(members)) - np.repeat(np.cumsum(counts) - counts, counts) + 1
-        filled = self.items.fill(epoch, members)
-        found = []
+        flat = self.items.collate(epoch, members)
+        sides = []
         for side, all_lengths, width, pad in zip(
-            filled.sides, self._of(epoch)[1], self.capacities, self.items.pads, strict=True
+            flat.sides, self._pack_epoch(epoch)[1], self.capacities, self.items.pads, strict=True
         ):
             lengths = all_lengths[members].astype(np.int64)
             ends = np.cumsum(lengths)
-            # Where a sentence begins in its row: what came before it in the batch, less what came before the row.
+            # offset in the row: tokens of the batch before this sequence, minus those before the row
             row_begins = np.concatenate([[0], ends])[np.cumsum(counts) - counts]
             begin = row_of * width + (ends - lengths) - np.repeat(row_begins, counts)
             position = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
-            cells = Cells(np.repeat(begin, lengths) + position, (height, width))
-            facts = {"segments": np.repeat(segment, lengths), "positions": position} | side.besides
-            spread: Any = {name: cells.spread(values, 0) for name, values in facts.items()}
-            found.append((Rows(cells.spread(side.tokens, pad), **spread), cells))
-        return _batch_of(found, filled)
+            cells = CellIndex(np.repeat(begin, lengths) + position, (height, width))
+            features = {"segments": np.repeat(segment, lengths), "positions": position} | side.features
+            scattered: Any = {name: cells.scatter(values, 0) for name, values in features.items()}
+            sides.append((Rows(cells.scatter(side.tokens, pad), **scattered), cells))
+        return _batch_of(sides, flat)
 
 
 @dataclass(frozen=True)
-class Cells:
-    """The places, in a matrix of this shape, of tokens that come end to end."""
+class CellIndex:
+    """Flat indices, in a matrix of this shape, of concatenated tokens."""
 
-    places: Ints
+    indices: Ints
     shape: tuple[int, int]
 
-    def spread(self, values: NDArray[Any], empty: int) -> torch.Tensor:
-        """By torch, which leaves the interpreter to whoever trains meanwhile."""
+    def scatter(self, values: NDArray[Any], empty: int) -> torch.Tensor:
+        """Uses torch, which releases the GIL to the training thread."""
         given = torch.from_numpy(np.ascontiguousarray(values))
         cells = torch.full((self.shape[0] * self.shape[1],), empty, dtype=given.dtype)
-        return cells.index_copy_(0, torch.from_numpy(self.places), given).view(self.shape)
+        return cells.index_copy_(0, torch.from_numpy(self.indices), given).view(self.shape)
 
 
-def _batch_of(sides: list[tuple[Rows, Cells]], filled: Filled) -> Batch:
+def _batch_of(sides: list[tuple[Rows, CellIndex]], flat: FlatBatch) -> Batch:
     target, cells = sides[-1]
-    labels = None if filled.labels is None else cells.spread(filled.labels, IGNORE)
-    if filled.answers is not None:
-        labels = torch.from_numpy(filled.answers)
-    return Batch(target=target, source=sides[0][0] if len(sides) > 1 else filled.found, labels=labels)
+    labels = None if flat.labels is None else cells.scatter(flat.labels, IGNORE)
+    if flat.answers is not None:
+        labels = torch.from_numpy(flat.answers)
+    return Batch(target=target, source=sides[0][0] if len(sides) > 1 else flat.neighbours, labels=labels)
 
 
 class PaddedBatches:
-    """One sentence a row, batches of like lengths with at most `budget` cells, padding included, on either side.
+    """One sequence per row, batches of similar lengths with at most `budget` cells (padding included) on either side.
 
-    The plain way, for validation and as what packing is compared with. With a `seed`, sentences of one length and the
-    batches themselves come in a new order each epoch; without, always from short to long.
+    Used for validation, and as the reference for packing. With a `seed`, sequences of equal length and the batches
+    themselves are shuffled each epoch; without, they are sorted from short to long.
     """
 
     def __init__(self, items: Items, budget: int, seed: int | None = None) -> None:
         self.items, self.budget, self.seed = items, budget, seed
-        self.share = WHOLE
-        self._grouped: tuple[int, Groups] | None = None
+        self.shard = ALL_ROWS
+        self._grouped: tuple[int, IndexGroups] | None = None
 
-    def shared(self, share: Share) -> Self:
-        found = copy(self)
-        found.share = share
-        return found
+    def for_shard(self, shard: DataShard) -> Self:
+        restricted = copy(self)
+        restricted.shard = shard
+        return restricted
 
-    def grouping(self, epoch: int) -> Groups:
+    def grouping(self, epoch: int) -> IndexGroups:
         epoch = 0 if self.seed is None else epoch
         if self._grouped is None or self._grouped[0] != epoch:
             self._grouped = epoch, self._group(epoch)
         return self._grouped[1]
 
-    def _group(self, epoch: int) -> Groups:
+    def _group(self, epoch: int) -> IndexGroups:
         lengths = self.items.lengths(epoch)
         source, target = lengths[0], lengths[-1]
         longest = max(int(side.max(initial=0)) for side in lengths)
         if longest > self.budget:
             raise UserError(
-                f"a batch of {self.budget} tokens cannot hold a sentence of {longest}; "
-                "give batches more tokens or set max_tokens lower"
+                f"a batch of {self.budget} tokens cannot hold a sequence of {longest}; "
+                "raise the tokens per batch or lower max_tokens"
             )
         rng = None if self.seed is None else generator(self.seed, epoch)
         ties = np.arange(len(self.items)) if rng is None else rng.permutation(len(self.items))
@@ -303,11 +305,11 @@ class PaddedBatches:
                 widest, tallest = s, t
         bounds = np.array([*starts, len(order)], dtype=np.int64)
         if rng is None:
-            return Groups(order, bounds)
+            return IndexGroups(order, bounds)
         shuffled = rng.permutation(len(starts))
-        groups = Groups(order, bounds)
+        groups = IndexGroups(order, bounds)
         sizes = np.diff(bounds)[shuffled]
-        return Groups(np.concatenate([groups[int(n)] for n in shuffled]), np.concatenate([[0], np.cumsum(sizes)]))
+        return IndexGroups(np.concatenate([groups[int(n)] for n in shuffled]), np.concatenate([[0], np.cumsum(sizes)]))
 
     def steps_per_epoch(self, epoch: int) -> int:
         return len(self.grouping(epoch))
@@ -318,42 +320,42 @@ class PaddedBatches:
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         for step in range(start_step, self.steps_per_epoch(epoch)):
             members = self.grouping(epoch)[step]
-            own = self.share.rows(len(members))
+            own = self.shard.rows(len(members))
             drawn = 0 if self.seed is None else epoch
             if len(own):
                 yield self._batch(drawn, members[own.start : own.stop])
             else:
-                yield blank(self._batch(drawn, members[:1]))
+                yield empty_like(self._batch(drawn, members[:1]))
 
     def _batch(self, epoch: int, members: Ints) -> Batch:
-        filled = self.items.fill(epoch, members)
-        found = []
-        for side, all_lengths, pad in zip(filled.sides, self.items.lengths(epoch), self.items.pads, strict=True):
+        flat = self.items.collate(epoch, members)
+        sides = []
+        for side, all_lengths, pad in zip(flat.sides, self.items.lengths(epoch), self.items.pads, strict=True):
             lengths = all_lengths[members].astype(np.int64)
             width = int(lengths.max())
             position = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            cells = Cells(np.repeat(np.arange(len(members)) * width, lengths) + position, (len(members), width))
-            besides: Any = {name: cells.spread(values, 0) for name, values in side.besides.items()}
-            rows = Rows(cells.spread(side.tokens, pad), lengths=torch.from_numpy(lengths), **besides)
-            found.append((rows, cells))
-        return _batch_of(found, filled)
+            cells = CellIndex(np.repeat(np.arange(len(members)) * width, lengths) + position, (len(members), width))
+            features: Any = {name: cells.scatter(values, 0) for name, values in side.features.items()}
+            rows = Rows(cells.scatter(side.tokens, pad), lengths=torch.from_numpy(lengths), **features)
+            sides.append((rows, cells))
+        return _batch_of(sides, flat)
 
 
-def marked(tokens: Ints, lengths: Ints, first: Sequence[int] = (), last: Sequence[int] = ()) -> Ints:
-    """Sentences end to end, of these lengths without marks, each with these marks before and after it."""
+def add_special_tokens(tokens: Ints, lengths: Ints, first: Sequence[int] = (), last: Sequence[int] = ()) -> Ints:
+    """Concatenated sequences of these lengths, with the tokens `first` before and `last` after each of them."""
     more = len(first) + len(last)
     ends = np.cumsum(lengths + more)
     out = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
-    real = np.ones(len(out), dtype=bool)
-    before = [(mark, ends - lengths - more + place) for place, mark in enumerate(first)]
-    after = [(mark, ends - len(last) + place) for place, mark in enumerate(last)]
-    for mark, places in before + after:
-        out[places] = mark
-        real[places] = False
-    out[real] = tokens
+    is_text = np.ones(len(out), dtype=bool)
+    before = [(token, ends - lengths - more + offset) for offset, token in enumerate(first)]
+    after = [(token, ends - len(last) + offset) for offset, token in enumerate(last)]
+    for token, indices in before + after:
+        out[indices] = token
+        is_text[indices] = False
+    out[is_text] = tokens
     return out
 
 
 def generator(*numbers: int) -> np.random.Generator:
-    """Chance that depends on these numbers alone: seed, epoch, item."""
+    """A generator seeded by these numbers alone: seed, epoch, item."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(numbers)))

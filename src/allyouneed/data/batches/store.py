@@ -1,9 +1,9 @@
-"""The training examples as numbers on disk, encoded once and mapped into memory ever after.
+"""Encoded training examples on disk, built once and memory-mapped afterwards.
 
-Each column (the ids of a text, a label) is one flat file of numbers and one of offsets; an example is a slice of it.
-`meta.json` says what the store was made from (a fingerprint over the contents of the inputs, the configs and the
-encoding) and what it should look like (sizes and checksums). A store appears under its name only when it is whole, and
-one that no longer looks as it should is refused or built again, never read.
+Each column (the ids of a text, a label) is one flat file of values and one of offsets; an example is a slice.
+`meta.json` records what the store was built from (a fingerprint of input contents, configs and encoding) and its files'
+sizes and checksums. A store is renamed to its final path only when complete; one whose files do not match is rebuilt or
+refused, never read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allyouneed.config import tree_of
-from allyouneed.data.batches.encoding import Encoding, LeftOut, Row
+from allyouneed.data.batches.encoding import Dropped, EncodedRow, Encoding
 from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.readers import Example, Files, Report, inner_suffix
 from allyouneed.data.tokenizers.base import Tokenizer
@@ -29,15 +29,15 @@ from allyouneed.errors import UserError
 from allyouneed.files import checksum, sha256, write_folder, write_text
 
 FORMAT = 2
-CHUNK = 4096  # examples that are encoded together
-CHARACTERS = 1 << 22  # or fewer, when they have so many
+CHUNK = 4096  # examples encoded together
+CHARACTERS = 1 << 22  # fewer, once they hold this many characters
 
 Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of every example: numbers end to end, and where each begins (one more offset than examples)."""
+    """One column of all examples: values concatenated, and offsets (one more than examples)."""
 
     values: NDArray[Any]
     offsets: NDArray[np.int64]
@@ -50,25 +50,25 @@ class Column:
         return self.values[self.offsets[index] : self.offsets[index + 1]]
 
     def gather(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The numbers of these examples, end to end."""
+        """The values of these examples, concatenated."""
         return self.slices(self.offsets[indices], self.lengths[indices].astype(np.int64))
 
     def slices(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Pieces of the whole file, end to end."""
+        """Slices of the whole file, concatenated."""
         ends = np.cumsum(lengths)
         shift = np.repeat(begins - (ends - lengths), lengths)
         return self.values[shift + np.arange(len(shift))].astype(np.int64)
 
 
 class Store:
-    """An opened store. `store["source"][i]` is a view of the file: ids without begin and end marks."""
+    """An open store. `store["source"][i]` is a view of the file: token ids without BOS and EOS."""
 
     weights: NDArray[np.float64] | None = None  # how many times an epoch reads each example; None: once
 
     def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
         self.folder = folder
         self.fingerprint: str = meta["fingerprint"]
-        self.facts: dict[str, Any] = meta["facts"]
+        self.spec: dict[str, Any] = meta["facts"]
         self.report = Report.from_tree(meta["report"])
         self.columns = {name: _open_column(folder, name, dtype) for name, dtype in meta["dtype"].items()}
         if "weights" in meta:
@@ -81,10 +81,10 @@ class Store:
         return self.columns[column]
 
     def check(self, **tokenizers: Tokenizer) -> None:
-        """Refuse tokenizers that are not those the columns were encoded with."""
+        """Raise if the columns were encoded with other tokenizers."""
         for column, tokenizer in tokenizers.items():
-            if self.facts["texts"][column] != tokenizer.hash:
-                raise UserError(f"{self.folder}: was encoded with another tokenizer; build it again with this one")
+            if self.spec["texts"][column] != tokenizer.hash:
+                raise UserError(f"{self.folder}: was encoded with another tokenizer; rebuild it with this one")
 
     @classmethod
     def build(
@@ -97,12 +97,12 @@ class Store:
     ) -> Store:
         """Read, filter and encode the examples into a new store, replacing one of that name.
 
-        Those the encoding has no place for are left out and reported, never cut. `progress` is told how many have been
+        Examples the encoding cannot hold are dropped and reported, never truncated. `progress` receives the number
         read.
         """
         folder = Path(folder)
         if folder.exists() and not (folder / "meta.json").exists() and any(folder.iterdir()):
-            raise UserError(f"{folder}: is in the way and is no token store; give another folder")
+            raise UserError(f"{folder}: exists and is not a token store; choose another folder")
         fingerprint = _fingerprint(files, filters, encoding, InputHashes())
         return cls._build(folder, fingerprint, files, filters, encoding, progress)
 
@@ -123,10 +123,10 @@ class Store:
             flow = filters.apply((example for entry in files for example in entry.read(report)), report)
             weights = _encode(work, flow, encoding, report, progress)
             if not report.kept:
-                raise UserError(f"none of the {files[0].examples} in the data can be used\n{report.text()}")
+                raise UserError(f"none of the {files[0].examples} in the data is usable\n{report.text()}")
             for path, before in inputs:
                 if _stamp(path) != before:
-                    raise UserError(f"{path}: changed while it was being read; start again")
+                    raise UserError(f"{path}: changed while it was being read; run again")
             _write_meta(work, fingerprint, encoding, report, weights)
 
         try:
@@ -137,23 +137,23 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path | str, full: bool = False) -> Store:
-        """Open a store; refuse one whose files are not as written.
+        """Open a store; raise if a file differs from what was written.
 
-        Sizes are always compared. Checksums are, too, when `full` is asked for or a file was touched since.
+        Sizes are always compared; checksums only if `full` or if a file's mtime changed.
         """
         folder = Path(folder)
         meta = _read_meta(folder)
         for name, facts in meta["files"].items():
             path = folder / name
             if not path.is_file() or path.stat().st_size != facts["bytes"]:
-                raise UserError(f"{path}: missing or not of the size written; delete {folder} and build it again")
+                raise UserError(f"{path}: missing or truncated; delete {folder} and build it again")
             touched = path.stat().st_mtime_ns != facts["mtime_ns"]
             if (full or touched) and sha256(path) != facts["sha256"]:
-                raise UserError(f"{path}: its content changed since it was built; delete {folder} and build it again")
+                raise UserError(f"{path}: changed since it was built; delete {folder} and build it again")
         return cls(folder, meta)
 
     @classmethod
-    def ensure(
+    def open_or_build(
         cls,
         cache: Path | str,
         files: Sequence[Files],
@@ -161,7 +161,7 @@ class Store:
         encoding: Encoding,
         progress: Progress | None = None,
     ) -> Store:
-        """The store of exactly this data in the folder `cache`: opened if it is there and sound, built if not."""
+        """The store of exactly this data under `cache`: opened if present and intact, otherwise built."""
         cache = Path(cache)
         cache.mkdir(parents=True, exist_ok=True)
         hashes = InputHashes(cache / "inputs.json")
@@ -172,12 +172,12 @@ class Store:
             if store.fingerprint == fingerprint:
                 return store
         except UserError:
-            pass  # absent or damaged: what is in the way is replaced by a sound one
+            pass  # absent or damaged: build it
         return cls._build(folder, fingerprint, files, filters, encoding, progress)
 
 
 class InputHashes:
-    """SHA-256 of input files, remembered by path, size and time of change: gigabytes are not read at every start."""
+    """SHA-256 of input files, cached by path, size and mtime, so that large files are not hashed at every start."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -187,15 +187,15 @@ class InputHashes:
                 loaded = json.loads(path.read_text(encoding="utf-8"))
                 self.known = loaded if isinstance(loaded, dict) else {}
             except ValueError:
-                pass  # only a memory of work done: forget it
+                pass  # a damaged cache is ignored
 
-    def of(self, file: Path) -> str:
+    def sha256(self, file: Path) -> str:
         key, stamp = str(file.resolve()), _stamp(file)
         entry = self.known.get(key)
         if isinstance(entry, dict) and entry.get("stamp") == stamp:
             return str(entry["sha256"])
         digest = sha256(file)
-        # A file changed a moment ago may change again within the clock's grain and look the same; do not trust it yet.
+        # A file modified just now could change again within the clock's resolution and keep its stamp: do not cache.
         if time.time_ns() - stamp[1] > 2_000_000_000:
             self.known[key] = {"stamp": stamp, "sha256": digest}
             if self.path is not None:
@@ -213,20 +213,23 @@ def _stamp(file: Path) -> list[int]:
 
 def _fingerprint(files: Sequence[Files], filters: Filters, encoding: Encoding, hashes: InputHashes) -> str:
     if not files:
-        raise UserError("no data files are given")
+        raise UserError("no data files given")
     facts = {
         "format": FORMAT,
         "files": [_read_as(entry, hashes) for entry in files],
         "filters": tree_of(filters),
-        "encoding": [type(encoding).__name__, encoding.facts],
+        "encoding": [encoding.name, encoding.spec],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _read_as(entry: Files, hashes: InputHashes) -> dict[str, Any]:
-    """What files hold and how they are read, not where they lie: a store may travel to another machine."""
-    kept = {key: value for key, value in tree_of(entry).items() if key not in entry.places}
-    return kept | {"sha256": [hashes.of(path) for path in entry.files()], "as": [*map(inner_suffix, entry.files())]}
+    """Contents and reading options, not locations: a store can be moved to another machine."""
+    kept = {key: value for key, value in tree_of(entry).items() if key not in entry.location_keys}
+    return kept | {
+        "sha256": [hashes.sha256(path) for path in entry.files()],
+        "as": [*map(inner_suffix, entry.files())],
+    }
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
@@ -235,7 +238,7 @@ def _read_as(entry: Files, hashes: InputHashes) -> dict[str, Any]:
 def _encode(
     work: Path, examples: Iterable[Example], encoding: Encoding, report: Report, progress: Progress | None
 ) -> list[tuple[float, int]]:
-    """Write the columns; how often an epoch reads the examples, as weights and how many in a row have each."""
+    """Write the columns. Returns run-length encoded example weights: (weight, how many in a row)."""
     weights: list[tuple[float, int]] = []
     with ExitStack() as stack:
         writers = []
@@ -243,10 +246,10 @@ def _encode(
             both = [stack.enter_context((work / f"{name}.{what}").open("wb")) for what in ("values", "offsets")]
             writers.append(_Writer(both[0], both[1], dtype))
         for chunk in _chunks(examples):
-            kept: list[Row] = []
+            kept: list[EncodedRow] = []
             for example, found in zip(chunk, encoding.encode(chunk), strict=True):
-                if isinstance(found, LeftOut):
-                    report.drop(found.why, example.file, example.line, found.detail, "\t".join(example.texts))
+                if isinstance(found, Dropped):
+                    report.drop(found.reason, example.file, example.line, found.detail, "\t".join(example.texts))
                 else:
                     kept.append(found)
                     weight, count = getattr(example, "weight", 1.0), 0
@@ -293,7 +296,7 @@ def _write_meta(
     meta = {
         "format": FORMAT,
         "fingerprint": fingerprint,
-        "facts": encoding.facts,
+        "facts": encoding.spec,
         "examples": report.kept,
         "dtype": encoding.columns,
         "files": {
@@ -324,13 +327,13 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
-        raise UserError(f"{path}: damaged or of another version; delete {folder} and build it again")
+        raise UserError(f"{path}: damaged or from another version; delete {folder} and build it again")
     return meta
 
 
 def _open_column(folder: Path, name: str, dtype: str) -> Column:
     offsets: NDArray[np.int64] = np.memmap(folder / f"{name}.offsets", dtype="<i8", mode="r")
     path = folder / f"{name}.values"
-    # An empty file cannot be mapped: a column that is empty in all examples has one.
+    # an empty file cannot be mapped
     values = np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)
     return Column(values, offsets, np.diff(offsets).astype(np.int32))

@@ -1,4 +1,4 @@
-"""Which examples are worth training on: each rule counts and shows what it leaves out, in the readers' own report.
+"""Filters for training examples; each rule reports what it drops.
 
 Duplicates are recognised by 64-bit digests in a few sorted arrays, eight bytes an example, so that a corpus far larger
 than memory can be searched for them. Among a hundred million examples, the chance that any two share one is 3e-4.
@@ -28,18 +28,18 @@ class Filters(Config):
 
     duplicates: bool = False
     empty: bool = True
-    ratio: Annotated[float, Field(ge=1)] | None = None  # of examples of two texts
+    ratio: Annotated[float, Field(ge=1)] | None = None  # longer to shorter text, for examples with two texts
     max_length: PositiveInt | None = None
 
     def apply(self, examples: Iterable[E], report: Report) -> Iterator[E]:
-        """The examples that pass. Duplicates are looked for among those that pass everything else."""
+        """The examples that pass. Duplicates are searched among those that pass all other rules."""
         passed = (example for example in examples if self._passes(example, report))
-        return _first_of_each(passed, report) if self.duplicates else passed
+        return _drop_duplicates(passed, report) if self.duplicates else passed
 
     def _passes(self, example: Example, report: Report) -> bool:
         lengths = [len(text) for text in example.texts]
         if self.empty and not all(text.strip() for text in example.texts):
-            return _drop(report, "empty", example, f"{_empty_one(example)} is empty")
+            return _drop(report, "empty", example, f"{_empty_side(example)} is empty")
         if self.max_length is not None and max(lengths) > self.max_length:
             return _drop(report, "too long", example, f"{max(lengths)} characters, at most {self.max_length}")
         if self.ratio is not None and len(lengths) == 2 and max(lengths) > self.ratio * max(min(lengths), 1):
@@ -49,19 +49,19 @@ class Filters(Config):
         return True
 
 
-def _empty_one(example: Example) -> str:
+def _empty_side(example: Example) -> str:
     if len(example.texts) == 1:
         return "the text"
     return "the target" if example.texts[0].strip() else "the source"
 
 
-def _drop(report: Report, why: str, example: Example, detail: str) -> bool:
-    report.drop(why, example.file, example.line, detail, "\t".join(example.texts))
+def _drop(report: Report, reason: str, example: Example, detail: str) -> bool:
+    report.drop(reason, example.file, example.line, detail, "\t".join(example.texts))
     return False
 
 
-def _first_of_each(examples: Iterator[E], report: Report) -> Iterator[E]:
-    seen = Seen()
+def _drop_duplicates(examples: Iterator[E], report: Report) -> Iterator[E]:
+    seen = DigestSet()
     while chunk := list(islice(examples, CHUNK)):
         new = seen.add(np.array([_digest(example) for example in chunk], dtype=np.uint64))
         for example, fresh in zip(chunk, new.tolist(), strict=True):
@@ -72,20 +72,20 @@ def _first_of_each(examples: Iterator[E], report: Report) -> Iterator[E]:
 
 
 def _digest(example: Example) -> int:
-    # The lengths keep "ab"+"c" apart from "a"+"bc"; the same text with another label or language is another example.
+    # lengths distinguish "ab"+"c" from "a"+"bc"; the same text with another label or language is another example
     lengths = " ".join(str(len(text)) for text in example.texts)
-    text = f"{lengths} {example.rest} {''.join(example.texts)}"
+    text = f"{lengths} {example.metadata} {''.join(example.texts)}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-class Seen:
-    """A set of 64-bit numbers as sorted arrays of falling size; equals are merged, so there are few to search."""
+class DigestSet:
+    """A set of 64-bit numbers as sorted arrays of decreasing size; arrays of similar size are merged, so few remain."""
 
     def __init__(self) -> None:
         self.levels: list[NDArray[np.uint64]] = []
 
     def add(self, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which of these are new here, counting the first of several equal ones as new."""
+        """Which of these are new; of several equal ones the first counts as new."""
         values, first = np.unique(digests, return_index=True)
         known = np.zeros(len(values), dtype=bool)
         for level in self.levels:

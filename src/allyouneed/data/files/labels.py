@@ -1,4 +1,4 @@
-"""Texts that come with an answer: a label, a score, or a tag for each word."""
+"""Texts with a target: a label, a score, or a tag per word."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from allyouneed.data.files.readers import (
     Files,
     Paths,
     Report,
-    cells,
-    decoded,
-    expand,
+    decode_utf8,
+    expand_paths,
     inner_suffix,
     is_unicode,
     json_object,
     raw_lines,
     read_rows,
     read_text,
+    select_columns,
 )
 
 TAG_SUFFIXES = (*TABLE_SUFFIXES, ".conll", ".bio", ".iob", "")
-DOCUMENT_START = "-DOCSTART-"  # CoNLL-2003 begins documents with a line of it; it is no word
+DOCUMENT_START = "-DOCSTART-"  # separates documents in CoNLL-2003; not a word
 
 Columns = Annotated[tuple[NonNegativeInt, ...], Field(min_length=2, max_length=3)]
 Keys = Annotated[tuple[str, ...], Field(min_length=2, max_length=3)]
 
 
 class Labelled(NamedTuple):
-    """A text, or two that belong together, and what it is."""
+    """One text or two, with a label."""
 
     texts: tuple[str, ...]
     label: str
@@ -46,13 +46,13 @@ class Labelled(NamedTuple):
         return (self.label,)
 
     @property
-    def rest(self) -> str:
+    def metadata(self) -> str:
         return self.label
 
 
 class LabelledFiles(Files):
-    """Where labelled texts lie, a line each. `columns` and `keys` name the text, a second text if there is one, and
-    last the label."""
+    """Files of labelled texts, one example per line. `columns` and `keys` select the text, an optional second text, and
+    the label last."""
 
     examples: ClassVar[str] = "texts"
     kind: Literal["labelled"] = "labelled"
@@ -61,7 +61,7 @@ class LabelledFiles(Files):
     keys: Keys = ("text", "label")
 
     def files(self) -> list[Path]:
-        return expand(self.path, TABLE_SUFFIXES)
+        return expand_paths(self.path, TABLE_SUFFIXES)
 
     def read(self, report: Report) -> Iterator[Labelled]:
         keys = self.keys
@@ -77,7 +77,7 @@ class LabelledFiles(Files):
 
 
 class Scored(NamedTuple):
-    """Two texts, and how alike they are."""
+    """Two texts and their similarity score."""
 
     first: str
     second: str
@@ -90,22 +90,22 @@ class Scored(NamedTuple):
         return self.first, self.second
 
     @property
-    def rest(self) -> str:
+    def metadata(self) -> str:
         return repr(self.score)
 
 
 class ScoredFiles(Files):
-    """Where scored pairs of texts lie, a line each."""
+    """Files of scored text pairs, one per line."""
 
     examples: ClassVar[str] = "scored pairs"
-    two: ClassVar[bool] = True
+    has_two_texts: ClassVar[bool] = True
     kind: Literal["scored"] = "scored"
     path: Paths
     columns: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] | None = None
     keys: tuple[str, str, str] = ("first", "second", "score")
 
     def files(self) -> list[Path]:
-        return expand(self.path, TABLE_SUFFIXES)
+        return expand_paths(self.path, TABLE_SUFFIXES)
 
     def read(self, report: Report) -> Iterator[Scored]:
         for file, number, (first, second, text) in read_rows(
@@ -113,7 +113,7 @@ class ScoredFiles(Files):
         ):
             score = _number(text)
             if score is None:
-                report.drop("broken", file, number, f"the score {text!r} is no number", f"{first}\t{second}")
+                report.drop("broken", file, number, f"the score {text!r} is not a number", f"{first}\t{second}")
             else:
                 yield Scored(first, second, score, str(file), number)
 
@@ -127,7 +127,7 @@ def _number(text: str) -> float | None:
 
 
 class Tagged(NamedTuple):
-    """A sentence as words, and a tag for each."""
+    """A sentence as words, with one tag per word."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -143,13 +143,13 @@ class Tagged(NamedTuple):
         return self.tags
 
     @property
-    def rest(self) -> str:
+    def metadata(self) -> str:
         return " ".join(self.tags)
 
 
 class TaggedFiles(Files):
-    """Where tagged sentences lie: a word a line with its tag in another column, an empty line after each sentence; or
-    JSONL with two lists."""
+    """Files of tagged sentences: one word per line with its tag in another column and an empty line after each
+    sentence, or JSONL with two lists."""
 
     examples: ClassVar[str] = "sentences"
     kind: Literal["tagged"] = "tagged"
@@ -158,7 +158,7 @@ class TaggedFiles(Files):
     keys: tuple[str, str] = ("tokens", "tags")
 
     def files(self) -> list[Path]:
-        return expand(self.path, TAG_SUFFIXES)
+        return expand_paths(self.path, TAG_SUFFIXES)
 
     def read(self, report: Report) -> Iterator[Tagged]:
         for file in self.files():
@@ -189,9 +189,9 @@ class TaggedFiles(Files):
         report.read += 1
         words, tags = [], []
         for number, raw in lines:
-            text = decoded(raw)
+            text = decode_utf8(raw)
             shown = raw.decode("utf-8", "backslashreplace")
-            found = "not UTF-8" if text is None else cells(text.split(), self.columns, 2, "a space or a tab")
+            found = "not UTF-8" if text is None else select_columns(text.split(), self.columns, 2, "a space or a tab")
             if isinstance(found, str):
                 report.drop("broken", file, number, found, shown)
                 return

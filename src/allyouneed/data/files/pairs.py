@@ -1,4 +1,4 @@
-"""Sentence pairs: in one file, or in two that are aligned line by line."""
+"""Sentence pairs, from one file or from two files aligned line by line."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from allyouneed.data.files.readers import (
     Files,
     Paths,
     Report,
-    decoded,
-    expand,
-    names,
+    decode_utf8,
+    expand_paths,
+    join_paths,
     raw_lines,
     read_rows,
 )
@@ -26,8 +26,8 @@ Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 
 
 class Pair(NamedTuple):
-    """Two sentences, where they stood, the language to translate into when the model must be told, and how many times
-    an epoch it is read."""
+    """Two sentences and their origin; `to`: target language, for multilingual models; `weight`: how many times an epoch
+    reads the pair."""
 
     source: str
     target: str
@@ -42,16 +42,16 @@ class Pair(NamedTuple):
         return self.source, self.target
 
     @property
-    def rest(self) -> str:
+    def metadata(self) -> str:
         return self.to or ""
 
 
 class PairFiles(Files):
-    """Where sentence pairs lie: `path` (both sides in one file) or `source` and `target` (aligned line by line)."""
+    """Files of sentence pairs: `path` (both sides in one file) or `source` and `target` (aligned line by line)."""
 
     examples: ClassVar[str] = "pairs"
-    two: ClassVar[bool] = True
-    places: ClassVar[tuple[str, ...]] = ("path", "source", "target")
+    has_two_texts: ClassVar[bool] = True
+    location_keys: ClassVar[tuple[str, ...]] = ("path", "source", "target")
     kind: Literal["pairs"] = "pairs"
     path: Paths | None = None
     source: Paths | None = None
@@ -60,7 +60,7 @@ class PairFiles(Files):
     keys: tuple[str, str] = ("source", "target")
     from_: Tag | None = Field(default=None, alias="from")
     to: Tag | None = None
-    weight: PositiveFloat = 1.0  # how many times an epoch each pair is read; 0.5: every other epoch, by chance
+    weight: PositiveFloat = 1.0  # how many times an epoch reads each pair; 0.5: with probability 1/2
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -73,14 +73,14 @@ class PairFiles(Files):
 
     def files(self) -> list[Path]:
         if self.path is not None:
-            return expand(self.path, TABLE_SUFFIXES)
+            return expand_paths(self.path, TABLE_SUFFIXES)
         return [path for both in self._aligned() for path in both]
 
     def _aligned(self) -> list[tuple[Path, Path]]:
-        left, right = expand(self.source or (), LINE_SUFFIXES), expand(self.target or (), LINE_SUFFIXES)
+        left, right = expand_paths(self.source or (), LINE_SUFFIXES), expand_paths(self.target or (), LINE_SUFFIXES)
         if len(left) != len(right):
             raise UserError(
-                f"{names(self.source)} is {len(left)} file(s) but {names(self.target)} is {len(right)}; "
+                f"{join_paths(self.source)} is {len(left)} file(s) but {join_paths(self.target)} is {len(right)}; "
                 "aligned files come in equal numbers, in the same order"
             )
         return list(zip(left, right, strict=True))
@@ -91,7 +91,7 @@ class PairFiles(Files):
             for left, right in self._aligned():
                 yield from (Pair(*found, *besides) for found in _read_aligned(left, right, report))
             return
-        for file, number, found in read_rows(expand(self.path, TABLE_SUFFIXES), self.columns, self.keys, report):
+        for file, number, found in read_rows(expand_paths(self.path, TABLE_SUFFIXES), self.columns, self.keys, report):
             yield Pair(found[0], found[1], str(file), number, *besides)
 
 
@@ -104,7 +104,7 @@ def _read_aligned(left: Path, right: Path, report: Report) -> Iterator[tuple[str
             break
         number += 1
         report.read += 1
-        here, there = decoded(source), decoded(target)
+        here, there = decode_utf8(source), decode_utf8(target)
         if here is None or there is None:
             file, raw = (left, source) if here is None else (right, target)
             report.drop("broken", file, number, "not UTF-8", raw.decode("utf-8", "backslashreplace"))

@@ -1,10 +1,10 @@
-"""Examples out of whatever files people have, one at a time and nothing lost without a word.
+"""Read examples from files one at a time; every line that is left out is reported.
 
-A file is a stream of bytes (plain, gzip, zstd) cut at `\\n` and only there: U+2028 or a vertical tab inside a sentence
-must not shift every later line of an aligned file. What cannot be used is counted in a `Report` with its file and
-line; what makes the whole file useless (missing, empty, truncated, unequal) is a `UserError`.
+A file is a byte stream (plain, gzip, zstd) split at `\\n` only: U+2028 or a vertical tab inside a sentence must not
+shift the later lines of an aligned file. Unusable lines are counted in a `Report` with file and line number; an
+unusable file (missing, empty, truncated, misaligned) is a `UserError`.
 
-What a task reads is a kind of `Files`: see pairs.py, texts.py, labels.py.
+Kinds of `Files`: pairs.py, texts.py, labels.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TABLE_SUFFIXES = (".tsv", ".txt", ".jsonl", ".ndjson")
 LINE_SUFFIXES = (".txt", "")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 PACKED_SUFFIXES = (".gz", ".zst")
-# Formats people do have and that would otherwise be read as megabytes of broken lines.
+# common formats that would otherwise be read as megabytes of broken lines
 FOREIGN_SUFFIXES = (".zip", ".bz2", ".xz", ".7z", ".tar", ".tgz", ".parquet", ".xlsx", ".xls", ".arrow", ".pdf")
 CHUNK = 1 << 18
 
@@ -41,7 +41,7 @@ Paths = Annotated[tuple[Path, ...], Field(min_length=1), BeforeValidator(_as_pat
 
 @dataclass
 class Drops:
-    """How many were left out for one reason, and the first few of them."""
+    """How many lines were dropped for one reason, and the first few of them."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
@@ -49,11 +49,11 @@ class Drops:
 
 @dataclass
 class Report:
-    """What was read and what became of it. Readers count, filters and the store subtract."""
+    """How many examples were read and dropped, by readers, filters and the store."""
 
     read: int = 0
     drops: dict[str, Drops] = field(default_factory=dict)
-    show: int = 5  # examples remembered per reason
+    show: int = 5  # examples kept per reason
 
     @property
     def dropped(self) -> int:
@@ -67,9 +67,9 @@ class Report:
     def broken(self) -> int:
         return self.drops["broken"].count if "broken" in self.drops else 0
 
-    def drop(self, why: str, file: Path | str, line: int, detail: str, text: str) -> None:
-        """Count one left-out line under `why`; `detail` says what is wrong with this very one."""
-        drops = self.drops.setdefault(why, Drops())
+    def drop(self, reason: str, file: Path | str, line: int, detail: str, text: str) -> None:
+        """Count one dropped line under `reason`; `detail` describes this line."""
+        drops = self.drops.setdefault(reason, Drops())
         drops.count += 1
         if len(drops.examples) < self.show:
             shown = text if len(text) <= 60 else text[:60] + "…"
@@ -77,23 +77,27 @@ class Report:
 
     def text(self) -> str:
         lines = [f"{self.read:,} read, {self.kept:,} kept, {self.dropped:,} left out"]
-        for why, drops in self.drops.items():
-            lines.append(f"  {why}: {drops.count:,}")
+        for reason, drops in self.drops.items():
+            lines.append(f"  {reason}: {drops.count:,}")
             lines += [f"    {example}" for example in drops.examples]
             if drops.count > len(drops.examples):
                 lines.append(f"    … and {drops.count - len(drops.examples):,} more")
         return "\n".join(lines)
 
     def to_tree(self) -> dict[str, Any]:
-        return {"read": self.read, "kept": self.kept, "drops": {why: vars(drops) for why, drops in self.drops.items()}}
+        return {
+            "read": self.read,
+            "kept": self.kept,
+            "drops": {reason: vars(drops) for reason, drops in self.drops.items()},
+        }
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Report:
-        return cls(tree["read"], {why: Drops(**drops) for why, drops in tree["drops"].items()})
+        return cls(tree["read"], {reason: Drops(**drops) for reason, drops in tree["drops"].items()})
 
 
 class Example(Protocol):
-    """Something to learn from or to be tested on, and where it stood."""
+    """Something to train or evaluate on, and where it was read."""
 
     @property
     def file(self) -> str: ...
@@ -103,19 +107,19 @@ class Example(Protocol):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All that is text in it, in the order of its columns."""
+        """All its texts, in column order."""
 
     @property
-    def rest(self) -> str:
-        """All else that tells it from another one: a label, a language."""
+    def metadata(self) -> str:
+        """What distinguishes it from an example with the same texts: a label, a language."""
 
 
 class Files(Part, slot="kind of files"):
-    """Where examples lie. A task says which kind it reads; a bare word is a path."""
+    """Files of examples. A task defines which kind it reads; a bare string is a path."""
 
-    examples: ClassVar[str]  # what they are called, in the plural
-    two: ClassVar[bool] = False  # each has two texts that can be compared
-    places: ClassVar[tuple[str, ...]] = ("path",)  # keys that say where, not how to read
+    examples: ClassVar[str]  # what to call them, plural
+    has_two_texts: ClassVar[bool] = False  # each example has two comparable texts
+    location_keys: ClassVar[tuple[str, ...]] = ("path",)  # keys that locate files and do not affect how they are read
 
     @model_validator(mode="before")
     @classmethod
@@ -124,11 +128,11 @@ class Files(Part, slot="kind of files"):
 
     @abstractmethod
     def files(self) -> list[Path]:
-        """Every file that will be read, in reading order."""
+        """All files, in reading order."""
 
     @abstractmethod
     def read(self, report: Report) -> Iterator[Any]:
-        """Every usable example; the others are in the report."""
+        """All usable examples; the others are reported."""
 
 
 def read_rows(
@@ -138,19 +142,23 @@ def read_rows(
     report: Report,
     numbers: str = "",
 ) -> Iterator[tuple[Path, int, list[str]]]:
-    """The wanted cells of every line, in the order of `keys`; in JSON, that of the key `numbers` may be a number."""
+    """The selected cells of every line, in the order of `keys`; in JSON, the value of key `numbers` may be a number."""
     for file in files:
         is_json = inner_suffix(file) in JSON_SUFFIXES
         for number, text in read_text(file, report):
-            found = _values(text, keys, numbers) if is_json else cells(text.split("\t"), columns, len(keys), "a tab")
+            found = (
+                _values(text, keys, numbers)
+                if is_json
+                else select_columns(text.split("\t"), columns, len(keys), "a tab")
+            )
             if isinstance(found, str):
                 report.drop("broken", file, number, found, text)
             else:
                 yield file, number, found
 
 
-def expand(paths: Iterable[Path], suffixes: Sequence[str]) -> list[Path]:
-    """Files as they are; directories as their shards, by name."""
+def expand_paths(paths: Iterable[Path], suffixes: Sequence[str]) -> list[Path]:
+    """Files unchanged; directories expanded to their shards, sorted by name."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -160,7 +168,7 @@ def expand(paths: Iterable[Path], suffixes: Sequence[str]) -> list[Path]:
         elif not path.is_file():
             raise UserError(f"{path}: not a regular file; the data is read more than once, save it to a file first")
         elif path.suffix.lower() in FOREIGN_SUFFIXES:
-            raise UserError(f"{path}: {path.suffix} files cannot be read; unpack or convert to .tsv, .txt or .jsonl")
+            raise UserError(f"{path}: {path.suffix} files are not supported; convert to .tsv, .txt or .jsonl")
         else:
             files.append(path)
     return files
@@ -170,13 +178,13 @@ def _shards(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     known = ", ".join(suffix or "no suffix" for suffix in suffixes)
     shards = sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
     if not shards:
-        raise UserError(f"{folder}: the directory holds no files; put shards there ({known}, plain or .gz, .zst)")
+        raise UserError(f"{folder}: the directory is empty; put shards there ({known}, plain or .gz, .zst)")
     for shard in shards:
         if shard.is_dir() or inner_suffix(shard) not in suffixes:
-            what = "a directory" if shard.is_dir() else f"a file of unknown kind {shard.suffix!r}"
+            what = "a directory" if shard.is_dir() else f"a file of unknown type {shard.suffix!r}"
             raise UserError(
-                f"{shard}: {what} among the shards; known are {known} (plain or .gz, .zst). "
-                "Move it away, or list the files to read one by one"
+                f"{shard}: {what} among the shards; supported: {known} (plain or .gz, .zst). "
+                "Move it away, or list the files to read"
             )
     return shards
 
@@ -187,18 +195,18 @@ def inner_suffix(path: Path) -> str:
     return path.with_suffix("").suffix.lower() if suffix in PACKED_SUFFIXES else suffix
 
 
-def names(paths: Iterable[Path] | None) -> str:
+def join_paths(paths: Iterable[Path] | None) -> str:
     return ", ".join(str(path) for path in paths or ())
 
 
-# --- from bytes to lines -------------------------------------------------------------------------------------------
+# --- bytes to lines ------------------------------------------------------------------------------------------------
 
 
 def read_text(path: Path, report: Report) -> Iterator[tuple[int, str]]:
-    """Every line that is UTF-8, with its number; the others are in the report."""
+    """Every valid UTF-8 line with its line number; the others are reported."""
     for number, raw in enumerate(raw_lines(path), start=1):
         report.read += 1
-        text = decoded(raw)
+        text = decode_utf8(raw)
         if text is None:
             report.drop("broken", path, number, "not UTF-8", raw.decode("utf-8", "backslashreplace"))
         else:
@@ -206,9 +214,9 @@ def read_text(path: Path, report: Report) -> Iterator[tuple[int, str]]:
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file without their ends and without the byte order mark of its beginning."""
+    """Lines without their terminators and without a leading byte order mark."""
     first, rest = True, b""
-    for chunk in chunks(path):
+    for chunk in read_chunks(path):
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield _trim(line, path, first)
@@ -216,7 +224,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
     if rest:
         yield _trim(rest, path, first)
     elif first:
-        raise UserError(f"{path}: the file is empty; remove it from the data or make it again")
+        raise UserError(f"{path}: the file is empty; remove it from the data or create it again")
 
 
 def _trim(line: bytes, path: Path, first: bool) -> bytes:
@@ -227,15 +235,15 @@ def _trim(line: bytes, path: Path, first: bool) -> bytes:
     return line.removesuffix(b"\r")
 
 
-def decoded(raw: bytes) -> str | None:
+def decode_utf8(raw: bytes) -> str | None:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         return None
 
 
-def chunks(path: Path) -> Iterator[bytes]:
-    """What is in a file, unpacked, piece by piece."""
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """Decompressed content in chunks."""
     packed = path.suffix.lower()
     damaged = f"{path}: the {packed} file is truncated or damaged; download or compress it again"
     try:
@@ -253,7 +261,7 @@ def chunks(path: Path) -> Iterator[bytes]:
 
 
 def _unzstd(file: BinaryIO, damaged: str) -> Iterator[bytes]:
-    """Frame after frame. The library's own stream reader takes a cut-off file for a finished one; `eof` tells."""
+    """Frame by frame: the library's stream reader treats a truncated file as complete; `eof` does not."""
     import zstandard
 
     unpacker, inside = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(), False
@@ -270,15 +278,16 @@ def _unzstd(file: BinaryIO, damaged: str) -> Iterator[bytes]:
         raise UserError(damaged)
 
 
-# --- from a line to its cells, or the reason why not ----------------------------------------------------------------
+# --- a line to its cells, or an error string ------------------------------------------------------------------------
 
 
-def cells(found: list[str], columns: Sequence[int] | None, count: int, apart: str) -> list[str] | str:
+def select_columns(found: list[str], columns: Sequence[int] | None, count: int, separator: str) -> list[str] | str:
     if columns is None:
         if len(found) == count:
             return found
-        hint = f"; choose {_WORDS.get(count, count)} with 'columns'" if len(found) > count else f" separated by {apart}"
-        return f"{len(found)} column(s) where {count} are expected{hint}"
+        more = len(found) > count
+        hint = f"; choose {_WORDS.get(count, count)} with 'columns'" if more else f" separated by {separator}"
+        return f"{len(found)} column(s), expected {count}{hint}"
     if len(found) <= max(columns):
         return f"{len(found)} column(s), no column {max(columns)} (counted from 0)"
     return [found[column] for column in columns]
@@ -288,16 +297,16 @@ _WORDS = {1: "one", 2: "two", 3: "three"}
 
 
 def json_object(text: str, keys: Sequence[str]) -> Mapping[str, Any] | str:
-    """A line of JSON that has these keys."""
+    """Parse a line of JSON with these keys; a string is the error."""
     try:
         entry = json.loads(text)
     except (ValueError, RecursionError) as error:
         return f"not JSON: {error}"
     if not isinstance(entry, dict):
-        return f"a JSON {type(entry).__name__} where an object is expected"
+        return f"a JSON {type(entry).__name__}, expected an object"
     for key in keys:
         if key not in entry:
-            return f"no key {key!r}; there are: {', '.join(map(repr, entry)) or 'none'}"
+            return f"no key {key!r} (keys: {', '.join(map(repr, entry)) or 'none'})"
     return entry
 
 
@@ -311,7 +320,7 @@ def _values(text: str, keys: Sequence[str], numbers: str) -> list[str] | str:
         if not number and not isinstance(value, str):
             return f"{key!r} is not a string but {type(value).__name__}"
         if isinstance(value, str) and not is_unicode(value):
-            return f"{key!r} holds half a surrogate pair, which is no character"
+            return f"{key!r} contains an unpaired surrogate"
     return [str(entry[key]) for key in keys]
 
 

@@ -11,8 +11,8 @@ from allyouneed.data.files.readers import (
     Files,
     Paths,
     Report,
-    decoded,
-    expand,
+    decode_utf8,
+    expand_paths,
     inner_suffix,
     raw_lines,
     read_rows,
@@ -22,7 +22,7 @@ TEXT_SUFFIXES = (".txt", ".md", "", *JSON_SUFFIXES)
 
 
 class Document(NamedTuple):
-    """A text that stands for itself, and where it begins."""
+    """A text and where it begins."""
 
     text: str
     file: str
@@ -33,12 +33,13 @@ class Document(NamedTuple):
         return (self.text,)
 
     @property
-    def rest(self) -> str:
+    def metadata(self) -> str:
         return ""
 
 
 class TextFiles(Files):
-    """Where documents lie: each is a paragraph (up to an empty line), a line, or a whole file; in JSONL, a `key`."""
+    """Files of documents: each a paragraph (up to an empty line), a line, or a whole file; in JSONL, the value of
+    `key`."""
 
     examples: ClassVar[str] = "documents"
     kind: Literal["text"] = "text"
@@ -47,7 +48,7 @@ class TextFiles(Files):
     key: str = "text"
 
     def files(self) -> list[Path]:
-        return expand(self.path, TEXT_SUFFIXES)
+        return expand_paths(self.path, TEXT_SUFFIXES)
 
     def read(self, report: Report) -> Iterator[Document]:
         for file in self.files():
@@ -58,7 +59,7 @@ class TextFiles(Files):
                 yield from self._documents(file, report)
 
     def _documents(self, file: Path, report: Report) -> Iterator[Document]:
-        """Empty lines part documents, or are part of one that is a whole file; they are never documents themselves."""
+        """Empty lines separate documents, or belong to a document that is a whole file; they are never documents."""
         held: list[bytes] = []
         begin = 1
         for number, raw in enumerate(raw_lines(file), start=1):
@@ -78,7 +79,7 @@ def _document(lines: list[bytes], file: Path, begin: int, report: Report) -> Ite
     if not lines:
         return
     report.read += 1
-    texts = [decoded(raw) for raw in lines]
+    texts = [decode_utf8(raw) for raw in lines]
     for number, (text, raw) in enumerate(zip(texts, lines, strict=True), start=begin):
         if text is None:
             report.drop("broken", file, number, "not UTF-8", raw.decode("utf-8", "backslashreplace"))

@@ -1,4 +1,4 @@
-"""Images as the numbers a model reads: resized, cut to the middle, scaled and centred, as it was trained.
+"""Image preprocessing: resize, center crop, scale and normalise, as the model was trained.
 
 pixels = Pixels(size=256, crop=(224, 224)).read("photo.jpg")      # (channels, height, width)
 """
@@ -23,8 +23,8 @@ WHITE = (255, 255, 255, 255)
 
 
 class Pixels(Config):
-    """`size`: of the shorter side, or (height, width), which may change the shape. `crop`: the middle of what that
-    gave; black where it is too small. Then (pixel · scale − mean) / std, channel by channel."""
+    """`size`: of the shorter side, or (height, width), which may change the aspect ratio. `crop`: center crop, padded
+    with black if the image is smaller. Then (pixel · scale − mean) / std per channel."""
 
     size: Side | tuple[Side, Side] | None = None
     filter: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
@@ -35,14 +35,14 @@ class Pixels(Config):
     channels: Literal[1, 3] = 3
 
     def read(self, image: Any) -> Tensor:
-        """(channels, height, width) of a path, a PIL image, or pixels (height, width, channels) of 0 to 255."""
-        picture = self._opened(image)
+        """A path, a PIL image, or uint8 pixels (height, width, channels) -> (channels, height, width)."""
+        picture = self._open_image(image)
         if self.size is not None:
             filters = _pillow().Resampling
             picture = picture.resize(self._resized(*picture.size), resample=filters[self.filter.upper()])
         values = np.asarray(picture).reshape(picture.height, picture.width, self.channels)
         if self.crop is not None:
-            values = _middle(values, *self.crop)
+            values = _center_crop(values, *self.crop)
         scale = 1.0 if self.scale is None else self.scale
         numbers: Any = (values.astype(np.float64) * scale).astype(np.float32)
         if self.mean is not None and self.std is not None:
@@ -50,26 +50,26 @@ class Pixels(Config):
         return torch.from_numpy(np.ascontiguousarray(numbers.transpose(2, 0, 1)))
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height."""
+        """(width, height)"""
         if isinstance(self.size, tuple):
             return self.size[1], self.size[0]
         assert self.size is not None
         longer = int(self.size * max(width, height) / min(width, height))
         if longer > 1 << 16:
             raise UserError(
-                f"an image of {width}×{height} pixels is too thin: resized it would be {longer} long; crop it"
+                f"an image of {width}×{height} pixels is too thin: its long side would be {longer} pixels; crop it"
             )
         return (self.size, longer) if width <= height else (longer, self.size)
 
-    def _opened(self, image: Any) -> Any:
-        """A PIL image of so many channels, turned as its camera says; what can be seen through is seen on white."""
+    def _open_image(self, image: Any) -> Any:
+        """A PIL image with this many channels, rotated by its EXIF tag, transparency composited on white."""
         pillow = _pillow()
         if isinstance(image, str | Path):
-            picture = _file(Path(image))
+            picture = _open_file(Path(image))
         elif isinstance(image, pillow.Image):
             picture = image
         else:
-            picture = pillow.fromarray(_array(image))
+            picture = pillow.fromarray(_check_array(image))
         if "A" in picture.getbands() or picture.info.get("transparency") is not None:
             clear = picture.convert("RGBA")
             picture = pillow.alpha_composite(pillow.new("RGBA", clear.size, WHITE), clear)
@@ -84,7 +84,7 @@ def _pillow() -> Any:
     return Image
 
 
-def _file(path: Path) -> Any:
+def _open_file(path: Path) -> Any:
     from PIL import ImageOps, UnidentifiedImageError
 
     pillow = _pillow()
@@ -102,16 +102,16 @@ def _file(path: Path) -> Any:
         raise UserError(f"{path}: cannot be read as an image: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _array(image: Any) -> Any:
+def _check_array(image: Any) -> Any:
     values = image.cpu().numpy() if isinstance(image, Tensor) else image
     if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.ndim not in (2, 3) or 0 in values.shape:
-        raise UserError("an image is a path, a PIL image, or pixels of 0 to 255 as uint8 (height, width, channels)")
+        raise UserError("an image is a path, a PIL image, or uint8 pixels (height, width, channels)")
     if values.ndim == 3 and values.shape[2] not in (1, 3, 4):
-        raise UserError(f"pixels of {values.shape}: the channels (1, 3 or 4) come last: (height, width, channels)")
+        raise UserError(f"pixels of shape {values.shape}: channels (1, 3 or 4) must be last: (height, width, channels)")
     return values[:, :, 0] if values.ndim == 3 and values.shape[2] == 1 else values
 
 
-def _middle(values: Any, height: int, width: int) -> Any:
+def _center_crop(values: Any, height: int, width: int) -> Any:
     """(height, width, channels)"""
     for axis, wanted in enumerate((height, width)):
         have = values.shape[axis]

@@ -1,8 +1,8 @@
-"""Sound at another rate: a windowed sinc, evaluated where the new samples lie (Smith and Gossett 1984, "A Flexible
-Sampling-Rate Conversion Method").
+"""Resampling by a windowed sinc evaluated at the new sample times (Smith and Gossett 1984, "A Flexible Sampling-Rate
+Conversion Method").
 
-A sample at time t is Σ x[i] · h(t − i): h lets pass what both rates can say and nothing above, so that no tone comes
-back as another one.
+A sample at time t is Σ x[i] · h(t − i), where h is a low-pass filter below the lower of the two Nyquist frequencies, so
+that nothing aliases.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import math
 import torch
 from torch import Tensor
 
-CROSSINGS = 64  # of the sinc on each side that the window leaves: more is a steeper edge
-EDGE = 0.95  # where the filter is half as high, as a share of the highest tone the lower rate can say
-STEEPNESS = 10.06  # Kaiser's β for what is to be silent to come out 100 dB lower (Kaiser 1974)
-BLOCK = 1 << 22  # numbers held at a time
+CROSSINGS = 64  # zero crossings of the sinc kept on each side: more is a steeper edge
+EDGE = 0.95  # -6 dB point of the filter, as a fraction of the lower Nyquist frequency
+STEEPNESS = 10.06  # Kaiser's β for 100 dB stop-band attenuation (Kaiser 1974)
+BLOCK = 1 << 22  # values in memory at a time
 
 
 def resample(samples: Tensor, old: int, new: int) -> Tensor:
-    """(time,) at `old` samples a second -> (time,) at `new`; what lies before and behind the sound is silence."""
+    """(time,) at `old` samples per second -> (time,) at `new`; zero-padded at both ends."""
     if old == new or not len(samples):
         return samples
     shared = math.gcd(old, new)
-    down, up = old // shared, new // shared  # every `up` new samples take `down` old ones, and then all repeats
+    down, up = old // shared, new // shared  # `up` new samples per `down` old ones, periodically
     count = -(-len(samples) * up // down)
     rounds = -(-count // up)
     weights, reach = _phases(down, up)
@@ -41,13 +41,13 @@ def resample(samples: Tensor, old: int, new: int) -> Tensor:
 
 
 def _phases(down: int, up: int) -> tuple[Tensor, int]:
-    """(up, taps): what each of the `up` new samples is made of, and how many old ones before its own place."""
+    """(up, taps): filter weights of each of the `up` phases, and how many old samples precede the current one."""
     edge = EDGE * min(1.0, up / down)
     reach = math.ceil(CROSSINGS / edge)
-    place = torch.arange(up, dtype=torch.float64) * down / up
+    offset = torch.arange(up, dtype=torch.float64) * down / up
     taps = torch.arange(-reach, reach + 2, dtype=torch.float64)
-    apart = taps - (place - place.floor())[:, None]
+    apart = taps - (offset - offset.floor())[:, None]
     inside = (1 - (apart / (reach + 1)).square()).clamp(min=0)
     window = torch.special.i0(STEEPNESS * inside.sqrt()) * (inside > 0)
     weights = torch.sinc(edge * apart) * window
-    return (weights / weights.sum(1, keepdim=True)).float(), reach  # a steady sound stays what it is
+    return (weights / weights.sum(1, keepdim=True)).float(), reach  # unit gain at DC

@@ -1,4 +1,4 @@
-"""Sound from files: mono, as many samples a second as models here hear, between -1 and 1.
+"""Read sound files: mono, resampled to the models' rate, between -1 and 1.
 
     samples = read_sound("speech.wav")
 
@@ -19,7 +19,7 @@ from allyouneed.data.media.resampling import resample
 from allyouneed.data.media.sound import RATE
 from allyouneed.errors import UserError
 
-RATES = (1_000, 768_000)  # what a recording can have; anything else is a damaged header
+RATES = (1_000, 768_000)  # plausible sample rates; anything else is a damaged header
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 KINDS = {(PCM, 8): "u1", (PCM, 16): "<i2", (PCM, 32): "<i4", (FLOAT, 32): "<f4", (FLOAT, 64): "<f8"}
 
@@ -32,7 +32,7 @@ class Sound(NamedTuple):
 
 
 def read_sound(path: Path | str, rate: int = RATE) -> Tensor:
-    """(time,) The mean of its channels, at `rate` samples a second."""
+    """(time,) The mean of the channels, at `rate` samples per second."""
     path = Path(path)
     if path.is_dir():
         raise UserError(f"{path}: a folder, not a sound file")
@@ -44,47 +44,47 @@ def read_sound(path: Path | str, rate: int = RATE) -> Tensor:
     if not head:
         raise UserError(f"{path}: the file is empty")
     riff = head[:4] == b"RIFF" and head[8:] == b"WAVE"
-    return at_rate(_wav(path) if riff else _other(path), rate, str(path))
+    return to_rate(_read_wav(path) if riff else _read_soundfile(path), rate, str(path))
 
 
-def at_rate(sound: Sound, rate: int = RATE, name: str = "sound") -> Tensor:
+def to_rate(sound: Sound, rate: int = RATE, name: str = "sound") -> Tensor:
     low, high = RATES
     if not low <= sound.rate <= high:
-        raise UserError(f"{name}: {sound.rate:,} samples a second; a recording has {low:,} to {high:,}")
+        raise UserError(f"{name}: {sound.rate:,} samples per second; supported: {low:,} to {high:,}")
     if not sound.samples.isfinite().all():
-        raise UserError(f"{name}: some samples are no finite numbers; record or convert it again")
+        raise UserError(f"{name}: contains non-finite samples; record or convert it again")
     return resample(sound.samples, sound.rate, rate)
 
 
-def _wav(path: Path) -> Sound:
-    """RIFF: chunks of a name, a size and so many bytes; `fmt ` says what the numbers of `data` are."""
+def _read_wav(path: Path) -> Sound:
+    """RIFF: chunks of (name, size, bytes); `fmt ` describes the samples in `data`."""
     content = memoryview(path.read_bytes())
-    said: tuple[int, int, int, int] | None = None
+    header: tuple[int, int, int, int] | None = None
     at = 12
     while at + 8 <= len(content):
         name, size = bytes(content[at : at + 4]), int.from_bytes(content[at + 4 : at + 8], "little")
-        body = content[at + 8 : at + 8 + size]  # a recorder that was cut off left a size that is too large
+        body = content[at + 8 : at + 8 + size]  # an interrupted recording leaves a size that is too large
         if name == b"fmt " and len(body) >= 16:
             kind, channels, rate, _, _, bits = struct.unpack("<HHIIHH", body[:16])
             if kind == EXTENSIBLE and len(body) >= 26:
                 kind = int.from_bytes(body[24:26], "little")
-            said = kind, channels, rate, bits
+            header = kind, channels, rate, bits
         if name == b"data":
-            if said is None:
+            if header is None:
                 break
-            kind, channels, rate, bits = said
-            return Sound(_mean(_numbers(path, body, kind, bits), channels, path), rate)
+            kind, channels, rate, bits = header
+            return Sound(_to_mono(_decode_samples(path, body, kind, bits), channels, path), rate)
         at += 8 + size + size % 2
-    raise UserError(f"{path}: a WAV file without sound in it; it is damaged")
+    raise UserError(f"{path}: a WAV file without samples; it is damaged")
 
 
-def _numbers(path: Path, body: memoryview, kind: int, bits: int) -> Any:
+def _decode_samples(path: Path, body: memoryview, kind: int, bits: int) -> Any:
     """Between -1 and 1."""
     if (kind, bits) == (PCM, 24):
         raw = np.frombuffer(body[: len(body) // 3 * 3], "u1").reshape(-1, 3).astype(np.int32)
         return ((raw[:, 0] << 8 | raw[:, 1] << 16 | raw[:, 2] << 24) >> 8).astype(np.float32) / 2**23
     if (kind, bits) not in KINDS:
-        raise UserError(f"{path}: WAV of kind {kind} with {bits} bits is not read here; convert it to 16-bit PCM")
+        raise UserError(f"{path}: WAV format {kind} with {bits} bits is not supported; convert it to 16-bit PCM")
     dtype = np.dtype(KINDS[kind, bits])
     values = np.frombuffer(body[: len(body) // dtype.itemsize * dtype.itemsize], dtype).astype(np.float32)
     if kind == FLOAT:
@@ -92,19 +92,19 @@ def _numbers(path: Path, body: memoryview, kind: int, bits: int) -> Any:
     return (values - 128) / 128 if bits == 8 else values / np.float32(2 ** (bits - 1))
 
 
-def _mean(values: Any, channels: int, path: Path) -> Tensor:
+def _to_mono(values: Any, channels: int, path: Path) -> Tensor:
     if not channels:
-        raise UserError(f"{path}: a WAV file of no channels; it is damaged")
+        raise UserError(f"{path}: a WAV file with no channels; it is damaged")
     whole = values[: len(values) // channels * channels].reshape(-1, channels)
     return torch.from_numpy(np.ascontiguousarray(whole.mean(1, dtype=np.float32)))
 
 
-def _other(path: Path) -> Sound:
+def _read_soundfile(path: Path) -> Sound:
     try:
         import soundfile
-    except (ImportError, OSError):  # OSError: its library is not there
+    except (ImportError, OSError):  # OSError: libsndfile is missing
         raise UserError(
-            f"{path}: no WAV file; for FLAC, OGG and MP3 install the extra: pip install 'allyouneed[sound]'"
+            f"{path}: not a WAV file; for FLAC, OGG and MP3 install the extra: pip install 'allyouneed[sound]'"
         ) from None
     try:
         values, rate = soundfile.read(path, dtype="float32", always_2d=True)

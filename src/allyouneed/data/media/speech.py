@@ -1,4 +1,4 @@
-"""The tokens that tell Whisper what to do, and with which it tells when it was said (Radford et al. 2022, 2.3)."""
+"""Whisper's task, language and timestamp tokens (Radford et al. 2022, 2.3)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import Field
 from allyouneed.config import Config, model_validator
 
 Id = Annotated[int, Field(ge=0)]
-TICK = 0.02  # seconds between two time tokens: two frames
+TICK = 0.02  # seconds between two timestamp tokens: two frames
 TASKS = ("transcribe", "translate")
 Task = Literal["transcribe", "translate"]
 
-# in the order of their tokens: by how much of each Whisper heard when it was made; the last came later
+# in token order, which is by amount of training data; the last was added later
 _CODES = (
     "en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th ur hr bg lt la mi ml "
     "cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr pa si km sn yo so af oc ka be tg sd gu am "
@@ -23,27 +23,27 @@ LANGUAGES = tuple(_CODES.split())
 
 
 class Speech(Config):
-    """Ids of a Whisper vocabulary. Text is all below `end`; time tokens are all from `first_time` on, 20 ms apart.
+    """Ids of a Whisper vocabulary. Text tokens are below `end`; timestamp tokens start at `first_time`, 20 ms apart.
 
-    A model that knows several languages is told language and task after `start`; one that knows English only is not.
+    A multilingual model gets language and task tokens after `start`; an English-only model does not.
     """
 
     start: Id
     end: Id
     no_timestamps: Id
-    previous: Id | None = None  # what stands before the text of the sound before
+    previous: Id | None = None  # precedes the text of the previous window
     no_speech: Id | None = None
     languages: dict[str, Id] = Field(default_factory=dict)
     tasks: dict[Task, Id] = Field(default_factory=dict)
-    suppress: tuple[Id, ...] = ()  # never said: marks of those who subtitle, brackets, notes of music
-    begin_suppress: tuple[Id, ...] = ()  # not said first: a space, the end
-    first_within: Annotated[float, Field(ge=0)] = 1.0  # the first time token is not later than so many seconds
-    seconds: Annotated[float, Field(gt=0)] = 30.0  # what the encoder hears at once
+    suppress: tuple[Id, ...] = ()  # never generated: annotations, brackets, musical notes
+    begin_suppress: tuple[Id, ...] = ()  # never generated first: a space, the end
+    first_within: Annotated[float, Field(ge=0)] = 1.0  # latest first timestamp, in seconds
+    seconds: Annotated[float, Field(gt=0)] = 30.0  # window of the encoder
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if bool(self.languages) != bool(self.tasks):
-            raise ValueError("languages and tasks: a model that knows several languages has tokens for both")
+            raise ValueError("languages and tasks: a multilingual model has tokens for both")
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""A corpus cut into chunks that can be looked up by meaning: what RETRO retrieves from.
+"""A corpus split into chunks with a vector index: what RETRO retrieves from.
 
 Borgeaud et al. 2022, 2.1-2.3: a key is a vector of a chunk of m tokens, its value the chunk and the m tokens that
 followed it in its document; a neighbour is one of the nearest keys (L2). An index is a folder: tokens of all documents
@@ -23,31 +23,31 @@ from allyouneed.files import sha256, write_folder
 
 FORMAT = 1
 ARRAYS = ("tokens", "bounds", "begins", "documents", "names")
-EXACT = 100_000  # chunks; of more, not every vector is compared with
-MORE = 16  # fetched besides, for some may have to be left out
+EXACT = 100_000  # chunks; above this the search is approximate (IVF)
+MORE = 16  # extra results fetched, because chunks of the same document are removed
 
 Ints = NDArray[np.int64]
 Vectors = NDArray[np.float32]
 Embed = Callable[[Sequence[Sequence[int]]], Vectors]  # tokens of chunks -> (chunks, width)
 
 
-def faiss() -> Any:
+def import_faiss() -> Any:
     try:
-        import faiss as found
+        import faiss
     except ImportError:
-        raise UserError("an index needs faiss; get it with: pip install 'allyouneed[retrieval]'") from None
-    return found
+        raise UserError("an index needs faiss; install it with: pip install 'allyouneed[retrieval]'") from None
+    return faiss
 
 
-def cut(tokens: Sequence[int], chunk: int) -> list[list[int]]:
-    """The full chunks of a text; what is left behind the last one has no neighbours."""
+def split_chunks(tokens: Sequence[int], chunk: int) -> list[list[int]]:
+    """The full chunks of a text; a shorter rest has no neighbours."""
     return [list(tokens[begin : begin + chunk]) for begin in range(0, len(tokens) - chunk + 1, chunk)]
 
 
 @dataclass(frozen=True)
 class ChunkIndex:
-    """`bounds`: where documents begin in `tokens`, and the end of the last; `begins` and `documents`: of each chunk,
-    where it begins and whose it is; `names`: of each document, a number that equal documents share."""
+    """`bounds`: where documents begin in `tokens`, and the end of the last. `begins` and `documents`: for each chunk,
+    its start and its document. `names`: a hash of each document's tokens."""
 
     chunk: int
     tokens: NDArray[Any]
@@ -57,13 +57,13 @@ class ChunkIndex:
     names: Ints
     vectors: Any  # a faiss index
     tokenizer: Tokenizer
-    encoder: dict[str, str]  # the model that made the vectors: its folder, and the checksum of its config.json
+    encoder: dict[str, str]  # the model that computed the vectors: its folder, and the checksum of its config.json
 
     def __len__(self) -> int:
         return len(self.begins)
 
     def value(self, number: int) -> list[int]:
-        """A chunk and what followed it in its document."""
+        """A chunk and its continuation: up to 2 · chunk tokens."""
         begin, end = self.begins[number], self.bounds[self.documents[number] + 1]
         found: list[int] = self.tokens[begin : min(begin + 2 * self.chunk, end)].tolist()
         return found
@@ -73,8 +73,8 @@ class ChunkIndex:
         return found
 
     def nearest(self, vectors: Vectors, count: int, texts: Sequence[Sequence[int]] | None = None) -> list[list[int]]:
-        """For each vector the numbers of the nearest chunks. `texts`: the text each is a part of; where that is a
-        document of the index, no chunk of that document is found, for it would tell what comes next."""
+        """For each vector the indices of the nearest chunks. `texts`: the text each vector belongs to; if that is a
+        document of the index, its own chunks are excluded, because they contain the continuation."""
         own = np.full(len(vectors), -1) if texts is None else self._names(texts)
         _, wide = self.vectors.search(vectors, min(len(self), count + MORE))
         found = []
@@ -86,8 +86,8 @@ class ChunkIndex:
         return found
 
     def _elsewhere(self, vector: Vectors, count: int, name: int) -> list[int]:
-        """The nearest in all other documents, where the own one filled all that was fetched."""
-        library = faiss()
+        """The nearest chunks in all other documents, if the own document filled the whole result."""
+        library = import_faiss()
         others = library.IDSelectorBatch(np.flatnonzero(self.names[self.documents] != name))
         flat = isinstance(self.vectors, library.IndexFlat)
         kind = library.SearchParameters if flat else library.SearchParametersIVF
@@ -97,14 +97,14 @@ class ChunkIndex:
 
     def _names(self, texts: Sequence[Sequence[int]]) -> Ints:
         known = dict.fromkeys(self.names.tolist())
-        names = {id(text): name_of(text) for text in {id(text): text for text in texts}.values()}
+        names = {id(text): document_hash(text) for text in {id(text): text for text in texts}.values()}
         return np.array([names[id(text)] if names[id(text)] in known else -1 for text in texts], dtype=np.int64)
 
     def save(self, path: Path | str) -> None:
         def fill(folder: Path) -> None:
             for name in ARRAYS:
                 np.save(folder / f"{name}.npy", getattr(self, name))
-            faiss().write_index(self.vectors, str(folder / "vectors.faiss"))
+            import_faiss().write_index(self.vectors, str(folder / "vectors.faiss"))
             Vocabularies(self.tokenizer, self.tokenizer).save(folder)
             meta = {"format": FORMAT, "chunk": self.chunk, "encoder": self.encoder}
             meta["sha256"] = {file.name: sha256(file) for file in sorted(folder.iterdir())}
@@ -112,36 +112,36 @@ class ChunkIndex:
 
         path = Path(path)
         if path.exists() and not (path / "meta.json").is_file():
-            raise UserError(f"{path}: is in the way and is no index; give another folder")
+            raise UserError(f"{path}: exists and is not an index; choose another folder")
         write_folder(path, fill)
 
     @classmethod
     def load(cls, path: Path | str) -> ChunkIndex:
-        """Every file is checked against its checksum."""
-        path, library = Path(path), faiss()
+        """Verifies the checksum of every file."""
+        path, library = Path(path), import_faiss()
         if not (path / "meta.json").is_file():
-            raise UserError(f"{path}: no index (it has no meta.json); make one with `allyouneed index`")
+            raise UserError(f"{path}: not an index (no meta.json); build one with `allyouneed index`")
         try:
             meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
             if meta["format"] != FORMAT:
-                raise UserError(f"{path}: index format {meta['format']} is not {FORMAT}; make it again")
+                raise UserError(f"{path}: index format {meta['format']}, expected {FORMAT}; build it again")
             wrong = [name for name, sum_ in meta["sha256"].items() if _damaged(path / name, sum_)]
             if wrong:
-                raise UserError(f"{path}: {', '.join(wrong)} missing or damaged; make the index again")
+                raise UserError(f"{path}: {', '.join(wrong)} missing or damaged; build the index again")
             arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
             vectors = library.read_index(str(path / "vectors.faiss"))
             tokenizer = Vocabularies.load(path).target
             return cls(meta["chunk"], **arrays, vectors=vectors, tokenizer=tokenizer, encoder=meta["encoder"])
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: cannot be read as an index ({error}); make it again") from None
+            raise UserError(f"{path}: cannot be read as an index ({error}); build it again") from None
 
 
 def _damaged(file: Path, expected: str) -> bool:
     return not file.is_file() or sha256(file) != expected
 
 
-def name_of(text: Sequence[int]) -> int:
-    """A number for a document: the same for the same tokens, never negative."""
+def document_hash(text: Sequence[int]) -> int:
+    """A non-negative hash of a document's tokens."""
     raw = np.asarray(text, dtype=np.int64).tobytes()
     return int.from_bytes(hashlib.sha256(raw).digest()[:8], "little") >> 1
 
@@ -155,11 +155,11 @@ def build_index(
     progress: Callable[[int, int], None] | None = None,
     together: int = 512,
 ) -> ChunkIndex:
-    """`progress` is told how many chunks of how many have got their vectors. A document's last chunk may be short."""
+    """`progress(done, total)` counts embedded chunks. A document's last chunk may be short."""
     kept = [list(document) for document in documents if len(document)]
     if not kept:
-        raise UserError("nothing to index: the corpus has no text in it")
-    library = faiss()
+        raise UserError("nothing to index: the corpus contains no text")
+    library = import_faiss()
     lengths = np.array([len(document) for document in kept], dtype=np.int64)
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     counts = -(-lengths // chunk)
@@ -182,5 +182,5 @@ def build_index(
         vectors.train(found)
         vectors.nprobe = 16
     vectors.add(found)
-    names = np.array([name_of(document) for document in kept], dtype=np.int64)
+    names = np.array([document_hash(document) for document in kept], dtype=np.int64)
     return ChunkIndex(chunk, tokens, bounds, begins, whose, names, vectors, tokenizer, encoder)

@@ -1,4 +1,4 @@
-"""Pieces of documents, and beside each what was retrieved for its chunks (RETRO)."""
+"""Document pieces with the neighbours retrieved for their chunks (RETRO)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from allyouneed.data.batches.packing import Filled, Ints, Items
+from allyouneed.data.batches.packing import FlatBatch, Ints, Items
 from allyouneed.data.retrieval.corpus import ChunkIndex
 from allyouneed.nn.batch import Neighbours
 
 
 class NeighbourItems(Items):
-    """`numbers` (chunks, count): for every full chunk of every item, end to end, the chunks of the index that are
-    nearest to it; −1 where fewer were found."""
+    """`numbers` (chunks, count): for every full chunk of every item, concatenated, the nearest chunks of the index; −1
+    where fewer were found."""
 
-    alone = True  # neighbours belong to the chunks of one text
+    one_per_row = True  # neighbours belong to the chunks of one text
 
     def __init__(self, items: Items, index: ChunkIndex, numbers: Ints) -> None:
         self.items, self.index, self.numbers, self.pads = items, index, numbers, items.pads
@@ -30,8 +30,8 @@ class NeighbourItems(Items):
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
         return self.items.lengths(epoch)
 
-    def fill(self, epoch: int, members: Ints) -> Filled:
-        return replace(self.items.fill(epoch, members), found=self.neighbours(members))
+    def collate(self, epoch: int, members: Ints) -> FlatBatch:
+        return replace(self.items.collate(epoch, members), neighbours=self.neighbours(members))
 
     def show(self, number: int) -> dict[str, str]:
         return self.items.show(number)
@@ -51,19 +51,19 @@ class NeighbourItems(Items):
         return Neighbours(torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(lengths.astype(np.int64)))
 
 
-class Passages:
-    """All runs of so many tokens of a text, to tell whether another text repeats one of them word for word."""
+class PassageSet:
+    """All windows of `size` tokens of a text, to test whether another text repeats one of them verbatim."""
 
     def __init__(self, text: Ints, size: int) -> None:
         dice = np.random.Generator(np.random.PCG64(size))
         self.weights = dice.integers(1, 1 << 63, size, dtype=np.uint64) | np.uint64(1)
         self.known = np.unique(self._numbers(text))
 
-    def repeated(self, text: Ints) -> bool:
+    def overlaps(self, text: Ints) -> bool:
         return bool(np.isin(self._numbers(text), self.known).any())
 
     def _numbers(self, text: Ints) -> NDArray[np.uint64]:
-        """One for each run, the same for the same tokens."""
+        """A hash of each window."""
         if len(text) < len(self.weights):
             return np.zeros(0, dtype=np.uint64)
         runs = np.lib.stride_tricks.sliding_window_view(np.asarray(text, dtype=np.uint64), len(self.weights))

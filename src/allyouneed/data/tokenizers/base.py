@@ -1,9 +1,9 @@
 """Text ⇄ token ids without loss: subwords over bytes, trained by the `tokenizers` library.
 
 Both kinds start from the 256 bytes, so there is no unknown token and `decode(encode(text)) == text` for any text.
-Nothing is normalised. Text is first cut into pieces no token may cross: a word with the space before it, a run of
-Chinese or Japanese, one digit, punctuation. Because a special such as `<pad>` is a mixture of these, no token learnt
-from text can spell one, and text that happens to contain one is encoded as the ordinary text it is.
+Nothing is normalised. Text is pre-tokenized into pieces no token crosses: a word with the space before it, a run of
+Chinese or Japanese, one digit, punctuation. A special token such as `<pad>` spans several such pieces, so no learned
+token can spell one, and text that contains one is encoded as ordinary text.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files, Report
 from allyouneed.data.tokenizers.byte_level import BYTE_OF, BYTES, show_bytes
-from allyouneed.data.tokenizers.errors import reported
-from allyouneed.data.tokenizers.plain import plain, unknown
+from allyouneed.data.tokenizers.errors import translate_errors
+from allyouneed.data.tokenizers.plain import plain, unknown_id
 from allyouneed.data.tokenizers.special_tokens import Template
-from allyouneed.data.tokenizers.subwords import learn
+from allyouneed.data.tokenizers.subwords import train_subwords
 from allyouneed.errors import UserError, near
 
 PAD, BOS, EOS, MASK = "<pad>", "<s>", "</s>", "<mask>"
@@ -41,17 +41,17 @@ Special = Annotated[str, StringConstraints(pattern=r"^<[^<>\s]*[A-Za-z0-9][^<>\s
 
 
 def language_token(tag: str) -> str:
-    """The token a source sentence begins with when the model must be told what to translate into."""
+    """The token a multilingual source sentence begins with: the language to translate into."""
     return f"<2{tag}>"
 
 
 def sentinel(number: int) -> str:
-    """The token that stands for a piece cut out of a text."""
+    """The token that replaces a span (span corruption)."""
     return f"<cut{number}>"
 
 
 class TokenizerConfig(Config):
-    """What to train. `vocab` counts everything: bytes, specials, learnt pieces."""
+    """What to train. `vocab` counts everything: bytes, special tokens, learned pieces."""
 
     kind: Literal["bpe", "unigram"] = "bpe"
     vocab: PositiveInt = 8000
@@ -62,7 +62,7 @@ class TokenizerConfig(Config):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.kind == "unigram" and self.min_frequency is not None:
-            raise ValueError("min_frequency belongs to kind 'bpe'; unigram weighs pieces by likelihood instead")
+            raise ValueError("min_frequency requires kind 'bpe'; unigram ranks pieces by likelihood")
         return self
 
 
@@ -73,8 +73,8 @@ def _nine_digits(number: str) -> str:
 class Tokenizer:
     """A trained tokenizer. Wraps any `tokenizers.Tokenizer`; a foreign one brings its own specials and `template`.
 
-    Text is only text: "</s>" in a sentence is four characters, not a command. Where a user means the special tokens of
-    a foreign tokenizer (a chat prompt, T5's `<extra_id_0>`), `specials=True` reads them as the original does.
+    "</s>" in a text is four characters, not EOS. `specials=True` parses the special tokens of a foreign tokenizer in
+    the text (a chat prompt, T5's `<extra_id_0>`) as the original does.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class Tokenizer:
         self._inner = inner
         self.pad, self.bos, self.eos = pad, bos, eos
         self.foreign = template is not None
-        self.template = Template.own(bos, eos) if template is None else template
+        self.template = Template.default(bos, eos) if template is None else template
         self._mask, self._known = mask, known
         self._size = int(inner.get_vocab_size(with_added_tokens=True))
-        if self.foreign:  # which may leave numbers out
+        if self.foreign:  # ids may have gaps
             self._size = int(max(inner.get_vocab(with_added_tokens=True).values(), default=-1)) + 1
             self._size = self._size if known is None else min(known, self._size)
         self.notes = list(notes)
@@ -113,13 +113,13 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """How many rows of an embedding it needs."""
+        """Number of embedding rows it needs."""
         return self._size
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the content, whatever the file's layout."""
-        # the library loses the last digit of some scores when it writes and reads those of others
+        """SHA-256 of the content, independent of file formatting."""
+        # the library drops the last digit of some scores when it reads and writes foreign files
         tree = json.loads(self._inner.to_str(), parse_float=_nine_digits if self.foreign else None)
         if self.foreign:
             tree["ours"] = self.about
@@ -127,31 +127,31 @@ class Tokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def language(self, tag: str) -> int:
-        """By its name, or by a beginning that only one has: "de" is "de_DE"."""
+        """By name, or by a prefix that only one language has: "de" is "de_DE"."""
         alike = [name for name in self.languages if name.startswith(f"{tag}_")]
         if tag not in self.languages and len(alike) == 1:
             return self.languages[alike[0]]
         if tag not in self.languages:
             known = ", ".join(sorted(alike or self.languages)) or "none"
             meant = "" if alike else near(tag, self.languages)
-            raise UserError(f"the tokenizer knows no language {tag!r}{meant}; it knows: {known}")
+            raise UserError(f"the tokenizer has no language {tag!r}{meant} (languages: {known})")
         return self.languages[tag]
 
     def special(self, token: str) -> int:
         """The id of a special token that a task needs."""
         number = self._inner.token_to_id(token)
         if number is None or number not in self._added:
-            raise UserError(f"the tokenizer has no token {token}; train with one that was made for this task")
+            raise UserError(f"the tokenizer has no token {token}; use one trained for this task")
         return int(number)
 
     @property
     def specials(self) -> list[int]:
-        """Every id that stands for no text."""
+        """All ids that do not encode text."""
         return sorted({self.pad, self.bos, self.eos, *self._added})
 
     @property
     def added(self) -> dict[int, str]:
-        """The special tokens and what they are called."""
+        """The special tokens, id to name."""
         return dict(self._added)
 
     @property
@@ -165,31 +165,31 @@ class Tokenizer:
 
     @property
     def opening(self) -> tuple[int, ...]:
-        """What a text that goes on begins with."""
+        """The tokens a decoder starts with."""
         return self.template.opening
 
     @property
     def mask(self) -> int:
-        """The token that hides another."""
+        """The id of the mask token."""
         return self.special(MASK) if self._mask is None else self._mask
 
     @property
     def beyond(self) -> bool:
-        """Whether it can cut a text into pieces that the model has no number for."""
+        """Whether it can produce ids that the model has no embedding for."""
         return self._known is not None and self._known < self._inner.get_vocab_size(with_added_tokens=True)
 
     @property
     def source_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What stands before and after a text that is read to write another; ours have no begin mark there."""
+        """Tokens before and after a source text; tokenizers trained here add no BOS to it."""
         return (self.template.before, self.template.after) if self.foreign else ((), (self.eos,))
 
     def frame(self, ids: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
-        """One text, or two that are read together, with their marks; and the type of each token."""
+        """One text, or two read together, with special tokens; and the type of each token."""
         return self.template.frame(ids, second)
 
     def encode_masked(self, text: str) -> list[int]:
-        """Text in which `<mask>`, or the tokenizer's own spelling of it, is the mask. A foreign tokenizer reads it as
-        the original does, other specials too: whether a mask eats the space before it is its own affair."""
+        """Encode text that contains `<mask>` or the tokenizer's own spelling of it. A foreign tokenizer parses it as
+        the original does, other special tokens included, because some masks absorb the space before them."""
         spelling = self._added.get(self.mask, MASK)
         parts = text.replace(spelling, MASK).split(MASK)
         if self.foreign:
@@ -201,28 +201,28 @@ class Tokenizer:
         return self.encode_batch([text], specials)[0]
 
     def encode_batch(self, texts: Sequence[str], specials: bool = False) -> list[list[int]]:
-        """`specials`: what is spelled like a special token is one."""
-        inner = self._obeying if specials else self._inner
-        with reported(texts):
+        """`specials`: parse special tokens spelled out in the text."""
+        inner = self._special_aware if specials else self._inner
+        with translate_errors(texts):
             found = [e.ids for e in inner.encode_batch_fast(list(texts), add_special_tokens=False)]
         if self.foreign and not specials:
             for number, ids in enumerate(found):
-                if self._talked_into(ids, texts[number]):
+                if self._contains_specials(ids, texts[number]):
                     found[number] = self._plain.encode(texts[number], add_special_tokens=False).ids
-        if self._known is not None:  # what the tokenizer can cut and the model has no number for
+        if self._known is not None:  # pieces that the model has no embedding for
             found = [[self._unknown if i >= self._known and i not in self._added else i for i in ids] for ids in found]
         return found
 
-    def _encoded(self, text: str) -> Any:
+    def _encode_with_offsets(self, text: str) -> Any:
         """With offsets."""
-        with reported([text]):
+        with translate_errors([text]):
             encoding = self._inner.encode(text, add_special_tokens=False)
-        if self.foreign and self._talked_into(encoding.ids, text):
+        if self.foreign and self._contains_specials(encoding.ids, text):
             return self._plain.encode(text, add_special_tokens=False)
         return encoding
 
-    def _talked_into(self, ids: Sequence[int], text: str) -> bool:
-        """Whether special tokens came of a text: others than the unknown one, or that one by its name."""
+    def _contains_specials(self, ids: Sequence[int], text: str) -> bool:
+        """Whether the ids contain special tokens other than unknown, or unknown because the text spells its name."""
         special = {number for number in ids if number in self._added}
         if not special or special - {self._unknown}:
             return bool(special)
@@ -230,8 +230,8 @@ class Tokenizer:
         return self._added[self._unknown] in (text if normalizer is None else normalizer.normalize_str(text))
 
     @cached_property
-    def _obeying(self) -> Any:
-        """A copy that takes names of special tokens for what they name."""
+    def _special_aware(self) -> Any:
+        """A copy that parses special tokens spelled out in the text."""
         made = type(self._inner).from_str(self._inner.to_str())
         made.encode_special_tokens = False
         return made
@@ -242,15 +242,15 @@ class Tokenizer:
 
     @cached_property
     def _unknown(self) -> Any:
-        return unknown(self._inner)
+        return unknown_id(self._inner)
 
     def decode(self, ids: Sequence[int], specials: bool = False) -> str:
-        """The text, without specials unless they are asked for. Bytes that are no whole character become U+FFFD."""
-        with reported():
+        """The text, without special tokens unless `specials`. Incomplete UTF-8 sequences become U+FFFD."""
+        with translate_errors():
             return str(self._inner.decode(list(ids), skip_special_tokens=not specials))
 
     def decode_masked(self, ids: Sequence[int]) -> str:
-        """The text of what `encode_masked` read, with `<mask>` where a mask is."""
+        """Inverse of `encode_masked`, with `<mask>` for the mask token."""
         if self.foreign:
             return self.decode(ids, specials=True).replace(self._added.get(self.mask, MASK), MASK)
         parts: list[list[int]] = [[]]
@@ -262,21 +262,21 @@ class Tokenizer:
         return MASK.join(self.decode_batch(parts))
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        with reported():
+        with translate_errors():
             return list(self._inner.decode_batch([list(ids) for ids in batch], skip_special_tokens=True))
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The pieces for human eyes; a byte that is only part of a character shows as `<E6>`."""
+        """Readable pieces; a byte that is only part of a character is shown as `<E6>`."""
         return [self._show(number) for number in ids]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """For each token of `text`, the characters it stands for (several tokens may share one character)."""
-        return [(int(start), int(end)) for start, end in self._encoded(text).offsets]
+        """For each token of `text`, its character span (several tokens may share one character)."""
+        return [(int(start), int(end)) for start, end in self._encode_with_offsets(text).offsets]
 
     def word_starts(self, text: str) -> list[bool]:
-        """For each token of `text`, whether a word begins with it. A word is one of the pieces that no token crosses;
-        in a run of Chinese or Japanese, the fewest characters that are whole tokens."""
-        encoding = self._encoded(text)
+        """For each token of `text`, whether a word begins with it. A word is a piece that no token crosses; in a run of
+        Chinese or Japanese, the shortest sequence of whole characters made of whole tokens."""
+        encoding = self._encode_with_offsets(text)
         starts, before, end = [], None, 0
         for word, (left, right) in zip(encoding.word_ids, encoding.offsets, strict=True):
             starts.append(word != before or (left >= end and EAST_ASIAN_CHARACTER.match(text, left) is not None))
@@ -299,30 +299,30 @@ class Tokenizer:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What a foreign tokenizer.json does not say."""
+        """What a foreign tokenizer.json does not contain."""
         numbers = {"pad": self.pad, "bos": self.bos, "eos": self.eos, "mask": self._mask, "known": self._known}
-        return numbers | {"languages": self.languages, "marks": self.template.tree()}
+        return numbers | {"languages": self.languages, "marks": self.template.to_tree()}
 
     def save(self, path: Path | str) -> None:
-        """`tokenizer.json`, and for a foreign one `tokenizer.marks.json` beside it."""
+        """Write `tokenizer.json`, and for a foreign tokenizer `tokenizer.marks.json` beside it."""
         path = Path(path)
         path.write_text(self._inner.to_str(pretty=True), encoding="utf-8")
         beside = path.with_suffix(".marks.json")
         if self.foreign:
             beside.write_text(json.dumps(self.about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         else:
-            beside.unlink(missing_ok=True)  # one left by an earlier run would be taken for ours
+            beside.unlink(missing_ok=True)  # left by an earlier run
 
     @classmethod
     def load(cls, path: Path | str, pad: str | int = PAD, bos: str | int = BOS, eos: str | int = EOS) -> Tokenizer:
-        """Read a `tokenizer.json`, ours or a foreign one whose specials are named or numbered here, or in its marks."""
+        """Read a `tokenizer.json`: ours, or a foreign one with special tokens given here or in `.marks.json`."""
         from tokenizers import Tokenizer as Inner
 
         try:
             inner = Inner.from_str(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise UserError(f"{path}: the tokenizer cannot be read: {error.strerror}") from None
-        except Exception as error:  # the library raises bare Exception for anything it does not understand
+        except Exception as error:  # the library raises bare Exception for anything it cannot parse
             raise UserError(f"{path}: not a tokenizer.json: {error}; train the tokenizer again") from None
         beside = Path(path).with_suffix(".marks.json")
         if beside.exists():
@@ -331,7 +331,7 @@ class Tokenizer:
         for special in (pad, bos, eos):
             number = special if isinstance(special, int) else inner.token_to_id(special)
             if number is None:
-                raise UserError(f"{path}: the tokenizer has no token {special!r}; say which ids pad, bos and eos have")
+                raise UserError(f"{path}: the tokenizer has no token {special!r}; pass the ids of pad, bos and eos")
             ids.append(number)
         return cls(inner, ids[0], ids[1], ids[2])
 
@@ -339,33 +339,31 @@ class Tokenizer:
 def _about(path: Path) -> dict[str, Any]:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        template = Template.of(tree.pop("marks"))
+        template = Template.from_tree(tree.pop("marks"))
         return {**tree, "template": template}
     except (OSError, ValueError, KeyError, TypeError, UserError) as error:
         raise UserError(f"{path}: cannot be read: {error}; import the model again") from None
 
 
 def train(config: TokenizerConfig, texts: Iterable[str], languages: Iterable[str] = ()) -> Tokenizer:
-    """Learn a vocabulary from text. The same text gives the same tokenizer, to the last bit."""
+    """Learn a vocabulary from text. The same text gives the same tokenizer, bit for bit."""
     specials = list(dict.fromkeys([PAD, BOS, EOS, *map(language_token, languages), *config.specials]))
     if config.vocab < BYTES + len(specials):
         raise UserError(
             f"a vocabulary of {config.vocab} is too small: {BYTES} bytes and {len(specials)} special tokens "
-            f"already make {BYTES + len(specials)}; set vocab higher"
+            f"take {BYTES + len(specials)}; set vocab higher"
         )
-    inner = learn(config.kind, config.vocab, config.min_frequency, specials, texts)
+    inner = train_subwords(config.kind, config.vocab, config.min_frequency, specials, texts)
     size = inner.get_vocab_size(with_added_tokens=True)
     notes = []
     if size < config.vocab:
-        notes.append(
-            f"the text holds only {size} tokens' worth of pieces; the vocabulary is {size}, not {config.vocab}"
-        )
+        notes.append(f"the text yields only {size} distinct pieces; the vocabulary is {size}, not {config.vocab}")
     return Tokenizer(inner, notes=notes)
 
 
 @dataclass(frozen=True)
 class Vocabularies:
-    """The tokenizers of the two sides: one and the same object when they share a vocabulary."""
+    """The tokenizers of source and target: the same object if they share a vocabulary."""
 
     source: Tokenizer
     target: Tokenizer
@@ -388,14 +386,14 @@ class Vocabularies:
         filters: Filters | None = None,
         specials: Sequence[str] = (),
     ) -> Vocabularies:
-        """Learn from the texts that will be trained on. Language tokens join the side that reads them.
+        """Learn from the training texts. Language tokens join the source side.
 
-        `specials`: tokens the task needs. `joint: false` is for examples of two texts: the second side is the target's.
+        `specials`: tokens the task needs. `joint: false`: one vocabulary per side, for examples with two texts.
         """
         languages = sorted({entry.to for entry in files if isinstance(entry, PairFiles) and entry.to is not None})
         config = config.model_copy(update={"specials": tuple(dict.fromkeys([*specials, *config.specials]))})
 
-        report = Report()  # of the first reading; the store reads the same examples and tells, if there are any
+        report = Report()  # for the error below; the store reads the same examples and reports them
 
         def texts(sides: slice, report: Report) -> Iterator[str]:
             examples = (example for entry in files for example in entry.read(report))
@@ -419,7 +417,7 @@ class Vocabularies:
         other = folder / "tokenizer.target.json"
         if self.joint:
             for left in (other, other.with_suffix(".marks.json")):
-                left.unlink(missing_ok=True)  # one left by an earlier run would be taken for ours
+                left.unlink(missing_ok=True)  # left by an earlier run
         else:
             self.target.save(other)
 

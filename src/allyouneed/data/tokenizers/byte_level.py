@@ -1,4 +1,4 @@
-"""Bytes and the printable characters that the `tokenizers` library writes them with."""
+"""Bytes and the printable characters by which the `tokenizers` library represents them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ BYTES = 256
 
 
 def byte_characters() -> dict[str, int]:
-    """ByteLevel's alphabet: a visible Latin-1 byte is its own character, the others follow from U+0100 in order."""
+    """ByteLevel's alphabet: a visible Latin-1 byte is its own character, the others map to U+0100 onwards in order."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(BYTES) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {chr(BYTES + n): byte for n, byte in enumerate(hidden)}
@@ -16,7 +16,7 @@ BYTE_OF = byte_characters()
 
 
 def show_bytes(raw: bytes) -> str:
-    """For human eyes; a byte that is only part of a character shows as `<E6>`."""
+    """Readable text; a byte that is only part of a character is shown as `<E6>`."""
     shown = ""
     while raw:
         try:

@@ -1,4 +1,4 @@
-"""What the `tokenizers` library cannot do with a text, as a message."""
+"""Turn failures of the `tokenizers` library into user errors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from allyouneed.errors import UserError
 
 
 @contextmanager
-def reported(texts: Sequence[str] = ()) -> Iterator[None]:
-    """A damaged tokenizer makes the library panic, which is no `Exception`."""
+def translate_errors(texts: Sequence[str] = ()) -> Iterator[None]:
+    """A damaged tokenizer makes the library panic with a `BaseException`."""
     try:
         yield
     except TypeError:
@@ -20,11 +20,11 @@ def reported(texts: Sequence[str] = ()) -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise UserError(f"the tokenizer is damaged and fails on a text ({error}); get it again") from None
+        raise UserError(f"the tokenizer is damaged and fails on a text ({error}); download it again") from None
 
 
 def _not_unicode(texts: Sequence[str]) -> str:
     for text in texts:
         if any("\ud800" <= char <= "\udfff" for char in text):
-            return f"{text[:60]!r} holds half a surrogate pair, which is no character; mend the text"
+            return f"{text[:60]!r} contains an unpaired surrogate; fix the text"
     return "a text to encode must be a string"

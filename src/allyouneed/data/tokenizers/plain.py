@@ -1,7 +1,7 @@
-"""A tokenizer that cannot be talked into special tokens.
+"""Encode text that spells special tokens as plain text.
 
-The `tokenizers` library can be told not to look for special tokens in a text, but their names stay in the vocabulary,
-and a unigram model finds them there: "</s>" in a text would be the end mark.
+The `tokenizers` library can be configured not to parse special tokens in a text, but their names stay in the
+vocabulary, where a unigram model finds them: "</s>" in a text would become EOS.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 from typing import Any
 
 
-def unknown(inner: Any) -> int | None:
-    """The id of what the tokenizer does not know."""
+def unknown_id(inner: Any) -> int | None:
+    """The id of the unknown token."""
     model = json.loads(inner.to_str())["model"]
     if model.get("unk_id") is not None:
         return int(model["unk_id"])
@@ -20,7 +20,7 @@ def unknown(inner: Any) -> int | None:
 
 
 def plain(inner: Any) -> Any:
-    """The same tokenizer with all its special tokens called by names that nobody types: same ids for all other text."""
+    """The same tokenizer with its special tokens renamed to strings no text contains; other text keeps its ids."""
     tree = json.loads(inner.to_str())
     names = {token["content"]: name(token["id"]) for token in tree["added_tokens"] if token["special"]}
     model = tree["model"]
@@ -38,5 +38,5 @@ def plain(inner: Any) -> Any:
 
 
 def name(number: int) -> str:
-    """What an id is called that no text may spell: it begins with a noncharacter."""
+    """A name no text can spell: it begins with a noncharacter."""
     return f"\ufdd0{number}"

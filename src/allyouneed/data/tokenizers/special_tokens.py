@@ -1,4 +1,4 @@
-"""What stands around the texts a model reads: begin and end marks, what parts two texts, and the type of each token."""
+"""The template of special tokens around texts, between two texts, and the type of each token."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Ids = tuple[int, ...]
 class Template:
     """One text is `before text after`, two are `before first between second after`.
 
-    `opening`: what a text that goes on begins with (a prompt, or the target of an encoder-decoder); may be empty.
-    `types`: of the first text and its marks, and of the second and what follows it (BERT: 0 and 1).
-    `closing`: the type of the last mark where it has one of its own (XLNet's `<cls>`).
-    `language`: where the token of the language that a source is written in stands, in models that read one; the token
-    of the language to translate into is then the first thing they say. `spoken`: the source's language when not told.
-    `forced`: what a target must begin with after its opening, counted as said by the model.
-    `stops`: tokens that end a text as the end mark does; `never`: tokens that are never said.
-    `ended`: a text that reaches its greatest length ends there with the end mark.
+    `opening`: decoder start tokens (of a prompt, or of the target of an encoder-decoder); may be empty.
+    `types`: token type ids of the first text, and of the second text and what follows it (BERT: 0 and 1).
+    `closing`: the type id of the last token if it has its own (XLNet's `<cls>`).
+    `language`: where the source-language token goes, for models that read one; the target-language token is then the
+    first one generated. `spoken`: the default source language.
+    `forced`: tokens a target must begin with after `opening`; they count as generated.
+    `stops`: tokens that end a text like EOS; `never`: tokens that are never generated.
+    `ended`: a text that reaches its maximum length ends with EOS.
     """
 
     before: Ids = ()
@@ -39,16 +39,16 @@ class Template:
     ended: bool = False
 
     @classmethod
-    def own(cls, bos: int, eos: int) -> Template:
-        """Those of tokenizers that were trained here."""
+    def default(cls, bos: int, eos: int) -> Template:
+        """That of tokenizers trained here."""
         return cls((bos,), (eos,), (eos,), (bos,))
 
     def count(self, texts: int = 1) -> int:
-        """How many marks go with so many texts."""
+        """Number of special tokens around this many texts."""
         return len(self.before) + len(self.after) + (len(self.between) if texts > 1 else 0)
 
     def frame(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
-        """The tokens with their marks, and the type of each."""
+        """The tokens with special tokens, and the type of each."""
         tokens = [*self.before, *first]
         if second is not None:
             tokens += self.between
@@ -59,13 +59,13 @@ class Template:
             types[-1] = self.closing
         return [*tokens, *rest], types
 
-    def tree(self) -> dict[str, Any]:
+    def to_tree(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def of(cls, tree: Any) -> Template:
-        """What `tree` wrote."""
+    def from_tree(cls, tree: Any) -> Template:
+        """Inverse of `to_tree`."""
         if not isinstance(tree, Mapping) or not set(tree) <= set(cls.__dataclass_fields__):
-            raise UserError(f"marks are a mapping of {', '.join(cls.__dataclass_fields__)}")
+            raise UserError(f"a template is a mapping of {', '.join(cls.__dataclass_fields__)}")
         found: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
         return cls(**found)

@@ -1,4 +1,4 @@
-"""Subwords over bytes, learnt from text by the `tokenizers` library."""
+"""Byte-level subwords, trained by the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from allyouneed.data.tokenizers.byte_level import BYTE_OF, BYTES
 from allyouneed.errors import UserError
 
 MIN_FREQUENCY = 2
-# A digit stands alone, and so does the space before it: the same digit is the same token wherever it stands, which is
-# what copying a number needs.
+# A digit is a token of its own, and so is the space before it: the same digit is always the same token, which copying
+# numbers needs.
 EAST_ASIAN = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 PIECES = "|".join(
     [
@@ -24,10 +24,10 @@ PIECES = "|".join(
 )
 
 
-def learn(
+def train_subwords(
     kind: Literal["bpe", "unigram"], vocab: int, min_frequency: int | None, specials: list[str], texts: Iterable[str]
 ) -> Any:
-    """A `tokenizers.Tokenizer` with these special tokens first, then the bytes, then what was learnt."""
+    """A `tokenizers.Tokenizer`: these special tokens first, then the bytes, then the learned pieces."""
     from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Inner
 
@@ -50,20 +50,20 @@ def learn(
         trainer = trainers.BpeTrainer(min_frequency=min_frequency or MIN_FREQUENCY, **common)
     else:
         trainer = trainers.UnigramTrainer(**common)
-    seen = _Counted(texts)
+    seen = _CountingIterator(texts)
     inner.train_from_iterator(seen, trainer)
     if not seen.characters:
-        raise UserError("there is no text to learn a vocabulary from; check the data files")
+        raise UserError("no text to learn a vocabulary from; check the data files")
     if kind == "unigram":
         inner = Inner.from_str(_settle_scores(inner.to_str(), len(specials)))
     return inner
 
 
 def _settle_scores(text: str, specials: int) -> str:
-    """Take out of a unigram model what depends on the order in which the library walked its hash tables.
+    """Remove from a unigram model what depends on the iteration order of the library's hash tables.
 
-    Sums of floats differ in their last digits, and bytes the text never used get scores a hair apart in random order
-    at the bottom of the scale; rounding and one common score for the latter make training repeatable.
+    Float sums differ in their last digits, and unused bytes get the lowest scores, spaced slightly apart in random
+    order; rounding, and one common score for unused bytes, make training deterministic.
     """
     tree = json.loads(text)
     pieces = [(piece, round(score, 6)) for piece, score in tree["model"]["vocab"][specials:]]
@@ -75,8 +75,8 @@ def _settle_scores(text: str, specials: int) -> str:
     return json.dumps(tree, ensure_ascii=False)
 
 
-class _Counted:
-    """An iterator that knows afterwards whether anything came through."""
+class _CountingIterator:
+    """Counts the characters that pass through."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts = iter(texts)

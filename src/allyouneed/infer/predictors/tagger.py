@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from allyouneed.data.batches.encoding import encode_words, spaced
+from allyouneed.data.batches.encoding import add_spaces, encode_words
 from allyouneed.data.files.labels import Tagged
 from allyouneed.data.tokenizers.base import EAST_ASIAN_CHARACTER
 from allyouneed.errors import UserError
@@ -85,7 +85,7 @@ class Tagger(Predictor):
     def _in_text(self, sentence: Sentence, words: list[str]) -> list[list[int]]:
         """The tokens of each word from its first one on, of a text that is read whole, as other people's taggers were
         trained; none for a word that shares its first token with the next."""
-        text = sentence.strip() if isinstance(sentence, str) else "".join(spaced(words))
+        text = sentence.strip() if isinstance(sentence, str) else "".join(add_spaces(words))
         ids, places = self.tokenizer.encode(text), self.tokenizer.spans(text)
         firsts, at, token = [], 0, 0
         for word in words:

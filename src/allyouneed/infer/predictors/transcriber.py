@@ -14,7 +14,7 @@ from torch import Tensor
 
 from allyouneed.config import parse
 from allyouneed.data.media.sound import HOP, RATE, log_mel
-from allyouneed.data.media.sound_files import Sound, at_rate, read_sound
+from allyouneed.data.media.sound_files import Sound, read_sound, to_rate
 from allyouneed.data.media.speech import TASKS, TICK, Speech
 from allyouneed.errors import UserError
 from allyouneed.evaluate.words import character_error_rate, word_error_rate
@@ -345,4 +345,4 @@ def _samples(sound: SoundLike) -> Tensor:
         raise UserError(f"a sound is a path, a row of samples (mono), or (samples, rate); this is {said}")
     if not values.is_floating_point():
         raise UserError(f"sound as {values.dtype}: samples must be numbers between -1 and 1; divide by their maximum")
-    return at_rate(Sound(values.float().cpu(), rate))
+    return to_rate(Sound(values.float().cpu(), rate))

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from allyouneed.data.batches.packing import Ints
-from allyouneed.data.retrieval.corpus import cut
-from allyouneed.data.retrieval.neighbours import NeighbourItems, Passages
+from allyouneed.data.retrieval.corpus import split_chunks
+from allyouneed.data.retrieval.neighbours import NeighbourItems, PassageSet
 from allyouneed.files import sha256, write_folder
 from allyouneed.infer.retrieval.retriever import Retriever
 from allyouneed.tasks.causal_lm import DocumentItems
@@ -58,14 +58,14 @@ def look_up(items: DocumentItems, retriever: Retriever, count: int, progress: Pr
     documents than the data."""
     index = retriever.index
     found: list[list[int]] = []
-    passages: tuple[int, Passages] | None = None
+    passages: tuple[int, PassageSet] | None = None
     for chunks, owners in _together(_chunks(items, index.chunk)):
         texts = {number: items.store["text"][number].tolist() for number in dict.fromkeys(owners)}
         nearest = index.nearest(retriever.encoder(chunks), count + SPARE, [texts[number] for number in owners])
         for number, near in zip(owners, nearest, strict=True):
             if passages is None or passages[0] != number:
-                passages = number, Passages(np.array(texts[number]), index.chunk)
-            strange = (n for n in near if not passages[1].repeated(np.array(index.value(n))))
+                passages = number, PassageSet(np.array(texts[number]), index.chunk)
+            strange = (n for n in near if not passages[1].overlaps(np.array(index.value(n))))
             kept = [n for n, _ in zip(strange, range(count), strict=False)]
             found.append(kept + [-1] * (count - len(kept)))
         if progress is not None:
@@ -76,7 +76,7 @@ def look_up(items: DocumentItems, retriever: Retriever, count: int, progress: Pr
 def _chunks(items: DocumentItems, size: int) -> Iterator[tuple[list[int], int]]:
     """Every full chunk of every item, as it is read, and the number of its document."""
     for number in range(len(items)):
-        for chunk in cut(items.piece(number)[0].tolist(), size):
+        for chunk in split_chunks(items.piece(number)[0].tolist(), size):
             yield chunk, int(items.pieces.documents[number])
 
 

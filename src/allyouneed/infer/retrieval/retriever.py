@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from allyouneed.data.batches.encoding import encode_all
+from allyouneed.data.batches.encoding import encode_texts
 from allyouneed.data.files.readers import Report
 from allyouneed.data.files.texts import TextFiles
-from allyouneed.data.retrieval.corpus import ChunkIndex, Vectors, build_index, cut
+from allyouneed.data.retrieval.corpus import ChunkIndex, Vectors, build_index, split_chunks
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.files import sha256
@@ -87,9 +87,9 @@ def index_corpus(
         for one in files.read(report):
             held.append(one.text)
             if len(held) == ENCODE:
-                yield from encode_all(tokenizer, held)  # as training does, so that it knows its documents again
+                yield from encode_texts(tokenizer, held)  # as training does, so that it knows its documents again
                 held = []
-        yield from encode_all(tokenizer, held)
+        yield from encode_texts(tokenizer, held)
 
     embed = ChunkEncoder(encoder, tokenizer)
     return build_index(documents(), chunk, embed, tokenizer, embed.about, progress), report
@@ -142,7 +142,7 @@ class Retriever:
         """Of all full chunks of these texts. `documents`: what each text is a piece of, itself when not given; a chunk
         never finds its own document."""
         whole = texts if documents is None else documents
-        cuts = [cut(text, self.index.chunk) for text in texts]
+        cuts = [split_chunks(text, self.index.chunk) for text in texts]
         flat = [chunk for chunks in cuts for chunk in chunks]
         owners = [document for document, chunks in zip(whole, cuts, strict=True) for _ in chunks]
         numbers = iter(self.index.nearest(self.encoder(flat), count, owners) if flat else [])

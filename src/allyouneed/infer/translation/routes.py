@@ -44,7 +44,9 @@ class Routes:
         """The way of one text."""
         if self.detector is None:
             return Route(from_, (to,))
-        here = from_ or self.detector.detect(text, sure=to is not None)  # a doubt must not change what was asked for
+        here = from_ or self.detector.detect(
+            text, confident=to is not None
+        )  # a doubt must not change what was asked for
         there = to or self.default(here)
         sources = {source for source, target in self.directions if target == there}
         if here is None or here in sources or None in sources or there is None:

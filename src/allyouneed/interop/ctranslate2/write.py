@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.data.tokenizers.base import Tokenizer
-from allyouneed.data.tokenizers.plain import unknown
+from allyouneed.data.tokenizers.plain import unknown_id
 from allyouneed.errors import UserError
 from allyouneed.folder import CARD, Folder
 from allyouneed.interop.ctranslate2.readme import inner_of, readme
@@ -137,7 +137,7 @@ def told(folder: Folder, tree: Tree) -> dict[str, Any]:
             "lang_ids": sorted(task.get("languages", {}).values()),
             "alignment_heads": generation.get("alignment_heads") or upper,
         }
-    strange = unknown(inner)
+    strange = unknown_id(inner)
     found = {"bos": target.bos, "eos": target.eos, "unk": target.pad if strange is None else strange}
     if tree["kind"] == "encoder-decoder":
         found["decoder_start"] = target.opening[0]

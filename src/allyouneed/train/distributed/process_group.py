@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from allyouneed.data.batches.shares import Share
+from allyouneed.data.batches.sharding import DataShard
 from allyouneed.errors import UserError
 from allyouneed.tasks.contrastive import Contrastive
 from allyouneed.train.distributed.tensor_parallel import tensor_problems
@@ -92,9 +92,9 @@ class Team:
         return count if self.alone else int(self.sum(torch.tensor(count)))
 
     @property
-    def share(self) -> Share:
+    def share(self) -> DataShard:
         """Of the rows of every batch. All shares together are the batch: an update is the same however many read."""
-        return Share(self.reader, self.readers)
+        return DataShard(self.reader, self.readers)
 
 
 ALONE = Team()
@@ -133,7 +133,7 @@ def _check(recipe: Recipe, world: int) -> None:
         )
     if ways > 1:
         problems += tensor_problems(recipe.model_for(None), ways)
-    if ways > 1 and recipe.task.carries:
+    if ways > 1 and recipe.task.has_memory:
         problems.append("task.memory: what is remembered of every head is not split (parallel.tensor); leave one out")
     if ways > 1 and isinstance(recipe.task, Contrastive):
         problems.append(
