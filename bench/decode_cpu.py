@@ -376,36 +376,34 @@ PAGE = """# Decoding on CPU
 python bench/decode_cpu.py --page docs/results/decode-cpu.md
 ```
 
-Random weights, 32 tokens in, 32 forced tokens out, greedy or a beam of 4. base: width 512, 6 + 6 layers, vocabulary
-32,000; small: 256, 6 + 2, 16,000; gpt2: 124M. *b1* and *b32*: rows decoded together. Tokens a second of the best turn,
-and of the median one. CTranslate2 runs in three ways, with one thread, with two that wait busily and with two that
-sleep, on models converted in another process; its quickest counts. What each peer must reach is in brackets. *ours
-int8, torch* is what a computer without a compiler gets (see below).
+Random weights, 32 input tokens, 32 forced output tokens, greedy or beam 4. base: width 512, 6 + 6 layers, vocabulary
+32,000; small: 256, 6 + 2, 16,000; gpt2: 124M. *b1* and *b32* are batch sizes. Tokens per second of the best turn, and of the
+median turn in brackets. CTranslate2 runs with one thread, with two spinning and with two sleeping threads, on models
+converted in another process; its best setting counts. Target ratios are in brackets. *ours int8, torch* is the speed without
+a compiler (see below).
 
 {ran}. {versions}.
 
 {table}
 
-The ceiling counts what nobody gets around: every weight of the decoder is read once for each token of the longest row,
-at the speed at which this machine reads so many bytes over and over (in large pages; the base and small decoders
-partly stay in its caches), or multiplied with every row at the speed of its best product of 8-bit matrices, whichever
-takes longer; and the source is read once. That speed is measured once a run: where others use the machine just then, it
-is low, and a share above 100% says no more than that.
+The ceiling is a lower bound on work: every decoder weight is read once per token of the longest row, at the bandwidth this
+machine reaches for that many bytes (in large pages; the base and small decoders partly stay in cache), or multiplied with
+every row at the speed of its best int8 matrix product, whichever takes longer; the source is read once. Bandwidth is measured
+once per run; other load on the machine lowers it, which explains shares above 100%.
 
-## What runs
+## Execution
 
-A step of such models is short: two layers of width 256 need 60 µs of products, and torch needs as long for twenty
-calls. So a model of eight bits is written down once as a flat list of orders
-([runtime/cpu/lower.py](../../src/allyouneed/runtime/cpu/lower.py)), and a small machine of ours runs the whole list in one call
-([kernels/machine.cpp](../../src/allyouneed/kernels/machine.cpp)): products of 8-bit numbers, attention over the states'
-own keys and values, norms, activations, and the choice of the likeliest tokens. It is compiled by the user's own `g++`
-in the background, once ([kernels/cpu/build.py](../../src/allyouneed/kernels/cpu/build.py)); until it is there, and where
-there is no compiler or no AVX-512 VNNI, torch computes the same numbers. A model with a part that has no orders is
-computed by torch as well.
+A decode step of these models is short: two layers of width 256 need 60 µs of matrix products, and torch spends as much on
+twenty calls. An int8 model is therefore lowered once to a flat program
+([runtime/cpu/lower.py](../../src/allyouneed/runtime/cpu/lower.py)), which a C++ interpreter runs in one call
+([kernels/cpu/interpreter.cpp](../../src/allyouneed/kernels/cpu/interpreter.cpp)): int8 matrix products, attention over the KV
+cache, norms, activations and top-k token selection. The user's `g++` compiles it once, in the background
+([kernels/cpu/build.py](../../src/allyouneed/kernels/cpu/build.py)); until it is ready, and without a compiler or AVX-512 VNNI,
+torch computes the same values. Torch also runs models with a part that has no lowering.
 
-Where the time of ours goes, on one thread:
+Time per component, one thread:
 
-| job | layers of the decoder | vocabulary head | choosing tokens, keeping states, Python | encoder |
+| job | decoder layers | vocabulary head | token selection, state updates, Python | encoder |
 |---|---:|---:|---:|---:|
 | base-b1 | 49% | 29% | 12% | 10% |
 | base-b32 | 49% | 20% | 6% | 25% |
@@ -414,10 +412,10 @@ Where the time of ours goes, on one thread:
 | gpt2-b1 | 68% | 25% | 7% | |
 | base-b32-beam4 | 44% | 21% | 28% | 7% |
 
-One row is bound by reading weights: packed in large pages they come twice as fast as in small ones. Many rows are bound
-by products (390 of 430 G operations/s in the inner loop) and by reading keys and values, which are in single precision.
-Torch alone reaches the peer only where products take all the time (base and GPT-2, one row): a product of FBGEMM's
-costs 12 µs before it multiplies anything, attention of one query 27 µs, and each small call 2 to 5.
+A single row is bound by weight bandwidth; large pages double it. Many rows are bound by matrix products (390 of 430 G
+operations/s in the inner loop) and by reading keys and values, which are fp32. Torch alone matches the peer only where matrix
+products dominate (base and GPT-2, one row): an FBGEMM product has 12 µs of overhead, attention of one query takes 27 µs, and
+each small call 2 to 5.
 """
 
 

@@ -211,29 +211,29 @@ def measured(subject: Subject) -> tuple[Table, list[str]]:
 
     DecodingSpec = tuple[str, Callable[[], list[Tensor]] | None, Callable[[], list[list[int]]] | None]
     ways: list[DecodingSpec] = [
-        ("exact, among 64", None, lambda: timed("exact", lambda: asked(exact, subject))),
+        ("exact, 64 requests", None, lambda: timed("exact", lambda: asked(exact, subject))),
         ("exact, scheduler", None, lambda: scheduled(exact, some)),
-        ("8 together", lambda: scores(subject, subject.model, script, 8), lambda: asked(plain, subject, 8)),
+        ("batch of 8", lambda: scores(subject, subject.model, script, 8), lambda: asked(plain, subject, 8)),
         (
-            "64 together",
+            "batch of 64",
             lambda: scores(subject, subject.model, script, 64),
             lambda: timed("together", lambda: asked(plain, subject)),
         ),
-        ("prompts in pieces of 8", lambda: scores(some, subject.model, few, 1, piece=8), None),
-        ("all at once, no states", lambda: at_once(some, subject.model, few), None),
+        ("chunked prefill, 8 tokens", lambda: scores(some, subject.model, few, 1, piece=8), None),
+        ("full forward, no cache", lambda: at_once(some, subject.model, few), None),
         ("scheduler", None, lambda: scheduled(plain, subject)),
         (
-            "in a pool",
+            "paged KV cache",
             lambda: scores(subject, subject.model, script, 8, pool=True),
             lambda: scheduled(plain, subject, True),
         ),
-        ("guessing ahead (look-up)", None, lambda: asked(plain, some, draft=Lookup())),
+        ("speculative (lookup)", None, lambda: asked(plain, some, draft=Lookup())),
     ]
     for score_mod in ("bf16", "ternary" if subject.name == "bit" else "int8"):
         model = shrunken(subject, score_mod)
         ways.append(
             (
-                f"{score_mod}, 8 together",
+                f"{score_mod}, batch of 8",
                 lambda model=model: scores(subject, model, script, 8),  # type: ignore[misc]
                 lambda model=model: asked(subject.engine(model), subject, 8),  # type: ignore[misc]
             )
@@ -260,7 +260,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
     given = parser.parse_args()
-    head = "model | way | largest Δ | mean Δ | same texts | first other token"
+    head = "model | mode | largest Δ | mean Δ | identical texts | first differing token"
     makers = [(made_up, name) for name in given.models] + [(trained, path) for path in given.folder]
     rows: Table = []
     costs: Table = []
@@ -274,9 +274,9 @@ def main() -> None:
 
 {markdown(head, rows)}
 
-## What exactness costs
+## Cost of exact mode
 
-{markdown(f"model | {TEXTS} together, tokens/s | exact, tokens/s | times", costs)}
+{markdown(f"model | batch of {TEXTS}, tokens/s | exact, tokens/s | ratio", costs)}
 """
     print(tables)
     if given.write:

@@ -138,7 +138,7 @@ def table(options: argparse.Namespace) -> list[str]:
     what = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     rows = [f"{what}; torch {torch.__version__.split('+')[0]}; width {width}, {options.heads} heads, float32.", ""]
     rows += [
-        "| layer | complexity | tokens n | steps that wait | longest path | MFLOP a token | ms | × self-attention |"
+        "| layer | complexity | tokens n | sequential steps | longest path | MFLOP per token | ms | × self-attention |"
     ]
     rows += ["|---|---|---|---|---|---|---|---|"]
     common = Common(width=width)
@@ -177,7 +177,8 @@ def main() -> None:
     if options.write:
         lengths = " ".join(map(str, options.lengths))
         command = f"`python bench/layers.py --device {options.device} --lengths {lengths}`"
-        kept = options.write.read_text(encoding="utf-8") if options.write.exists() else "# Kinds of layers\n"
+        title = "# Layer types: complexity, sequential steps, path length (the paper, table 1)\n"
+        kept = options.write.read_text(encoding="utf-8") if options.write.exists() else title
         heading, mark = f"## {options.device}", f"\n## {options.device}\n"
         before, _, after = kept.partition(mark)
         others = after[after.index("\n## ") :] if "\n## " in after else ""

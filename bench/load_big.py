@@ -2,10 +2,10 @@
 
     python bench/load_big.py [--write]
 
-Makes a random llama of 1.1 billion parameters (TinyLlama's sizes, bfloat16, six shards) in a temporary folder. Each way
-of loading it runs in a process of its own, which loads it and then looks at every weight, because pages that nobody
-looked at take no memory. Measured is the highest resident memory of that process, less what it had before it began to
-load (python, torch, this package), over the bytes of the weights.
+Writes a random Llama of 1.1 billion parameters (TinyLlama's sizes, bfloat16, six shards) to a temporary folder. Each way of
+loading runs in its own process, which loads the model and then touches every weight, since untouched pages take no memory. The
+figure is the peak resident memory minus the memory before loading (python, torch, this package), divided by the bytes of the
+weights.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ CONFIG = {
     "dtype": "bfloat16",
 }
 WAYS = {
-    "their folder, as it is": "load('theirs')",
-    "their folder, in float32": "load('theirs', dtype='float32')",
-    "our folder, as it is": "load('ours')",
+    "Hugging Face folder": "load('theirs')",
+    "Hugging Face folder, to float32": "load('theirs', dtype='float32')",
+    "our folder": "load('ours')",
     "`allyouneed import`": "load('theirs', as_stored=True).save('again')",
 }
 # what a process does: the numbers are the kernel's own, in kB

@@ -78,22 +78,22 @@ def table(length: int, width: int, draws: int) -> str:
 
 
 def page(rows: str, length: int, width: int, draws: int) -> str:
-    return f"""# How far a Performer is from softmax attention
+    return f"""# Performer: approximation error against softmax attention
 
 ```sh
 python bench/performer.py --write
 ```
 
-One head of width {width}, {length:,} tokens, values normal, queries and keys normal with the deviation that heads a
-column. The error is ‖found − exact‖ / ‖exact‖, the mean of {draws} draws. Features are positive and orthogonal
-(Choromanski et al. 2021, eq. 5-7 and 2.4) unless the column says otherwise; past only means causal, by prefix sums.
+One head of width {width}, {length:,} tokens, normal values, normal queries and keys with the standard deviation in
+the column header. The error is ‖approximate − exact‖ / ‖exact‖, averaged over {draws} draws. Features are positive and orthogonal
+(Choromanski et al. 2021, eq. 5-7 and 2.4) unless the column says otherwise; "causal" uses prefix sums.
 
 {rows}
 
-The error falls as features grow, about as their number^−1/2 where it is small. How many are needed depends on how sharp
-attention is: the variance of one feature grows as exp(‖q + k‖²/√width) (lemma 2), so that what is easy at a deviation
-of 0.5 is out of reach at 1. A model trained as a Performer does not need to be near softmax; one that is to take over
-softmax attention's weights does.
+The error decreases roughly with the inverse square root of the number of features once it is small. The number needed depends
+on how peaked attention is: the variance of one feature grows as exp(‖q + k‖²/√width) (lemma 2), so a standard deviation of 0.5
+is easy and 1 is out of reach. A model trained as a Performer need not approximate softmax; one that inherits softmax
+attention's weights must.
 """
 
 

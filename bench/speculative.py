@@ -154,7 +154,7 @@ def looked_up(path: Path, count: int) -> Table:
         assert [*found[0][0].tokens, tokenizer.eos] == pair[1], "it says what it is told"
         return found
 
-    drafts: dict[str, Draft] = {f"look-up, {n} ahead": Lookup(n) for n in (4, 8, 16)}
+    drafts: dict[str, Draft] = {f"lookup, {n} ahead": Lookup(n) for n in (4, 8, 16)}
     return compared(path.name.split(".")[0], some, drafts, ask)
 
 
@@ -206,21 +206,21 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    head = "how | draft | right | tokens a pass | ms a token | times as fast"
-    back = markdown("state | 1 token, ms | 5 tokens, ms | taking 3 back, ms | both / 1 token", taken_back())
+    head = "case | draft | accepted | tokens per pass | ms per token | speedup"
+    back = markdown("state | 1 token, ms | 5 tokens, ms | trimming 3, ms | both / 1 token", taken_back())
     texts = [row for path in asked.pairs for row in looked_up(path, asked.count)]
     models = guessed_by_a_model(opened(asked.text), asked.count)
     tables = f"""{MACHINE.format(torch.__version__, platform.processor() or platform.machine())}
 
-## A smaller model guesses
+## Draft model
 
 {markdown(head, models)}
 
-## The text itself is looked up
+## Prompt lookup
 
-{markdown(head.replace("how", "file"), texts)}
+{markdown(head.replace("case", "file"), texts)}
 
-## What a pass costs, by the kind of state
+## Cost of a pass by kind of state
 
 {back}
 """
