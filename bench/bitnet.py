@@ -31,10 +31,11 @@ HEAD = """# BitNet b1.58: packed ternary weights
 python bench/bitnet.py --write
 ```
 
-One linear map of BitNet b1.58 2B4T's feed-forward layer, in milliseconds per call: the minimum of seven turns, the most robust
-figure on a shared machine, and the median. *Packed* is `nn/linear/ternary.py`: 2 bits per weight, int8 activations, integer
-accumulation, activation rounding included; *rounding* is `nn/linear/bitlinear.py`, the training path, which gives the same
-values from full-precision weights. Ratios divide the minimum times of the dense map by those of the packed one.
+One linear map of BitNet b1.58 2B4T's feed-forward layer, in milliseconds per call: the minimum of seven turns, the most
+robust figure on a shared machine, and the median. *Packed* is `nn/linear/ternary.py`: 2 bits per weight, int8
+activations, integer accumulation, activation rounding included; *rounding* is `nn/linear/bitlinear.py`, the training
+path, which gives the same values from full-precision weights. Ratios divide the minimum times of the dense map by those
+of the packed one.
 """
 
 

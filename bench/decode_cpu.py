@@ -377,29 +377,29 @@ python bench/decode_cpu.py --page docs/results/decode-cpu.md
 ```
 
 Random weights, 32 input tokens, 32 forced output tokens, greedy or beam 4. base: width 512, 6 + 6 layers, vocabulary
-32,000; small: 256, 6 + 2, 16,000; gpt2: 124M. *b1* and *b32* are batch sizes. Tokens per second of the best turn, and of the
-median turn in brackets. CTranslate2 runs with one thread, with two spinning and with two sleeping threads, on models
-converted in another process; its best setting counts. Target ratios are in brackets. *ours int8, torch* is the speed without
-a compiler (see below).
+32,000; small: 256, 6 + 2, 16,000; gpt2: 124M. *b1* and *b32* are batch sizes. Tokens per second of the best turn, and
+of the median turn in brackets. CTranslate2 runs with one thread, with two spinning and with two sleeping threads, on
+models converted in another process; its best setting counts. Target ratios are in brackets. *ours int8, torch* is the
+speed without a compiler (see below).
 
 {ran}. {versions}.
 
 {table}
 
-The ceiling is a lower bound on work: every decoder weight is read once per token of the longest row, at the bandwidth this
-machine reaches for that many bytes (in large pages; the base and small decoders partly stay in cache), or multiplied with
-every row at the speed of its best int8 matrix product, whichever takes longer; the source is read once. Bandwidth is measured
-once per run; other load on the machine lowers it, which explains shares above 100%.
+The ceiling is a lower bound on work: every decoder weight is read once per token of the longest row, at the bandwidth
+this machine reaches for that many bytes (in large pages; the base and small decoders partly stay in cache), or
+multiplied with every row at the speed of its best int8 matrix product, whichever takes longer; the source is read once.
+Bandwidth is measured once per run; other load on the machine lowers it, which explains shares above 100%.
 
 ## Execution
 
-A decode step of these models is short: two layers of width 256 need 60 µs of matrix products, and torch spends as much on
-twenty calls. An int8 model is therefore lowered once to a flat program
+A decode step of these models is short: two layers of width 256 need 60 µs of matrix products, and torch spends as much
+on twenty calls. An int8 model is therefore lowered once to a flat program
 ([runtime/cpu/lower.py](../../src/allyouneed/runtime/cpu/lower.py)), which a C++ interpreter runs in one call
-([kernels/cpu/interpreter.cpp](../../src/allyouneed/kernels/cpu/interpreter.cpp)): int8 matrix products, attention over the KV
-cache, norms, activations and top-k token selection. The user's `g++` compiles it once, in the background
-([kernels/cpu/build.py](../../src/allyouneed/kernels/cpu/build.py)); until it is ready, and without a compiler or AVX-512 VNNI,
-torch computes the same values. Torch also runs models with a part that has no lowering.
+([kernels/cpu/interpreter.cpp](../../src/allyouneed/kernels/cpu/interpreter.cpp)): int8 matrix products, attention over
+the KV cache, norms, activations and top-k token selection. The user's `g++` compiles it once, in the background
+([kernels/cpu/build.py](../../src/allyouneed/kernels/cpu/build.py)); until it is ready, and without a compiler or
+AVX-512 VNNI, torch computes the same values. Torch also runs models with a part that has no lowering.
 
 Time per component, one thread:
 
@@ -413,9 +413,9 @@ Time per component, one thread:
 | base-b32-beam4 | 44% | 21% | 28% | 7% |
 
 A single row is bound by weight bandwidth; large pages double it. Many rows are bound by matrix products (390 of 430 G
-operations/s in the inner loop) and by reading keys and values, which are fp32. Torch alone matches the peer only where matrix
-products dominate (base and GPT-2, one row): an FBGEMM product has 12 µs of overhead, attention of one query takes 27 µs, and
-each small call 2 to 5.
+operations/s in the inner loop) and by reading keys and values, which are fp32. Torch alone matches the peer only where
+matrix products dominate (base and GPT-2, one row): an FBGEMM product has 12 µs of overhead, attention of one query
+takes 27 µs, and each small call 2 to 5.
 """
 
 

@@ -2,10 +2,10 @@
 
     python bench/load_big.py [--write]
 
-Writes a random Llama of 1.1 billion parameters (TinyLlama's sizes, bfloat16, six shards) to a temporary folder. Each way of
-loading runs in its own process, which loads the model and then touches every weight, since untouched pages take no memory. The
-figure is the peak resident memory minus the memory before loading (python, torch, this package), divided by the bytes of the
-weights.
+Writes a random Llama of 1.1 billion parameters (TinyLlama's sizes, bfloat16, six shards) to a temporary folder. Each
+way of loading runs in its own process, which loads the model and then touches every weight, since untouched pages take
+no memory. The figure is the peak resident memory minus the memory before loading (python, torch, this package), divided
+by the bytes of the weights.
 """
 
 from __future__ import annotations

@@ -85,15 +85,15 @@ python bench/performer.py --write
 ```
 
 One head of width {width}, {length:,} tokens, normal values, normal queries and keys with the standard deviation in
-the column header. The error is ‖approximate − exact‖ / ‖exact‖, averaged over {draws} draws. Features are positive and orthogonal
-(Choromanski et al. 2021, eq. 5-7 and 2.4) unless the column says otherwise; "causal" uses prefix sums.
+the column header. The error is ‖approximate − exact‖ / ‖exact‖, averaged over {draws} draws. Features are positive
+and orthogonal (Choromanski et al. 2021, eq. 5-7 and 2.4) unless the column says otherwise; "causal" uses prefix sums.
 
 {rows}
 
-The error decreases roughly with the inverse square root of the number of features once it is small. The number needed depends
-on how peaked attention is: the variance of one feature grows as exp(‖q + k‖²/√width) (lemma 2), so a standard deviation of 0.5
-is easy and 1 is out of reach. A model trained as a Performer need not approximate softmax; one that inherits softmax
-attention's weights must.
+The error decreases roughly with the inverse square root of the number of features once it is small. The number needed
+depends on how peaked attention is: the variance of one feature grows as exp(‖q + k‖²/√width) (lemma 2), so a standard
+deviation of 0.5 is easy and 1 is out of reach. A model trained as a Performer need not approximate softmax; one that
+inherits softmax attention's weights must.
 """
 
 

@@ -127,8 +127,8 @@ def main() -> None:
             f"`python bench/reversible.py --device {options.device} --rows {options.rows} --length {options.length}`"
         )
         note = (
-            "Peak memory of a training step beyond weights and gradients, by depth, and the time cost of recomputing every "
-            "sub-layer."
+            "Peak memory of a training step beyond weights and gradients, by depth, and the time cost of recomputing "
+            "every sub-layer."
         )
         body = "\n".join(["# Reversible layers", "", note, "", command, "", *rows])
         options.write.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""What the pages say is done: commands run, YAML parses, Python executes, tables and pictures are those of the code.
+"""The documentation is executed: commands run, YAML parses, Python runs, tables and pictures match the code.
 
-Pages are run in a folder of their own that holds what they name: `pairs.tsv`, `book.txt`, …, all tiny. A recipe of a
-page is written there with `SMALL` added, in the words of `--set`; nothing else of a command or a block is changed. A
-YAML block that begins with a comment such as `# many.yaml` is a file of that name.
+Pages run in a temporary folder with tiny versions of the files they name (`pairs.tsv`, `book.txt`, …). Recipes are
+written there with the overrides `SMALL`; commands and blocks are otherwise unchanged. A YAML block whose first line is a
+comment such as `# many.yaml` becomes a file of that name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from toy_texts import documents, labelled, scored, tagged
 
 ROOT = Path(__file__).parent.parent
 README, CHINESE = ROOT / "README.md", ROOT / "README.zh.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]  # the Chinese page is held to the English one
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]  # README.zh.md is compared with README.md
 ALL_PAGES = [CHINESE, *PAGES, *sorted((ROOT / "docs").glob("*/*.md"))]
 SMALL = [
     "data.max_tokens=64",
@@ -56,7 +56,7 @@ SMALL = [
     "save.every=3",
     "decoding.extra=5",
 ]
-# what makes the models of the pages small, by the beginning of the preset's name
+# overrides that shrink a preset, by prefix of its name
 SMALL_MODELS = {
     "transformer": "set=[width=16, 'encoder[0].repeat=1', 'decoder[0].repeat=1']",
     "bert": "set=[width=16, 'encoder[0].repeat=1', 'encoder[0].mixer.heads=2', 'encoder[0].channel.hidden=32']",
@@ -91,7 +91,7 @@ def commands(page: Path) -> list[list[str]]:
 
 
 def table(page: Path, head: str) -> dict[str, list[str]]:
-    """All tables of a page that begin with this heading cell: first cell, without its quotes, to the other cells."""
+    """Rows of all tables whose first header cell is `head`: first cell without backticks → other cells."""
     rows: dict[str, list[str]] = {}
     inside = False
     for line in page.read_text(encoding="utf-8").splitlines():
@@ -107,7 +107,7 @@ def table(page: Path, head: str) -> dict[str, list[str]]:
 
 
 def new_parts() -> str:
-    """The examples of docs/add-a-part.md, as one file."""
+    """The parts of docs/add-a-part.md as one module."""
     texts = [block.text for block in blocks(ROOT / "docs" / "add-a-part.md", "python")]
     return "\n\n".join(text for text in texts if re.search(r"\((Pattern|Channel|Mixer)\):", text))
 
@@ -117,21 +117,21 @@ def is_recipe(tree: dict[str, Any]) -> bool:
 
 
 def small(tree: dict[str, Any]) -> list[str]:
-    """The changes that make the run of a recipe a matter of seconds."""
-    if "start" in tree or "retrieval" in tree:  # which bring a tokenizer; what is started from is small already
+    """Overrides that let a recipe finish within seconds."""
+    if "start" in tree or "retrieval" in tree:  # these bring their own tokenizer and a small model
         return SMALL
     found = [*SMALL, "tokenizer.vocab=300"]
     found += [change for name, change in SMALL_MODELS.items() if str(tree["model"]).startswith(name)]
     return found
 
 
-# --- a folder in which the pages are true ---------------------------------------------------------------------------
+# --- a folder with every file the pages name ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything the pages name, and the model that the README's first training makes."""
-    folder = tmp_path_factory.mktemp("house")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All files named on the pages, and the model trained by the README's first command."""
+    folder = tmp_path_factory.mktemp("workspace")
     (folder / "book.txt").write_text("机器学习\n\n很有趣\n", encoding="utf-8")
     _write_pairs(folder / "test.tsv", 4)
     _write_pairs(folder / "pairs.tsv", 100)
@@ -166,13 +166,13 @@ def _write_pairs(path: Path, count: int) -> None:
     dice = random.Random(path.name)
     lines = []
     for _ in range(count):
-        said = dice.choices(list(WORDS), k=dice.randint(1, 6))
-        lines.append("".join(said) + "\t" + " ".join(WORDS[word] for word in said) + "\n")
+        chosen = dice.choices(list(WORDS), k=dice.randint(1, 6))
+        lines.append("".join(chosen) + "\t" + " ".join(WORDS[word] for word in chosen) + "\n")
     path.write_text("".join(lines), encoding="utf-8")
 
 
 def _write_data(path: Path, task: Any) -> None:
-    """What a task reads. A name such as `reviews.valid.tsv` is that of other examples than `reviews.tsv`."""
+    """Example data for a task; the file name seeds the generator, so `x.valid.tsv` differs from `x.tsv`."""
     kind = task["kind"] if isinstance(task, dict) else task
     write = TOYS.get(Task.registry[kind].files.model_fields["kind"].default) if kind else None
     if write is None:
@@ -185,7 +185,7 @@ TOYS = {"text": documents, "labelled": labelled, "tagged": tagged, "scored": sco
 
 
 def run(words: list[str], folder: Path) -> None:
-    """An `allyouneed` command as the shell would run it, in this process."""
+    """Run an `allyouneed` command in this process."""
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -197,12 +197,12 @@ def run(words: list[str], folder: Path) -> None:
 
 
 def execute(text: str, names: dict[str, Any]) -> None:
-    exec(compile(text, "a page", "exec", dont_inherit=True), names)  # not with this file's `from __future__`
+    exec(compile(text, "a page", "exec", dont_inherit=True), names)  # without this file's `from __future__`
 
 
 @pytest.fixture
 def parts() -> Iterator[None]:
-    """What a page registers is forgotten again: other tests ask for all the parts there are."""
+    """Unregister the parts defined on a page afterwards; other tests enumerate all parts."""
     slots: list[Any] = [Pattern, Channel, Mixer]
     before = [dict(slot.registry) for slot in slots]
     yield
@@ -211,67 +211,67 @@ def parts() -> Iterator[None]:
         slot.registry.update(registry)
 
 
-# --- what the blocks say --------------------------------------------------------------------------------------------
+# --- code blocks --------------------------------------------------------------------------------------------
 
 
 @every_page
-def test_every_command_works(page: Path, house: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_runs(page: Path, workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for words in commands(page):
         if words[0] == "make":
             assert words[1] in targets
         elif words[0] == "allyouneed":
             capsys.readouterr()
-            run(words, house)
-            said = capsys.readouterr()
-            made = house / words[words.index("--output") + 1] if "--output" in words else None
-            made = house / words[-1] if words[1] == "translate" and words[-2] == "book.txt" else made
-            assert said.out or said.err or made, shlex.join(words)
-            for report in re.findall(r"^training [\w ]+: (\d.*)$", said.err, re.MULTILINE):
-                assert ", 0 left out" in report, "the data is not what the page says"
+            run(words, workspace)
+            shown = capsys.readouterr()
+            made = workspace / words[words.index("--output") + 1] if "--output" in words else None
+            made = workspace / words[-1] if words[1] == "translate" and words[-2] == "book.txt" else made
+            assert shown.out or shown.err or made, shlex.join(words)
+            for report in re.findall(r"^training [\w ]+: (\d.*)$", shown.err, re.MULTILINE):
+                assert ", 0 left out" in report, "example data was rejected"
             if made is not None and words[1] == "look":
                 assert made.stat().st_size > 5000
             elif made is not None and made.suffix == ".npy":
-                assert len(np.load(made)) == 2, "a text is a row"
+                assert len(np.load(made)) == 2, "one row per text"
             elif made is not None:
-                assert len(made.read_text(encoding="utf-8").splitlines()) == 3, "a line in is a line out"
+                assert len(made.read_text(encoding="utf-8").splitlines()) == 3, "one output line per input line"
         else:
-            raise AssertionError(f"{page.name}: what is {shlex.join(words)}?")
+            raise AssertionError(f"{page.name}: unknown command {shlex.join(words)}")
 
 
-def test_the_readme_shows_what_it_says(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not only without an error: the outputs are what the comments beside the commands announce."""
-    run(["allyouneed", "train", "recipe.yaml"], house)
+def test_readme_commands_print_what_the_comments_announce(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The output matches the comments beside the commands."""
+    run(["allyouneed", "train", "recipe.yaml"], workspace)
     assert "finished" in capsys.readouterr().err
-    run(["allyouneed", "evaluate", "test.tsv", "--model", "runs/zh-en/model"], house)
+    run(["allyouneed", "evaluate", "test.tsv", "--model", "runs/zh-en/model"], workspace)
     assert re.search(r"BLEU +\d+\.\d.*\nchrF +\d+\.\d.*\nexact", capsys.readouterr().out)
-    run(["allyouneed", "describe", "transformer-base"], house)
+    run(["allyouneed", "describe", "transformer-base"], workspace)
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("63,082,496", "(1536, 512)", "FLOPs", "cache", "bytes"))
 
 
-def test_the_command_is_installed_under_its_name() -> None:
+def test_the_console_script_is_installed() -> None:
     (script,) = entry_points(group="console_scripts", name="allyouneed")
     assert script.load() is main
 
 
 @every_page
-def test_every_python_block_runs(page: Path, house: Path, parts: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks of a page follow each other, as a reader would type them; the YAML between them is there as a file."""
-    monkeypatch.chdir(house)
+def test_every_python_block_runs(page: Path, workspace: Path, parts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a page run in order and share names; YAML blocks exist as files."""
+    monkeypatch.chdir(workspace)
     for words in commands(page):
         made = re.search(rf"ayn\.load\(.runs/{re.escape(Path(words[-1]).stem)}/", page.read_text(encoding="utf-8"))
-        # what a block loads, and what that is made of; a finished run is left alone
+        # train what a later block loads; finished runs are not repeated
         if (words[:2] == ["allyouneed", "train"] and made) or words[:2] == ["allyouneed", "index"]:
-            run(words, house)
+            run(words, workspace)
     names: dict[str, Any] = {"__name__": page.stem}
     for block in blocks(page, "python"):
         execute(block.text, names)
 
 
 @every_page
-def test_every_yaml_block_is_what_it_seems(page: Path, parts: None) -> None:
-    execute(new_parts(), {"__name__": "afternoon"})
+def test_every_yaml_block_is_a_valid_recipe_or_model(page: Path, parts: None) -> None:
+    execute(new_parts(), {"__name__": "my_parts"})
     for block in blocks(page, "yaml"):
         tree = yaml.safe_load(block.text)
         if is_recipe(tree):
@@ -286,7 +286,7 @@ def test_every_yaml_block_is_what_it_seems(page: Path, parts: None) -> None:
             assert counted(config) == config.cost().parameters
 
 
-def test_the_readmes_model_is_the_papers_and_its_typo_gets_its_message() -> None:
+def test_the_readme_model_is_transformer_base_and_its_typo_gives_the_shown_error() -> None:
     (tree,) = [t for block in blocks(README, "yaml") if not is_recipe(t := yaml.safe_load(block.text))]
     assert parse(Model, tree) == parse(Model, override(preset_tree("transformer-base"), ["dropout=0"]))
     tree["decoder"][0]["mixer"]["patern"] = tree["decoder"][0]["mixer"].pop("pattern")
@@ -296,12 +296,12 @@ def test_the_readmes_model_is_the_papers_and_its_typo_gets_its_message() -> None
     assert message and message[1] in str(caught.value)
 
 
-def test_the_words_the_readme_says_to_exchange_can_be_exchanged() -> None:
+def test_the_overrides_shown_in_the_readme_are_valid() -> None:
     text = README.read_text(encoding="utf-8")
     changes = {"wiring: pre-norm": "decoder[0].wiring=pre-norm", "norm: rms": "norm=rms"}
     changes['pattern: "causal & window(512)"'] = "decoder[0].mixer.pattern=causal & window(512)"
-    for said, change in changes.items():
-        assert f"`{said}`" in text
+    for key, change in changes.items():
+        assert f"`{key}`" in text
         assert allyouneed.model_config("transformer-base", [change]) != allyouneed.model_config("transformer-base")
 
 
@@ -318,7 +318,7 @@ def test_both_readmes_have_the_same_blocks() -> None:
     assert len(english) >= 5
 
 
-# --- what the tables, pictures and links say ------------------------------------------------------------------------
+# --- tables, pictures, links ------------------------------------------------------------------------
 
 
 def flat(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -329,7 +329,7 @@ def flat(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{path}{key}", value
 
 
-def test_every_key_of_a_recipe_is_explained_with_its_default() -> None:
+def test_every_recipe_key_is_documented_with_its_default() -> None:
     needed = {"model": "transformer-tiny", "data": {"train": "pairs.tsv"}, "output": "runs/it"}
     expected = dict(flat(tree_of(parse(Recipe, needed))))
     written: dict[str, str] = {}
@@ -345,14 +345,14 @@ def test_every_key_of_a_recipe_is_explained_with_its_default() -> None:
             assert yaml.safe_load(cell.strip("`")) == expected[key], key
 
 
-def test_every_key_of_a_data_entry_is_explained_with_its_default() -> None:
+def test_every_data_entry_key_is_documented_with_its_default() -> None:
     rows = table(ROOT / "docs" / "data.md", "key of an entry")
     defaults = tree_of(parse(PairFiles, "pairs.tsv")) | {"path": None}
-    defaults.pop("kind")  # the task decides it
+    defaults.pop("kind")  # set by the task
     assert {key: yaml.safe_load(cells[0].strip("`")) for key, cells in rows.items()} == defaults
 
 
-def test_every_task_is_explained_with_what_it_needs() -> None:
+def test_every_task_is_documented() -> None:
     rows = table(ROOT / "docs" / "tasks.md", "task")
     assert set(rows) == set(Task.registry)
     for kind, (models, head, reads, metrics, keys) in rows.items():
@@ -360,11 +360,11 @@ def test_every_task_is_explained_with_what_it_needs() -> None:
         assert re.findall(r"`([\w-]+)`", models) == list(task.kinds)
         assert head == f"`{task.heads[0]}`" and reads == f"`{task.files.model_fields['kind'].default}`"
         assert re.findall(r"`([\w@-]+)`", metrics) == list(task.metrics)
-        said = {key: value for text in re.findall(r"`([^`]+)`", keys) for key, value in yaml.safe_load(text).items()}
-        assert said == {key: value for key, value in tree_of(task()).items() if key != "kind"}
+        found = {key: value for text in re.findall(r"`([^`]+)`", keys) for key, value in yaml.safe_load(text).items()}
+        assert found == {key: value for key, value in tree_of(task()).items() if key != "kind"}
 
 
-def test_every_key_of_every_kind_of_files_is_explained_with_its_default() -> None:
+def test_every_file_key_is_documented_with_its_default() -> None:
     for kind, files in Files.registry.items():
         rows = table(ROOT / "docs" / "tasks.md", f"key of `{kind}` files")
         if kind == "pairs":  # in data.md
@@ -375,20 +375,20 @@ def test_every_key_of_every_kind_of_files_is_explained_with_its_default() -> Non
         assert written == expected | {"path": "required"}
 
 
-def test_every_schedule_is_explained_with_its_keys() -> None:
+def test_every_schedule_is_documented_with_its_keys() -> None:
     rows = table(ROOT / "docs" / "training.md", "schedule")
     keys = {kind: [name for name in part.model_fields if name != "kind"] for kind, part in Schedule.registry.items()}
     assert {kind: re.findall(r"`(\w+)`", cells[0]) for kind, cells in rows.items()} == keys
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_tables_made_from_the_code_are_as_the_code_is(name: str) -> None:
-    """Parts of every slot, presets with their sizes: `make docs` writes them."""
+def test_generated_tables_are_up_to_date(name: str) -> None:
+    """`make docs` writes these tables."""
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert page == written(name, page), "run make docs"
 
 
-def test_a_slot_of_the_table_has_the_parts_of_its_class() -> None:
+def test_the_parts_table_lists_every_registered_part() -> None:
     rows = table(ROOT / "docs" / "parts.md", "slot")
     assert {"model", "embedding", "positions", "token mixer", "pattern", "channel mixer", "norm", "wiring"} <= set(rows)
     for slot, (where, listed) in rows.items():
@@ -403,11 +403,9 @@ def test_pictures_are_small() -> None:
     assert pictures and all(picture.stat().st_size < 100_000 for picture in pictures)
 
 
-def test_what_a_page_shows_of_the_terminal_is_what_the_terminal_shows(
-    parts: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_terminal_output_shown_on_pages_is_current(parts: None, capsys: pytest.CaptureFixture[str]) -> None:
     (shown,) = blocks(ROOT / "docs" / "add-a-part.md", "text")
-    names: dict[str, Any] = {"__name__": "afternoon"}
+    names: dict[str, Any] = {"__name__": "my_parts"}
     first, drawn = [block.text for block in blocks(ROOT / "docs" / "add-a-part.md", "python")][:2]
     execute(first, names)
     capsys.readouterr()
@@ -419,7 +417,7 @@ def test_what_a_page_shows_of_the_terminal_is_what_the_terminal_shows(
     assert capsys.readouterr().out == shown.text
 
 
-def test_the_pictures_are_those_of_the_patterns() -> None:
+def test_drawn_patterns_are_current() -> None:
     (drawn,) = [block.text for block in blocks(ROOT / "docs" / "parts.md", "text") if "█" in block.text]
     lines = drawn.splitlines()
     names = re.split(r" {2,}", lines[0])
@@ -428,7 +426,7 @@ def test_the_pictures_are_those_of_the_patterns() -> None:
         assert "\n".join(line[start:end].rstrip() for line in lines[1:]) == Pattern.from_text(name).picture(8), name
 
 
-def test_the_report_is_what_the_readers_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_report_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lines = ["机器学习\tmachine learning"] * 2 + ["很有趣 very", "\tnothing", "很有趣\tvery\textra"]
     data = "\n".join([*lines, "一\tone two three four five", ""]).encode() + b"\xff\tx\n"
@@ -440,14 +438,14 @@ def test_the_report_is_what_the_readers_say(tmp_path: Path, monkeypatch: pytest.
 
 
 @any_page
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_exists(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if not target.startswith(("http://", "https://")):
             assert (page.parent / target.partition("#")[0]).exists(), target
 
 
 @any_page
-def test_every_test_and_class_that_is_named_exists(page: Path) -> None:
+def test_every_named_test_and_class_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for path, name in re.findall(r"`(tests/[\w/.]+?)(?:::(\w+))?`", text):
         assert (ROOT / path).exists(), path
@@ -458,11 +456,11 @@ def test_every_test_and_class_that_is_named_exists(page: Path) -> None:
             assert re.search(rf"^(class|def) {name}\b", code, re.MULTILINE), f"{path}: {name}"
 
 
-# --- presets, recipes, the new part ---------------------------------------------------------------------------------
+# --- presets, recipes, new parts ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_every_preset_is_described_builds_and_is_named_on_a_page(
+def test_every_preset_is_described_builds_and_is_documented(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     run(["allyouneed", "describe", name], tmp_path)
@@ -472,16 +470,16 @@ def test_every_preset_is_described_builds_and_is_named_on_a_page(
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_recipe_is_valid(path: Path) -> None:
-    starts = "start" in yaml.safe_load(path.read_text(encoding="utf-8"))  # from what another recipe makes
+    starts = "start" in yaml.safe_load(path.read_text(encoding="utf-8"))  # continues from the result of another recipe
     load_recipe(path, [f"start={shipped()}"] if starts else ())
 
 
-@pytest.mark.parametrize(("word", "least"), [("running-mean", 15), ("grouped-ffn", 5), ("log-sparse", 5)])
-def test_the_invariant_tests_find_the_new_parts_by_themselves(word: str, least: int, tmp_path: Path) -> None:
-    """The blocks of docs/add-a-part.md as a file; nothing else is told about them."""
-    (tmp_path / "afternoon.py").write_text(new_parts(), encoding="utf-8")
+@pytest.mark.parametrize(("kind", "least"), [("running-mean", 15), ("ema", 15), ("grouped-ffn", 5), ("log-sparse", 5)])
+def test_the_invariant_tests_find_new_parts(kind: str, least: int, tmp_path: Path) -> None:
+    """The parts of docs/add-a-part.md as a module, loaded with `-p`."""
+    (tmp_path / "my_parts.py").write_text(new_parts(), encoding="utf-8")
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
-    options = ["-p", "afternoon", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", word]
+    options = ["-p", "my_parts", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", kind]
     where = [str(ROOT / "tests" / name) for name in ("invariants", "nn/test_cost.py")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *where],
