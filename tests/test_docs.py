@@ -1,8 +1,8 @@
 """The documentation is executed: commands run, YAML parses, Python runs, tables and pictures match the code.
 
 Pages run in a temporary folder with tiny versions of the files they name (`pairs.tsv`, `book.txt`, …). Recipes are
-written there with the overrides `SMALL`; commands and blocks are otherwise unchanged. A YAML block whose first line is a
-comment such as `# many.yaml` becomes a file of that name.
+written there with the overrides `SMALL`; commands and blocks are otherwise unchanged. A YAML block whose first
+line is a comment such as `# many.yaml` becomes a file of that name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files, Report
 from allyouneed.look.pages import PAGES as GENERATED
-from allyouneed.look.pages import written
+from allyouneed.look.pages import render
 from allyouneed.models import shipped
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.patterns.core import Pattern
@@ -385,7 +385,7 @@ def test_every_schedule_is_documented_with_its_keys() -> None:
 def test_generated_tables_are_up_to_date(name: str) -> None:
     """`make docs` writes these tables."""
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    assert page == written(name, page), "run make docs"
+    assert page == render(name, page), "run make docs"
 
 
 def test_the_parts_table_lists_every_registered_part() -> None:

@@ -1,9 +1,9 @@
-"""docs/family.md: system → preset → part files → paper → judge → largest difference seen.
+"""docs/family.md: system → preset → part files → paper → reference → largest difference.
 
-    make family      runs the parity tests, gathers what they measured, writes docs/results/parity.json and the page
+    make family      run the parity tests, collect their measurements, write docs/results/parity.json and the page
 
-Nothing in the table is typed: presets name system and paper in their first line (`# System: paper, equation`), parts
-say which file they are in, the tests say who judged and how far apart the numbers were.
+The table is generated: system and paper come from the first line of a preset (`# System: paper, equation`), files from
+its parts, reference and differences from the tests.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ ROOT = Path(__file__).parents[2]
 RESULTS, PAGE = ROOT / "docs/results/parity.json", ROOT / "docs/family.md"
 HEAD = """# The family
 
-Every system is a preset of one core. The judge is somebody else's code, or the paper's equations written out, given the
-same random weights; a difference is the largest seen in any output (and in any gradient), relative to the largest entry
-where that is above one. This page is written by `make family` from what the parity tests measured
-([results/parity.json](results/parity.json)); `allyouneed models` lists what each preset costs.
+Every system is a preset over the same parts, verified against a reference implementation or the paper's written-out
+equations with the same random weights. The last columns give the largest difference of any output and any gradient,
+relative to the largest entry where that exceeds one. `make family` writes this page from the measurements of the parity
+tests ([results/parity.json](results/parity.json)); `allyouneed models` lists the cost of each preset.
 
-| system | presets | made of | paper | judge | outputs | gradients |
+| system | presets | parts | paper | reference | outputs | gradients |
 |---|---|---|---|---|---|---|
 """
 TAIL = """
-A difference of 0 means bit for bit the same: the same operations in the same order.
+A difference of 0 means bit-identical results: the same operations in the same order.
 
-## In the literature, not here
+## Not included
 
-* Chips that burn the architecture in (Etched's Sohu and the like): hardware for the parts that are here, not a part.
-* State-space models (S4, Mamba) and long convolutions (Hyena): no attention and no descendant of it; the mixer slot
-  would hold them.
-* kNN-LM: a way to decode with a data store, not a layer; RETRO is the retrieval that is a layer.
-* Nyströmformer, Routing Transformer, Compressive Transformer, FNet: cheaper attention whose ideas other parts here
-  stand for (Linformer and Performer, LSH, Infini-attention's memory, Synthesizer's random weights).
-* Adaptive softmax and adaptive embeddings (in Transformer-XL's large models): a head for vocabularies of words; with
-  subwords nobody needs it.
+* Hardwired Transformer chips (Etched's Sohu and similar): hardware for these parts, not a part.
+* State-space models (S4, Mamba) and long convolutions (Hyena): not derived from attention; they would fit the mixer
+  slot.
+* kNN-LM: a decoding method with a data store, not a layer; RETRO covers retrieval as a layer.
+* Nyströmformer, Routing Transformer, Compressive Transformer, FNet: efficient attention whose ideas other parts cover
+  (Linformer and Performer, LSH, Infini-attention's memory, Synthesizer's random weights).
+* Adaptive softmax and adaptive embeddings (in Transformer-XL's large models): a head for word vocabularies, unnecessary
+  with subwords.
 """
 
 
@@ -52,24 +52,24 @@ def system_and_paper(preset: str) -> tuple[str, str]:
     """The first line of a preset: `# System: paper, equation.`"""
     first = (PRESETS / f"{preset}.yaml").read_text(encoding="utf-8").splitlines()[0]
     system, colon, paper = first.removeprefix("# ").partition(": ")
-    assert first.startswith("# ") and colon, f"{preset}.yaml begins with '# System: paper, equation', not {first!r}"
+    assert first.startswith("# ") and colon, f"{preset}.yaml must begin with '# System: paper, equation', not {first!r}"
     return system, paper.rstrip(".")
 
 
 def parts(node: Any) -> Iterator[Part]:
-    """What a preset says: what it leaves as it is everywhere is not listed."""
+    """The parts a preset sets; defaults are not listed."""
     if isinstance(node, BaseModel):
         if isinstance(node, Part):
             yield node
-        said = type(node).model_fields.items()
-        node = [value for name, field in said if (value := getattr(node, name)) != field.default]
+        fields = type(node).model_fields.items()
+        node = [value for name, field in fields if (value := getattr(node, name)) != field.default]
     if isinstance(node, list | tuple):
         for child in node:
             yield from parts(child)
 
 
 def files(preset: str) -> list[str]:
-    """The files of the parts a preset is made of, in the order they are met."""
+    """The files of a preset's parts, in order of occurrence."""
     config = parse(Model, preset_tree(preset))  # type: ignore[type-abstract]
     modules = [type(part).__module__.removeprefix("allyouneed.").replace(".", "/") for part in parts(config)]
     return list(dict.fromkeys(f"{module}.py" for module in modules))

@@ -1,6 +1,6 @@
-"""Tables in docs/ that are made from the code, so that nobody types them: `python -m allyouneed.look.pages docs`.
+"""Generated tables of docs/: `python -m allyouneed.look.pages docs`.
 
-A table stands on its page between `<!-- parts: written by make docs -->` and `<!-- end of parts -->`.
+A table is placed between `<!-- parts: written by make docs -->` and `<!-- end of parts -->`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import allyouneed.nn  # every part registers by being imported
+import allyouneed.nn  # imports every part, which registers it
 from allyouneed.config import Part
 from allyouneed.files import write_text
 from allyouneed.look.models import Row, rows, short
 
-# in the order of the sentence that a model is; slots that are not named here follow
+# slots in the order of a model; others follow
 ORDER = ("model", "embedding", "positions", "token mixer", "pattern", "scores", "attention positions", "channel mixer")
 
 
 def slots() -> list[type[Part]]:
-    """Every class that opens a slot in nn, in the order of the page."""
+    """Every slot class of nn, in page order."""
     found: list[type[Part]] = []
     classes: list[type[Part]] = [Part]
     while classes:
@@ -35,7 +35,7 @@ def slots() -> list[type[Part]]:
 
 
 def parts_table() -> str:
-    lines = [["slot", "class", "parts now"]]
+    lines = [["slot", "class", "parts"]]
     for cls in slots():
         kinds = [kind for kind, part in cls.registry.items() if part.__module__.startswith("allyouneed.")]
         file = _file(cls)
@@ -45,7 +45,7 @@ def parts_table() -> str:
 
 
 def presets_table() -> str:
-    """Like `allyouneed models --papers`, at the first of its lengths."""
+    """Like `allyouneed models --papers`, at the shortest length."""
 
     def line(row: Row) -> list[str]:
         at = row.at[0]
@@ -53,19 +53,18 @@ def presets_table() -> str:
         state = "–" if at.state is None else f"{short(at.state)}B{far}"
         return [f"`{row.name}`", row.kind, short(row.parameters), short(at.flops) + far, state, row.paper]
 
-    head = ["preset", "kind", "parameters", "FLOPs per token at 1k", "state at 1k", "where it comes from"]
+    head = ["preset", "kind", "parameters", "FLOPs per token at 1k", "state at 1k", "paper"]
     return _table([head, *(line(row) for row in rows())])
 
 
 def families_table() -> str:
-    """Whose models are read and written, by the `model_type` of their config."""
+    """Supported Hugging Face families by `model_type`."""
     from allyouneed.interop import families
 
-    lines = [["`model_type`", "what it is", "its table"]]
+    lines = [["`model_type`", "model", "weight table"]]
     for name in families.FAMILIES:
-        told = inspect.getdoc(importlib.import_module(f"{families.__name__}.{name}")) or ""
-        # up to the end of its first sentence, and without what the file has besides
-        first = re.split(r"(?<!al)\.(?:\s|$)|, and what", told.replace("\n", " "))[0]
+        text = inspect.getdoc(importlib.import_module(f"{families.__name__}.{name}")) or ""
+        first = re.split(r"(?<!al)\.(?:\s|$)|, and what", text.replace("\n", " "))[0]  # the first sentence
         where = f"[{name}.py](../src/allyouneed/interop/families/{name}.py)"
         lines.append([f"`{name}`", first, where])
     return _table(lines)
@@ -88,11 +87,11 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
 }
 
 
-def written(name: str, page: str) -> str:
-    """The page with its tables as they have to be."""
+def render(name: str, page: str) -> str:
+    """The page with current tables."""
     for table, make in PAGES[name].items():
         begin, end = f"<!-- {table}: written by make docs -->\n", f"<!-- end of {table} -->\n"
-        assert page.count(begin) == page.count(end) == 1, f"{name} needs one place between {begin}and {end}"
+        assert page.count(begin) == page.count(end) == 1, f"{name} must contain {begin}and {end}once"
         before, rest = page.split(begin)
         page = before + begin + make() + end + rest.split(end)[1]
     return page
@@ -100,7 +99,7 @@ def written(name: str, page: str) -> str:
 
 def main(folder: Path) -> None:
     for name in PAGES:
-        write_text(folder / name, written(name, (folder / name).read_text(encoding="utf-8")))
+        write_text(folder / name, render(name, (folder / name).read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":
