@@ -254,17 +254,18 @@ def ceilings(clock: Callable[[], float]) -> Ceilings:
 
 def machine_product(linear: Any, x: Any) -> Callable[[], Any] | None:
     from allyouneed.kernels.cpu import build as native
-    from allyouneed.runtime.cpu.executor import Arena, Program, packed_bytes
-    from allyouneed.runtime.cpu.lower import Orders, told
+    from allyouneed.runtime.cpu.instructions import Instructions
+    from allyouneed.runtime.cpu.lower import lower
+    from allyouneed.runtime.cpu.native_program import Batch, NativeProgram, arena_for
 
     library = native.machine()
     if library is None:
         return None
-    orders = Orders()
-    orders.outputs.append(told(linear, orders.value(x.shape[1]), orders))
-    program = Program(orders, library, Arena(library, packed_bytes(orders.list[0])))
+    code = Instructions()
+    code.outputs.append(lower(linear, code.register(x.shape[1]), code))
+    program = NativeProgram(code, library, arena_for(library, code))
     ones = [1] * len(x)
-    return lambda: program.run(len(x), 1, None, ones, ones, 0, 0, x=x)
+    return lambda: program.run(Batch(len(x), 1, None, ones, ones), x=x)
 
 
 def ceiling(job: Job, most: Ceilings) -> float:

@@ -23,7 +23,7 @@ from allyouneed.infer.speculative.decode import Speculation, refuse, speculate
 from allyouneed.infer.speculative.drafts import Draft
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
-from allyouneed.runtime.cpu.executor import swift
+from allyouneed.runtime.cpu.executor import cpu_executor
 
 SHORT = 16  # a source counts as at least this long: short ones still need logits over the whole vocabulary
 
@@ -168,7 +168,7 @@ class Engine:
     @property
     def decoder(self) -> Any:
         """What decodes: the model, or its orders where it has them (runtime/cpu/executor.py)."""
-        return swift(self.model)
+        return cpu_executor(self.model)
 
     def most(self, request: Request) -> int:
         """So many tokens there may be: the last one is never read back, so it needs no place."""

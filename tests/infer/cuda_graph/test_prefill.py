@@ -16,7 +16,7 @@ from allyouneed.infer.cuda_graph.prefill import FIRST, Graph, PrefillRunner, Siz
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.nn.models.base import Model
-from allyouneed.runtime.cuda.decode_step import reads_alike
+from allyouneed.runtime.cuda.capture import can_capture_prefill
 from graph_runner import MODELS, WAYS, asked, engine_of, said
 from shrink import quantize
 
@@ -136,4 +136,4 @@ def test_rows_that_nobody_asked_for_repeat_the_first() -> None:
 def test_which_presets_are_read_as_a_whole(name: str, alike: bool) -> None:
     with torch.device("meta"):
         model = quantize(parse(Model, preset_tree(name))).build()  # type: ignore[type-abstract]
-    assert reads_alike(model) == alike
+    assert can_capture_prefill(model) == alike

@@ -15,7 +15,7 @@ from allyouneed.infer.decoding.base import Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Request
 from allyouneed.nn.models.base import Model
-from allyouneed.runtime.cuda import decode_step as onestep
+from allyouneed.runtime.cuda.capture import can_capture
 from graph_runner import MODELS, WAYS, asked, engine_of, said
 from shrink import quantize
 from toy_models import BOS
@@ -161,4 +161,4 @@ PRESETS = [*((name, True) for name in FIT.split()), *((name, False) for name in 
 @pytest.mark.parametrize(("name", "fits"), PRESETS)
 def test_which_presets_fit(name: str, fits: bool) -> None:
     model: Any = quantize(parse(Model, preset_tree(name))).build()  # type: ignore[type-abstract]
-    assert onestep.fits(model) == fits
+    assert can_capture(model) == fits

@@ -1,49 +1,49 @@
-"""As many threads as are quick."""
+"""As many threads as are fast."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from allyouneed.runtime.cpu.threads import LATE, SOON, TRIES, Team
+from allyouneed.runtime.cpu.threads import LATE, SOON, TRIES, ThreadCount
 
 
-def taken(team: Team, passes: int, seconds: dict[int, float]) -> Counter[int]:
-    sizes: Counter[int] = Counter()
+def run_passes(threads: ThreadCount, passes: int, seconds: dict[int, float]) -> Counter[int]:
+    used: Counter[int] = Counter()
     for _ in range(passes):
-        size = team.size
-        sizes[size] += 1
-        team.took(size, seconds[size])
-    return sizes
+        count = threads.current
+        used[count] += 1
+        threads.record(count, seconds[count])
+    return used
 
 
-def test_all_of_them_where_they_are_quicker() -> None:
-    sizes = taken(Team(4), 10_000, {4: 1.0, 1: 1.5})
-    assert sizes[4] > 9_000
+def test_all_threads_where_they_are_faster() -> None:
+    used = run_passes(ThreadCount(4), 10_000, {4: 1.0, 1: 1.5})
+    assert used[4] > 9_000
 
 
-def test_one_where_they_are_in_each_others_way() -> None:
-    """Who is slower is asked once, and then not for long."""
+def test_one_thread_where_several_slow_each_other_down() -> None:
+    """The slower choice is tried rarely."""
     for seconds in (50.0, 1.1):
-        assert taken(Team(4), 10_000, {4: seconds, 1: 1.0})[4] < 10
+        assert run_passes(ThreadCount(4), 10_000, {4: seconds, 1: 1.0})[4] < 10
 
 
-def test_a_machine_that_gets_busy_and_quiet_again() -> None:
-    team = Team(2)
-    assert taken(team, 1_000, {2: 1.0, 1: 1.5})[2] > 900
-    assert taken(team, 10_000, {2: 20.0, 1: 1.5})[2] < 20
-    taken(team, LATE, {2: 1.0, 1: 1.5})
-    assert taken(team, 1_000, {2: 1.0, 1: 1.5})[2] > 900
+def test_a_machine_that_gets_busy_and_idle_again() -> None:
+    threads = ThreadCount(2)
+    assert run_passes(threads, 1_000, {2: 1.0, 1: 1.5})[2] > 900
+    assert run_passes(threads, 10_000, {2: 20.0, 1: 1.5})[2] < 20
+    run_passes(threads, LATE, {2: 1.0, 1: 1.5})
+    assert run_passes(threads, 1_000, {2: 1.0, 1: 1.5})[2] > 900
 
 
-def test_a_pass_that_is_held_up_sends_them_away() -> None:
-    team = Team(2)
-    taken(team, TRIES, {1: 1.5})
+def test_one_stalled_pass_goes_back_to_one_thread() -> None:
+    threads = ThreadCount(2)
+    run_passes(threads, TRIES, {1: 1.5})
     for seconds in (1.0, 1.0, 1.0, 1.4):
-        assert team.size == 2
-        team.took(2, seconds)
-    team.took(2, 30.0)
-    assert team.size == 1 and team.left == SOON
+        assert threads.current == 2
+        threads.record(2, seconds)
+    threads.record(2, 30.0)
+    assert threads.current == 1 and threads.left == SOON
 
 
-def test_one_thread_is_one() -> None:
-    assert taken(Team(1), 100, {1: 1.0}) == {1: 100}
+def test_a_limit_of_one_thread() -> None:
+    assert run_passes(ThreadCount(1), 100, {1: 1.0}) == {1: 100}

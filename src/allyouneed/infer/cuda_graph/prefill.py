@@ -19,7 +19,7 @@ from torch import Tensor
 
 from allyouneed.infer.cuda_graph.device_search import DeviceSearch
 from allyouneed.nn.batch import Rows
-from allyouneed.runtime.cuda.decode_step import reads_alike
+from allyouneed.runtime.cuda.capture import can_capture_prefill
 from allyouneed.runtime.cuda.graphs import captured
 from allyouneed.runtime.cuda.static_cache import StaticStates
 
@@ -45,7 +45,7 @@ class Graph(NamedTuple):
 class PrefillRunner:
     def __init__(self, model: Any, states: StaticStates, saying: DeviceSearch) -> None:
         self.model, self.states, self.saying = model, states, saying
-        self.fits, self.captures = reads_alike(model), states.device.type == "cuda"
+        self.fits, self.captures = can_capture_prefill(model), states.device.type == "cuda"
         self.came: Counter[Size] = Counter()
         self.graphs: OrderedDict[Size, Graph] = OrderedDict()
         self.pool: Any = None  # of memory, for all graphs: nothing in it is needed after a reading

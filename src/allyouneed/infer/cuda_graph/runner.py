@@ -21,7 +21,8 @@ from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestStat
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
-from allyouneed.runtime.cuda.decode_step import OneStep, fits
+from allyouneed.runtime.cuda.capture import can_capture
+from allyouneed.runtime.cuda.decode_step import DecodeStep
 from allyouneed.runtime.cuda.graphs import undisturbed
 from allyouneed.runtime.cuda.static_cache import StaticStates
 
@@ -39,7 +40,7 @@ class GraphRunner:
         self.model = model
         self.states = StaticStates(model.decoder, seats, way.decoding.rows, capacity, sources)
         self.step, self.saying = (
-            OneStep(model, self.states),
+            DecodeStep(model, self.states),
             device_search(way, self.states, model.config.vocabs.target),
         )
         self.free = list(range(seats))
@@ -138,7 +139,7 @@ class GraphRunnerCache:
         engine, beams = self.engine, decoding.method == "beam" and decoding.beam > 1
         if decoding.repetition_penalty != 1 or decoding.no_repeat is not None or (beams and stops is not None):
             return False
-        return not engine.seen_whole and engine.search is None and fits(engine.model)
+        return not engine.seen_whole and engine.search is None and can_capture(engine.model)
 
     @torch.inference_mode()
     def answer(

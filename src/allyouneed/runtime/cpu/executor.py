@@ -1,253 +1,170 @@
-"""Models that are run by orders (lower.py), where every part of them is told and the machine is there. They decode over
-the same `States` as the model itself, which does whatever else is asked for."""
+"""Decoding on a CPU by the native interpreter. It works on the same `States` as the model; parts without instructions
+are called between two runs of the interpreter, and what it cannot do at all (gradients, packed rows) the model does."""
 
 from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
-from threading import Lock
-from time import perf_counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from allyouneed.kernels.cpu.build import Cache, Order, Pass, machine
+from allyouneed.kernels.cpu.build import machine
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.linear import int8 as quantized
-from allyouneed.nn.models.decoder import DecoderModel
-from allyouneed.nn.models.encoder_decoder import EncoderDecoderModel
-from allyouneed.nn.states.base import State, States
-from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
-from allyouneed.runtime.cpu.lower import EIGHT, PRODUCT, Program, Slot, Unsupported, embedded, scored, sources, stacked
-from allyouneed.runtime.cpu.threads import Team
-
-WIDE, QUAD, SPARE = (
-    64,
-    4,
-    64,
-)  # machine/products.h: outputs side by side, inputs of one instruction, bytes after a token
-AHEAD = 64  # places that tables have at least
+from allyouneed.nn.mixers.attention.attention import CrossAttention
+from allyouneed.nn.states.base import States
+from allyouneed.nn.states.kv_cache import KVCache
+from allyouneed.runtime.cpu.instructions import FORMS, PRODUCT, Instructions, PartCall, Register
+from allyouneed.runtime.cpu.lower import lower, lower_embed, lower_program, lower_source
+from allyouneed.runtime.cpu.native_program import Batch, CacheBinding, NativeProgram, arena_for
+from allyouneed.runtime.eager import apply
+from allyouneed.runtime.program import Call, Unsupported
+from allyouneed.runtime.trace import require_traced_model, trace
 
 
-class Arena:
-    """Memory for what is packed, in large pages."""
+@dataclass
+class LoweredModel:
+    """`encoder`: of int8 models; it returns keys and values for each of `crosses`, too (cross-attentions by layer). A
+    program that calls parts also returns its embeddings. `head`, `encoder`: None where `reasons` say why."""
 
-    def __init__(self, library: ctypes.CDLL, size: int) -> None:
-        self.library, self.next = library, library.large(size)
-        if not self.next:
-            raise MemoryError(f"{size} bytes for packed weights")
-        weakref.finalize(self, library.give_back, self.next)
-
-    def pack(self, order: Order) -> Tensor:
-        """Put an order's codes in, in the machine's order; their sums, which it needs too."""
-        inputs, outputs = order.numbers[0], order.numbers[1]
-        sums = torch.empty(outputs, dtype=torch.int32)
-        self.library.pack(order.places[0], outputs, inputs, self.next, sums.data_ptr())
-        order.places[0], order.places[2] = self.next, sums.data_ptr()
-        self.next += packed_bytes(order)
-        return sums
+    decoder: Instructions
+    head: Instructions | None = None
+    encoder: Instructions | None = None
+    crosses: dict[int, Any] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
-def packs(order: Order) -> bool:
-    return order.kind == PRODUCT and order.numbers[3] == EIGHT
+def lower_model(model: Any) -> LoweredModel:
+    """Instructions of a model, which may be on the meta device. Raises `Unsupported` where no sub-layer has any."""
+    require_traced_model(model)
+    types = {weight.dtype for weight in model.parameters()} - set(FORMS)
+    if types:
+        raise Unsupported(f"its weights are {', '.join(sorted(str(t).removeprefix('torch.') for t in types))}")
+    width = model.config.width
+    code, embedded, hidden = lower_stack(model.embed, model.decoder, width, states=True)
+    code.outputs += [hidden, embedded] if code.calls else [hidden]
+    lowered = LoweredModel(code)
+    for slot in code.caches:
+        part = model.decoder.blocks[slot.state.layer].sublayers[slot.state.name]
+        if type(part) is CrossAttention:
+            lowered.crosses[slot.state.layer] = part
+    head = Instructions()
+    try:
+        head.outputs.append(lower(model.head, head.register(hidden.width), head, None))
+        lowered.head = head
+    except Unsupported as reason:
+        lowered.reasons["head"] = str(reason)
+    if hasattr(model, "encoder"):
+        try:
+            if not is_int8(model):
+                raise Unsupported("torch is as fast for float weights")
+            embed = model.embed if model.source_embed is None else model.source_embed
+            reading, embedded, hidden = lower_stack(embed, model.encoder, width, states=False)
+            sources = [lower_source(part, hidden, reading) for part in lowered.crosses.values()]
+            reading.outputs += [hidden, embedded] if code.calls or reading.calls else [hidden]
+            reading.outputs += sources
+            lowered.encoder = reading
+        except Unsupported as reason:
+            lowered.reasons["encoder"] = str(reason)
+    return lowered
 
 
-def packed_bytes(order: Order) -> int:
-    inputs, outputs = order.numbers[0], order.numbers[1]
-    return -(-outputs // WIDE) * WIDE * -(-inputs // QUAD) * QUAD
+def lower_stack(embed: nn.Module, stack: Any, width: int, states: bool) -> tuple[Instructions, Register, Register]:
+    """Instructions, and the registers of the embeddings and of the result."""
+    code = Instructions()
+    embedded = lower_embed(embed, width, code)
+    before = len(code.instructions)
+    hidden = lower_program(trace(stack, width, states), embedded, code)
+    if not any(order.kind == PRODUCT for order in code.instructions[before:]):
+        raise Unsupported(f"no sub-layer is native: {'; '.join(dict.fromkeys(call.reason for call in code.calls))}")
+    return code, embedded, hidden
 
 
-class NativeProgram:
-    """Orders with room to run in. `fresh`: registers whose contents are handed out; `given`: those that are filled."""
-
-    def __init__(self, program: Program, library: ctypes.CDLL, arena: Arena) -> None:
-        self.library, self.arena, self.lock = library, arena, Lock()
-        self.kept = list(program.kept)
-        widths, chosen = program.assigned()
-        self.fresh = [chosen[value.number] for value in program.outputs]
-        self.slots, self.makers = program.slots, program.tables
-        for order in program.list:
-            order.input, order.other, order.output = (
-                -1 if number < 0 else chosen[number] for number in (order.input, order.other, order.output)
-            )
-            if packs(order):
-                self.kept.append(arena.pack(order))
-        self.widths = widths
-        self.program = (Order * len(program.list))(*program.list)
-        self.registers = (ctypes.c_void_p * len(widths))()
-        self._widths = (ctypes.c_int32 * len(widths))(*widths)
-        self._tables = (ctypes.c_void_p * max(1, len(self.makers)))()
-        self.tables: list[Tensor] = []
-        self.teams: dict[int, Team] = {}
-        self.places = self.room = self.longest = self.threads = 0
-        self.inputs = max((order.numbers[0] for order in program.list if packs(order)), default=0)
-        self.all = Pass(
-            orders=len(self.program),
-            order=ctypes.addressof(self.program),
-            registers=ctypes.addressof(self.registers),
-            widths=ctypes.addressof(self._widths),
-            tables=ctypes.addressof(self._tables),
-        )
-
-    def reserve(self, tokens: int, places: int, longest: int) -> None:
-        """Room for so many tokens, at places before `places`, that look at so many keys."""
-        threads = torch.get_num_threads()
-        if tokens > self.room:
-            self.room = tokens
-            self.registers_memory = torch.empty(tokens * sum(self.widths))
-            at = self.registers_memory.data_ptr()
-            for number, width in enumerate(self.widths):
-                self.registers[number] = at
-                at += 4 * tokens * width
-            self.rounded = torch.empty(tokens * (self.inputs + QUAD + SPARE), dtype=torch.uint8)
-            self.all.rounded = self.rounded.data_ptr()
-            self.longest = self.threads = 0
-        if longest + 4 > self.longest or threads != self.threads:  # keys are looked at in fours
-            self.longest, self.threads = 2 * longest + 4, threads
-            self.scratch = torch.empty(2 * self.room + threads * self.longest)
-            self.all.scratch, self.all.longest = self.scratch.data_ptr(), self.longest
-        if places > self.places:
-            self.places = max(2 * places, AHEAD)
-            self.tables = [make(self.places) for make in self.makers]
-            self._tables[: len(self.tables)] = [table.data_ptr() for table in self.tables]
-
-    def run(
-        self,
-        rows: int,
-        time: int,
-        tokens: Tensor | None,
-        starts: Sequence[int],
-        lengths: Sequence[int],
-        places: int,
-        longest: int,
-        caches: int = 0,
-        group: int = 1,
-        sources: Any = None,
-        x: Tensor | None = None,
-    ) -> list[Tensor]:
-        """`x`: what stands in the first register."""
-        given = self.all
-        with self.lock:
-            self.reserve(rows * time, places, longest)
-            given.rows, given.time, given.group, given.caches = rows, time, group, caches
-            held = (ctypes.c_int32 * rows)(*starts), (ctypes.c_int32 * rows)(*lengths)
-            given.starts, given.lengths = ctypes.addressof(held[0]), ctypes.addressof(held[1])
-            given.sources = None if sources is None else ctypes.addressof(sources)
-            given.tokens = None if tokens is None else tokens.data_ptr()
-            if x is not None:
-                self.registers[0] = x.data_ptr()
-            out = [torch.empty(rows * time, self.widths[number]) for number in self.fresh]
-            for number, tensor in zip(self.fresh, out, strict=True):
-                self.registers[number] = tensor.data_ptr()
-            team = self.team(rows * time)
-            given.threads = team.size
-            began = perf_counter()
-            if self.library.run(ctypes.addressof(given)):
-                raise IndexError("a token is none of the vocabulary")
-            team.took(given.threads, perf_counter() - began)
-        return out
-
-    def team(self, tokens: int) -> Team:
-        """Of passes over about so many tokens."""
-        size = tokens.bit_length()
-        if size not in self.teams or self.teams[size].most != self.threads:
-            self.teams[size] = Team(self.threads)
-        return self.teams[size]
+def is_int8(model: Any) -> bool:
+    return type(model.embed.tokens) is quantized.Int8Table
 
 
-class Bound:
-    """The caches of some states as the machine sees them."""
+@dataclass
+class PartCaller:
+    """Calls the parts of one pass that have no instructions; the second output of a program with part calls is its
+    embeddings."""
 
-    def __init__(self, slots: Sequence[Slot], states: States) -> None:
-        self.layers, self.memory = states.layers, states.memory
-        found: list[State | None] = [states.layers[slot.layer].get(slot.name) for slot in slots]
-        wanted = [CrossKVCache if slot.name == "cross" else KVCache for slot in slots]
-        self.known = all(type(state) is kind for state, kind in zip(found, wanted, strict=True))
-        self.states: list[Any] = found
-        self.keys: list[Tensor | None] = [None] * len(slots)
-        self.caches = (Cache * max(1, len(slots)))()
-        self.lengths: Any = None
-        if states.memory is not None:
-            layout = states.memory.layout
-            self.known = self.known and layout.start == 0 and not layout.packed
-            count = len(states.memory.hidden)
-            ends = [layout.time] * count if layout.real is None else layout.real.sum(1).tolist()
-            self.lengths = (ctypes.c_int32 * count)(*ends)
+    program: NativeProgram
+    batch: Batch
+    embed: Any
+    rows: Rows
+    context: Context
+    layers: list[dict[str, Any]] | None
+    dtype: torch.dtype
 
-    def point(self, number: int) -> None:
-        """To where a state's keys and values lie now."""
-        state, cache = self.states[number], self.caches[number]
-        keys, values = state.keys, state.values
-        if keys.dtype is not torch.float32:
-            state.keys, state.values = keys, values = keys.float(), values.float()
-        if keys.stride() != values.stride() or keys.stride(3) != 1:
-            state.keys = keys = keys.contiguous()
-            state.values = values = values.contiguous()
-        cache.keys, cache.values = keys.data_ptr(), values.data_ptr()
-        cache.row, cache.head, cache.time = keys.stride()[:3]
-        self.keys[number] = keys
+    def __call__(self, call: PartCall, inputs: list[Tensor]) -> Tensor:
+        if call.op is None:
+            found: Tensor = self.embed(self.rows, self.context.queries)
+            return found
+        if self.context.inputs is None:
+            self.context.inputs = self.program.view(self.program.returned[1], self.batch).to(self.dtype)
+        dtype = self.dtype if isinstance(call.op, Call) else torch.float32  # formulas stay in single precision
+        return apply(call.op, [x.to(dtype) for x in inputs], self.context, self.layers)
 
 
 class CpuExecutor:
-    """What decoding asks of a model (infer/running_batch.py), by orders."""
+    """The `start`, `advance` and `head` of a model (infer/running_batch.py) by native programs."""
 
-    def __init__(self, model: EncoderDecoderModel | DecoderModel, library: ctypes.CDLL) -> None:
+    def __init__(self, model: Any, library: ctypes.CDLL) -> None:
+        lowered = lower_model(model)
         self._model = weakref.ref(model)
-        decoder, head = Program(), Program()
-        decoder.outputs.append(stacked(model.decoder, embedded(model.embed, decoder), decoder, reads=False))
-        width = decoder.outputs[0].width
-        head.outputs.append(scored(model.head, head.value(width), head))
-        blocks: list[Any] = list(model.decoder.blocks)
-        self.crosses = {n: block.sublayers["cross"] for n, block in enumerate(blocks) if "cross" in block.sublayers}
-        reader: Program | None = None
-        writing: Any = model.embed
-        self.limit: int | None = writing.limit
-        self.source_limit: int | None = None
-        self.eight = type(writing.tokens) is quantized.Int8Table
-        if isinstance(model, EncoderDecoderModel) and self.eight:
-            reading: Any = model.embed if model.source_embed is None else model.source_embed
-            try:
-                reader = Program()
-                hidden = stacked(model.encoder, embedded(reading, reader), reader, reads=True)
-                reader.outputs += [hidden, *(sources(part, hidden, reader) for part in self.crosses.values())]
-                self.source_limit = reading.limit
-            except Unsupported:
-                reader = None
-        all_orders = [program for program in (decoder, head, reader) if program is not None]
-        self.kept = list(model.parameters())
-        self.was = self.signature()
-        arena = Arena(library, sum(packed_bytes(o) for program in all_orders for o in program.list if packs(o)) or 1)
-        self.decoder, self.scores = NativeProgram(decoder, library, arena), NativeProgram(head, library, arena)
-        self.reader = None if reader is None else NativeProgram(reader, library, arena)
-        self.width = width
-        self.bounds: weakref.WeakKeyDictionary[States, Bound] = weakref.WeakKeyDictionary()
+        self.weights = list(model.parameters())
+        self.lowered_from = self.signature()
+        arena = arena_for(library, lowered.decoder, lowered.head, lowered.encoder)
+        self.decoder = NativeProgram(lowered.decoder, library, arena)
+        self.scores = None if lowered.head is None else NativeProgram(lowered.head, library, arena)
+        self.encoder = None if lowered.encoder is None else NativeProgram(lowered.encoder, library, arena)
+        self.crosses, self.int8 = lowered.crosses, is_int8(model)
+        self.limit: int | None = model.embed.limit
+        self.source_embed: Any = getattr(model, "source_embed", None) or model.embed
+        self.width = lowered.decoder.outputs[0].width
+        self.bindings: weakref.WeakKeyDictionary[States, CacheBinding] = weakref.WeakKeyDictionary()
 
     def signature(self) -> tuple[Any, ...]:
-        """Another one: weights are no longer what they were."""
-        tensors = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in self.kept]
+        """Changes when weights do."""
+        tensors = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in self.weights]
         return (quantized.changes.count, *tensors)
 
     @property
     def model(self) -> Any:
         model = self._model()
-        assert model is not None, "whoever decodes holds the model"
+        assert model is not None, "the caller holds the model"
         return model
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights[0].dtype if self.weights else torch.float32
+
     def start(self, source: Any, **options: Any) -> States:
-        model = self.model
-        if self.reader is None or options or not isinstance(source, Rows) or not plain(source):
+        model, encoder = self.model, self.encoder
+        if encoder is None or options or not isinstance(source, Rows) or not is_plain(source):
             return model.start(source, **options)
         rows, time = source.tokens.shape
-        if self.source_limit is not None and time > self.source_limit:
+        if self.source_embed.limit is not None and time > self.source_embed.limit:
             return model.start(source)
         lengths = [time] * rows if source.lengths is None else source.lengths.tolist()
-        hidden, *both = self.reader.run(rows, time, source.tokens.contiguous(), [0] * rows, lengths, time, time)
-        memory = Memory(hidden.view(rows, time, -1), TokenLayout.of(source))
+        layout = self.source_embed.layout(source)
+        batch = Batch(rows, time, source.tokens.contiguous(), [0] * rows, lengths, time, time)
+        caller = None
+        if encoder.calls:
+            caller = PartCaller(encoder, batch, self.source_embed, source, Context(layout), None, self.dtype)
+        hidden, *others = encoder.run(batch, call_part=caller)
+        inputs = None
+        if len(others) > len(self.crosses):
+            inputs, *others = others
+            inputs = inputs.view(rows, time, -1)
+        memory = Memory(hidden.view(rows, time, -1), layout, inputs=inputs)
         states = States(model.decoder.new_states(), rows, hidden.device, memory)
-        for (layer, part), pair in zip(self.crosses.items(), both, strict=True):
+        for (layer, part), pair in zip(self.crosses.items(), others, strict=True):
             state: Any = states.layers[layer]["cross"]
             keys, values = pair.view(rows, time, -1).chunk(2, -1)
             state.keys, state.values, state.end = part.split(keys), part.split(values), time
@@ -256,23 +173,20 @@ class CpuExecutor:
     def advance(self, new: Rows, states: States, last: bool = False) -> Tensor:
         rows, time = new.tokens.shape
         end = max(states.lengths, default=0) + time
-        bound = self.bound(states, rows, end) if self.takes(new, states, end) else None
-        if bound is None:
-            return self.model.advance(new, self.handed(states), last)
+        binding = self.bind(states, rows, end) if self.supports(new, states, end) else None
+        if binding is None:
+            return self.model.advance(new, self.restore_dtype(states), last)
         lengths = [time] * rows if new.lengths is None else new.lengths.tolist()
         sources = 0 if states.memory is None else states.memory.layout.time
-        (hidden,) = self.decoder.run(
-            rows,
-            time,
-            new.tokens.contiguous(),
-            states.lengths,
-            lengths,
-            end,
-            max(end, sources),
-            ctypes.addressof(bound.caches),
-            states.group,
-            bound.lengths,
-        )
+        batch = Batch(rows, time, new.tokens.contiguous(), states.lengths, lengths, end, max(end, sources))
+        batch.caches, batch.group = ctypes.addressof(binding.caches), states.group
+        batch.sources = binding.source_lengths
+        caller = None
+        if self.decoder.calls:
+            layout = TokenLayout.following(states.lengths, new)
+            context = Context(layout, states.slots(end), states.memory)
+            caller = PartCaller(self.decoder, batch, self.model.embed, new, context, states.layers, self.dtype)
+        hidden, *_ = self.decoder.run(batch, call_part=caller)
         states.lengths = [seen + count for seen, count in zip(states.lengths, lengths, strict=True)]
         found = hidden.view(rows, time, self.width)
         if last and time > 1:
@@ -280,42 +194,42 @@ class CpuExecutor:
             found = found.take_along_dim(places, 1)
         return found
 
-    def handed(self, states: States) -> States:
-        """What was remembered in single precision, in the model's own."""
-        dtype = self.kept[0].dtype
-        if dtype is torch.float32:
+    def restore_dtype(self, states: States) -> States:
+        """Caches written in single precision, in the model's own."""
+        if self.dtype is torch.float32:
             return states
         for layer in states.layers:
             for state in layer.values():
                 if isinstance(state, KVCache) and state.keys is not None and state.values is not None:
-                    state.keys, state.values = state.keys.to(dtype), state.values.to(dtype)
+                    state.keys, state.values = state.keys.to(self.dtype), state.values.to(self.dtype)
         return states
 
-    def takes(self, new: Rows, states: States, end: int) -> bool:
+    def supports(self, new: Rows, states: States, end: int) -> bool:
         return (
             type(states) is States
             and len(states.lengths) == len(new.tokens)
             and not states.marks
-            and plain(new)
+            and is_plain(new)
             and bool(new.tokens.numel())
-            and (self.eight or new.tokens.shape[1] == 1)  # many tokens of floats at once: torch's products are as good
+            and (self.int8 or new.tokens.shape[1] == 1)  # of many tokens torch's float products are as fast
             and not torch.is_grad_enabled()
             and (self.limit is None or end <= self.limit)
         )
 
-    def bound(self, states: States, rows: int, end: int) -> Bound | None:
-        """Caches with room for tokens up to `end`; None where they are none of ours."""
-        bound = self.bounds.get(states)
-        if bound is None or bound.layers is not states.layers or bound.memory is not states.memory:
-            bound = self.bounds[states] = Bound(self.decoder.slots, states)
-        if not bound.known:
+    def bind(self, states: States, rows: int, end: int) -> CacheBinding | None:
+        """KV caches with capacity for tokens up to `end`; None where they are of another kind or have other rows."""
+        binding = self.bindings.get(states)
+        if binding is None or binding.layers is not states.layers or binding.memory is not states.memory:
+            binding = self.bindings[states] = CacheBinding(self.decoder.caches, states)
+        if not binding.supported:
             return None
-        for number, (slot, state) in enumerate(zip(self.decoder.slots, bound.states, strict=True)):
-            if slot.name == "cross":
+        for number, (slot, state) in enumerate(zip(self.decoder.caches, binding.states, strict=True)):
+            if slot.state.name == "cross":
                 if state.keys is None:
                     memory = states.memory
                     assert memory is not None
-                    state.keys, state.values = self.crosses[slot.layer].source(memory.hidden, Context(memory.layout))
+                    part = self.crosses[slot.state.layer]
+                    state.keys, state.values = part.source(memory.hidden, Context(memory.layout))
                     state.end = memory.layout.time
                 if state.keys.shape[0] * states.group != rows:
                     return None
@@ -331,49 +245,57 @@ class CpuExecutor:
                         if cache is not None:
                             grown[:, :, :capacity] = cache
                         setattr(state, name, grown)
-            if state.keys is not bound.keys[number]:
-                bound.point(number)
-        return bound
+            if state.keys is not binding.keys[number]:
+                binding.point(number)
+        return binding
 
     def head(self, x: Tensor) -> Tensor:
         if (
-            torch.is_grad_enabled()
+            self.scores is None
+            or torch.is_grad_enabled()
             or x.dim() != 2
             or not len(x)
             or x.dtype is not torch.float32
             or x.shape[1] != self.width
         ):
-            return self.model.head(x)
+            return self.model.head(x.to(self.dtype) if self.scores is None else x)
         ones = [1] * len(x)
-        (logits,) = self.scores.run(len(x), 1, None, ones, ones, 0, 0, x=x.contiguous())
+        (logits,) = self.scores.run(Batch(len(x), 1, None, ones, ones), x=x.contiguous())
         return logits
 
 
-def plain(rows: Rows) -> bool:
-    """Nothing but sentences, padded on the right."""
-    said = (rows.segments, rows.positions, rows.types, rows.prompt, rows.chosen, rows.order)
-    return rows.side == "right" and all(fact is None for fact in said) and rows.tokens.device.type == "cpu"
+def is_plain(rows: Rows) -> bool:
+    """One sentence a row, padded on the right, with no marks."""
+    marks = (rows.segments, rows.positions, rows.types, rows.prompt, rows.chosen, rows.order)
+    return rows.side == "right" and all(mark is None for mark in marks) and rows.tokens.device.type == "cpu"
 
 
-_KNOWN: weakref.WeakKeyDictionary[nn.Module, CpuExecutor] = weakref.WeakKeyDictionary()
-_UNTOLD: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_executors: weakref.WeakKeyDictionary[nn.Module, CpuExecutor] = weakref.WeakKeyDictionary()
+_refused: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
 
-def swift(model: Any) -> Any:
-    """The model by orders, where it has them and the machine is there; else the model itself."""
-    if not isinstance(model, EncoderDecoderModel | DecoderModel) or model.training or model in _UNTOLD:
+def cpu_executor(model: Any) -> Any:
+    """What decodes with this model: its native program where it has one and the interpreter is available, else the
+    model itself. `allyouneed describe` says why (runtime/report.py)."""
+    if not isinstance(model, nn.Module) or model.training or model in _refused:
         return model
-    weights: Any = model.embed.tokens
-    if next(weights.buffers() if type(weights) is quantized.Int8Table else weights.parameters()).device.type != "cpu":
+    if not on_cpu(model):
         return model
     library = machine()
     if library is None:
         return model
-    known = _KNOWN.get(model)
-    if known is None or known.was != known.signature():
+    known = _executors.get(model)
+    if known is None or known.lowered_from != known.signature():
         try:
-            known = _KNOWN[model] = CpuExecutor(model, library)
-        except Unsupported:
-            _UNTOLD.add(model)
+            known = _executors[model] = CpuExecutor(model, library)
+        except Unsupported as reason:
+            _refused[model] = str(reason)
             return model
     return known
+
+
+def on_cpu(model: Any) -> bool:
+    weights = model.embed.tokens if hasattr(model, "embed") else model
+    tensors = weights.buffers() if type(weights) is quantized.Int8Table else weights.parameters()
+    weight = next(tensors, None)
+    return weight is not None and weight.device.type == "cpu"

@@ -1,386 +1,273 @@
-"""A model's pass over new tokens as a flat list of orders, which a machine of ours (kernels/machine.cpp) runs in one
-call: what a model of eight bits spends on small steps is not products but the calls in between.
-
-Parts are told once, symbolically: `told(part, x, orders)` writes down what `part.forward` would do. A part that is not
-told here has no orders, and a model with such a part is computed as always. Nothing else depends on which way it goes:
-states are the same, and tests hold both ways to the same numbers.
-"""
+"""Lowering rules: what instructions a part becomes. A program is lowered operation by operation; a part without a rule,
+or one its rule does not cover, becomes a call of the part itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from allyouneed.kernels.cpu.build import Order
 from allyouneed.nn.channels.feedforward import ACTIVATIONS, FFNModule, GLUModule
 from allyouneed.nn.embed.tokens import TokenEmbedModule
 from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
 from allyouneed.nn.linear.dense import Joined
 from allyouneed.nn.linear.int8 import Int8Linear, Int8Table
-from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention, _Heads
+from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
 from allyouneed.nn.mixers.attention.scores import ScoresModule
-from allyouneed.nn.models.stack import Stack, changes
 from allyouneed.nn.norms import LayerNormModule, RMSNormModule
 from allyouneed.nn.patterns.core import Causal, Full
 from allyouneed.nn.positions.absolute import NoPositionsModule
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
-from allyouneed.nn.wiring.residual import ResiDualEnd, ResidualModule
+from allyouneed.runtime.cpu.instructions import (
+    ADD,
+    ATTEND,
+    CACHED,
+    EIGHT,
+    EMBED,
+    FORMS,
+    GATE,
+    NORM,
+    OWN,
+    PRODUCT,
+    SCALE,
+    SOURCE,
+    CacheSlot,
+    Instructions,
+    Register,
+)
+from allyouneed.runtime.program import Add, Call, Function, Op, Program, Scale, StateSlot, Unsupported
+from allyouneed.runtime.rules import Rules
 
-EMBED, PRODUCT, NORM, ADD, SCALE, ACTIVATE, GATE, ATTEND = range(8)
-EIGHT, SINGLE, HALF = range(3)  # weights: packed numbers of 8 bits, or float32 or bfloat16 as they lie
-FORMS = {torch.float32: SINGLE, torch.bfloat16: HALF}
-CACHED, SOURCE, OWN = range(3)  # keys and values: of the state, of the source, of these tokens themselves
 NUMBERED = ("identity", "relu", "relu-squared", "gelu", "gelu-tanh", "quick-gelu", "silu", "sigmoid", "tanh")
 
-
-class Unsupported(Exception):
-    """A part that has no orders."""
+lower = Rules("native instructions")  # rule(part, x, code, state) -> Register
 
 
-class Slot(NamedTuple):
-    """Keys and values that an order looks at: of which layer and sub-layer, and their sizes."""
-
-    layer: int
-    name: str
-    heads: int
-    head_width: int
-
-
-class Value:
-    """What stands in a register: (tokens, width). Sums and multiples of it are orders, so that a wiring's formula,
-    handed values instead of tensors, writes its own."""
-
-    def __init__(self, program: Program, number: int, width: int) -> None:
-        self.program, self.number, self.width = program, number, width
-
-    def __add__(self, other: Value | int) -> Value:
-        if not isinstance(other, Value):  # sum() begins with 0
-            return self
-        return self.program.add(ADD, self.width, self, other)
-
-    __radd__ = __add__
-
-    def __mul__(self, factor: float | Tensor) -> Value:
-        if isinstance(factor, Tensor):
-            return self.program.add(SCALE, self.width, self, places=[factor])
-        return self.program.add(SCALE, self.width, self, factors=[factor])
-
-    __rmul__ = __mul__
-
-    def _untold(self, *given: Any, **named: Any) -> Any:
-        """Whatever else a formula does with it has no order."""
-        raise Unsupported
-
-    __getattr__ = __getitem__ = __neg__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __pow__ = _untold
-
-    @classmethod
-    def __torch_function__(cls, *given: Any, **named: Any) -> Any:
-        raise Unsupported
+def lower_program(program: Program, x: Register, code: Instructions) -> Register:
+    """Append a program with this input; its output."""
+    registers = {0: x}
+    for op in program.ops:
+        registers[op.output] = lower_op(op, [registers[number] for number in op.inputs], code, program)
+    return registers[program.output]
 
 
-class Program:
-    """Orders so far. `slots`: caches they look at; `tables`: functions of a number of places that make a table of so
-    many rows; `kept`: tensors they point to; `outputs`: values that are wanted afterwards."""
-
-    def __init__(self) -> None:
-        self.list: list[Order] = []
-        self.widths: list[int] = []
-        self.slots: list[Slot] = []
-        self.tables: list[Callable[[int], Tensor]] = []
-        self.kept: list[Tensor] = []
-        self.outputs: list[Value] = []
-
-    def value(self, width: int) -> Value:
-        self.widths.append(width)
-        return Value(self, len(self.widths) - 1, width)
-
-    def add(
-        self,
-        kind: int,
-        width: int,
-        x: Value | None = None,
-        other: Value | None = None,
-        numbers: Sequence[int] = (),
-        factors: Sequence[float] = (),
-        places: Sequence[Tensor | None] = (),
-    ) -> Value:
-        out = self.value(width)
-        order = Order(kind, -1 if x is None else x.number, -1 if other is None else other.number, out.number)
-        order.numbers[: len(numbers)] = list(numbers)
-        order.factors[: len(factors)] = list(factors)
-        for n, place in enumerate(places):
-            # weights stay as they are; what is added or scaled with is small, and in single precision
-            order.places[n] = None if place is None else self.keep(place if place.dim() == 2 else single(place))
-        self.list.append(order)
-        return out
-
-    def keep(self, tensor: Tensor) -> int:
-        if tensor.device.type != "cpu":
-            raise Unsupported
-        self.kept.append(tensor.detach().contiguous())
-        return self.kept[-1].data_ptr()
-
-    def assigned(self) -> tuple[list[int], list[int]]:
-        """Registers (widths) and which one each value has: one whose last reader has been gets another value."""
-        last = {value.number: len(self.list) for value in self.outputs}
-        for place, order in enumerate(self.list):
-            for number in (order.input, order.other):
-                last[number] = max(last.get(number, 0), place)
-        free: dict[int, list[int]] = {}
-        registers: list[int] = []
-        chosen = [-1] * len(self.widths)
-        leaving: dict[int, list[int]] = {}
-        made = {order.output for order in self.list}
-        for number, width in enumerate(self.widths):
-            if number not in made:  # what is given
-                registers.append(width)
-                chosen[number] = len(registers) - 1
-        for place, order in enumerate(self.list):
-            width = self.widths[order.output]
-            if free.get(width):
-                chosen[order.output] = free[width].pop()
-            else:
-                registers.append(width)
-                chosen[order.output] = len(registers) - 1
-            leaving.setdefault(last.get(order.output, place), []).append(order.output)
-            for number in leaving.pop(place, []):  # after the order itself: what it reads and writes lies apart
-                free.setdefault(self.widths[number], []).append(chosen[number])
-        return registers, chosen
+def lower_op(op: Op, inputs: list[Register], code: Instructions, program: Program) -> Register:
+    width = program.width(op.output)
+    match op:
+        case Add():
+            return code.emit(ADD, width, inputs[0], inputs[1])
+        case Scale():
+            by = {"tensors": [op.factor]} if isinstance(op.factor, Tensor) else {"factors": [op.factor]}
+            return code.emit(SCALE, width, inputs[0], **by)
+        case Function():
+            return code.call(None, op, inputs, width, f"torch.{op.name} has no native instruction")
+        case Call(part=part, state=state):
+            try:
+                with code.undo_if_unsupported():
+                    found: Register = lower(part, inputs[0], code, state)
+                    return found
+            except Unsupported as reason:
+                return code.call(part, op, inputs, width, str(reason))
 
 
-def single(tensor: Tensor) -> Tensor:
-    if tensor.dtype not in (*FORMS, torch.int32):
-        raise Unsupported
-    return tensor if tensor.dtype is torch.int32 else tensor.float()
+def lower_embed(embed: nn.Module, width: int, code: Instructions) -> Register:
+    try:
+        with code.undo_if_unsupported():
+            found: Register = lower(embed, None, code, None)
+            return found
+    except Unsupported as reason:
+        return code.call(embed, None, [], width, str(reason))
 
 
-# --- parts ------------------------------------------------------------------------------------------------------------
+# --- linear maps ------------------------------------------------------------------------------------------------------
 
 
-TOLD: dict[type, Callable[[Any, Any, Program], Value]] = {}
+@lower.register(Int8Linear, nn.Linear, Joined)
+def _linear(part: nn.Module, x: Register, code: Instructions, state: None = None) -> Register:
+    return emit_product([part], x, code)
 
 
-def told(part: Any, x: Any, program: Program) -> Value:
-    if type(part) not in TOLD:  # a part made of another may do something else
-        raise Unsupported
-    return TOLD[type(part)](part, x, program)
-
-
-def tells(kind: type) -> Callable[[Any], Any]:
-    def noted(function: Any) -> Any:
-        TOLD[kind] = function
-        return function
-
-    return noted
-
-
-@tells(Int8Linear)
-@tells(nn.Linear)
-@tells(Joined)
-def _map(part: Int8Linear | nn.Linear, x: Value, program: Program) -> Value:
-    return product([part], x, program)
-
-
-def product(maps: Sequence[nn.Module | None], x: Value, program: Program) -> Value:
-    """What several maps make of one input, side by side."""
-    eight = [one for one in maps if type(one) is Int8Linear]
+def emit_product(maps: Sequence[nn.Module | None], x: Register, code: Instructions) -> Register:
+    """The outputs of several linear maps of one input, side by side."""
+    quantized = [one for one in maps if type(one) is Int8Linear]
     dense = [one for one in maps if isinstance(one, nn.Linear) and type(one) in (nn.Linear, Joined)]
-    if len(eight) == len(maps):
-        codes, step = (side_by_side([getattr(one, name) for one in eight]) for name in ("codes", "step"))
-        return multiplied(codes, step, biases(eight), x, program)
+    if len(quantized) == len(maps):
+        codes, step = (concat([getattr(one, name) for one in quantized]) for name in ("codes", "step"))
+        return emit_matmul(codes, step, concat_biases(quantized), x, code)
     if len(dense) < len(maps):
-        raise Unsupported
-    return multiplied(side_by_side([one.weight for one in dense]), None, biases(dense), x, program)
+        other = next(one for one in maps if type(one) not in (nn.Linear, Joined, Int8Linear))
+        raise Unsupported(f"{type(other).__name__} has no native instructions")
+    return emit_matmul(concat([one.weight for one in dense]), None, concat_biases(dense), x, code)
 
 
-def multiplied(weight: Tensor, step: Tensor | None, bias: Tensor | None, x: Value, program: Program) -> Value:
-    """`step`: of numbers of 8 bits. The place between: for their sums, when they are packed."""
+def emit_matmul(weight: Tensor, step: Tensor | None, bias: Tensor | None, x: Register, code: Instructions) -> Register:
+    """`step`: the quantization step per output of int8 weights. The third pointer: their row sums, once packed."""
     form = EIGHT if step is not None else FORMS.get(weight.dtype)
     if form is None:
-        raise Unsupported
+        raise Unsupported(f"its weights are {str(weight.dtype).removeprefix('torch.')}")
     outputs, inputs = weight.shape
     numbers = [inputs, outputs, 0, form]
-    return program.add(PRODUCT, outputs, x, numbers=numbers, places=[weight, step, None, bias])
+    return code.emit(PRODUCT, outputs, x, numbers=numbers, tensors=[weight, step, None, bias])
 
 
-def biases(maps: Sequence[Int8Linear] | Sequence[nn.Linear]) -> Tensor | None:
-    if all(one.bias is None for one in maps):
+def concat_biases(maps: Sequence[Any]) -> Tensor | None:
+    """A map without a bias adds zeros."""
+    biases = [one.bias for one in maps]
+    known = next((bias for bias in biases if bias is not None), None)
+    if known is None:
         return None
-    all_of: list[Any] = list(maps)
-    return side_by_side([torch.zeros(m.out_features) if m.bias is None else m.bias.float() for m in all_of])
+    zeros = [known.new_zeros(one.out_features, dtype=torch.float32) for one in maps]
+    return concat([zero if b is None else b.float() for b, zero in zip(biases, zeros, strict=True)])
 
 
-def side_by_side(tensors: Sequence[Tensor]) -> Tensor:
+def concat(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
-def activated(function: Callable[[Tensor], Tensor]) -> int:
+# --- norms and channel mixers -----------------------------------------------------------------------------------------
+
+
+@lower.register(LayerNormModule)
+def _layer_norm(part: LayerNormModule, x: Register, code: Instructions, state: None = None) -> Register:
+    return code.emit(NORM, x.width, x, numbers=[x.width, 1], factors=[part.eps, 0], tensors=[part.weight, part.bias])
+
+
+@lower.register(RMSNormModule)
+def _rms_norm(part: RMSNormModule, x: Register, code: Instructions, state: None = None) -> Register:
+    factors = [part.eps, part.offset]
+    return code.emit(NORM, x.width, x, numbers=[x.width, 0], factors=factors, tensors=[part.weight, None])
+
+
+def activation_number(function: Callable[[Tensor], Tensor]) -> int:
     for number, name in enumerate(NUMBERED):
         if ACTIVATIONS[name] is function:
             return number
-    raise Unsupported
+    name = next((name for name, known in ACTIVATIONS.items() if known is function), "activation")
+    raise Unsupported(f"{name} has no native instruction")
 
 
-@tells(LayerNormModule)
-def _layer_norm(part: LayerNormModule, x: Value, program: Program) -> Value:
-    return program.add(NORM, x.width, x, numbers=[x.width, 1], factors=[part.eps, 0], places=[part.weight, part.bias])
+@lower.register(FFNModule)
+def _ffn(part: FFNModule, x: Register, code: Instructions, state: None = None) -> Register:
+    hidden = lower(part.up, x, code)
+    code.last.numbers[2] = activation_number(part.activation)  # fused into the product
+    return down(part, hidden, code)
 
 
-@tells(RMSNormModule)
-def _rms_norm(part: RMSNormModule, x: Value, program: Program) -> Value:
-    factors = [part.eps, part.offset]
-    return program.add(NORM, x.width, x, numbers=[x.width, 0], factors=factors, places=[part.weight, None])
+@lower.register(GLUModule)
+def _glu(part: GLUModule, x: Register, code: Instructions, state: None = None) -> Register:
+    both = lower(part.gate_up, x, code)
+    return down(part, code.emit(GATE, both.width // 2, both, numbers=[activation_number(part.activation)]), code)
 
 
-@tells(FFNModule)
-def _ffn(part: FFNModule, x: Value, program: Program) -> Value:
-    hidden = told(part.up, x, program)
-    program.list[-1].numbers[2] = activated(part.activation)  # in the same go
-    return told(part.down, hidden if part.norm is None else told(part.norm, hidden, program), program)
+def down(part: FFNModule | GLUModule, hidden: Register, code: Instructions) -> Register:
+    found: Register = lower(part.down, hidden if part.norm is None else lower(part.norm, hidden, code), code)
+    return found
 
 
-@tells(GLUModule)
-def _glu(part: GLUModule, x: Value, program: Program) -> Value:
-    both = told(part.gate_up, x, program)
-    hidden = program.add(GATE, both.width // 2, both, numbers=[activated(part.activation)])
-    return told(part.down, hidden if part.norm is None else told(part.norm, hidden, program), program)
+# --- attention --------------------------------------------------------------------------------------------------------
 
 
-def plain(part: _Heads) -> None:
-    """Attention that is softmax(q·k · scale) v, with nothing of its own between."""
-    known = type(part.scores) is ScoresModule and type(part.relative) in (RelativeModule, RotaryModule)
-    if not known or not part.score_mod().plain or part.q_norm is not None:
-        raise Unsupported
+def check_attention(part: SelfAttention | CrossAttention, pattern: type) -> None:
+    """Only softmax(q·k · scale) v under this pattern, with at most a rotation between."""
+    if type(part.scores) is not ScoresModule or not part.score_mod().plain:
+        what = type(part.relative).__name__ if part.relative.adds_bias or part.relative.adds_values else "its scores"
+        raise Unsupported(f"attention scores other than scaled q·k ({what}) have no native instruction")
+    if type(part.relative) not in (RelativeModule, RotaryModule):
+        raise Unsupported(f"{type(part.relative).__name__} has no native instruction")
+    if part.q_norm is not None:
+        raise Unsupported("norms of queries and keys have no native instruction")
+    if type(part.pattern) is not pattern:
+        raise Unsupported(f"attention with pattern '{part.pattern}' has no native instruction")
 
 
-def looked(part: _Heads, seen: Value, program: Program) -> Value:
-    return told(part.out, seen if part.sub_norm is None else told(part.sub_norm, seen, program), program)
+def attention_output(part: SelfAttention | CrossAttention, seen: Register, code: Instructions) -> Register:
+    found: Register = lower(part.out, seen if part.sub_norm is None else lower(part.sub_norm, seen, code), code)
+    return found
 
 
-def attended(part: SelfAttention, x: Value, program: Program, layer: int, reads: bool) -> Value:
-    """`reads`: all tokens see each other and nothing is remembered; else each sees those before it, which are."""
-    plain(part)
-    if type(part) is not SelfAttention or part.keeps_hidden or type(part.pattern) is not (Full if reads else Causal):
-        raise Unsupported
-    maps = [part.qkv] if part.qkv is not None else [part.q, part.k, part.v]
-    both = product(maps, x, program)
-    numbers = [part.heads, part.kv_heads, part.head_width, OWN if reads else CACHED, 0, 0, 0]
-    if not reads:
-        numbers[4] = len(program.slots)
-        program.slots.append(Slot(layer, "mixer", part.kv_heads, part.head_width))
+@lower.register(SelfAttention)
+def _self_attention(part: SelfAttention, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    """With a state each token sees itself and those before it; without one all tokens see each other."""
+    check_attention(part, Full if state is None else Causal)
+    if part.keeps_hidden:
+        raise Unsupported("a cache of hidden states has no native instruction")
+    both = emit_product([part.qkv] if part.qkv is not None else [part.q, part.k, part.v], x, code)
+    numbers = [part.heads, part.kv_heads, part.head_width, OWN if state is None else CACHED, 0, 0, 0]
+    if state is not None:
+        numbers[4] = len(code.caches)
+        code.caches.append(CacheSlot(state, part.kv_heads, part.head_width))
     if isinstance(part.relative, RotaryModule):
-        numbers[5:7] = [part.relative.width // 2, len(program.tables)]
-        program.tables += turns(part.relative)
-    seen = program.add(ATTEND, part.inner, both, numbers=numbers, factors=[part.score_mod().scale])
-    return looked(part, seen, program)
+        numbers[5:7] = [part.relative.width // 2, len(code.tables)]
+        code.tables += rotary_tables(part.relative)
+    seen = code.emit(ATTEND, part.inner, both, numbers=numbers, factors=[part.score_mod().scale])
+    return attention_output(part, seen, code)
 
 
-def turns(part: RotaryModule) -> list[Callable[[int], Tensor]]:
-    """Tables (places, cosines and sines, planes) for queries and for keys."""
+def rotary_tables(part: RotaryModule) -> list[Callable[[int], Tensor]]:
+    """Tables (positions, cosines and sines, planes) for queries and for keys."""
     if part.config.values or part.config.order != "halves":
-        raise Unsupported
+        raise Unsupported("rotary positions of values, or of interleaved pairs, have no native instruction")
 
     def table(which: int, count: int) -> Tensor:
-        found = part.tables(torch.arange(count)[None], torch.float32)[which]  # (2, 1, 1, places, planes)
+        found = part.tables(torch.arange(count)[None], torch.float32)[which]  # (2, 1, 1, positions, planes)
         return found[:, 0, 0].transpose(0, 1).contiguous()
 
     return [partial(table, 0), partial(table, 1)]
 
 
-def crossed(part: CrossAttention, x: Value, program: Program, layer: int) -> Value:
-    plain(part)
-    if type(part) is not CrossAttention or type(part.pattern) is not Full:
-        raise Unsupported
-    q = told(part.q, x, program)
-    numbers = [part.heads, part.kv_heads, part.head_width, SOURCE, len(program.slots)]
-    program.slots.append(Slot(layer, "cross", part.kv_heads, part.head_width))
-    seen = program.add(ATTEND, part.inner, q, numbers=numbers, factors=[part.score_mod().scale])
-    return looked(part, seen, program)
+@lower.register(CrossAttention)
+def _cross_attention(part: CrossAttention, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    check_attention(part, Full)
+    if state is None:
+        raise Unsupported("cross-attention without a state has no native instruction")
+    q = lower(part.q, x, code)
+    numbers = [part.heads, part.kv_heads, part.head_width, SOURCE, len(code.caches)]
+    code.caches.append(CacheSlot(state, part.kv_heads, part.head_width))
+    seen = code.emit(ATTEND, part.inner, q, numbers=numbers, factors=[part.score_mod().scale])
+    return attention_output(part, seen, code)
 
 
-def sources(part: nn.Module, hidden: Value, program: Program) -> Value:
+def lower_source(part: CrossAttention, hidden: Register, code: Instructions) -> Register:
     """Keys and values that a cross-attention makes of a source, side by side."""
-    if type(part) is not CrossAttention or part.k_norm is not None:
-        raise Unsupported
-    return product([part.kv] if part.kv is not None else [part.k, part.v], hidden, program)
+    return emit_product([part.kv] if part.kv is not None else [part.k, part.v], hidden, code)
 
 
-@tells(ResiDualEnd)
-def _residual_end(part: ResiDualEnd, x: Any, program: Program) -> Value:
-    stream, dual = x
-    return stream + told(part.norm, dual, program)
+# --- embedding and head -----------------------------------------------------------------------------------------------
 
 
-def stacked(stack: Stack, x: Any, program: Program, reads: bool) -> Value:
-    """As `Stack.forward`."""
-    if len(stack.recurrences):
-        raise Unsupported
-    stream: Any = stack.wirings[0].begin(x)
-    for number, span in enumerate(stack.spans):
-        if number and changes(stack.wirings[number - 1], stack.wirings[number]):
-            joint = str(number - 1)
-            closed: Any = told(stack.joints[joint], stream, program) if joint in stack.joints else stream
-            stream = stack.wirings[number].begin(closed)
-        for layer in span:
-            stream = blocked(stack.blocks[layer], stream, program, layer, reads)
-    return stream if stack.end is None else told(stack.end, stream, program)
-
-
-def blocked(block: Any, stream: Any, program: Program, layer: int, reads: bool) -> Any:
-    wiring = block.wiring
-    if type(wiring) is not ResidualModule:
-        raise Unsupported
-
-    def called(name: str, part: nn.Module, x: Value) -> Value:
-        if name == "mixer" and isinstance(part, SelfAttention):
-            return attended(part, x, program, layer, reads)
-        if name == "cross" and isinstance(part, CrossAttention):
-            return crossed(part, x, program, layer)
-        return told(part, x, program)
-
-    def branch(number: int, name: str, part: nn.Module, x: Value) -> Value:
-        y = called(name, part, x)
-        return y if wiring.scale_start is None else y * wiring.scales[number]
-
-    branches: list[Any] = [partial(branch, n, name, part) for n, (name, part) in enumerate(block.sublayers.items())]
-    norms: list[Any] = [partial(told, norm, program=program) for norm in wiring.norms]
-    return wiring.config.run(stream, branches, norms, wiring.depth)
-
-
-def embedded(part: nn.Module, program: Program) -> Value:
-    if type(part) is not TokenEmbedModule:
-        raise Unsupported
+@lower.register(TokenEmbedModule)
+def _embed(part: TokenEmbedModule, x: None, code: Instructions, state: None = None) -> Register:
     tokens: Any = part.tokens
-    eight = type(tokens) is Int8Table
-    if not eight and (type(tokens) is not nn.Embedding or tokens.weight.dtype not in FORMS):
-        raise Unsupported
+    quantized = type(tokens) is Int8Table
+    if not quantized and (type(tokens) is not nn.Embedding or tokens.weight.dtype not in FORMS):
+        raise Unsupported(f"{type(tokens).__name__} has no native instruction for these weights")
     if part.types is not None or part.asking is not None or part.chosen != "none":
-        raise Unsupported
+        raise Unsupported("embeddings with token types, queries or chosen tokens have no native instruction")
     table, positions = -1, part.positions
     if not isinstance(positions, NoPositionsModule):
-        table = len(program.tables)
-        most = part.limit
-        program.tables.append(
-            lambda n: positions(torch.arange(n if most is None else min(n, most))[None])[0].float().contiguous()
+        table = len(code.tables)
+        limit = part.limit
+        code.tables.append(
+            lambda n: positions(torch.arange(n if limit is None else min(n, limit))[None])[0].float().contiguous()
         )
-    width, places = tokens.embedding_dim, [tokens.codes, tokens.step] if eight else [tokens.weight]
-    numbers = [width, table, EIGHT if eight else FORMS[tokens.weight.dtype], tokens.num_embeddings]
-    x = program.add(EMBED, width, numbers=numbers, factors=[part.scale], places=places)
-    x = x if part.norm is None else told(part.norm, x, program)
-    return x if part.widen is None else told(part.widen, x, program)
+    width, tensors = tokens.embedding_dim, [tokens.codes, tokens.step] if quantized else [tokens.weight]
+    numbers = [width, table, EIGHT if quantized else FORMS[tokens.weight.dtype], tokens.num_embeddings]
+    found = code.emit(EMBED, width, numbers=numbers, factors=[part.scale], tensors=tensors)
+    found = found if part.norm is None else lower(part.norm, found, code)
+    return found if part.widen is None else lower(part.widen, found, code)
 
 
-def scored(part: nn.Module, x: Value, program: Program) -> Value:
-    if type(part) is not VocabularyHeadModule or part.soft_cap is not None:
-        raise Unsupported
-    if part.transform is not None or part.maxout is not None:
-        raise Unsupported
-    x = x if part.scale == 1.0 else x * part.scale
+@lower.register(VocabularyHeadModule)
+def _head(part: VocabularyHeadModule, x: Register, code: Instructions, state: None = None) -> Register:
+    if part.soft_cap is not None or part.transform is not None or part.maxout is not None:
+        raise Unsupported("a head with soft_cap, transform or maxout has no native instructions")
+    if part.scale != 1.0:
+        x = code.emit(SCALE, x.width, x, factors=[part.scale])
     if part.product is not None:
-        return told(part.product, x, program)
-    return multiplied(part.weight, None, part.bias, x, program)
+        found: Register = lower(part.product, x, code)
+        return found
+    return emit_matmul(part.weight, None, part.bias, x, code)

@@ -1,0 +1,158 @@
+"""The native program of one pass while it is being written: instructions for the interpreter (kernels/cpu), and calls
+of the parts that have none, over virtual registers (tokens, width) of float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from allyouneed.kernels.cpu.build import Order
+from allyouneed.runtime.program import Op, StateSlot, Unsupported
+
+EMBED, PRODUCT, NORM, ADD, SCALE, ACTIVATE, GATE, ATTEND = range(8)
+EIGHT, SINGLE, HALF = range(3)  # weights: packed int8, float32, bfloat16
+FORMS = {torch.float32: SINGLE, torch.bfloat16: HALF}
+CACHED, SOURCE, OWN = range(3)  # keys and values: of the KV cache, of the source, of the tokens of this pass
+
+
+class Register(NamedTuple):
+    """A virtual register: every result has its own; `assign` maps them to few real ones."""
+
+    number: int
+    width: int
+
+
+class CacheSlot(NamedTuple):
+    """A KV cache that an instruction reads: whose it is, and its sizes."""
+
+    state: StateSlot
+    heads: int
+    head_width: int
+
+
+@dataclass
+class PartCall:
+    """A part without instructions: called in torch between two runs of the interpreter. `op` None: the embedding."""
+
+    part: Any
+    op: Op | None
+    inputs: tuple[int, ...]
+    output: int
+    reason: str
+
+
+class Instructions:
+    """`steps`: instructions and part calls in order. `caches`: what ATTEND reads. `tables`: functions that make a table
+    of that many positions. `kept`: tensors that instructions point to. `outputs`: registers that are read afterwards.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Order | PartCall] = []
+        self.widths: list[int] = []
+        self.caches: list[CacheSlot] = []
+        self.tables: list[Callable[[int], Tensor]] = []
+        self.kept: list[Tensor] = []
+        self.outputs: list[Register] = []
+
+    @property
+    def calls(self) -> list[PartCall]:
+        return [step for step in self.steps if isinstance(step, PartCall)]
+
+    @property
+    def instructions(self) -> list[Order]:
+        return [step for step in self.steps if isinstance(step, Order)]
+
+    @property
+    def last(self) -> Order:
+        step = self.steps[-1]
+        assert isinstance(step, Order)
+        return step
+
+    def register(self, width: int) -> Register:
+        self.widths.append(width)
+        return Register(len(self.widths) - 1, width)
+
+    def emit(
+        self,
+        kind: int,
+        width: int,
+        x: Register | None = None,
+        other: Register | None = None,
+        numbers: Sequence[int] = (),
+        factors: Sequence[float] = (),
+        tensors: Sequence[Tensor | None] = (),
+    ) -> Register:
+        out = self.register(width)
+        order = Order(kind, -1 if x is None else x.number, -1 if other is None else other.number, out.number)
+        order.numbers[: len(numbers)] = list(numbers)
+        order.factors[: len(factors)] = list(factors)
+        for n, tensor in enumerate(tensors):
+            # matrices stay as they are; vectors are small, and read in single precision
+            order.places[n] = None if tensor is None else self.keep(tensor if tensor.dim() == 2 else single(tensor))
+        self.steps.append(order)
+        return out
+
+    def call(self, part: Any, op: Op | None, inputs: Sequence[Register], width: int, reason: str) -> Register:
+        out = self.register(width)
+        self.steps.append(PartCall(part, op, tuple(x.number for x in inputs), out.number, reason))
+        return out
+
+    def keep(self, tensor: Tensor) -> int:
+        if tensor.device.type not in ("cpu", "meta"):
+            raise Unsupported(f"its weights are on {tensor.device.type}")
+        self.kept.append(tensor.detach().contiguous())
+        return self.kept[-1].data_ptr()
+
+    @contextmanager
+    def undo_if_unsupported(self) -> Iterator[None]:
+        """Leave no trace of a rule that gives up halfway."""
+        lists: list[list[Any]] = [self.steps, self.widths, self.caches, self.tables, self.kept]
+        sizes = [len(entries) for entries in lists]
+        try:
+            yield
+        except Unsupported:
+            for entries, size in zip(lists, sizes, strict=True):
+                del entries[size:]
+            raise
+
+    def assign(self) -> tuple[list[int], list[int]]:
+        """Real registers (widths), and the one of each virtual register: it is reused after its last reader."""
+        last = {register.number: len(self.steps) for register in self.outputs}
+        for place, step in enumerate(self.steps):
+            for number in reads(step):
+                last[number] = max(last.get(number, 0), place)
+        free: dict[int, list[int]] = {}
+        registers: list[int] = []
+        chosen = [-1] * len(self.widths)
+        expiring: dict[int, list[int]] = {}
+        made = {step.output for step in self.steps}
+        for number, width in enumerate(self.widths):
+            if number not in made:  # an input
+                registers.append(width)
+                chosen[number] = len(registers) - 1
+        for place, step in enumerate(self.steps):
+            width = self.widths[step.output]
+            if free.get(width):
+                chosen[step.output] = free[width].pop()
+            else:
+                registers.append(width)
+                chosen[step.output] = len(registers) - 1
+            expiring.setdefault(last.get(step.output, place), []).append(step.output)
+            for number in expiring.pop(place, []):  # after the step itself: its inputs and its output never overlap
+                free.setdefault(self.widths[number], []).append(chosen[number])
+        return registers, chosen
+
+
+def reads(step: Order | PartCall) -> tuple[int, ...]:
+    return step.inputs if isinstance(step, PartCall) else (step.input, step.other)
+
+
+def single(tensor: Tensor) -> Tensor:
+    if tensor.dtype not in (*FORMS, torch.int32):
+        raise Unsupported(f"its weights are {str(tensor.dtype).removeprefix('torch.')}")
+    return tensor if tensor.dtype is torch.int32 else tensor.float()

@@ -1,0 +1,234 @@
+"""Instructions ready to run: registers, packed weights and tables, and the interpreter that reads them."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from allyouneed.kernels.cpu.build import Cache, Order, Pass
+from allyouneed.nn.states.base import State, States
+from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
+from allyouneed.runtime.cpu.instructions import EIGHT, PRODUCT, CacheSlot, Instructions, PartCall
+from allyouneed.runtime.cpu.threads import ThreadCount
+
+WIDE, QUAD, SPARE = 64, 4, 64  # kernels/cpu/gemm.h: outputs side by side, inputs per instruction, bytes after a token
+POSITIONS = 64  # rows that tables have at least
+
+
+class Arena:
+    """Packed weights, in large pages."""
+
+    def __init__(self, library: ctypes.CDLL, size: int) -> None:
+        self.library, self.next = library, library.large(size)
+        if not self.next:
+            raise MemoryError(f"cannot allocate {size} bytes for packed weights")
+        weakref.finalize(self, library.give_back, self.next)
+
+    def pack(self, order: Order) -> Tensor:
+        """Pack the int8 weights of a product; their row sums, which the kernel needs too."""
+        inputs, outputs = order.numbers[0], order.numbers[1]
+        sums = torch.empty(outputs, dtype=torch.int32)
+        self.library.pack(order.places[0], outputs, inputs, self.next, sums.data_ptr())
+        order.places[0], order.places[2] = self.next, sums.data_ptr()
+        self.next += packed_bytes(order)
+        return sums
+
+
+def is_packed(order: Order) -> bool:
+    return order.kind == PRODUCT and order.numbers[3] == EIGHT
+
+
+def packed_bytes(order: Order) -> int:
+    inputs, outputs = order.numbers[0], order.numbers[1]
+    return -(-outputs // WIDE) * WIDE * -(-inputs // QUAD) * QUAD
+
+
+def arena_for(library: ctypes.CDLL, *programs: Instructions | None) -> Arena:
+    orders = [order for code in programs if code is not None for order in code.instructions]
+    return Arena(library, sum(packed_bytes(order) for order in orders if is_packed(order)) or 1)
+
+
+class Segment(NamedTuple):
+    """Instructions that run without a part call between them."""
+
+    address: int
+    size: int
+
+
+CallPart = Callable[[PartCall, list[Tensor]], Tensor]  # of tensors (rows, time, width)
+
+
+@dataclass
+class Batch:
+    """The new tokens of one pass. `starts`: tokens before them, by row. `end`: positions are below it. `keys`: the most
+    keys a token reads. `caches`, `sources`: addresses of the KV caches and of the source lengths."""
+
+    rows: int
+    time: int
+    tokens: Tensor | None
+    starts: Sequence[int]
+    lengths: Sequence[int]
+    end: int = 0
+    keys: int = 0
+    caches: int = 0
+    group: int = 1
+    sources: Any = None
+
+
+class NativeProgram:
+    """`returned`: the registers of the outputs."""
+
+    def __init__(self, code: Instructions, library: ctypes.CDLL, arena: Arena) -> None:
+        self.library, self.arena, self.lock = library, arena, Lock()
+        self.kept = list(code.kept)
+        widths, chosen = code.assign()
+        self.returned = [chosen[register.number] for register in code.outputs]
+        self.caches, self.table_makers = code.caches, code.tables
+        orders = code.instructions
+        for order in orders:
+            order.input, order.other, order.output = (
+                -1 if number < 0 else chosen[number] for number in (order.input, order.other, order.output)
+            )
+            if is_packed(order):
+                self.kept.append(arena.pack(order))
+        self.widths = widths
+        self.program = (Order * len(orders))(*orders)
+        self.steps = self._steps(code, chosen)
+        self.calls = [step for step in self.steps if isinstance(step, PartCall)]
+        self.buffers: list[Tensor] = []
+        self.registers = (ctypes.c_void_p * len(widths))()
+        self._widths = (ctypes.c_int32 * len(widths))(*widths)
+        self._tables = (ctypes.c_void_p * max(1, len(self.table_makers)))()
+        self.tables: list[Tensor] = []
+        self.thread_counts: dict[int, ThreadCount] = {}
+        self.positions = self.tokens = self.keys = self.threads = 0
+        self.inputs = max((order.numbers[0] for order in orders if is_packed(order)), default=0)
+        self.given = Pass(
+            orders=len(self.program),
+            order=ctypes.addressof(self.program),
+            registers=ctypes.addressof(self.registers),
+            widths=ctypes.addressof(self._widths),
+            tables=ctypes.addressof(self._tables),
+        )
+
+    def _steps(self, code: Instructions, chosen: list[int]) -> list[Segment | PartCall]:
+        found: list[Segment | PartCall] = []
+        first = count = 0
+        for step in [*code.steps, None]:
+            if isinstance(step, Order):
+                count += 1
+                continue
+            if count:
+                found.append(Segment(ctypes.addressof(self.program) + first * ctypes.sizeof(Order), count))
+                first, count = first + count, 0
+            if step is not None:
+                inputs = tuple(chosen[number] for number in step.inputs)
+                found.append(PartCall(step.part, step.op, inputs, chosen[step.output], step.reason))
+        return found
+
+    def reserve(self, tokens: int, positions: int, keys: int) -> None:
+        """Room for that many tokens, at positions below `positions`, that read that many keys."""
+        threads = torch.get_num_threads()
+        if tokens > self.tokens:
+            self.tokens = tokens
+            self.register_memory = torch.empty(tokens * sum(self.widths))
+            self.buffers = list(self.register_memory.split([tokens * width for width in self.widths]))
+            self.registers[:] = [buffer.data_ptr() for buffer in self.buffers]
+            self.rounded = torch.empty(tokens * (self.inputs + QUAD + SPARE), dtype=torch.uint8)
+            self.given.rounded = self.rounded.data_ptr()
+            self.keys = self.threads = 0
+        if keys + 4 > self.keys or threads != self.threads:  # keys are read in fours
+            self.keys, self.threads = 2 * keys + 4, threads
+            self.scratch = torch.empty(2 * self.tokens + threads * self.keys)
+            self.given.scratch, self.given.longest = self.scratch.data_ptr(), self.keys
+        if positions > self.positions:
+            self.positions = max(2 * positions, POSITIONS)
+            self.tables = [make(self.positions) for make in self.table_makers]
+            self._tables[: len(self.tables)] = [table.data_ptr() for table in self.tables]
+
+    def run(self, batch: Batch, x: Tensor | None = None, call_part: CallPart | None = None) -> list[Tensor]:
+        """The outputs (rows · time, width). `x`: the input in the first register. `call_part`: runs a part call."""
+        given, rows, tokens = self.given, batch.rows, batch.rows * batch.time
+        with self.lock:
+            self.reserve(tokens, batch.end, batch.keys)
+            given.rows, given.time, given.group, given.caches = rows, batch.time, batch.group, batch.caches
+            held = (ctypes.c_int32 * rows)(*batch.starts), (ctypes.c_int32 * rows)(*batch.lengths)
+            given.starts, given.lengths = ctypes.addressof(held[0]), ctypes.addressof(held[1])
+            given.sources = None if batch.sources is None else ctypes.addressof(batch.sources)
+            given.tokens = None if batch.tokens is None else batch.tokens.data_ptr()
+            if x is not None:
+                self.registers[0] = x.data_ptr()
+            out = [torch.empty(tokens, self.widths[number]) for number in self.returned]
+            for number, tensor in zip(self.returned, out, strict=True):
+                self.registers[number] = tensor.data_ptr()
+            count = self.thread_count(tokens)
+            given.threads = count.current
+            seconds = 0.0
+            for step in self.steps:
+                if isinstance(step, Segment):
+                    given.order, given.orders = step
+                    began = perf_counter()
+                    if self.library.run(ctypes.addressof(given)):
+                        raise IndexError("a token id is outside the vocabulary")
+                    seconds += perf_counter() - began
+                    continue
+                assert call_part is not None
+                for number, tensor in zip(self.returned, out, strict=True):
+                    self.buffers[number] = tensor.view(-1)
+                found = call_part(step, [self.view(number, batch).clone() for number in step.inputs])
+                self.view(step.output, batch).copy_(found)
+            count.record(given.threads, seconds)
+        return out
+
+    def view(self, number: int, batch: Batch) -> Tensor:
+        """What stands in a register, (rows, time, width)."""
+        width = self.widths[number]
+        return self.buffers[number][: batch.rows * batch.time * width].view(batch.rows, batch.time, width)
+
+    def thread_count(self, tokens: int) -> ThreadCount:
+        """For passes over about that many tokens."""
+        size = tokens.bit_length()
+        if size not in self.thread_counts or self.thread_counts[size].most != self.threads:
+            self.thread_counts[size] = ThreadCount(self.threads)
+        return self.thread_counts[size]
+
+
+class CacheBinding:
+    """The KV caches of some states as the interpreter reads them."""
+
+    def __init__(self, slots: Sequence[CacheSlot], states: States) -> None:
+        self.layers, self.memory = states.layers, states.memory
+        found: list[State | None] = [states.layers[slot.state.layer].get(slot.state.name) for slot in slots]
+        wanted = [CrossKVCache if slot.state.name == "cross" else KVCache for slot in slots]
+        self.supported = all(type(state) is kind for state, kind in zip(found, wanted, strict=True))
+        self.states: list[Any] = found
+        self.keys: list[Tensor | None] = [None] * len(slots)
+        self.caches = (Cache * max(1, len(slots)))()
+        self.source_lengths: Any = None
+        if states.memory is not None:
+            layout = states.memory.layout
+            self.supported = self.supported and layout.start == 0 and not layout.packed
+            count = len(states.memory.hidden)
+            ends = [layout.time] * count if layout.real is None else layout.real.sum(1).tolist()
+            self.source_lengths = (ctypes.c_int32 * count)(*ends)
+
+    def point(self, number: int) -> None:
+        """To the tensors that a state has now."""
+        state, cache = self.states[number], self.caches[number]
+        keys, values = state.keys, state.values
+        if keys.dtype is not torch.float32:
+            state.keys, state.values = keys, values = keys.float(), values.float()
+        if keys.stride() != values.stride() or keys.stride(3) != 1:
+            state.keys = keys = keys.contiguous()
+            state.values = values = values.contiguous()
+        cache.keys, cache.values = keys.data_ptr(), values.data_ptr()
+        cache.row, cache.head, cache.time = keys.stride()[:3]
+        self.keys[number] = keys

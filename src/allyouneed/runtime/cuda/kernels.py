@@ -1,0 +1,260 @@
+"""Kernels for one token a row: what a part becomes in a captured decode step. A rule returns a function of the input
+(rows, width); a part without a rule, or one its rule does not cover, is called as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from allyouneed.kernels import usable
+from allyouneed.nn.batch import Rows
+from allyouneed.nn.channels.feedforward import FFNModule, GLUModule, fused_name, gated
+from allyouneed.nn.context import Context, TokenLayout
+from allyouneed.nn.embed.tokens import TokenEmbedModule
+from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
+from allyouneed.nn.linear.dense import Joined
+from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
+from allyouneed.nn.mixers.attention.scores import ScoresModule
+from allyouneed.nn.norms import LayerNormModule, RMSNormModule
+from allyouneed.nn.patterns.core import And, Causal, Full, Pattern, Window
+from allyouneed.nn.positions.alibi import AlibiModule
+from allyouneed.nn.positions.relative import RelativeModule
+from allyouneed.nn.positions.rotary import RotaryModule
+from allyouneed.runtime.cuda.static_cache import StaticStates, attend_source
+from allyouneed.runtime.program import Unsupported
+from allyouneed.runtime.rules import Rules
+
+Kernel = Callable[[Tensor, Tensor, Context], Tensor]  # x (rows, width), positions (rows,), context
+
+
+@dataclass
+class StepSetup:
+    """What all kernels of a step share. `rotations`: cosines beside sines of every position (capacity, head_width), by
+    the key of the rotary modules that use them."""
+
+    states: StaticStates
+    rotations: dict[Any, Tensor] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> Tensor:
+        return self.states.static_layout.positions
+
+
+make_kernel = Rules("kernel")  # rule(part, setup, state, partial) -> Kernel; `partial`: may return partial sums
+
+
+def kernel(part: Any, setup: StepSetup, state: Any, partial: bool) -> Kernel:
+    try:
+        found: Kernel = make_kernel(part, setup, state, partial)
+        return found
+    except Unsupported:
+        return lambda x, positions, context: context.call(part, x[:, None], state)[:, 0]
+
+
+@make_kernel.register(FFNModule)
+def _ffn(part: FFNModule, setup: StepSetup, state: Any, partial: bool) -> Kernel:
+    if part.norm is not None:
+        raise Unsupported("a norm of the hidden layer has no fused kernel")
+    return lambda x, *_: linear(linear(x, part.up, activation=part.activation), part.down, partial=partial)
+
+
+@make_kernel.register(GLUModule)
+def _glu(part: GLUModule, setup: StepSetup, state: Any, partial: bool) -> Kernel:
+    if part.norm is not None:
+        raise Unsupported("a norm of the hidden layer has no fused kernel")
+
+    def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        return linear(linear(x, part.gate_up, activation=part.activation, gate=True), part.down, partial=partial)
+
+    return run
+
+
+@make_kernel.register(SelfAttention)
+def _self_attention(part: SelfAttention, setup: StepSetup, state: Any, partial: bool) -> Kernel:
+    check_attention(part, setup.states.capacity)
+    relative = part.relative
+    if isinstance(relative, RotaryModule) and relative.key not in setup.rotations:
+        cos, sin = relative.tables(setup.positions, torch.float32)[0][:, 0, 0]  # (positions, head_width / 2)
+        setup.rotations[relative.key] = torch.cat((cos, sin), -1)
+
+    def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        if part.qkv is not None:  # the attention kernel adds up partial sums
+            sums = type(part.scores).prepare is ScoresModule.prepare
+            q, k, v = linear(x, part.qkv, partial=sums).split([part.inner, part.narrow, part.narrow], -1)
+        else:
+            q, k, v = linear(x, part.q), linear(x, part.k), linear(x, part.v)
+        q, k, v = (y.unflatten(-1, (-1, part.head_width)) for y in (q, k, v))  # (rows, heads, head_width)
+        rotation = None
+        if isinstance(relative, RotaryModule):
+            rotation = row_rotation(relative, setup, positions, context)
+        seen = state.attend(part.scores.prepare(q), (k, v), positions, part.score_mod().scale, rotation)
+        return linear(seen.flatten(1), part.out, partial=partial)
+
+    return run
+
+
+def row_rotation(relative: RotaryModule, setup: StepSetup, positions: Tensor, context: Context) -> Tensor:
+    """Of each row's position (rows, head_width), looked up once for all layers."""
+    return context.plan(rotation_key(relative.key), lambda: embedding(positions, setup.rotations[relative.key]))
+
+
+def rotation_key(key: Any) -> Any:
+    return (*key, "one")
+
+
+@make_kernel.register(CrossAttention)
+def _cross_attention(part: CrossAttention, setup: StepSetup, state: Any, partial: bool) -> Kernel:
+    check_attention(part, setup.states.capacity)
+
+    def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        q = part.scores.prepare(linear(x, part.q).unflatten(-1, (-1, part.head_width)))
+        seen = attend_source(q, state, setup.states, part.score_mod().scale)
+        return linear(seen.flatten(1), part.out, partial=partial)
+
+    return run
+
+
+def check_attention(part: SelfAttention | CrossAttention, capacity: int) -> None:
+    """Only softmax(q·k) over all keys, rotated by halves or not at all."""
+    if part.sub_norm is not None or part.q_norm is not None:
+        raise Unsupported("norms inside attention have no fused kernel")
+    if not part.score_mod().plain or not sees_all(part.pattern, capacity) or part.head_width % 2:
+        raise Unsupported("the attention kernel computes softmax(q·k) over all keys")
+    if isinstance(part.relative, RotaryModule):
+        rotary = part.relative.config
+        whole = part.relative.width == part.head_width
+        if not whole or rotary.order != "halves" or rotary.xpos is not None or rotary.values:
+            raise Unsupported("the attention kernel rotates whole heads by halves")
+    elif type(part.relative) is not RelativeModule:
+        raise Unsupported(f"{type(part.relative).__name__} has no fused kernel")
+
+
+def sees_all(pattern: Pattern, capacity: int) -> bool:
+    """Whether the newest of at most `capacity` tokens sees all of them."""
+    if isinstance(pattern, And):
+        return sees_all(pattern.left, capacity) and sees_all(pattern.right, capacity)
+    return isinstance(pattern, Causal | Full) or (isinstance(pattern, Window) and pattern.size >= capacity)
+
+
+# --- embedding and head -----------------------------------------------------------------------------------------------
+
+# (token ids, setup) -> vectors (rows, width), positions (rows,), rotations (rows, head_width) where they come with them
+Embed = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
+
+
+def embed_kernel(embed: TokenEmbedModule, setup: StepSetup) -> Embed:
+    """Made after all other kernels: it also looks up the rotations, if all layers use the same."""
+    states, weight = setup.states, embed.tokens.weight
+    bare = embed.types is None and embed.norm is None and embed.widen is None
+    limit = states.capacity if embed.limit is None else embed.limit
+    last = min(limit, states.capacity) - 1  # rows that have ended stay at the last position
+    table: Tensor | None = embed.positions(setup.positions.clamp(max=last))
+    if table is not None:
+        table = table[0].to(weight.dtype)  # (positions, width)
+
+    def fused(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        from allyouneed.kernels.triton.embed_step import begin
+
+        rotations = next(iter(setup.rotations.values())) if len(setup.rotations) == 1 else None
+        blocks = states.block_table if states.group > 1 else None
+        return begin(tokens, states.device_lengths, last, weight, embed.scale, table, rotations, blocks)
+
+    def plain(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        positions = states.device_lengths.clamp(max=last)
+        if states.group > 1:
+            states.block_table.scatter_(1, positions[:, None], states.row_ids.int()[:, None])
+        if not bare:
+            # a start, so that the host need not know the longest row: there are positions for all
+            x = embed(Rows(tokens[:, None]), TokenLayout(positions[:, None], start=0))[:, 0]
+        else:
+            x = embedding(tokens, weight)
+            if table is not None:
+                x = torch.add(embedding(positions, table), x, alpha=embed.scale)
+            elif embed.scale != 1:
+                x = x * embed.scale
+        states.device_lengths.add_(1)
+        return x, positions, None
+
+    return fused if bare and usable(weight) else plain
+
+
+@make_kernel.register(VocabularyHeadModule)
+def _head(head: VocabularyHeadModule, setup: StepSetup, state: None, partial: bool) -> Kernel:
+    if head.maxout is not None:
+        raise Unsupported("maxout has no fused kernel")
+
+    def run(x: Tensor, *_: Any) -> Tensor:
+        if not is_narrow(x, head.weight):
+            found: Tensor = head(x)
+            return found
+        from allyouneed.kernels.triton.small_batch_linear import linear as small_batch
+
+        scores = small_batch(x if head.scale == 1 else x * head.scale, head.weight, head.bias)
+        return scores if head.soft_cap is None else head.soft_cap * torch.tanh(scores / head.soft_cap)
+
+    return run
+
+
+# --- what kernels are made of -----------------------------------------------------------------------------------------
+
+
+def is_narrow(x: Tensor, weight: Tensor) -> bool:
+    """Few rows on a GPU, in half precision: our own kernel reads the weights faster."""
+    if not usable(x) or x.dtype not in (torch.bfloat16, torch.float16) or weight.dtype != x.dtype:
+        return False
+    from allyouneed.kernels.triton.small_batch_linear import few
+
+    return few(len(x), weight) and weight.is_contiguous() and weight.shape[1] % 8 == 0
+
+
+def linear(x: Tensor, module: Any, activation: Any = None, gate: bool = False, partial: bool = False) -> Tensor:
+    """(rows, inputs) to (rows, outputs), or to partial sums of it (parts, rows, outputs)."""
+    name = "" if activation is None else fused_name(activation)
+    if name is not None and type(module) in (nn.Linear, Joined) and is_narrow(x, module.weight):
+        from allyouneed.kernels.triton.small_batch_linear import linear as small_batch
+
+        return small_batch(x, module.weight, module.bias, name, gate, partial)
+    found: Tensor = module(x)
+    if gate:
+        return gated(found, activation, name)
+    return found if activation is None else activation(found)
+
+
+def total(x: Tensor) -> Tensor:
+    """The sum of partial sums."""
+    return x.sum(0) if x.dim() == 3 else x
+
+
+NORMS = (LayerNormModule, RMSNormModule)
+
+
+def add_norm(x: Tensor, more: Tensor | None, norm: Any, context: Context, keep: bool = True) -> tuple[Tensor, Tensor]:
+    """The sum of both (rows, width), and its norm. `keep`: the sum is read again."""
+    if usable(x) and x.shape[1] <= 16384:
+        from allyouneed.kernels.triton.add_norm import add_norm as fused
+
+        is_layer_norm = type(norm) is LayerNormModule
+        offset = 0.0 if is_layer_norm else float(norm.offset)
+        return fused(x.contiguous(), more, norm.weight, norm.bias, norm.eps, is_layer_norm, offset, keep)
+    summed = x if more is None else x + total(more).to(x.dtype)
+    return summed, norm(summed[:, None], context)[:, 0]
+
+
+# --- constants --------------------------------------------------------------------------------------------------------
+
+move_constants = Rules("constants to move")  # nothing may come from the host while a graph is captured
+
+
+@move_constants.register(RotaryModule)
+def _rotary_constants(module: RotaryModule, device: torch.device) -> None:
+    module.frequencies = module.frequencies.to(device)
+
+
+@move_constants.register(AlibiModule)
+def _alibi_constants(module: AlibiModule, device: torch.device) -> None:
+    module.there = torch.tensor(module.slopes, dtype=torch.float64, device=device)

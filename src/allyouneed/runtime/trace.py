@@ -1,0 +1,55 @@
+"""Tracing: a stack's own forward, run on values, writes its program. There is no second forward of a stack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from allyouneed.nn.context import Context
+from allyouneed.nn.models.decoder import DecoderModel
+from allyouneed.nn.models.encoder_decoder import EncoderDecoderModel
+from allyouneed.nn.models.stack import Stack
+from allyouneed.runtime.program import Program, StateSlot, Unsupported, Value
+
+TRACED_MODELS: tuple[type, ...] = (DecoderModel, EncoderDecoderModel)  # advance: embed → decoder stack → head
+
+
+class TraceContext(Context):
+    """Records the calls of parts. It knows nothing of a batch: what needs one is a part's affair, not a wiring's."""
+
+    def __init__(self, program: Program) -> None:
+        nothing: Any = None
+        super().__init__(queries=nothing)
+        self.program = program
+
+    def call(self, part: Any, x: Any, state: Any = None) -> Any:
+        """What takes one value is recorded; what closes a stream of several values is a formula of its own."""
+        return self.program.call(part, x, state) if isinstance(x, Value) else part(x, context=self)
+
+
+def trace(stack: Stack, width: int, states: bool, dtype: torch.dtype = torch.float32) -> Program:
+    """The program of a stack of this width, in eval mode; `states`: every sub-layer is called with its state."""
+    program = Program()
+    x: Any = program.input(width, dtype)
+    layers: list[dict[str, Any]] = [
+        {name: StateSlot(number, name) for name in block.sublayers} if states else {}  # type: ignore[union-attr]
+        for number, block in enumerate(stack.blocks)
+    ]
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        result: Any = stack(x, TraceContext(program), layers)
+    if not isinstance(result, Value):
+        raise Unsupported("the stack ends in more than one stream")
+    program.output = result.number
+    return program
+
+
+def require_traced_model(model: Any) -> None:
+    if type(model) not in TRACED_MODELS:
+        kind = getattr(getattr(model, "config", None), "kind", type(model).__name__)
+        raise Unsupported(f"{kind} models have no traced decode step")
+
+
+def part_paths(model: Any) -> dict[int, str]:
+    """Where each module stands, by id, as a reader of the config would say it."""
+    return {id(module): name.replace(".sublayers.", ".") for name, module in model.named_modules()}
