@@ -7,7 +7,7 @@
 A small CRATE learns ten classes of images; then on held-out ones, layer by layer (Yu et al. 2023, figure 3): the coding
 rate R^c(Z; U) = ½ Σ_k log det(I + p/(nε²) (U_kᵀZ)ᵀ(U_kᵀZ)) of what goes into the attention of a layer and of what
 comes out of it (against that layer's own U, tokens at length 1 in each subspace, ε² = 0.01 as in the authors' code),
-and the share of features that are not zero behind ISTA. The same of the model before it has learned anything.
+and the share of non-zero features after ISTA, also for the untrained model.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def coding_rate(z: Tensor) -> Tensor:
 
 @torch.no_grad()
 def measured(model: Any, images: Tensor) -> list[dict[str, float]]:
-    """For each layer: coding rate before and behind its attention, share of features that are not zero behind ISTA."""
+    """For each layer: coding rate before and after its attention, share of non-zero features after ISTA."""
     streams: list[Tensor] = []
     hooks = [
         block.register_forward_hook(lambda _, given, out: streams.extend((given[0], out)))
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--heads", type=int, default=6)
-    parser.add_argument("--out", choices=["linear", "tied"], default="linear", help="the map behind the heads")
+    parser.add_argument("--out", choices=["linear", "tied"], default="linear", help="output map of the heads")
     parser.add_argument("--sparsity", type=float, default=0.1, help="λ of ISTA")
     parser.add_argument("--steps", type=int, default=800, help="of training")
     parser.add_argument("--batch", type=int, default=64, help="images a step")
@@ -202,10 +202,10 @@ def trained(options: argparse.Namespace) -> dict[str, Any]:
         right = (model.eval().logits(Batch(Signal(unseen[:2000]))).argmax(-1) == answers[:2000]).double().mean()
     what = "MNIST" if options.folder else "strokes drawn by the program"
     about = (
-        f"{what}; {options.layers} layers of width {options.width}, {options.heads} heads, map behind them "
+        f"{what}; {options.layers} layers of width {options.width}, {options.heads} heads, output map "
         f"{options.out}, λ {options.sparsity:g}; {options.steps} steps of {options.batch} images "
         f"at {options.rate:g}, decay {options.decay:g}; "
-        f"{right:.1%} of 2,000 held-out images right; measured on {len(held)} of them."
+        f"{right:.1%} of 2,000 held-out images correct; measured on {len(held)} of them."
     )
     given = " ".join(word for word in sys.argv[1:] if str(options.folder) != word)
     command = f"python bench/crate.py{' MNIST' if options.folder else ''} {given}"
@@ -217,7 +217,7 @@ def show(kept: dict[str, Any], write: Path | None) -> None:
     lines = [
         kept["about"],
         "",
-        "| layer | rate into MSSA | rate out of MSSA | not zero behind ISTA | untrained: into | out | not zero |",
+        "| layer | rate into MSSA | rate out of MSSA | non-zero after ISTA | untrained: into | out | non-zero |",
         "|---|---|---|---|---|---|---|",
     ]
     for number, both in enumerate(zip(learned, random, strict=True), 1):
@@ -226,9 +226,9 @@ def show(kept: dict[str, Any], write: Path | None) -> None:
         ]
         lines.append(f"| {number} | {' | '.join(cells)} |")
     inside = sum(one["behind"] < one["before"] for one in learned)
-    lines += ["", f"Coding rate behind attention, layer by layer: {verdict([one['behind'] for one in learned])}."]
+    lines += ["", f"Coding rate after attention, by layer: {verdict([one['behind'] for one in learned])}."]
     lines += [f"Within a layer, attention lowers it in {inside} of {len(learned)}."]
-    lines += [f"Features that are not zero: {verdict([one['there'] for one in learned])}."]
+    lines += [f"Non-zero features: {verdict([one['there'] for one in learned])}."]
     lower, fewer = (sum(one[key] < other[key] for one, other in zip(learned, random, strict=True)) for key in KEYS)
     text = f"Against the untrained model: a lower rate in {lower} of {len(learned)} layers, fewer features in {fewer}."
     lines += [text]
