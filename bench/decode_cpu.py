@@ -400,7 +400,7 @@ on twenty calls. An int8 model is therefore lowered once to a flat program
 ([kernels/cpu/interpreter.cpp](../../src/allyouneed/kernels/cpu/interpreter.cpp)): int8 matrix products, attention over
 the KV cache, norms, activations and top-k token selection. The user's `g++` compiles it once, in the background
 ([kernels/cpu/build.py](../../src/allyouneed/kernels/cpu/build.py)); until it is ready, and without a compiler or
-AVX-512 VNNI, torch computes the same values. Torch also runs models with a part that has no lowering.
+AVX-512 VNNI, torch computes the same values. Parts without a lowering are called by torch.
 
 Time per component, one thread:
 

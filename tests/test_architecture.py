@@ -6,6 +6,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -69,12 +70,14 @@ def test_every_row_of_the_index_names_its_code() -> None:
 def test_packages_are_drawn_in_the_order_of_the_import_contract() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(c["layers"] for c in contracts if "allyouneed.cli" in c.get("layers", ()))
-    height = {name.strip(" ()").removeprefix("allyouneed."): -at for at, row in enumerate(layers) for name in row.split("|")}
+    height = {
+        name.strip(" ()").removeprefix("allyouneed."): -at for at, row in enumerate(layers) for name in row.split("|")
+    }
     drawing = re.search(r"```text\n(.*?)```", section("Packages"), re.DOTALL)
     assert drawing
     drawn = [re.findall(r"[a-z]\w+", line.split("  ")[0]) for line in drawing[1].splitlines() if line[:1].isalpha()]
     heights = [[height[name] for name in line] for line in drawn]
-    assert all(min(above) > max(below) for above, below in zip(heights, heights[1:], strict=False))
+    assert all(min(above) > max(below) for above, below in pairwise(heights))
     packages = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
     assert packages <= {name for line in drawn for name in line}
 
