@@ -305,6 +305,18 @@ def test_the_overrides_shown_in_the_readme_are_valid() -> None:
         assert allyouneed.model_config("transformer-base", [change]) != allyouneed.model_config("transformer-base")
 
 
+@pytest.mark.parametrize("readme", [README, CHINESE], ids=lambda page: page.name)
+def test_readme_figures_are_on_the_linked_pages(readme: Path) -> None:
+    rows = re.findall(
+        r"^\| .*?\((docs/results/[\w-]+\.md)\).*? \| (.*) \| (.*) \| \S+ \|$", readme.read_text(), re.MULTILINE
+    )
+    assert len(rows) >= 6
+    for page, ours, peer in rows:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for figure in (re.findall(r"[\d.,]*\d", ours)[-1], re.findall(r"[\d.,]*\d", peer)[-1]):
+            assert figure in text, f"{page} does not contain {figure}"
+
+
 def test_both_readmes_have_the_same_blocks() -> None:
     def without_comments(block: Block) -> Any:
         if block.language == "yaml":
