@@ -91,3 +91,12 @@ def test_costs_follow_the_context():
         assert f"context {length:,}" in text
         assert number(text, r"^cache, bf16 +([\d,]+) bytes") == 2 * cost.state_per_token
         assert number(text, r"^cache, fp32 .* \+ ([\d,]+) per source token") == 4 * cost.state_constant / length
+
+
+def test_the_executors_are_named_with_the_parts_that_keep_a_model_from_them():
+    text = shown(CASES["transformer-base"])
+    assert re.search(r"^CPU executor  native program$", text, re.MULTILINE)
+    assert re.search(r"^GPU executor  captured CUDA graph$", text, re.MULTILINE)
+    text = shown(CASES["retnet-1.3b"])
+    assert re.search(r"^CPU executor  native program; in torch: decoder.blocks.0-23.mixer \(", text, re.MULTILINE)
+    assert re.search(r"^GPU executor  torch: decoder.blocks.0-23.mixer \(", text, re.MULTILINE)

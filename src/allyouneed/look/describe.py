@@ -18,6 +18,7 @@ from allyouneed.nn.models.block import Block, Layer
 from allyouneed.nn.models.encoder_decoder import EncoderDecoder
 from allyouneed.nn.models.stack import Stack
 from allyouneed.nn.models.two_towers import TwoTowers
+from allyouneed.runtime.report import executor_lines
 
 BYTES = {"fp32": 4, "bf16": 2}
 
@@ -28,7 +29,7 @@ def describe(config: Model, length: int = 1024) -> RenderableType:
         model = config.build()
     tree = Tree(_heading(config, model))
     _model(tree, model, config, set())
-    return Group(tree, "", costs(config, length))
+    return Group(tree, "", costs(config, length), executors(model))
 
 
 def _heading(config: Model, model: nn.Module) -> str:
@@ -65,6 +66,11 @@ def costs(config: Model, length: int) -> str:
         more = {"per source token": source / length, "whatever the length": cost.state_constant - source}
         rows[f"cache, {name}"] = each + "".join(f" + {n * size:,.0f} {what}" for what, n in more.items() if n)
     return "\n".join(f"{name:<11}  {value}" for name, value in rows.items())
+
+
+def executors(model: nn.Module) -> str:
+    """What decodes with it, and which parts keep it from the fast executor."""
+    return "\n".join(f"{name}  {escape(value)}" for name, value in executor_lines(model).items())
 
 
 def _source_state(config: Model, length: int) -> float:

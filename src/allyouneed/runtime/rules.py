@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from allyouneed.runtime.program import Unsupported
+
+
+class Blocker(NamedTuple):
+    """A part that keeps a model from an executor; an empty path is the model itself."""
+
+    path: str
+    reason: str
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,5 +42,6 @@ class Rules:
         """Apply a part's rule; it raises `Unsupported` where it does not cover this part, or where there is none."""
         rule = self.get(part)
         if rule is None:
-            raise Unsupported(f"{type(part).__name__} has no {self.purpose}")
+            name = "recurrence in depth" if isinstance(part, partial) else type(part).__name__
+            raise Unsupported(f"{name} has no {self.purpose}")
         return rule(part, *args)

@@ -45,9 +45,12 @@ def trace(stack: Stack, width: int, states: bool, dtype: torch.dtype = torch.flo
 
 
 def require_traced_model(model: Any) -> None:
-    if type(model) not in TRACED_MODELS:
-        kind = getattr(getattr(model, "config", None), "kind", type(model).__name__)
-        raise Unsupported(f"{kind} models have no traced decode step")
+    if type(model) in TRACED_MODELS:
+        return
+    config = getattr(model, "config", None)
+    if not getattr(config, "generates", False):
+        raise Unsupported(f"{getattr(config, 'kind', type(model).__name__)} models do not decode")
+    raise Unsupported(f"{getattr(config, 'kind', '')} models have no traced decode step")
 
 
 def part_paths(model: Any) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""Garbage waits until nobody is to be disturbed any more."""
+"""Garbage collection is paused while a graph is captured."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import threading
 
 import pytest
 
-from allyouneed.runtime.cuda.graphs import undisturbed
+from allyouneed.runtime.cuda.graphs import pause_gc
 
 
-def test_garbage_waits_for_the_last_of_several_threads() -> None:
+def test_gc_resumes_after_the_last_of_several_threads() -> None:
     assert gc.isenabled()
     inside, leave = threading.Event(), threading.Event()
 
     def other() -> None:
-        with undisturbed():
+        with pause_gc():
             inside.set()
             leave.wait()
 
     thread = threading.Thread(target=other)
-    with undisturbed():
+    with pause_gc():
         assert not gc.isenabled()
         thread.start()
         inside.wait()
-    assert not gc.isenabled()  # the other one is still there
+    assert not gc.isenabled()  # the other thread still pauses it
     leave.set()
     thread.join()
     assert gc.isenabled()
 
 
-def test_what_fails_leaves_it_as_it_was_and_off_stays_off() -> None:
-    with pytest.raises(RuntimeError), undisturbed():
+def test_an_error_resumes_gc_and_a_disabled_gc_stays_disabled() -> None:
+    with pytest.raises(RuntimeError), pause_gc():
         raise RuntimeError
     assert gc.isenabled()
     gc.disable()
     try:
-        with undisturbed():
+        with pause_gc():
             pass
         assert not gc.isenabled()
     finally:

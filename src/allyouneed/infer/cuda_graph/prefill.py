@@ -20,7 +20,7 @@ from torch import Tensor
 from allyouneed.infer.cuda_graph.device_search import DeviceSearch
 from allyouneed.nn.batch import Rows
 from allyouneed.runtime.cuda.capture import can_capture_prefill
-from allyouneed.runtime.cuda.graphs import captured
+from allyouneed.runtime.cuda.graphs import capture_graph
 from allyouneed.runtime.cuda.static_cache import StaticStates
 
 STEP = 16  # lengths are rounded up to multiples of this
@@ -143,6 +143,6 @@ def rehearsed(step: Callable[[], None], tries: int = 2, pool: Any = None) -> tor
             step()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with captured(graph, pool):
+    with capture_graph(graph, pool):
         step()
     return graph

@@ -23,7 +23,7 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
 from allyouneed.runtime.cuda.capture import can_capture
 from allyouneed.runtime.cuda.decode_step import DecodeStep
-from allyouneed.runtime.cuda.graphs import undisturbed
+from allyouneed.runtime.cuda.graphs import pause_gc
 from allyouneed.runtime.cuda.static_cache import StaticStates
 
 ROWS = 512  # at most so many are written at once
@@ -159,7 +159,7 @@ class GraphRunnerCache:
             for request in (requests[number] for number in order)
         ]
         done = nothing = len(requests) - len(order)
-        with undisturbed():
+        with pause_gc():
             for _ in self.rounds(engine.way(decoding), asked):
                 if on_progress is None:
                     continue

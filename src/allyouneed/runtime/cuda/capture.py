@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from allyouneed.nn.embed.tokens import TokenEmbedModule
 from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
@@ -18,18 +18,12 @@ from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.positions.t5_bias import BucketsModule
 from allyouneed.nn.states.kv_cache import KVCache
+from allyouneed.runtime.cuda.static_cache import make_static_state
 from allyouneed.runtime.program import Unsupported
-from allyouneed.runtime.rules import Rules
+from allyouneed.runtime.rules import Blocker, Rules
 from allyouneed.runtime.trace import require_traced_model, trace
 
 check_capture = Rules("rule for CUDA graphs")
-
-
-class Blocker(NamedTuple):
-    """A part that keeps a model from an executor; an empty path is the model itself."""
-
-    path: str
-    reason: str
 
 
 def can_capture(model: Any) -> bool:
@@ -104,8 +98,8 @@ def check_sublayer(part: Any) -> None:
         state = part.new_state()
     except ValueError:  # it cannot decode; as part of an encoder it need not
         state = None
-    if state is not None:
-        raise Unsupported(f"{type(state).__name__} has no fixed-shape form")
+    if state is not None and make_static_state.get(part) is None:
+        raise Unsupported(f"{type(part).__name__} has no fixed-shape state")
     if not part.traces:
         raise Unsupported(f"the forward of {type(part).__name__} branches on data")
 

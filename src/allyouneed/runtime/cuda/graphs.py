@@ -1,4 +1,4 @@
-"""CUDA graphs, and what must not happen meanwhile."""
+"""CUDA graph capture."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any
 
 import torch
 
-_lock, _busy, _collects = threading.Lock(), 0, False
+_lock, _users, _was_enabled = threading.Lock(), 0, False
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """No garbage is collected while anybody, in any thread, is in here. An old graph or its memory that is given back
-    spoils one that is being captured; and while a GPU is kept busy, there is no time for it."""
-    global _busy, _collects
+def pause_gc() -> Iterator[None]:
+    """No garbage collection while any thread is in here. Freeing an old graph or its memory invalidates a capture in
+    progress, and a collection would delay the next launch while a GPU is busy."""
+    global _users, _was_enabled
     with _lock:
-        if _busy == 0:
-            _collects = gc.isenabled()
+        if _users == 0:
+            _was_enabled = gc.isenabled()
             gc.disable()
-        _busy += 1
+        _users += 1
     try:
         yield
     finally:
         with _lock:
-            _busy -= 1
-            if _busy == 0 and _collects:
+            _users -= 1
+            if _users == 0 and _was_enabled:
                 gc.enable()
 
 
 @contextmanager
-def captured(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """What is done in here is not done but written down, to be replayed. Other threads may use the GPU meanwhile."""
-    with undisturbed(), torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
+def capture_graph(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """Record the kernels launched in here instead of running them. Other threads may use the GPU meanwhile."""
+    with pause_gc(), torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
         yield

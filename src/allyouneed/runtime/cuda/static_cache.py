@@ -8,7 +8,7 @@ more room writes into the last place again.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttenti
 from allyouneed.nn.states.base import State, States
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache, KVState
 from allyouneed.nn.states.window import WindowKVCache
+from allyouneed.runtime.rules import Rules
 
 
 class StaticKVCache(KVState):
@@ -39,9 +40,10 @@ class StaticKVCache(KVState):
         self.keys[self.states.row_ids, :, positions] = keys.to(self.keys.dtype)
         self.values[self.states.row_ids, :, positions] = values.to(self.values.dtype)
 
-    def load(self, rows: Tensor, past: State) -> None:
-        """These rows have this past."""
+    def load(self, given: Prefilled, past: State) -> None:
+        """The first row of each group gets the keys and values of a prompt."""
         assert isinstance(past, KVCache | WindowKVCache)
+        rows = given.rows[:, 0]
         if past.keys is None or past.values is None:
             return
         if isinstance(past, KVCache):
@@ -102,9 +104,50 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
 
+class StaticCrossKVCache(CrossKVCache):
+    """Keys and values of the sources (slots, heads, source capacity, head_width), shared by the rows of a slot."""
+
+    def __init__(self, part: CrossAttention, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.part, self.keys, self.values, self.end = part, keys, values, keys.shape[2]
+
+    def load(self, given: Prefilled, past: State) -> None:
+        assert isinstance(past, CrossKVCache) and self.keys is not None and self.values is not None
+        keys, values = past.keys, past.values
+        if keys is None or values is None:
+            assert given.memory is not None
+            keys, values = self.part.source(given.memory.hidden, Context(given.memory.layout))
+        self.keys[given.slots, :, : keys.shape[2]] = keys
+        self.values[given.slots, :, : keys.shape[2]] = values
+
+
+class Prefilled(NamedTuple):
+    """Requests that were prefilled: their slots (n,), the rows of each (n, group), and what encodes their sources."""
+
+    slots: Tensor
+    rows: Tensor
+    memory: Memory | None
+
+
+# rule(part, states, dtype) -> a state of a fixed shape, with `load(given: Prefilled, past: State)`
+make_static_state = Rules("fixed-shape state")
+
+
+@make_static_state.register(SelfAttention)
+def _kv_cache(part: SelfAttention, states: StaticStates, dtype: torch.dtype) -> StaticKVCache:
+    sizes = (2, states.rows, part.kv_heads, states.capacity, part.head_width)
+    return StaticKVCache(states, *torch.zeros(sizes, dtype=dtype, device=states.device))
+
+
+@make_static_state.register(CrossAttention)
+def _cross_kv_cache(part: CrossAttention, states: StaticStates, dtype: torch.dtype) -> StaticCrossKVCache:
+    sizes = (2, states.slot_count, part.kv_heads, states.source_capacity, part.head_width)
+    return StaticCrossKVCache(part, *torch.zeros(sizes, dtype=dtype, device=states.device))
+
+
 class StaticStates:
-    """Of a model's `stack` of decoder blocks. `row_ids`: the numbers of the rows. `sources`: so many tokens of a source at
-    most; 0: there is none."""
+    """Of a model's `stack` of decoder blocks. `row_ids`: the numbers of the rows. `sources`: the longest source; 0:
+    there is none."""
 
     def __init__(self, stack: Any, seats: int, group: int, capacity: int, sources: int) -> None:
         weight = next(stack.parameters())
@@ -127,19 +170,14 @@ class StaticStates:
             real[:, 0] = 1
             layout = TokenLayout(torch.arange(sources, device=device)[None], real, start=0)
             self.memory = Memory(torch.zeros(seats, 0, 0, device=device), layout)
-        self.layers: list[dict[str, Any]] = []
-        for block in stack.blocks:
-            layer: dict[str, Any] = {}
-            for name, part in block.sublayers.items():
-                if isinstance(part, SelfAttention):
-                    sizes = (2, rows, part.kv_heads, capacity, part.head_width)
-                    layer[name] = StaticKVCache(self, *torch.zeros(sizes, dtype=dtype, device=device))
-                elif isinstance(part, CrossAttention):
-                    sizes = (2, seats, part.kv_heads, sources, part.head_width)
-                    layer[name] = state = CrossKVCache()
-                    state.keys, state.values = torch.zeros(sizes, dtype=dtype, device=device)
-                    state.end = sources
-            self.layers.append(layer)
+        self.layers: list[dict[str, Any]] = [
+            {
+                name: make_static_state(part, self, dtype)
+                for name, part in block.sublayers.items()
+                if make_static_state.get(part) is not None
+            }
+            for block in stack.blocks
+        ]
 
     def load(self, stack: Any, chairs: Tensor, seen: States, counts: Tensor) -> None:
         """These seats are taken by texts of which this has been seen (a row each), and so much of it counts."""
@@ -147,7 +185,7 @@ class StaticStates:
         self.device_lengths[rows] = counts[:, None].expand_as(rows)
         if self.group > 1:  # what is given lies with the first of them
             self.block_table[rows] = rows[:, :1, None].int().expand(-1, -1, self.capacity)
-        memory, context = seen.memory, None
+        memory = seen.memory
         if memory is not None:
             assert self.memory is not None and self.memory.layout.segments is not None
             time, real = memory.hidden.shape[1], memory.layout.segments
@@ -155,20 +193,10 @@ class StaticStates:
             segments[:, :time] = 1 if real is None else real
             self.memory.layout.segments[chairs] = segments
             self.source_lengths[rows] = segments.sum(1)[:, None].expand_as(rows)
-            context = Context(memory.layout)
-        for block, layer, given in zip(stack.blocks, self.layers, seen.layers, strict=True):
+        given = Prefilled(chairs, rows, memory)
+        for layer, past in zip(self.layers, seen.layers, strict=True):
             for name, state in layer.items():
-                past = given[name]
-                if isinstance(state, StaticKVCache):
-                    state.load(rows[:, 0], past)
-                    continue
-                assert isinstance(past, CrossKVCache)
-                keys, values = past.keys, past.values
-                if keys is None or values is None:
-                    assert memory is not None and context is not None
-                    keys, values = block.sublayers[name].source(memory.hidden, context)
-                state.keys[chairs, :, : keys.shape[2]] = keys
-                state.values[chairs, :, : keys.shape[2]] = values
+                state.load(given, past[name])
 
     def reorder(self, rows: Tensor) -> None:
         """Row i goes on with the past of row `rows[i]` of its own group."""

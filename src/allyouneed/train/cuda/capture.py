@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.models.block import Block
-from allyouneed.runtime.cuda.graphs import captured
+from allyouneed.runtime.cuda.graphs import capture_graph
 from allyouneed.train.cuda.machine import Machine
 from allyouneed.train.distributed.objective import Objective
 from allyouneed.train.distributed.process_group import ALONE, Team
@@ -142,7 +142,7 @@ def _recorded(work: Callable[[], Tensor], device: torch.device) -> Callable[[], 
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     graph = torch.cuda.CUDAGraph()
-    with captured(graph):  # threads that prepare batches go on
+    with capture_graph(graph):  # threads that prepare batches go on
         result = work()
 
     def replay() -> Tensor:

@@ -1,0 +1,86 @@
+"""The report says which executor a model gets, and names the parts that keep it from the fast one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from allyouneed import model_config
+from allyouneed.config import parse
+from allyouneed.kernels.cpu import build as native
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.precision import quantize
+from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
+from allyouneed.runtime.cuda.capture import can_capture
+from allyouneed.runtime.report import CAPTURED, NATIVE, TORCH, cpu_choice, cuda_choice, ranges
+from any_part import CASES, build
+
+
+def preset(name: str) -> nn.Module:
+    with torch.device("meta"):
+        model: nn.Module = model_config(name).build()
+    return model
+
+
+@pytest.mark.parametrize("name", ["transformer-base", "gpt2", "llama-7b", "whisper-tiny", "deepnet", "residual"])
+def test_a_model_of_known_parts_is_native_and_captured(name: str) -> None:
+    model = preset(name)
+    assert str(cpu_choice(model)) == NATIVE and str(cuda_choice(model)) == CAPTURED
+    assert model.training  # as it was
+
+
+PARTS = {
+    "retnet-1.3b": ("decoder.blocks.0-23.mixer (MultiScale has no native", "decoder.blocks.0-23.mixer (MultiScale has"),
+    "mixtral-8x7b": (
+        "decoder.blocks.0-31.channel (MoEModule has no",
+        "decoder.blocks.0-31.channel (the forward of MoE",
+    ),
+    "t5-small": ("decoder.blocks.0-5.mixer (attention scores other than", CAPTURED),
+    "universal-transformer": (
+        "no sub-layer is native: recurrence in depth",
+        "decoder.recurrences (recurrence in depth",
+    ),
+    "reformer": (
+        "wiring (torch.cat has no native instruction)",
+        "decoder.blocks.2,6,10.mixer (LSHAttention has no fixed",
+    ),
+    "bert-base": ("encoder models do not decode", "encoder models do not decode"),
+    "yoco-3b": ("decoder-decoder models have no traced decode step", "have no traced decode step"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_other_parts_are_named_with_a_reason(name: str) -> None:
+    model = preset(name)
+    cpu, cuda = PARTS[name]
+    assert cpu in str(cpu_choice(model)) and cuda in str(cuda_choice(model))
+
+
+@pytest.mark.parametrize("stored", ["int8", "bf16", "single"])
+def test_the_report_agrees_with_the_executors(stored: str) -> None:
+    if native.wait() is None:
+        return
+    for name in list(CASES)[::9]:
+        model = build(CASES[name]).float()
+        model = model if stored == "single" else quantize(model, stored)
+        choice, executor = cpu_choice(model), cpu_executor(model)
+        assert (choice.executor == NATIVE) == isinstance(executor, CpuExecutor)
+        if isinstance(executor, CpuExecutor):
+            head = executor.scores is None
+            reasons = [call.reason for call in executor.decoder.calls]
+            assert [reason for path, reason in choice.blockers if path != "head"] == reasons
+            assert any(path == "head" for path, _ in choice.blockers) == head
+        assert can_capture(model) == (cuda_choice(model).executor == CAPTURED)
+
+
+def test_weights_of_a_type_without_kernels_are_named() -> None:
+    tree: Any = CASES["wiring pre-norm"]
+    choice = cpu_choice(parse(Model, tree).build().double())  # type: ignore[type-abstract]
+    assert str(choice) == f"{TORCH}: its weights are float64"
+
+
+def test_numbers_in_a_row_are_a_range() -> None:
+    assert ranges([3, 1, 2, 5, 7, 8]) == "1-3,5,7-8"
