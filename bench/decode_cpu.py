@@ -138,7 +138,7 @@ def ours(folder: Path, name: str, rows: int, beam: int) -> Callable[[], Any]:
     from allyouneed.nn.models.base import Model
 
     torch.set_num_threads(THREADS)
-    native.wait()
+    native.wait_for_build()
     shape = SHAPES[name]
     model = parse(Model, tree(shape)).build()  # type: ignore[type-abstract]
     model.load_state_dict(torch.load(folder / "weights.pt"))
@@ -225,7 +225,7 @@ def ceilings(clock: Callable[[], float]) -> Ceilings:
     from allyouneed.nn.linear.int8 import Codes, Int8Linear, Packed
 
     torch.set_num_threads(THREADS)
-    native.wait()
+    native.wait_for_build()
     codes = Codes.of(torch.randn(2048, 2048))
     product, x = Packed(codes.numbers, codes.step, None), torch.randn(256, 2048)
     swift = machine_product(Int8Linear(codes, None), x)
@@ -239,9 +239,9 @@ def ceilings(clock: Callable[[], float]) -> Ceilings:
         return min(seconds)
 
     def read(size: int) -> float:
-        """In large pages, where there is the machine."""
-        library = native.machine()
-        place = None if library is None else library.large(size)
+        """In huge pages, where the native library is loaded."""
+        library = native.native_library()
+        place = None if library is None else library.allocate(size)
         room = bytearray(size) if place is None else (ctypes.c_char * size).from_address(place)
         numbers = torch.frombuffer(room, dtype=torch.int64).zero_()
         return size / best(numbers.sum)
@@ -258,7 +258,7 @@ def machine_product(linear: Any, x: Any) -> Callable[[], Any] | None:
     from allyouneed.runtime.cpu.lower import lower
     from allyouneed.runtime.cpu.native_program import Batch, NativeProgram, arena_for
 
-    library = native.machine()
+    library = native.native_library()
     if library is None:
         return None
     code = Instructions()

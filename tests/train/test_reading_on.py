@@ -173,7 +173,10 @@ def test_rows_go_on(work, tmp_path):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        (["model.decoder[0].mixer.pattern=causal"], r"decoder\[0\]\.mixer\.pattern: the state would grow without bound"),
+        (
+            ["model.decoder[0].mixer.pattern=causal"],
+            r"decoder\[0\]\.mixer\.pattern: the state would grow without bound",
+        ),
         (["model.embed.positions=sinusoidal"], r"embed\.positions: absolute positions do not work"),
         (["model.embed.positions=sinusoidal", "model.decoder[0].mixer.pattern=causal"], r"positions.*[\s\S]*pattern"),
     ],

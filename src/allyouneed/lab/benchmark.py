@@ -89,7 +89,7 @@ def ours(peer: Peer, load: Load) -> tuple[Jobs, dict[str, float]]:
         suit_cpu(model)
     model.eval()
     if load.device == "cpu":
-        native.wait()
+        native.wait_for_build()
     weights = {name: tensor.nbytes for name, tensor in named(model).items()}
     facts = {"load, s": loaded, "weights, MB": sum(weights.values()) / 1e6}
     if not load.writes:

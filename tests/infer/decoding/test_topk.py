@@ -66,9 +66,9 @@ def test_what_is_banned_comes_back() -> None:
 def test_the_best_of_each_row_and_its_chance(
     vocab: int, rows: int, machine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native.wait()
+    native.wait_for_build()
     if not machine:
-        monkeypatch.setattr(native.NativeLibrary, "found", None)
+        monkeypatch.setattr(native.NativeLibrary, "loaded", None)
     scores = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab)) * 5
     scores[:, -1] = scores[:, vocab // 2] = 30  # the first of equal ones
     before = scores.clone()
@@ -86,9 +86,9 @@ def test_the_best_of_each_row_and_its_chance(
 @pytest.mark.parametrize("vocab", VOCABS[1:])
 @pytest.mark.parametrize("machine", [True, False])
 def test_the_best_few_of_each_row(vocab: int, few: int, machine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    native.wait()
+    native.wait_for_build()
     if not machine:
-        monkeypatch.setattr(native.NativeLibrary, "found", None)
+        monkeypatch.setattr(native.NativeLibrary, "loaded", None)
     scores = torch.randn(2, 3, vocab, generator=torch.Generator().manual_seed(vocab)) * 5
     before = scores.clone()
     for banned in (None, scores[0, 0].topk(2).indices, torch.arange(3, vocab)):

@@ -32,8 +32,8 @@ STARTS = [[1, 2], [3], [4, 5, 6]]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _machine() -> None:
-    native.wait()
+def _native_library() -> None:
+    native.wait_for_build()
 
 
 @pytest.fixture(autouse=True)
@@ -93,8 +93,8 @@ def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
 
 
 def test_there_is_a_machine_where_there_is_a_compiler() -> None:
-    wanted = native.able() and shutil.which("g++") is not None
-    assert (native.wait() is not None) == wanted
+    wanted = native.is_supported() and shutil.which("g++") is not None
+    assert (native.wait_for_build() is not None) == wanted
     assert isinstance(cpu_executor(writer()), CpuExecutor) == wanted
 
 
@@ -321,7 +321,7 @@ def test_they_do_so_in_fewer_bits_as_well(name: str, stored: str) -> None:
         return
     model = made(name, stored)
     executor = cpu_executor(model)
-    assert isinstance(executor, CpuExecutor) == (native.wait() is not None)
+    assert isinstance(executor, CpuExecutor) == (native.wait_for_build() is not None)
     for ours, theirs in zip(decode_rows(executor), decode_rows(model), strict=True):
         assert (ours - theirs).abs().max() < 0.08 * theirs.abs().max()
 
@@ -361,7 +361,7 @@ def test_one_such_layer_among_others_is_the_only_call(name: str) -> None:
 def test_nor_has_a_model_that_trains_or_a_computer_without_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     model = writer()
     assert cpu_executor(model.train()) is model
-    monkeypatch.setattr(executor_module, "machine", lambda: None)
+    monkeypatch.setattr(executor_module, "native_library", lambda: None)
     assert cpu_executor(model.eval()) is model
 
 
@@ -381,7 +381,7 @@ def test_a_step_of_training_is_seen() -> None:
 def new_shop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """As if nobody had ever asked for the machine."""
     monkeypatch.setattr(
-        native, "NativeLibrary", type("NativeLibrary", (), {"found": None, "closed": False, "making": None})
+        native, "NativeLibrary", type("NativeLibrary", (), {"loaded": None, "failure": None, "build": None})
     )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
@@ -390,8 +390,8 @@ def new_shop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_nobody_waits_for_it_to_be_made(new_shop: Path) -> None:
     model = writer()
     assert cpu_executor(model) is model
-    if native.able() and shutil.which("g++") is not None:
-        assert native.wait() is not None
+    if native.is_supported() and shutil.which("g++") is not None:
+        assert native.wait_for_build() is not None
         assert isinstance(cpu_executor(model), CpuExecutor)
         assert [path.suffix for path in (new_shop / "allyouneed").iterdir()] == [".so"]
 
@@ -403,7 +403,7 @@ def hurt(content: bytes, how: str) -> bytes:
         "cut": content[:half],
         "zeros": bytes(len(content)),
         "zeros at its end": content[:half] + bytes(len(content) - half),
-        "unsealed": content[: -native.SEAL],
+        "unsealed": content[: -native.CHECKSUM],
         "another byte": content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :],
     }[how]
 
@@ -412,34 +412,34 @@ HURT = ["empty", "cut", "zeros", "zeros at its end", "unsealed", "another byte"]
 
 
 def test_a_library_that_was_hurt_is_made_anew_and_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if native.wait() is None:
-        assert not native.able() or shutil.which("g++") is None
+    if native.wait_for_build() is None:
+        assert not native.is_supported() or shutil.which("g++") is None
         return
-    good = native.place()
+    good = native.library_path()
     content, path = good.read_bytes(), tmp_path / good.name
-    assert native.sound(good) and not native.sound(path)
+    assert native.is_intact(good) and not native.is_intact(path)
     asked, idle = list[Path](), type("Idle", (), {"poll": lambda self: None})()
-    monkeypatch.setattr(native, "place", lambda: path)
-    monkeypatch.setattr(native, "made", lambda library: asked.append(library) or idle)
+    monkeypatch.setattr(native, "library_path", lambda: path)
+    monkeypatch.setattr(native, "start_build", lambda library: asked.append(library) or idle)
     for how in HURT:
         monkeypatch.setattr(
-            native, "NativeLibrary", type("NativeLibrary", (), {"found": None, "closed": False, "making": None})
+            native, "NativeLibrary", type("NativeLibrary", (), {"loaded": None, "failure": None, "build": None})
         )
         path.write_bytes(hurt(content, how))
-        assert native.machine() is None and asked.pop() == path, how
+        assert native.native_library() is None and asked.pop() == path, how
     monkeypatch.setattr(
-        native, "NativeLibrary", type("NativeLibrary", (), {"found": None, "closed": False, "making": None})
+        native, "NativeLibrary", type("NativeLibrary", (), {"loaded": None, "failure": None, "build": None})
     )
     path.write_bytes(content)
-    assert native.machine() is not None and not asked
+    assert native.native_library() is not None and not asked
 
 
 def test_what_was_hurt_is_whole_again(new_shop: Path) -> None:
-    if native.able() and shutil.which("g++") is not None:
-        path = native.place()
+    if native.is_supported() and shutil.which("g++") is not None:
+        path = native.library_path()
         path.parent.mkdir(parents=True)
         path.write_bytes(b"\x7fELF" + bytes(1000))
-        assert native.wait() is not None and native.sound(path)
+        assert native.wait_for_build() is not None and native.is_intact(path)
 
 
 WHY = ["no compiler", "a compiler that fails", "no place to write", "no home", "somebody else's", "not wanted"]
@@ -455,9 +455,9 @@ def test_where_it_cannot_be_made_nobody_hears_of_it(
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(native.os.path, "expanduser", lambda path: path)
     elif why == "somebody else's":
-        native.wait()
+        native.wait_for_build()
         monkeypatch.setattr(
-            native, "NativeLibrary", type("NativeLibrary", (), {"found": None, "closed": False, "making": None})
+            native, "NativeLibrary", type("NativeLibrary", (), {"loaded": None, "failure": None, "build": None})
         )
         monkeypatch.setattr(native.os, "getuid", lambda: 12345)
     elif why == "not wanted":
@@ -465,7 +465,7 @@ def test_where_it_cannot_be_made_nobody_hears_of_it(
     else:
         monkeypatch.setenv("CXX", "/no/such/compiler" if why == "no compiler" else "false")
     model = writer()
-    assert cpu_executor(model) is model and native.wait() is None and cpu_executor(model) is model
+    assert cpu_executor(model) is model and native.wait_for_build() is None and cpu_executor(model) is model
     assert capfd.readouterr() == ("", "")
 
 

@@ -59,7 +59,7 @@ def log_chance(scores: Tensor, tokens: Tensor) -> Tensor:
 def best(scores: Tensor, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The likeliest token of each row of scores (rows, vocab) that is not among the banned ones, and its log-chance, of
     which those keep their share. The scores are as before."""
-    found = native.best(scores, 1, banned)
+    found = native.top_k(scores, 1, banned)
     if found is not None:
         return found[0][:, 0], found[1][:, 0]
     with Without(scores, banned):
@@ -69,7 +69,7 @@ def best(scores: Tensor, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
 def best_few(scores: Tensor, few: int, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The same for the `few` likeliest, best first, of scores (…, vocab)."""
-    found = native.best(scores.flatten(0, -2), few, banned)
+    found = native.top_k(scores.flatten(0, -2), few, banned)
     if found is not None:
         return found[0].view(*scores.shape[:-1], few), found[1].view(*scores.shape[:-1], few)
     with Without(scores, banned):

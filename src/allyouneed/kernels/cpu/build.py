@@ -1,201 +1,196 @@
-"""The machine of interpreter.cpp, compiled for this processor once, in the background, when it is first asked for; then it
-lies in the user's cache. Until then, and where it cannot be had, nobody hears of it: torch computes the same, more
-slowly. `ALLYOUNEED_NATIVE=off` does without it.
+"""Builds and loads the native CPU interpreter (interpreter.cpp).
+
+It is compiled for this processor once, in the background, the first time it is needed, and kept in the user's cache
+folder. Until it is ready, and where it cannot be built, torch computes the same more slowly; `status()` says which of
+the two runs and why. `ALLYOUNEED_NATIVE=off` disables it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 SOURCE = Path(__file__).with_name("interpreter.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-w")
-SEAL = 64  # characters at the end of the library: the checksum of those before them
-PATIENCE = 300  # seconds for a compiler that lets everybody else go first
+CHECKSUM = 64  # hex digits at the end of the library: the SHA-256 of everything before them
+TIMEOUT = 300  # seconds to wait for the compiler, which runs at low priority
 
-
-class Order(ctypes.Structure):
-    """One thing to do; program.h has the same."""
-
-    _fields_ = (
-        ("kind", ctypes.c_int32),
-        ("input", ctypes.c_int32),
-        ("other", ctypes.c_int32),
-        ("output", ctypes.c_int32),
-        ("numbers", ctypes.c_int32 * 8),
-        ("factors", ctypes.c_float * 2),
-        ("places", ctypes.c_void_p * 6),
-    )
-
-
-class Cache(ctypes.Structure):
-    """Keys and values of a layer, and how many numbers lie from one row, head and time to the next."""
-
-    _fields_ = (
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("row", ctypes.c_int64),
-        ("head", ctypes.c_int64),
-        ("time", ctypes.c_int64),
-    )
-
-
-class Pass(ctypes.Structure):
-    """What all orders of one pass share; program.h has the same."""
-
-    _fields_ = (
-        ("orders", ctypes.c_int32),
-        ("rows", ctypes.c_int32),
-        ("time", ctypes.c_int32),
-        ("threads", ctypes.c_int32),
-        ("group", ctypes.c_int32),
-        ("longest", ctypes.c_int32),
-        ("order", ctypes.c_void_p),
-        ("registers", ctypes.c_void_p),
-        ("widths", ctypes.c_void_p),
-        ("caches", ctypes.c_void_p),
-        ("tables", ctypes.c_void_p),
-        ("tokens", ctypes.c_void_p),
-        ("starts", ctypes.c_void_p),
-        ("lengths", ctypes.c_void_p),
-        ("sources", ctypes.c_void_p),
-        ("rounded", ctypes.c_void_p),
-        ("scratch", ctypes.c_void_p),
-    )
+log = logging.getLogger("allyouneed")
 
 
 class NativeLibrary:
-    """What has become of the machine: `found`, or `closed` for good, or `making` it."""
+    """The library of this process: `loaded`, or the reason for its `failure`, or the `build` that is under way."""
 
-    found: ctypes.CDLL | None = None
-    closed = False
-    making: subprocess.Popen[bytes] | None = None
+    loaded: ctypes.CDLL | None = None
+    failure: str | None = None
+    build: subprocess.Popen[bytes] | None = None
 
 
-def machine() -> ctypes.CDLL | None:
-    """The machine, where this computer has a use for it and it is there. Where it is not, it is being made from now on,
-    and nobody waits for it."""
-    if NativeLibrary.found is not None or NativeLibrary.closed:
-        return NativeLibrary.found
+class Status(NamedTuple):
+    """Which backend computes on this CPU, and why."""
+
+    backend: str  # native, torch
+    reason: str
+
+
+class BuildError(OSError):
+    """Why the native interpreter cannot be used here."""
+
+
+def native_library() -> ctypes.CDLL | None:
+    """The loaded library. Where it is not built yet, start the build and return None without waiting."""
+    state = NativeLibrary
+    if state.loaded is not None or state.failure is not None:
+        return state.loaded
     try:
-        if os.environ.get("ALLYOUNEED_NATIVE") == "off" or not able():
-            raise OSError("not wanted")
-        if NativeLibrary.making is None:
-            path = place()
-            if not sound(path):
-                NativeLibrary.making = made(path)
-        if NativeLibrary.making is not None:
-            if (code := NativeLibrary.making.poll()) is None:
+        if os.environ.get("ALLYOUNEED_NATIVE") == "off":
+            raise BuildError("disabled by ALLYOUNEED_NATIVE=off")
+        if not is_supported():
+            raise BuildError("the processor has no AVX-512 VNNI, or this is not Linux")
+        if state.build is None:
+            path = library_path()
+            if not is_intact(path):
+                state.build = start_build(path)
+        if state.build is not None:
+            if (code := state.build.poll()) is None:
                 return None
             if code:
-                raise OSError("it cannot be compiled")
-        NativeLibrary.found = loaded(place())
-    except OSError:
-        NativeLibrary.closed = True
-    return NativeLibrary.found
+                log.warning("allyouneed: the native CPU interpreter could not be compiled; decoding with torch")
+                raise BuildError(f"{compiler()} could not compile {SOURCE.name} (exit code {code})")
+        state.loaded = load(library_path())
+        log.info("allyouneed: native CPU interpreter %s", library_path())
+    except OSError as error:
+        state.failure = str(error)
+        log.info("allyouneed: no native CPU interpreter: %s", error)
+    return state.loaded
 
 
-def wait() -> ctypes.CDLL | None:
-    """The same for those who have time."""
-    if machine() is None and NativeLibrary.making is not None:
+def wait_for_build() -> ctypes.CDLL | None:
+    """Like `native_library`, but wait for a build that is under way."""
+    if native_library() is None and NativeLibrary.build is not None:
         with suppress(subprocess.TimeoutExpired):
-            NativeLibrary.making.wait(PATIENCE)
-    return machine()
+            NativeLibrary.build.wait(TIMEOUT)
+    return native_library()
 
 
-def sound(path: Path) -> bool:
-    """Whether it is there, as it was made: what a crash left of it would end the process that loads it."""
+def status(wait: bool = False) -> Status:
+    """What computes on this CPU now; `wait`: once a build that is under way has ended."""
+    if (wait_for_build if wait else native_library)() is not None:
+        return Status("native", str(library_path()))
+    return Status("torch", NativeLibrary.failure or "the native interpreter is being compiled in the background")
+
+
+def is_intact(path: Path) -> bool:
+    """Whether the library is complete: loading what a crash left of it would end the process."""
     content = path.read_bytes() if path.exists() else b""
-    return hashlib.sha256(content[:-SEAL]).hexdigest().encode() == content[-SEAL:]
+    return hashlib.sha256(content[:-CHECKSUM]).hexdigest().encode() == content[-CHECKSUM:]
 
 
-def loaded(path: Path) -> ctypes.CDLL:
-    if path.stat().st_uid != os.getuid():
-        raise OSError("somebody else's")  # a place that others can write to
+def load(path: Path) -> ctypes.CDLL:
+    refuse_foreign(path)
+    refuse_foreign(path.parent)
     library = ctypes.CDLL(str(path))
-    number, place = ctypes.c_int32, ctypes.c_void_p
-    for name, given, back in (
-        ("run", [place], number),
-        ("best", [place, number, number, place, number, number, number, place, place], None),
-        ("pack", [place, number, number, place, place], None),
-        ("large", [ctypes.c_int64], place),
-        ("give_back", [place], None),
+    number, pointer = ctypes.c_int32, ctypes.c_void_p
+    for name, arguments, result in (
+        ("run", [pointer], number),
+        ("top_k", [pointer, number, number, pointer, number, number, number, pointer, pointer], None),
+        ("pack", [pointer, number, number, pointer, pointer], None),
+        ("allocate", [ctypes.c_int64], pointer),
+        ("release", [pointer], None),
     ):
-        getattr(library, name).argtypes, getattr(library, name).restype = given, back
+        getattr(library, name).argtypes, getattr(library, name).restype = arguments, result
     return library
 
 
-def best(scores: Tensor, few: int, banned: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """The `few` likeliest tokens of each row of scores (rows, vocab), none of `banned`, and their log-probabilities;
-    None where the machine has not been needed for anything else, or the scores are none of its own kind."""
-    library = NativeLibrary.found
+def refuse_foreign(path: Path) -> None:
+    """Code is only loaded from files that no other user can write to."""
+    found = path.stat()
+    if found.st_uid != os.getuid():
+        raise BuildError(f"{path} belongs to another user")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BuildError(f"{path} is writable by other users; remove it or run chmod go-w on it")
+
+
+def top_k(scores: Tensor, k: int, banned: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """The `k` best tokens of each row of scores (rows, vocab) that are not `banned`, and their log-probabilities; None
+    where the library has not been loaded for a model, or the scores are not contiguous float32 on the CPU."""
+    library = NativeLibrary.loaded
     if library is None or scores.dtype is not torch.float32 or scores.device.type != "cpu":
         return None
-    if scores.dim() != 2 or not scores.is_contiguous() or few > scores.shape[1]:
+    if scores.dim() != 2 or not scores.is_contiguous() or k > scores.shape[1]:
         return None
     rows, vocab = scores.shape
-    tokens, chances = torch.empty(rows, few, dtype=torch.long), torch.empty(rows, few)
-    where, count = (None, 0) if banned is None else (banned.data_ptr(), len(banned))
+    tokens, log_probs = torch.empty(rows, k, dtype=torch.long), torch.empty(rows, k)
+    ban, count = (None, 0) if banned is None else (banned.data_ptr(), len(banned))
     threads = torch.get_num_threads()
-    library.best(scores.data_ptr(), rows, vocab, where, count, few, threads, tokens.data_ptr(), chances.data_ptr())
-    return tokens, chances
+    library.top_k(scores.data_ptr(), rows, vocab, ban, count, k, threads, tokens.data_ptr(), log_probs.data_ptr())
+    return tokens, log_probs
 
 
-def able() -> bool:
-    """Whether the processor multiplies 8-bit numbers in 512 bits (AVX-512 VNNI)."""
+def is_supported() -> bool:
+    """Whether the processor multiplies 8-bit integers in 512-bit registers (AVX-512 VNNI)."""
     return platform.system() == "Linux" and torch.cpu._is_vnni_supported()
 
 
 def compiler() -> str:
     found = shutil.which(os.environ.get("CXX") or "g++")
     if found is None:
-        raise OSError("no compiler")
+        raise BuildError("no C++ compiler found (install g++, or set CXX)")
     return found
 
 
-def place() -> Path:
-    """Where the library lies, once it is made of this source for this processor."""
-    sources = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
-    told = (*(source.read_text("utf-8") for source in sources), *FLAGS, compiler(), str(omp()), processor())
-    name = hashlib.sha256("\n".join(told).encode()).hexdigest()[:24]
+def cache_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if home.startswith("~"):
-        raise OSError("a user without a home")
-    return Path(home) / "allyouneed" / f"machine-{name}.so"
+        raise BuildError("the user has no home folder; set XDG_CACHE_HOME")
+    return Path(home) / "allyouneed"
 
 
-def made(library: Path) -> subprocess.Popen[bytes]:
-    """A process that compiles it and lets others go first; it goes on where this one ends."""
-    library.parent.mkdir(parents=True, exist_ok=True)
-    parts, whole = (str(library.with_suffix(f".{os.getpid()}.{end}")) for end in ("o", "so"))
-    threads = omp()
+def library_path() -> Path:
+    """The file built from these sources with these flags for this processor."""
+    sources = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
+    key = (*(source.read_text("utf-8") for source in sources), *FLAGS, compiler(), str(openmp_library()), cpu_flags())
+    digest = hashlib.sha256("\n".join(key).encode()).hexdigest()[:24]
+    return cache_folder() / f"interpreter-{digest}.so"
+
+
+def start_build(library: Path) -> subprocess.Popen[bytes]:
+    """Compile in a process of its own, at low priority, that outlives this one."""
+    library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    refuse_foreign(library.parent)
+    object_file, shared = (str(library.with_suffix(f".{os.getpid()}.{end}")) for end in ("o", "so"))
+    openmp = openmp_library()
     steps = (
-        [compiler(), *FLAGS, "-c", str(SOURCE), "-o", parts],
-        [compiler(), "-shared", parts, "-o", whole, "-lgomp" if threads is None else str(threads)],
-        ["sync", whole],
-        ["mv", whole, str(library)],  # at once: others may be waiting for it, or making it too
+        [compiler(), *FLAGS, "-c", str(SOURCE), "-o", object_file],
+        [compiler(), "-shared", object_file, "-o", shared, "-lgomp" if openmp is None else str(openmp)],
+        ["chmod", "go-w", shared],
+        ["sync", shared],
+        ["mv", shared, str(library)],  # atomic: other processes may be building or loading it
     )
     compiled, linked, *kept = (shlex.join(["nice", *step]) for step in steps)
-    file = shlex.quote(whole)
-    sealed = f'seal=$(sha256sum < {file}) && printf %.{SEAL}s "$seal" >> {file}'
+    file = shlex.quote(shared)
+    sealed = f'seal=$(sha256sum < {file}) && printf %.{CHECKSUM}s "$seal" >> {file}'
     script = " && ".join([compiled, linked, sealed, *kept])
     none = subprocess.DEVNULL
-    command = ["sh", "-c", f"{script}; code=$?; rm -f {shlex.quote(parts)}; exit $code"]
+    command = ["sh", "-c", f"umask 077; {script}; code=$?; rm -f {shlex.quote(object_file)}; exit $code"]
     return subprocess.Popen(command, start_new_session=True, stdin=none, stdout=none, stderr=none)
 
 
-def omp() -> Path | None:
-    """The library whose threads torch uses, to use the same: two teams would be in each other's way."""
+def openmp_library() -> Path | None:
+    """The OpenMP library that torch has loaded; a second one would compete with it for the cores."""
     for line in Path("/proc/self/maps").read_text("utf-8").splitlines():
         path = line.split(maxsplit=5)[-1]
         if "/libgomp" in path:
@@ -203,6 +198,6 @@ def omp() -> Path | None:
     return None
 
 
-def processor() -> str:
+def cpu_flags() -> str:
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     return next((line for line in lines if line.startswith("flags")), platform.machine())

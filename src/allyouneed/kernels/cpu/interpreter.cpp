@@ -1,8 +1,8 @@
-// A pass of a model over the newest tokens of many rows, order by order, in one call: weights of 8, 16 or 32 bits, all
-// else in single precision. runtime/cpu/lower.py writes the orders of a model; what they mean is said there, part by part.
+// Runs a program: one pass of a model over the newest tokens of many rows in one call. Weights are int8, bfloat16 or
+// float32, all else is float32. runtime/cpu/lower.py writes the programs.
 //
-// A token's numbers never depend on how many others come with it, nor on the number of threads: every sum is made in
-// the same order. It knows neither torch nor Python, so it is compiled in a second or two (native.py).
+// The numbers of a token depend neither on the other tokens of the pass nor on the number of threads: every sum is
+// computed in the same order. The code needs neither torch nor Python, so it compiles in seconds (build.py).
 
 #include <omp.h>
 #include <sys/mman.h>
@@ -10,35 +10,36 @@
 #include <cstdlib>
 
 #include "attention.h"
-#include "gemm.h"
 #include "elementwise.h"
+#include "gemm.h"
 
 extern "C" {
 
-// 0: done; 1: a token is none of the vocabulary, and nothing was done.
+// Returns 0, or 1 without doing anything when a token id is outside the vocabulary.
 int32_t run(const Pass* given) {
     const int tokens = given->rows * given->time;
-    if (given->orders && given->order->kind == EMBED)
+    if (given->count && given->instructions->kind == EMBED)
         for (int t = 0; t < tokens; t++)
-            if (given->tokens[t] < 0 || given->tokens[t] >= given->order->numbers[3]) return 1;
+            if (given->tokens[t] < 0 || given->tokens[t] >= given->instructions->embed.vocab) return 1;
 #pragma omp parallel num_threads(given->threads)
     {
         Pass pass = *given;
         pass.threads = omp_get_num_threads();
-        const int number = omp_get_thread_num();
-        Share mine(tokens, number, pass.threads);
-        for (int n = 0; n < pass.orders; n++) {
-            const Order& o = pass.order[n];
-            if (n && !(tokenwise(o) && tokenwise(pass.order[n - 1]))) {
-                // tokens of an 8-bit product are rounded by those who made them
-                if (!(o.kind == PRODUCT && o.numbers[3] == EIGHT && tokenwise(pass.order[n - 1]))) {
+        const int thread = omp_get_thread_num();
+        Share mine(tokens, thread, pass.threads);
+        for (int n = 0; n < pass.count; n++) {
+            const Instruction& o = pass.instructions[n];
+            if (n && !(is_tokenwise(o) && is_tokenwise(pass.instructions[n - 1]))) {
+                // the inputs of an int8 product are quantized by the thread that computed them
+                if (!(o.kind == LINEAR && o.linear.format == INT8 && is_tokenwise(pass.instructions[n - 1]))) {
 #pragma omp barrier
                 }
             }
-            if (o.kind == PRODUCT)
-                (o.numbers[3] == EIGHT ? product : o.numbers[3] == SINGLE ? float_product<float> : float_product<uint16_t>)(
-                    o, pass, number);
-            else if (o.kind == ATTEND) attend(o, pass, number);
+            if (o.kind == LINEAR)
+                (o.linear.format == INT8      ? int8_linear
+                 : o.linear.format == FLOAT32 ? float_linear<float>
+                                              : float_linear<uint16_t>)(o, pass, thread);
+            else if (o.kind == ATTENTION) attention(o, pass, thread);
             else
                 for (int t = mine.begin; t < mine.end; t++)
                     o.kind == EMBED ? embed(o, pass, t) : o.kind == NORM ? norm(o, pass, t) : elementwise(o, pass, t);
@@ -47,67 +48,69 @@ int32_t run(const Pass* given) {
     return 0;
 }
 
-// Of each row (vocab) the `few` largest scores, best first and the first of equal ones first, none of them `banned`
-// (count): where they stand (rows, few), and their log-probabilities, in which the banned ones keep their share.
-void best(float* scores, int32_t rows, int32_t vocab, const int64_t* banned, int32_t count, int32_t few,
-          int32_t threads, int64_t* tokens, float* chances) {
+// The k largest scores of each row (vocab), best first, the first of equal ones first, without the banned ones: their
+// indices (rows, k) and log-probabilities. Banned tokens keep their share of the probability.
+void top_k(float* scores, int32_t rows, int32_t vocab, const int64_t* banned, int32_t count, int32_t k,
+           int32_t threads, int64_t* tokens, float* log_probs) {
 #pragma omp parallel for num_threads(threads) if (rows > 1 && int64_t(rows) * vocab > 1 << 18)
     for (int row = 0; row < rows; row++) {
-        float *x = scores + int64_t(row) * vocab, *top = chances + int64_t(row) * few;
-        int64_t* places = tokens + int64_t(row) * few;
+        float *x = scores + int64_t(row) * vocab, *best = log_probs + int64_t(row) * k;
+        int64_t* index = tokens + int64_t(row) * k;
         __m512 high = _mm512_set1_ps(-INFINITY);
         for (int i = 0; i < vocab; i += LANES)
             high = _mm512_max_ps(high, _mm512_mask_loadu_ps(high, tail(vocab - i), x + i));
         const float most = _mm512_reduce_max_ps(high);
         __m512 total = _mm512_setzero_ps(), largest = _mm512_set1_ps(most);
         for (int i = 0; i < vocab; i += LANES) {
-            __mmask16 there = tail(vocab - i);
-            __m512 some = exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(there, x + i), largest));
-            total = _mm512_mask_add_ps(total, there, total, some);
+            __mmask16 inside = tail(vocab - i);
+            __m512 some = exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(inside, x + i), largest));
+            total = _mm512_mask_add_ps(total, inside, total, some);
         }
-        const float mass = std::log(_mm512_reduce_add_ps(total));  // beside the largest
+        const float mass = std::log(_mm512_reduce_add_ps(total));  // relative to the largest
         float kept[count ? count : 1];
-        for (int n = 0; n < count; n++) kept[n] = x[banned[n]], x[banned[n]] = -INFINITY;
-        for (int n = 0; n < few; n++) top[n] = -INFINITY, places[n] = 0;
+        for (int n = 0; n < count; n++)
+            if (banned[n] >= 0 && banned[n] < vocab) kept[n] = x[banned[n]], x[banned[n]] = -INFINITY;
+        for (int n = 0; n < k; n++) best[n] = -INFINITY, index[n] = 0;
         for (int i = 0; i < vocab; i += LANES) {
-            __mmask16 there = tail(vocab - i);
-            __mmask16 more = _mm512_mask_cmp_ps_mask(there, _mm512_maskz_loadu_ps(there, x + i),
-                                                     _mm512_set1_ps(top[few - 1]), _CMP_GT_OQ);
-            for (; more; more &= more - 1) {
-                const int place = i + __builtin_ctz(more);
-                int n = few - 1;
-                if (!(x[place] > top[n])) continue;
-                for (; n && x[place] > top[n - 1]; n--) top[n] = top[n - 1], places[n] = places[n - 1];
-                top[n] = x[place], places[n] = place;
+            __mmask16 inside = tail(vocab - i);
+            __mmask16 better = _mm512_mask_cmp_ps_mask(inside, _mm512_maskz_loadu_ps(inside, x + i),
+                                                       _mm512_set1_ps(best[k - 1]), _CMP_GT_OQ);
+            for (; better; better &= better - 1) {
+                const int token = i + __builtin_ctz(better);
+                int n = k - 1;
+                if (!(x[token] > best[n])) continue;
+                for (; n && x[token] > best[n - 1]; n--) best[n] = best[n - 1], index[n] = index[n - 1];
+                best[n] = x[token], index[n] = token;
             }
         }
-        for (int n = 0; n < count; n++) x[banned[n]] = kept[n];
-        for (int n = 0; n < few; n++) top[n] = (top[n] - most) - mass;
+        for (int n = count - 1; n >= 0; n--)  // backwards: an id that is banned twice was saved first
+            if (banned[n] >= 0 && banned[n] < vocab) x[banned[n]] = kept[n];
+        for (int n = 0; n < k; n++) best[n] = (best[n] - most) - mass;
     }
 }
 
-// Codes (outputs, inputs) in the order in which they are read; zeros where there are none.
-void pack(const int8_t* codes, int32_t outputs, int32_t inputs, int8_t* packed, int32_t* sums) {
-    const int64_t quads = (inputs + 3) / 4;
-    for (int64_t n = 0; n < (outputs + WIDE - 1) / WIDE * WIDE; n++) {
-        int8_t* block = packed + n / WIDE * quads * 4 * WIDE + n % WIDE * 4;
+// Reorders int8 weights (outputs, inputs) for `int8_linear`, padded with zeros, and sums up each row of them.
+void pack(const int8_t* weights, int32_t outputs, int32_t inputs, int8_t* packed, int32_t* sums) {
+    const int64_t quads = (inputs + QUAD - 1) / QUAD;
+    for (int64_t n = 0; n < (outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS * TILE_OUTPUTS; n++) {
+        int8_t* tile = packed + n / TILE_OUTPUTS * quads * QUAD * TILE_OUTPUTS + n % TILE_OUTPUTS * QUAD;
         int32_t sum = 0;
-        for (int64_t i = 0; i < quads * 4; i++) {
-            int8_t code = n < outputs && i < inputs ? codes[n * inputs + i] : 0;
-            block[i / 4 * 4 * WIDE + i % 4] = code;
-            sum += code;
+        for (int64_t i = 0; i < quads * QUAD; i++) {
+            int8_t weight = n < outputs && i < inputs ? weights[n * inputs + i] : 0;
+            tile[i / QUAD * QUAD * TILE_OUTPUTS + i % QUAD] = weight;
+            sum += weight;
         }
         if (n < outputs) sums[n] = sum;
     }
 }
 
-// Memory in large pages: a processor that streams weights spends half its time on looking up small ones.
-void* large(int64_t bytes) {
+// Memory in huge pages: streaming weights through small pages spends half the time on address translation.
+void* allocate(int64_t bytes) {
     const int64_t page = 2 << 20;
-    void* found = std::aligned_alloc(page, (bytes + page - 1) / page * page);
-    if (found) madvise(found, (bytes + page - 1) / page * page, MADV_HUGEPAGE);
-    return found;
+    void* memory = std::aligned_alloc(page, (bytes + page - 1) / page * page);
+    if (memory) madvise(memory, (bytes + page - 1) / page * page, MADV_HUGEPAGE);
+    return memory;
 }
 
-void give_back(void* memory) { std::free(memory); }
+void release(void* memory) { std::free(memory); }
 }

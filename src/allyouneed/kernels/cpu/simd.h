@@ -1,4 +1,4 @@
-// Functions of 16 numbers.
+// Functions of one 512-bit register of floats.
 #pragma once
 
 #include <immintrin.h>
@@ -10,7 +10,7 @@
 
 namespace {
 
-inline __mmask16 tail(int left) { return left >= LANES ? 0xffff : (1u << left) - 1; }  // of the numbers that are left
+inline __mmask16 tail(int left) { return left >= LANES ? 0xffff : (1u << left) - 1; }  // lanes that are inside
 
 inline __m512 exponential(__m512 x) {  // 2^n · e^r, |r| ≤ ln 2 / 2, by its series
     x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.3f)), _mm512_set1_ps(88.3f));
@@ -28,43 +28,43 @@ inline __m512 sigmoid(__m512 x) {
     return _mm512_div_ps(one, _mm512_add_ps(one, e));
 }
 
-inline __m512 tangent(__m512 x) {  // tanh x = 2 σ(2x) − 1
+inline __m512 tanh_(__m512 x) {  // tanh x = 2 σ(2x) − 1
     return _mm512_fmsub_ps(_mm512_set1_ps(2), sigmoid(_mm512_add_ps(x, x)), _mm512_set1_ps(1));
 }
 
-inline __m512 error(__m512 x) {  // erf: Abramowitz, Stegun 1964, 7.1.26
+inline __m512 erf_(__m512 x) {  // Abramowitz, Stegun 1964, 7.1.26
     __mmask16 below = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
     __m512 a = _mm512_abs_ps(x), one = _mm512_set1_ps(1);
     __m512 t = _mm512_div_ps(one, _mm512_fmadd_ps(a, _mm512_set1_ps(0.3275911f), one));
     __m512 sum = _mm512_set1_ps(1.061405429f);
     for (float term : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f, 0.0f})
         sum = _mm512_fmadd_ps(sum, t, _mm512_set1_ps(term));
-    __m512 found = _mm512_fnmadd_ps(sum, exponential(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(a, a))), one);
-    return _mm512_mask_sub_ps(found, below, _mm512_setzero_ps(), found);
+    __m512 result = _mm512_fnmadd_ps(sum, exponential(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(a, a))), one);
+    return _mm512_mask_sub_ps(result, below, _mm512_setzero_ps(), result);
 }
 
-inline __m512 activated(__m512 x, int which) {  // runtime/cpu/lower.py numbers them
+inline __m512 activate(__m512 x, int which) {
     switch (which) {
-        case 1: return _mm512_max_ps(x, _mm512_setzero_ps());
-        case 2: x = _mm512_max_ps(x, _mm512_setzero_ps()); return _mm512_mul_ps(x, x);
-        case 3: {
+        case RELU: return _mm512_max_ps(x, _mm512_setzero_ps());
+        case RELU_SQUARED: x = _mm512_max_ps(x, _mm512_setzero_ps()); return _mm512_mul_ps(x, x);
+        case GELU: {
             __m512 half = _mm512_mul_ps(x, _mm512_set1_ps(0.5f));
-            return _mm512_fmadd_ps(half, error(_mm512_mul_ps(x, _mm512_set1_ps(0.70710678f))), half);
+            return _mm512_fmadd_ps(half, erf_(_mm512_mul_ps(x, _mm512_set1_ps(0.70710678f))), half);
         }
-        case 4: {
+        case GELU_TANH: {
             __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x), half = _mm512_mul_ps(x, _mm512_set1_ps(0.5f));
             __m512 inner = _mm512_fmadd_ps(cube, _mm512_set1_ps(0.044715f), x);
-            return _mm512_fmadd_ps(half, tangent(_mm512_mul_ps(inner, _mm512_set1_ps(0.79788456f))), half);
+            return _mm512_fmadd_ps(half, tanh_(_mm512_mul_ps(inner, _mm512_set1_ps(0.79788456f))), half);
         }
-        case 5: return _mm512_mul_ps(x, sigmoid(_mm512_mul_ps(x, _mm512_set1_ps(1.702f))));
-        case 6: return _mm512_mul_ps(x, sigmoid(x));
-        case 7: return sigmoid(x);
-        case 8: return tangent(x);
+        case QUICK_GELU: return _mm512_mul_ps(x, sigmoid(_mm512_mul_ps(x, _mm512_set1_ps(1.702f))));
+        case SILU: return _mm512_mul_ps(x, sigmoid(x));
+        case SIGMOID: return sigmoid(x);
+        case TANH: return tanh_(x);
         default: return x;
     }
 }
 
-// The sums of four vectors, all in the same order.
+// The sums of four registers, each added up in the same order.
 inline __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
     __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
     __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
@@ -75,10 +75,10 @@ inline __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-inline __m512 wide(const float* x, __mmask16 there) { return _mm512_maskz_loadu_ps(there, x); }
+inline __m512 load(const float* x, __mmask16 inside) { return _mm512_maskz_loadu_ps(inside, x); }
 
-inline __m512 wide(const uint16_t* x, __mmask16 there) {  // bfloat16 is the first half of float32
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, x)), 16));
+inline __m512 load(const uint16_t* x, __mmask16 inside) {  // bfloat16 is the upper half of float32
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(inside, x)), 16));
 }
 
 }  // namespace

@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from allyouneed.kernels.cpu.build import machine
+from allyouneed.kernels.cpu.abi import Kind
+from allyouneed.kernels.cpu.build import native_library
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.linear import int8 as quantized
 from allyouneed.nn.mixers.attention.attention import CrossAttention
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.kv_cache import KVCache
-from allyouneed.runtime.cpu.instructions import FORMS, PRODUCT, Instructions, PartCall, Register
+from allyouneed.runtime.cpu.instructions import FORMATS, Instructions, PartCall, Register
 from allyouneed.runtime.cpu.lower import lower, lower_embed, lower_program, lower_source
 from allyouneed.runtime.cpu.native_program import Batch, CacheBinding, NativeProgram, arena_for
 from allyouneed.runtime.eager import apply
@@ -41,7 +42,7 @@ class LoweredModel:
 def lower_model(model: Any) -> LoweredModel:
     """Instructions of a model, which may be on the meta device. Raises `Unsupported` where no sub-layer has any."""
     require_traced_model(model)
-    types = {weight.dtype for weight in model.parameters()} - set(FORMS)
+    types = {weight.dtype for weight in model.parameters()} - set(FORMATS)
     if types:
         raise Unsupported(f"its weights are {', '.join(sorted(str(t).removeprefix('torch.') for t in types))}")
     width = model.config.width
@@ -79,7 +80,7 @@ def lower_stack(embed: nn.Module, stack: Any, width: int, states: bool) -> tuple
     embedded = lower_embed(embed, width, code)
     before = len(code.instructions)
     hidden = lower_program(trace(stack, width, states), embedded, code)
-    if not any(order.kind == PRODUCT for order in code.instructions[before:]):
+    if not any(order.kind == Kind.LINEAR for order in code.instructions[before:]):
         raise Unsupported(f"no sub-layer is native: {'; '.join(dict.fromkeys(call.reason for call in code.calls))}")
     return code, embedded, hidden
 
@@ -281,7 +282,7 @@ def cpu_executor(model: Any) -> Any:
         return model
     if not on_cpu(model):
         return model
-    library = machine()
+    library = native_library()
     if library is None:
         return model
     known = _executors.get(model)

@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from allyouneed.kernels.cpu.build import Order
+from allyouneed.kernels.cpu.abi import Format, Instruction, Kind
 from allyouneed.runtime.program import Op, StateSlot, Unsupported
 
-EMBED, PRODUCT, NORM, ADD, SCALE, ACTIVATE, GATE, ATTEND = range(8)
-EIGHT, SINGLE, HALF = range(3)  # weights: packed int8, float32, bfloat16
-FORMS = {torch.float32: SINGLE, torch.bfloat16: HALF}
-CACHED, SOURCE, OWN = range(3)  # keys and values: of the KV cache, of the source, of the tokens of this pass
+FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
+ARGUMENTS = {Kind.GATE: "activate"}  # kinds whose arguments have another name than the kind
 
 
 class Register(NamedTuple):
@@ -47,12 +45,11 @@ class PartCall:
 
 
 class Instructions:
-    """`steps`: instructions and part calls in order. `caches`: what ATTEND reads. `tables`: functions that make a table
-    of that many positions. `kept`: tensors that instructions point to. `outputs`: registers that are read afterwards.
-    """
+    """`steps`: instructions and part calls in order. `caches`: what ATTENTION reads. `tables`: functions that make a
+    table of that many positions. `kept`: tensors that instructions point to. `outputs`: registers read afterwards."""
 
     def __init__(self) -> None:
-        self.steps: list[Order | PartCall] = []
+        self.steps: list[Instruction | PartCall] = []
         self.widths: list[int] = []
         self.caches: list[CacheSlot] = []
         self.tables: list[Callable[[int], Tensor]] = []
@@ -64,13 +61,13 @@ class Instructions:
         return [step for step in self.steps if isinstance(step, PartCall)]
 
     @property
-    def instructions(self) -> list[Order]:
-        return [step for step in self.steps if isinstance(step, Order)]
+    def instructions(self) -> list[Any]:
+        return [step for step in self.steps if isinstance(step, Instruction)]
 
     @property
-    def last(self) -> Order:
+    def last(self) -> Any:
         step = self.steps[-1]
-        assert isinstance(step, Order)
+        assert isinstance(step, Instruction)
         return step
 
     def register(self, width: int) -> Register:
@@ -78,23 +75,18 @@ class Instructions:
         return Register(len(self.widths) - 1, width)
 
     def emit(
-        self,
-        kind: int,
-        width: int,
-        x: Register | None = None,
-        other: Register | None = None,
-        numbers: Sequence[int] = (),
-        factors: Sequence[float] = (),
-        tensors: Sequence[Tensor | None] = (),
+        self, kind: Any, width: int, x: Register | None = None, other: Register | None = None, /, **arguments: Any
     ) -> Register:
+        """Append an instruction with these arguments (kernels/cpu/program.h); tensors become pointers."""
         out = self.register(width)
-        order = Order(kind, -1 if x is None else x.number, -1 if other is None else other.number, out.number)
-        order.numbers[: len(numbers)] = list(numbers)
-        order.factors[: len(factors)] = list(factors)
-        for n, tensor in enumerate(tensors):
-            # matrices stay as they are; vectors are small, and read in single precision
-            order.places[n] = None if tensor is None else self.keep(tensor if tensor.dim() == 2 else single(tensor))
-        self.steps.append(order)
+        step = Instruction(kind, -1 if x is None else x.number, -1 if other is None else other.number, out.number)
+        for name, value in arguments.items():
+            if isinstance(value, Tensor):  # matrices stay as they are; vectors are small, and read in float32
+                value = self.keep(value if value.dim() == 2 else single(value))
+            struct = getattr(step, ARGUMENTS.get(kind, kind.name.lower()))
+            assert hasattr(struct, name), f"{kind.name} has no argument {name}"
+            setattr(struct, name, value)
+        self.steps.append(step)
         return out
 
     def call(self, part: Any, op: Op | None, inputs: Sequence[Register], width: int, reason: str) -> Register:
@@ -148,11 +140,11 @@ class Instructions:
         return registers, chosen
 
 
-def reads(step: Order | PartCall) -> tuple[int, ...]:
+def reads(step: Any) -> tuple[int, ...]:
     return step.inputs if isinstance(step, PartCall) else (step.input, step.other)
 
 
 def single(tensor: Tensor) -> Tensor:
-    if tensor.dtype not in (*FORMS, torch.int32):
+    if tensor.dtype not in (*FORMATS, torch.int32):
         raise Unsupported(f"its weights are {str(tensor.dtype).removeprefix('torch.')}")
     return tensor if tensor.dtype is torch.int32 else tensor.float()

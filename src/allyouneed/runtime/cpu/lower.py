@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from allyouneed.kernels.cpu.abi import Activation, Format, Keys, Kind
 from allyouneed.nn.channels.feedforward import ACTIVATIONS, FFNModule, GLUModule
 from allyouneed.nn.embed.tokens import TokenEmbedModule
 from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
@@ -22,27 +23,9 @@ from allyouneed.nn.patterns.core import Causal, Full
 from allyouneed.nn.positions.absolute import NoPositionsModule
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
-from allyouneed.runtime.cpu.instructions import (
-    ADD,
-    ATTEND,
-    CACHED,
-    EIGHT,
-    EMBED,
-    FORMS,
-    GATE,
-    NORM,
-    OWN,
-    PRODUCT,
-    SCALE,
-    SOURCE,
-    CacheSlot,
-    Instructions,
-    Register,
-)
+from allyouneed.runtime.cpu.instructions import FORMATS, CacheSlot, Instructions, Register
 from allyouneed.runtime.program import Add, Call, Function, Op, Program, Scale, StateSlot, Unsupported
 from allyouneed.runtime.rules import Rules
-
-NUMBERED = ("identity", "relu", "relu-squared", "gelu", "gelu-tanh", "quick-gelu", "silu", "sigmoid", "tanh")
 
 lower = Rules("native instructions")  # rule(part, x, code, state) -> Register
 
@@ -59,10 +42,10 @@ def lower_op(op: Op, inputs: list[Register], code: Instructions, program: Progra
     width = program.width(op.output)
     match op:
         case Add():
-            return code.emit(ADD, width, inputs[0], inputs[1])
+            return code.emit(Kind.ADD, width, inputs[0], inputs[1])
         case Scale():
-            by = {"tensors": [op.factor]} if isinstance(op.factor, Tensor) else {"factors": [op.factor]}
-            return code.emit(SCALE, width, inputs[0], **by)
+            by = "factors" if isinstance(op.factor, Tensor) else "factor"
+            return code.emit(Kind.SCALE, width, inputs[0], **{by: op.factor})
         case Function():
             return code.call(None, op, inputs, width, f"torch.{op.name} has no native instruction")
         case Call(part=part, state=state):
@@ -105,13 +88,13 @@ def emit_product(maps: Sequence[nn.Module | None], x: Register, code: Instructio
 
 
 def emit_matmul(weight: Tensor, step: Tensor | None, bias: Tensor | None, x: Register, code: Instructions) -> Register:
-    """`step`: the quantization step per output of int8 weights. The third pointer: their row sums, once packed."""
-    form = EIGHT if step is not None else FORMS.get(weight.dtype)
-    if form is None:
+    """`step`: the quantization step per output of int8 weights."""
+    format = Format.INT8 if step is not None else FORMATS.get(weight.dtype)
+    if format is None:
         raise Unsupported(f"its weights are {str(weight.dtype).removeprefix('torch.')}")
     outputs, inputs = weight.shape
-    numbers = [inputs, outputs, 0, form]
-    return code.emit(PRODUCT, outputs, x, numbers=numbers, tensors=[weight, step, None, bias])
+    sizes = {"inputs": inputs, "outputs": outputs, "format": format}
+    return code.emit(Kind.LINEAR, outputs, x, weight=weight, step=step, bias=bias, **sizes)
 
 
 def concat_biases(maps: Sequence[Any]) -> Tensor | None:
@@ -133,34 +116,36 @@ def concat(tensors: Sequence[Tensor]) -> Tensor:
 
 @lower.register(LayerNormModule)
 def _layer_norm(part: LayerNormModule, x: Register, code: Instructions, state: None = None) -> Register:
-    return code.emit(NORM, x.width, x, numbers=[x.width, 1], factors=[part.eps, 0], tensors=[part.weight, part.bias])
+    weights = {"weight": part.weight, "bias": part.bias}
+    return code.emit(Kind.NORM, x.width, x, width=x.width, centred=1, eps=part.eps, **weights)
 
 
 @lower.register(RMSNormModule)
 def _rms_norm(part: RMSNormModule, x: Register, code: Instructions, state: None = None) -> Register:
-    factors = [part.eps, part.offset]
-    return code.emit(NORM, x.width, x, numbers=[x.width, 0], factors=factors, tensors=[part.weight, None])
+    weights = {"weight": part.weight, "offset": part.offset}
+    return code.emit(Kind.NORM, x.width, x, width=x.width, centred=0, eps=part.eps, **weights)
 
 
 def activation_number(function: Callable[[Tensor], Tensor]) -> int:
-    for number, name in enumerate(NUMBERED):
-        if ACTIVATIONS[name] is function:
-            return number
-    name = next((name for name, known in ACTIVATIONS.items() if known is function), "activation")
-    raise Unsupported(f"{name} has no native instruction")
+    name = next((name for name, known in ACTIVATIONS.items() if known is function), "this activation")
+    number: int | None = Activation.__members__.get(name.upper().replace("-", "_"))
+    if number is None:
+        raise Unsupported(f"{name} has no native instruction")
+    return number
 
 
 @lower.register(FFNModule)
 def _ffn(part: FFNModule, x: Register, code: Instructions, state: None = None) -> Register:
     hidden = lower(part.up, x, code)
-    code.last.numbers[2] = activation_number(part.activation)  # fused into the product
+    code.last.linear.activation = activation_number(part.activation)  # fused into the product
     return down(part, hidden, code)
 
 
 @lower.register(GLUModule)
 def _glu(part: GLUModule, x: Register, code: Instructions, state: None = None) -> Register:
     both = lower(part.gate_up, x, code)
-    return down(part, code.emit(GATE, both.width // 2, both, numbers=[activation_number(part.activation)]), code)
+    gate = code.emit(Kind.GATE, both.width // 2, both, activation=activation_number(part.activation))
+    return down(part, gate, code)
 
 
 def down(part: FFNModule | GLUModule, hidden: Register, code: Instructions) -> Register:
@@ -184,6 +169,12 @@ def check_attention(part: SelfAttention | CrossAttention, pattern: type) -> None
         raise Unsupported(f"attention with pattern '{part.pattern}' has no native instruction")
 
 
+def emit_attention(part: SelfAttention | CrossAttention, x: Register, code: Instructions, **arguments: int) -> Register:
+    sizes = {"heads": part.heads, "kv_heads": part.kv_heads, "head_width": part.head_width}
+    mixed = code.emit(Kind.ATTENTION, part.inner, x, scale=part.score_mod().scale, **sizes, **arguments)
+    return attention_output(part, mixed, code)
+
+
 def attention_output(part: SelfAttention | CrossAttention, seen: Register, code: Instructions) -> Register:
     found: Register = lower(part.out, seen if part.sub_norm is None else lower(part.sub_norm, seen, code), code)
     return found
@@ -196,15 +187,14 @@ def _self_attention(part: SelfAttention, x: Register, code: Instructions, state:
     if part.keeps_hidden:
         raise Unsupported("a cache of hidden states has no native instruction")
     both = emit_product([part.qkv] if part.qkv is not None else [part.q, part.k, part.v], x, code)
-    numbers = [part.heads, part.kv_heads, part.head_width, OWN if state is None else CACHED, 0, 0, 0]
+    arguments = {"keys": Keys.SELF}
     if state is not None:
-        numbers[4] = len(code.caches)
+        arguments = {"keys": Keys.CACHED, "cache": len(code.caches)}
         code.caches.append(CacheSlot(state, part.kv_heads, part.head_width))
     if isinstance(part.relative, RotaryModule):
-        numbers[5:7] = [part.relative.width // 2, len(code.tables)]
+        arguments |= {"planes": part.relative.width // 2, "table": len(code.tables)}
         code.tables += rotary_tables(part.relative)
-    seen = code.emit(ATTEND, part.inner, both, numbers=numbers, factors=[part.score_mod().scale])
-    return attention_output(part, seen, code)
+    return emit_attention(part, both, code, **arguments)
 
 
 def rotary_tables(part: RotaryModule) -> list[Callable[[int], Tensor]]:
@@ -225,10 +215,8 @@ def _cross_attention(part: CrossAttention, x: Register, code: Instructions, stat
     if state is None:
         raise Unsupported("cross-attention without a state has no native instruction")
     q = lower(part.q, x, code)
-    numbers = [part.heads, part.kv_heads, part.head_width, SOURCE, len(code.caches)]
     code.caches.append(CacheSlot(state, part.kv_heads, part.head_width))
-    seen = code.emit(ATTEND, part.inner, q, numbers=numbers, factors=[part.score_mod().scale])
-    return attention_output(part, seen, code)
+    return emit_attention(part, q, code, keys=Keys.SOURCE, cache=len(code.caches) - 1)
 
 
 def lower_source(part: CrossAttention, hidden: Register, code: Instructions) -> Register:
@@ -243,7 +231,7 @@ def lower_source(part: CrossAttention, hidden: Register, code: Instructions) -> 
 def _embed(part: TokenEmbedModule, x: None, code: Instructions, state: None = None) -> Register:
     tokens: Any = part.tokens
     quantized = type(tokens) is Int8Table
-    if not quantized and (type(tokens) is not nn.Embedding or tokens.weight.dtype not in FORMS):
+    if not quantized and (type(tokens) is not nn.Embedding or tokens.weight.dtype not in FORMATS):
         raise Unsupported(f"{type(tokens).__name__} has no native instruction for these weights")
     if part.types is not None or part.asking is not None or part.chosen != "none":
         raise Unsupported("embeddings with token types, queries or chosen tokens have no native instruction")
@@ -254,9 +242,12 @@ def _embed(part: TokenEmbedModule, x: None, code: Instructions, state: None = No
         code.tables.append(
             lambda n: positions(torch.arange(n if limit is None else min(n, limit))[None])[0].float().contiguous()
         )
-    width, tensors = tokens.embedding_dim, [tokens.codes, tokens.step] if quantized else [tokens.weight]
-    numbers = [width, table, EIGHT if quantized else FORMS[tokens.weight.dtype], tokens.num_embeddings]
-    found = code.emit(EMBED, width, numbers=numbers, factors=[part.scale], tensors=tensors)
+    width, arguments = tokens.embedding_dim, {"vocab": tokens.num_embeddings, "positions": table, "scale": part.scale}
+    if quantized:
+        arguments |= {"format": Format.INT8, "weight": tokens.codes, "step": tokens.step}
+    else:
+        arguments |= {"format": FORMATS[tokens.weight.dtype], "weight": tokens.weight}
+    found = code.emit(Kind.EMBED, width, width=width, **arguments)
     found = found if part.norm is None else lower(part.norm, found, code)
     return found if part.widen is None else lower(part.widen, found, code)
 
@@ -266,7 +257,7 @@ def _head(part: VocabularyHeadModule, x: Register, code: Instructions, state: No
     if part.soft_cap is not None or part.transform is not None or part.maxout is not None:
         raise Unsupported("a head with soft_cap, transform or maxout has no native instructions")
     if part.scale != 1.0:
-        x = code.emit(SCALE, x.width, x, factors=[part.scale])
+        x = code.emit(Kind.SCALE, x.width, x, factor=part.scale)
     if part.product is not None:
         found: Register = lower(part.product, x, code)
         return found

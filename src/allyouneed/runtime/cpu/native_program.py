@@ -13,47 +13,47 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from allyouneed.kernels.cpu.build import Cache, Order, Pass
+from allyouneed.kernels.cpu.abi import CONSTANTS, Cache, Format, Instruction, Kind, Pass
 from allyouneed.nn.states.base import State, States
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
-from allyouneed.runtime.cpu.instructions import EIGHT, PRODUCT, CacheSlot, Instructions, PartCall
+from allyouneed.runtime.cpu.instructions import CacheSlot, Instructions, PartCall
 from allyouneed.runtime.cpu.threads import ThreadCount
 
-WIDE, QUAD, SPARE = 64, 4, 64  # kernels/cpu/gemm.h: outputs side by side, inputs per instruction, bytes after a token
+TILE_OUTPUTS, QUAD, SLACK = (CONSTANTS[name] for name in ("TILE_OUTPUTS", "QUAD", "SLACK"))
 POSITIONS = 64  # rows that tables have at least
 
 
 class Arena:
-    """Packed weights, in large pages."""
+    """Packed weights, in huge pages."""
 
     def __init__(self, library: ctypes.CDLL, size: int) -> None:
-        self.library, self.next = library, library.large(size)
+        self.library, self.next = library, library.allocate(size)
         if not self.next:
             raise MemoryError(f"cannot allocate {size} bytes for packed weights")
-        weakref.finalize(self, library.give_back, self.next)
+        weakref.finalize(self, library.release, self.next)
 
-    def pack(self, order: Order) -> Tensor:
-        """Pack the int8 weights of a product; their row sums, which the kernel needs too."""
-        inputs, outputs = order.numbers[0], order.numbers[1]
-        sums = torch.empty(outputs, dtype=torch.int32)
-        self.library.pack(order.places[0], outputs, inputs, self.next, sums.data_ptr())
-        order.places[0], order.places[2] = self.next, sums.data_ptr()
-        self.next += packed_bytes(order)
+    def pack(self, linear: Any) -> Tensor:
+        """Pack the int8 weights of a linear map; their row sums, which the kernel needs too."""
+        sums = torch.empty(linear.outputs, dtype=torch.int32)
+        self.library.pack(linear.weight, linear.outputs, linear.inputs, self.next, sums.data_ptr())
+        linear.weight, linear.sums = self.next, sums.data_ptr()
+        self.next += packed_bytes(linear)
         return sums
 
 
-def is_packed(order: Order) -> bool:
-    return order.kind == PRODUCT and order.numbers[3] == EIGHT
+def is_packed(instruction: Any) -> bool:
+    packed: bool = instruction.kind == Kind.LINEAR and instruction.linear.format == Format.INT8
+    return packed
 
 
-def packed_bytes(order: Order) -> int:
-    inputs, outputs = order.numbers[0], order.numbers[1]
-    return -(-outputs // WIDE) * WIDE * -(-inputs // QUAD) * QUAD
+def packed_bytes(linear: Any) -> int:
+    size: int = -(-linear.outputs // TILE_OUTPUTS) * TILE_OUTPUTS * -(-linear.inputs // QUAD) * QUAD
+    return size
 
 
 def arena_for(library: ctypes.CDLL, *programs: Instructions | None) -> Arena:
-    orders = [order for code in programs if code is not None for order in code.instructions]
-    return Arena(library, sum(packed_bytes(order) for order in orders if is_packed(order)) or 1)
+    steps = [step for code in programs if code is not None for step in code.instructions]
+    return Arena(library, sum(packed_bytes(step.linear) for step in steps if is_packed(step)) or 1)
 
 
 class Segment(NamedTuple):
@@ -92,15 +92,15 @@ class NativeProgram:
         widths, chosen = code.assign()
         self.returned = [chosen[register.number] for register in code.outputs]
         self.caches, self.table_makers = code.caches, code.tables
-        orders = code.instructions
-        for order in orders:
-            order.input, order.other, order.output = (
-                -1 if number < 0 else chosen[number] for number in (order.input, order.other, order.output)
+        instructions = code.instructions
+        for step in instructions:
+            step.input, step.other, step.output = (
+                -1 if number < 0 else chosen[number] for number in (step.input, step.other, step.output)
             )
-            if is_packed(order):
-                self.kept.append(arena.pack(order))
+            if is_packed(step):
+                self.kept.append(arena.pack(step.linear))
         self.widths = widths
-        self.program = (Order * len(orders))(*orders)
+        self.program = (Instruction * len(instructions))(*instructions)
         self.steps = self._steps(code, chosen)
         self.calls = [step for step in self.steps if isinstance(step, PartCall)]
         self.buffers: list[Tensor] = []
@@ -110,10 +110,10 @@ class NativeProgram:
         self.tables: list[Tensor] = []
         self.thread_counts: dict[int, ThreadCount] = {}
         self.positions = self.tokens = self.keys = self.threads = 0
-        self.inputs = max((order.numbers[0] for order in orders if is_packed(order)), default=0)
+        self.inputs = max((step.linear.inputs for step in instructions if is_packed(step)), default=0)
         self.given = Pass(
-            orders=len(self.program),
-            order=ctypes.addressof(self.program),
+            count=len(self.program),
+            instructions=ctypes.addressof(self.program),
             registers=ctypes.addressof(self.registers),
             widths=ctypes.addressof(self._widths),
             tables=ctypes.addressof(self._tables),
@@ -123,11 +123,11 @@ class NativeProgram:
         found: list[Segment | PartCall] = []
         first = count = 0
         for step in [*code.steps, None]:
-            if isinstance(step, Order):
+            if isinstance(step, Instruction):
                 count += 1
                 continue
             if count:
-                found.append(Segment(ctypes.addressof(self.program) + first * ctypes.sizeof(Order), count))
+                found.append(Segment(ctypes.addressof(self.program) + first * ctypes.sizeof(Instruction), count))
                 first, count = first + count, 0
             if step is not None:
                 inputs = tuple(chosen[number] for number in step.inputs)
@@ -142,8 +142,8 @@ class NativeProgram:
             self.register_memory = torch.empty(tokens * sum(self.widths))
             self.buffers = list(self.register_memory.split([tokens * width for width in self.widths]))
             self.registers[:] = [buffer.data_ptr() for buffer in self.buffers]
-            self.rounded = torch.empty(tokens * (self.inputs + QUAD + SPARE), dtype=torch.uint8)
-            self.given.rounded = self.rounded.data_ptr()
+            self.quantized = torch.empty(tokens * (self.inputs + QUAD + SLACK), dtype=torch.uint8)
+            self.given.quantized = self.quantized.data_ptr()
             self.keys = self.threads = 0
         if keys + 4 > self.keys or threads != self.threads:  # keys are read in fours
             self.keys, self.threads = 2 * keys + 4, threads
@@ -174,7 +174,7 @@ class NativeProgram:
             seconds = 0.0
             for step in self.steps:
                 if isinstance(step, Segment):
-                    given.order, given.orders = step
+                    given.instructions, given.count = step
                     began = perf_counter()
                     if self.library.run(ctypes.addressof(given)):
                         raise IndexError("a token id is outside the vocabulary")
