@@ -26,7 +26,8 @@ def test_every_field_lies_where_the_compiler_puts_it(tmp_path: Path) -> None:
             checks.append(f"static_assert(offsetof(Instruction, {member}.{field}) == {offset});")
     source = tmp_path / "check.cpp"
     source.write_text("\n".join(["#include <cstddef>", f'#include "{abi.HEADER}"', *checks]))
-    done = subprocess.run(["g++", "-std=c++17", "-c", source, "-o", tmp_path / "check.o"], capture_output=True, text=True)
+    command = ["g++", "-std=c++17", "-c", source, "-o", tmp_path / "check.o"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
