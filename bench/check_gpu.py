@@ -125,13 +125,13 @@ def seats() -> None:
         for way, decoding in WAYS.items():
             engine = engine_of(name)
             requests = asked(engine, 19)
-            plain = said(engine._answers(requests, decoding, None))
+            plain = said(engine.decode(requests, decoding))
             engine.model.cuda()
-            assert engine.room.open(requests, decoding)
-            # the first readings are plain, the second ones captured, the third ones replayed
-            turns = [said(engine._answers(requests, decoding, None)) for _ in range(3)]
+            assert engine.graphs.suits(engine.spec(decoding))
+            # the first prefills are plain, the second ones captured, the third ones replayed
+            turns = [said(engine.decode(requests, decoding)) for _ in range(3)]
             engine.model.bfloat16()
-            half = said(engine._answers(requests, decoding, None))
+            half = said(engine.decode(requests, decoding))
             same = min(sum(a == b for a, b in zip(plain, found, strict=True)) for found in turns)
             alike = sum(a == b for a, b in zip(plain, half, strict=True))
             good = "ok" if same == len(plain) else "DIFFERS"

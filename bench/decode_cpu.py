@@ -146,7 +146,7 @@ def ours(folder: Path, name: str, rows: int, beam: int) -> Callable[[], Any]:
     way: dict[str, Any] = {"method": "beam", "beam": beam} if beam > 1 else {"method": "greedy"}
     decoding = Decoding(**way, min_length=LENGTH, max_length=LENGTH, loops=None)  # others do not look for them
     given = prompts(shape, rows)
-    return lambda: (engine.generate if shape.encoder else engine.go_on)(given, decoding)
+    return lambda: (engine.generate if shape.encoder else engine.complete)(given, decoding)
 
 
 def ctranslate2(folder: Path, name: str, rows: int, beam: int) -> Callable[[], Any]:

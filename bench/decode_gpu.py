@@ -10,8 +10,8 @@ prompt and 256 new ones; the peer generates with a static cache and its compiled
 the peer gets them sorted by length, in padded batches of the size that suits it best of those tried, and only tokens
 that were asked for count. Random weights, the same sizes.
 
-Ours is `Engine.generate` and `Engine.go_on` as everybody calls them. The ceiling of a step is the time in which a copy
-of as many bytes would run as the step has to read: its weights once, keys and values as far as they are filled.
+Ours is `Engine.generate` and `Engine.complete`, as everybody calls them. The ceiling of a step is the time in which a
+copy of as many bytes would run as the step has to read: its weights once, keys and values as far as they are filled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ import torch
 
 from allyouneed.config import override, parse, preset_tree
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.engine import Engine, Request
+from allyouneed.infer.engine import Engine
+from allyouneed.infer.request import Request
 from allyouneed.nn.models.base import Model
 
 VOCAB, EOS = 32000, 2
@@ -96,12 +97,12 @@ def ours(job: Job) -> Turn:
     decoding = Decoding(**way, min_length=job.said, max_length=job.said)
     given = texts(job)
     if not job.mixed:
-        return lambda: (engine.generate if job.model == "base" else engine.go_on)(given, decoding)
+        return lambda: (engine.generate if job.model == "base" else engine.complete)(given, decoding)
     asked = [
         Request([1], said, (n,), text) if job.model == "base" else Request(text, said, (n,))
         for n, (text, (_, said)) in enumerate(zip(given, lengths(job), strict=True))
     ]
-    return lambda: engine._answers(asked, decoding, None)
+    return lambda: engine.decode(asked, decoding)
 
 
 def theirs(job: Job, together: int) -> Turn:

@@ -34,7 +34,8 @@ from allyouneed.config import override, preset_tree
 from allyouneed.data import dates
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.engine import Engine, Request
+from allyouneed.infer.engine import Engine
+from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.speculative.drafts import Lookup
 from allyouneed.nn.batch import Rows
@@ -167,19 +168,19 @@ def asked(engine: Engine, subject: Subject, rows: int = TEXTS, **options: Any) -
     found: list[list[int]] = []
     for first in range(0, len(subject.texts), rows):
         some = subject.texts[first : first + rows]
-        answers = (engine.generate if subject.reads else engine.go_on)(some, subject.way(), **options)
+        answers = (engine.generate if subject.reads else engine.complete)(some, subject.way(), **options)
         found += [best[0].tokens for best in answers]
     return found
 
 
 def scheduled(engine: Engine, subject: Subject, pool: bool = False) -> list[list[int]]:
     scheduler = Scheduler(engine, rows=16, budget=24, pool=BlockPool(1 << 12) if pool else None)
-    tickets = []
+    states = []
     for request in subject.requests():
-        tickets.append(scheduler.submit(request, subject.way()))
+        states.append(scheduler.submit(request, subject.way()))
         scheduler.step()
     scheduler.run()
-    return [ticket.answer[0].tokens for ticket in tickets if ticket.answer is not None]
+    return [state.answer[0].tokens for state in states if state.answer is not None]
 
 
 def alike(found: list[list[int]], truth: list[list[int]]) -> list[str]:

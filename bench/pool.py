@@ -22,7 +22,9 @@ import torch
 
 import allyouneed as ayn
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.engine import Engine, Request
+from allyouneed.infer.engine import Engine
+from allyouneed.infer.request import Request
+from allyouneed.infer.running_batch import RunningBatch
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.nn.states.paged import BLOCK, BlockPool, PagedStates
 
@@ -74,40 +76,41 @@ class Found:
 
 def measure(model: Engine, asked: list[tuple[Request, Decoding]], blocks: int, size: int, rows: int) -> Found:
     scheduler = Scheduler(model, rows=rows, budget=2048, pool=BlockPool(blocks, size))
-    tickets = [scheduler.submit(*one) for one in asked]
+    manager = scheduler.blocks
+    assert manager is not None
+    requests = [scheduler.submit(*one) for one in asked]
     wastes, owns, padded, most, peak = [], [], [], 0, 0
     begun, spent = time.perf_counter(), 0.0
     while not scheduler.idle:
         scheduler.step()
         looked = time.perf_counter()
-        states = [crew.states for crew in scheduler.crews]
+        states = [batch.states for batch in scheduler.running if isinstance(batch, RunningBatch)]
         written = [length for one in states for length in one.lengths]
         if written:
             wastes.append(scheduler.waste())
-            held = [t for t in scheduler.held if t.tokens or t.decoding.rows > 1]
-            longest = [len(t.request.prompt) + t.asked.limit for t in held for _ in range(t.decoding.rows)]
+            held = [t for t in scheduler.active if t.tokens or t.spec.decoding.rows > 1]
+            longest = [len(t.request.prompt) + t.limit for t in held for _ in range(t.spec.decoding.rows)]
             if longest:
                 owns.append(1 - min(1.0, sum(written) / sum(longest)))
                 padded.append(1 - min(1.0, sum(written) / (max(longest) * len(longest))))
         assert all(isinstance(one, PagedStates) for one in states)
-        assert scheduler.pool is not None and scheduler.prefixes is not None
-        most, peak = max(most, len(written)), max(peak, scheduler.pool.used)
+        most, peak = max(most, len(written)), max(peak, manager.pool.used)
         spent += time.perf_counter() - looked
     wall = time.perf_counter() - begun - spent
-    answers = [(ticket.answer or [])[0].tokens for ticket in tickets]
-    assert scheduler.prefixes is not None and scheduler.pool is not None
-    hits = scheduler.prefixes.hits / max(1, scheduler.prefixes.asked)
-    scheduler.prefixes.clear()
-    assert not scheduler.pool.used, "every block comes back"
+    answers = [(state.answer or [])[0].tokens for state in requests]
+    hits = manager.prefixes.hits / max(1, manager.prefixes.prompt_tokens)
+    manager.prefixes.clear()
+    assert not manager.pool.used, "every block comes back"
     said = sum(map(len, answers))
     mean = [sum(some) / len(some) for some in (wastes, owns, padded)]
-    return Found(*mean, hits, most, scheduler.preempted, scheduler.steps, said / wall, peak, answers)
+    return Found(*mean, hits, most, scheduler.preemptions, scheduler.steps, said / wall, peak, answers)
 
 
 def largest(model: Engine, asked: list[tuple[Request, Decoding]]) -> int:
     """Blocks that the largest request can come to need: with fewer it is refused."""
     scheduler = Scheduler(model, pool=BlockPool(10**6))
-    return max(scheduler._most(scheduler.submit(*one)) for one in asked)
+    assert scheduler.blocks is not None
+    return max(scheduler.blocks.most(scheduler.submit(*one)) for one in asked)
 
 
 def main() -> None:

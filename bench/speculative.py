@@ -126,7 +126,7 @@ def guessed_by_a_model(text: str, count: int) -> Table:
         def ask(tokens: list[int], draft: Draft | None, both: Any = (large, guesser), engine: Any = engines[0]) -> Any:
             for model in both:
                 model.tell(tokens[1:])
-            found = engine.go_on([tokens[:GIVEN]], way, draft=draft)
+            found = engine.complete([tokens[:GIVEN]], way, draft=draft)
             assert found[0][0].tokens == tokens[GIVEN:], "it says what it is told"
             return found
 

@@ -38,11 +38,11 @@ def log_probs(engine: Engine, source: list[int], said: list[int]) -> list[float]
 def test_alone_or_among_strangers_the_answer_is_the_same(engine: Engine, sources: list[list[int]], way: str) -> None:
     together = tokens(engine.generate(sources, WAYS[way]))
     alone = [
-        tokens(engine.generate([source], WAYS[way], places=[[number]]))[0] for number, source in enumerate(sources)
+        tokens(engine.generate([source], WAYS[way], sample_keys=[[number]]))[0] for number, source in enumerate(sources)
     ]
     small = Engine(engine.model, BOS, EOS, PAD, engine.forbidden, budget=100)
     assert together == alone == tokens(small.generate(sources, WAYS[way]))
-    backwards = tokens(engine.generate(sources[::-1], WAYS[way], places=[[n] for n in range(len(sources))][::-1]))
+    backwards = tokens(engine.generate(sources[::-1], WAYS[way], sample_keys=[[n] for n in range(len(sources))][::-1]))
     assert backwards[::-1] == together
     assert len({len(t) for hypotheses in together for t in hypotheses}) > 3
 

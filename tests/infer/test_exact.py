@@ -16,9 +16,10 @@ from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.engine import Engine, Request
+from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.translator import Translator
+from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.speculative.drafts import Lookup
 from allyouneed.nn.linear.int8 import to_int8
@@ -78,8 +79,8 @@ def alone(kind: str, text: list[int], way: Decoding, place: int) -> list[Any]:
     """What the fast way says to one who asks alone: exact is not another arithmetic."""
     engine = engine_of(kind, exact=False)
     if kind == "translator":
-        return bits(engine.generate([text], way, places=[[place]])[0])
-    return bits(engine.go_on([[BOS, *text]], way, first=place)[0])
+        return bits(engine.generate([text], way, sample_keys=[[place]])[0])
+    return bits(engine.complete([[BOS, *text]], way, first=place)[0])
 
 
 texts = st.lists(st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=40), min_size=2, max_size=7)
@@ -91,7 +92,7 @@ few = settings(max_examples=4, deadline=None)
 @given(texts, st.sampled_from(WAYS), st.integers(0, 6))
 def test_alone_and_together(kind: str, texts: list[list[int]], way: Decoding, one: int) -> None:
     engine, one = engine_of(kind), one % len(texts)
-    together = engine.generate(texts, way) if kind == "translator" else engine.go_on([[BOS, *t] for t in texts], way)
+    together = engine.generate(texts, way) if kind == "translator" else engine.complete([[BOS, *t] for t in texts], way)
     assert bits(together[one]) == alone(kind, texts[one], way, one)
 
 
@@ -102,14 +103,14 @@ def test_among_strangers_who_come_and_go(
     kind: str, texts: list[list[int]], ways: list[Decoding], rows: int, budget: int
 ) -> None:
     """Each in its own way, some while others are being written; and more of them than there is room for."""
-    scheduler, tickets = Scheduler(engine_of(kind), rows=rows, budget=budget), []
+    scheduler, states = Scheduler(engine_of(kind), rows=rows, budget=budget), []
     for place, text in enumerate(texts):
-        tickets.append(scheduler.submit(request(kind, text, ways[place], place), ways[place]))
+        states.append(scheduler.submit(request(kind, text, ways[place], place), ways[place]))
         if place % 3:
             scheduler.step()
     scheduler.run()
     for place in (0, len(texts) - 1):
-        answer = tickets[place].answer
+        answer = states[place].answer
         assert answer is not None and bits(answer) == alone(kind, texts[place], ways[place], place)
 
 
@@ -119,7 +120,9 @@ def test_without_it_last_bits_change(kind: str) -> None:
     engine = engine_of(kind, exact=False)
     asked = [[*range(3, 3 + 5 * n)] for n in range(1, 8)]
     together = (
-        engine.generate(asked, WAYS[0]) if kind == "translator" else engine.go_on([[BOS, *t] for t in asked], WAYS[0])
+        engine.generate(asked, WAYS[0])
+        if kind == "translator"
+        else engine.complete([[BOS, *t] for t in asked], WAYS[0])
     )
     assert any(
         bits(found) != alone(kind, text, WAYS[0], n)
@@ -129,13 +132,13 @@ def test_without_it_last_bits_change(kind: str) -> None:
 
 def test_guesses_too_are_read_by_nobody_else() -> None:
     engine, asked = engine_of("rotary"), [[BOS, *[5, 6, 7] * n] for n in range(1, 6)]
-    together = engine.go_on(asked, WAYS[0], draft=Lookup())
+    together = engine.complete(asked, WAYS[0], draft=Lookup())
     for place, prompt in enumerate(asked):
-        assert bits(engine.go_on([prompt], WAYS[0], first=place, draft=Lookup())[0]) == bits(together[place])
+        assert bits(engine.complete([prompt], WAYS[0], first=place, draft=Lookup())[0]) == bits(together[place])
 
 
 def test_not_with_a_pool() -> None:
-    with pytest.raises(UserError, match="exact: with a pool"):
+    with pytest.raises(UserError, match="exact and pool are exclusive"):
         Scheduler(engine_of("rotary"), pool=BlockPool(9))
 
 

@@ -10,9 +10,10 @@ import pytest
 from test_scheduler import FFN, GREEDY, LAYERS, WAYS, alone, ask, build, prompts, soak, told, writer
 
 from allyouneed.errors import UserError
-from allyouneed.infer.engine import Engine, Request
-from allyouneed.infer.prefix_cache import Prefixes
-from allyouneed.infer.request import RequestHandle
+from allyouneed.infer.decoding.base import RequestState
+from allyouneed.infer.engine import Engine
+from allyouneed.infer.prefix_cache import PrefixCache
+from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.nn.states.paged import BlockPool
 from toy_models import BOS, EOS, PAD, VOCAB
@@ -20,9 +21,9 @@ from toy_models import BOS, EOS, PAD, VOCAB
 
 def empty(scheduler: Scheduler) -> bool:
     """Nobody is served any more, and only beginnings are kept; without them everything is free."""
-    pool, prefixes = scheduler.pool, scheduler.prefixes
-    assert pool is not None and prefixes is not None and scheduler.idle and not scheduler.held
-    kept = pool.used == len(prefixes.known)
+    assert scheduler.blocks is not None and scheduler.idle and not scheduler.active
+    pool, prefixes = scheduler.blocks.pool, scheduler.blocks.prefixes
+    kept = pool.used == len(prefixes.blocks)
     prefixes.clear()
     return kept and sorted(pool.free) == list(range(1, pool.blocks + 1)) and not any(pool.ref_counts)
 
@@ -37,26 +38,26 @@ def test_the_same_answers_from_a_pool_large_or_small(layer: str, blocks: int) ->
     engine = engine_of(writer(layer))
     scheduler = Scheduler(engine, rows=40, budget=40, pool=BlockPool(blocks, size=4))
     asked = [(prompt, WAYS[n % len(WAYS)], n) for n, prompt in enumerate(prompts(18))]
-    tickets = []
+    states = []
     for prompt, way, place in asked:
-        tickets.append(ask(scheduler, prompt, way, place))
+        states.append(ask(scheduler, prompt, way, place))
         scheduler.step()
     scheduler.run()
-    for ticket, one in zip(tickets, asked, strict=True):
-        assert told(ticket) == alone(engine, *one)
+    for state, one in zip(states, asked, strict=True):
+        assert told(state) == alone(engine, *one)
     assert empty(scheduler)
 
 
 def test_sources_and_beams_in_a_pool(engine: Engine, sources: list[list[int]]) -> None:
     scheduler = Scheduler(engine, rows=24, budget=64, pool=BlockPool(3000))
-    tickets = []
+    states = []
     for place, source in enumerate(sources):
         decoding = WAYS[place % len(WAYS)]
-        tickets.append(scheduler.submit(Request([BOS], decoding.limit(len(source)), (place,), source), decoding))
+        states.append(scheduler.submit(Request([BOS], decoding.limit(len(source)), (place,), source), decoding))
     scheduler.run()
-    for place, (ticket, source) in enumerate(zip(tickets, sources, strict=True)):
-        (found,) = engine.generate([source], WAYS[place % len(WAYS)], places=[[place]])
-        assert told(ticket) == [h.tokens for h in found]
+    for place, (state, source) in enumerate(zip(states, sources, strict=True)):
+        (found,) = engine.generate([source], WAYS[place % len(WAYS)], sample_keys=[[place]])
+        assert told(state) == [h.tokens for h in found]
     assert empty(scheduler)
 
 
@@ -66,21 +67,21 @@ def test_who_is_put_aside_goes_on_where_it_was() -> None:
     long = [way.model_copy(update={"max_length": 30, "min_length": 25}) for way in WAYS]
     scheduler = Scheduler(engine, rows=60, pool=BlockPool(60, size=4))
     asked = [(prompt, long[n % len(long)], n) for n, prompt in enumerate(prompts(14, longest=8))]
-    tickets = [ask(scheduler, *one, priority=int(one[2] == 5)) for one in asked]
-    order: list[RequestHandle] = []
+    states = [ask(scheduler, *one, priority=int(one[2] == 5)) for one in asked]
+    order: list[RequestState] = []
     while not scheduler.idle:
         scheduler.step()
-        assert scheduler.pool is not None and scheduler.pool.used <= 60
-        order += [ticket for ticket in tickets if ticket.done and ticket not in order]
-    assert scheduler.preempted > 3 and order.index(tickets[5]) < 4
-    for ticket, one in zip(tickets, asked, strict=True):
-        assert told(ticket) == alone(engine, *one)
+        assert scheduler.blocks is not None and scheduler.blocks.pool.used <= 60
+        order += [state for state in states if state.finished and state not in order]
+    assert scheduler.preemptions > 3 and order.index(states[5]) < 4
+    for state, one in zip(states, asked, strict=True):
+        assert told(state) == alone(engine, *one)
     assert empty(scheduler)
 
 
 def test_what_could_never_fit_is_refused() -> None:
     scheduler = Scheduler(engine_of(writer()), pool=BlockPool(10, size=4))
-    with pytest.raises(UserError, match="blocks of state, there are 10"):
+    with pytest.raises(UserError, match="blocks of state, the pool has 10"):
         ask(scheduler, [BOS] * 40)
     assert scheduler.idle
 
@@ -99,38 +100,38 @@ def test_a_beginning_that_was_read_is_not_read_again(monkeypatch: pytest.MonkeyP
     sizes = []
     for rest in ([], [7], [8, 9], []):
         read.clear()
-        ticket = ask(scheduler, [*begin, *rest])
+        state = ask(scheduler, [*begin, *rest])
         scheduler.run()
         sizes.append(sum(read))
-        assert told(ticket) == alone(engine, [*begin, *rest], GREEDY)
+        assert told(state) == alone(engine, [*begin, *rest], GREEDY)
     assert sizes == [23, 4, 5, 3]  # of 23 tokens, five full blocks are known: 20
     assert empty(scheduler)
 
 
 def test_the_longest_unused_beginning_goes_first_and_its_end_before_it() -> None:
     pool = BlockPool(6, size=2)
-    prefixes = Prefixes(pool)
+    prefixes = PrefixCache(pool)
     for prompt in ([1, 2, 3, 4], [5, 6, 7, 8]):
         blocks = pool.allocate(2)
         prefixes.keep(prompt, blocks)
         pool.release(blocks)
     assert pool.used == 4
     pool.release(prefixes.find([1, 2, 3, 4, 9]))
-    assert prefixes.drop() and prefixes.drop()
+    assert prefixes.evict() and prefixes.evict()
     assert prefixes.find([5, 6, 7, 8, 9]) == [] and len(prefixes.find([1, 2, 3, 4, 9])) == 2
-    assert not pool.release(prefixes.find([1, 2, 9, 9, 9])) and len(prefixes.known) == 2
+    assert not pool.release(prefixes.find([1, 2, 9, 9, 9])) and len(prefixes.blocks) == 2
 
 
 def test_constant_states_live_in_the_same_pool() -> None:
     """By the size their config declares: no more of them at once than there is room for."""
     engine = engine_of(writer("retention"))
     scheduler = Scheduler(engine, rows=40, pool=BlockPool(3))
-    tickets = [ask(scheduler, [BOS, 5]) for _ in range(8)]
+    states = [ask(scheduler, [BOS, 5]) for _ in range(8)]
     crowd = 0
     while not scheduler.idle:
         scheduler.step()
-        crowd = max(crowd, len(scheduler.held))
-    assert crowd == 3 and all(ticket.answer for ticket in tickets) and empty(scheduler)
+        crowd = max(crowd, len(scheduler.active))
+    assert crowd == 3 and all(state.answer for state in states) and empty(scheduler)
 
 
 def test_little_is_reserved_that_holds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +155,7 @@ def soak_the_pool(count: int, seed: int) -> None:
     )
     begins = [[BOS, *(dice.randrange(3, 23) for _ in range(n))] for n in (1, 9, 14)]
     soak(scheduler, count, seed, begins, rare=0.3, most=24)
-    assert scheduler.preempted and empty(scheduler)
+    assert scheduler.preemptions and empty(scheduler)
 
 
 def test_two_thousand_who_come_and_go_leave_nothing_behind() -> None:

@@ -18,10 +18,11 @@ from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.detokenizer import StopStrings
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.engine import Engine, Request
+from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
 from allyouneed.infer.predictors.translator import Translator
+from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.nn.states.paged import BlockPool
 from any_part import CASES, case
@@ -175,28 +176,29 @@ def test_every_mixer_keeps_every_promise(name: str) -> None:
         source = [dice.randrange(3, FEW_TOKENS) for _ in range(0 if number == 5 else dice.randrange(1, 9))]
         prompt = [1, *(dice.randrange(3, FEW_TOKENS) for _ in range(dice.randrange(0, 7)))]
         ends = Ends(dice.randrange(3, FEW_TOKENS)) if number % 3 == 2 else None
-        asked.append((Request(prompt, way.max_length or 0, (number,), source), way, ends))
+        asked.append((Request(prompt, way.max_length or 0, (number,), source, ends), way))
     expected = [
-        engine.generate([r.source or ()], way, [r.prompt[1:]], places=[r.place], stops=ends)[0]
-        for r, way, ends in asked
+        engine.generate([r.source or ()], way, [r.prompt[1:]], sample_keys=[r.sample_key], stop=r.stop)[0]
+        for r, way in asked
     ]
     room = Scheduler(engine, rows=40, pool=BlockPool(10**6, size=2))
-    most = max(room._most(room.submit(r, way)) for r, way, _ in asked)
+    assert room.blocks is not None
+    most = max(room.blocks.most(room.submit(r, way)) for r, way in asked)
     scheduler = Scheduler(engine, rows=40, budget=8, pool=BlockPool(most, size=2))
-    tickets, gone = [], []
-    for number, (request, way, ends) in enumerate(asked):
-        tickets.append(scheduler.submit(request, way, stops=ends))
+    states, gone = [], []
+    for number, (request, way) in enumerate(asked):
+        states.append(scheduler.submit(request, way))
         if number % 2:
-            gone.append(scheduler.submit(*asked[number - 1][:2]))
+            gone.append(scheduler.submit(*asked[number - 1]))
         scheduler.step()
-    for ticket in gone:
-        ticket.cancel()
+    for state in gone:
+        state.cancel()
         scheduler.step()
     scheduler.run()
-    for ticket, best in zip(tickets, expected, strict=True):
-        assert ticket.answer is not None
-        assert [(h.tokens, h.finished) for h in ticket.answer] == [(h.tokens, h.finished) for h in best]
-    assert all(ticket.done for ticket in gone) and empty(scheduler)
+    for state, best in zip(states, expected, strict=True):
+        assert state.answer is not None
+        assert [(h.tokens, h.finished) for h in state.answer] == [(h.tokens, h.finished) for h in best]
+    assert all(state.finished for state in gone) and empty(scheduler)
 
 
 class Ends:
@@ -220,24 +222,24 @@ def test_ten_thousand_at_once_in_a_small_pool() -> None:
     way = Decoding(method="greedy", max_length=2)
     scheduler = Scheduler(engine, rows=512, budget=4096, pool=BlockPool(2000, size=4))
     asked = [dice.choice(kinds) for _ in range(10_000)]
-    tickets = [ask(scheduler, prompt, way) for prompt in asked]
+    states = [ask(scheduler, prompt, way) for prompt in asked]
     scheduler.run()
     single = {tuple(prompt): alone(engine, prompt, way) for prompt in kinds}
-    assert [told(ticket) for ticket in tickets] == [single[tuple(prompt)] for prompt in asked] and empty(scheduler)
+    assert [told(state) for state in states] == [single[tuple(prompt)] for prompt in asked] and empty(scheduler)
 
 
 def test_what_others_were_given_before_is_not_made_up_for() -> None:
     way, scheduler = Decoding(method="greedy", min_length=4, max_length=4), Scheduler(engine_of(writer()), rows=1)
     before = [ask(scheduler, [BOS, 5], way, client="old") for _ in range(12)]
-    while not before[-2].done:
+    while not before[-2].finished:
         scheduler.step()
-    tickets = {
+    states = {
         f"{client} {n}": ask(scheduler, [BOS, 5], way, client=client) for client in ("old", "new") for n in range(4)
     }
     order: list[str] = []
     while not scheduler.idle:
         scheduler.step()
-        order += [name for name, ticket in tickets.items() if ticket.done and name not in order]
+        order += [name for name, state in states.items() if state.finished and name not in order]
     assert sorted(order[:4]) == ["new 0", "new 1", "old 0", "old 1"], "they take turns from the first"
 
 
@@ -246,14 +248,14 @@ def test_the_urgent_do_not_wait_for_those_who_were_put_aside() -> None:
     long = GREEDY.model_copy(update={"max_length": 40, "min_length": 38})
     scheduler = Scheduler(engine, rows=60, pool=BlockPool(40, size=4))
     slow = [ask(scheduler, [BOS, n + 3], long, n) for n in range(12)]
-    while not scheduler.aside:
+    while not scheduler.preempted:
         scheduler.step()
     urgent = ask(scheduler, [BOS, 9], GREEDY, priority=5)
-    while not urgent.done:
-        assert scheduler.aside, "or it proves nothing"
+    while not urgent.finished:
+        assert scheduler.preempted, "or it proves nothing"
         scheduler.step()
     scheduler.run()
-    assert told(urgent) == alone(engine, [BOS, 9], GREEDY) and all(ticket.answer for ticket in slow)
+    assert told(urgent) == alone(engine, [BOS, 9], GREEDY) and all(state.answer for state in slow)
     assert empty(scheduler)
 
 
@@ -261,13 +263,13 @@ def test_a_stop_is_found_wherever_a_text_is_gone_on_with(tokenizer: Tokenizer) -
     """Put aside and taken up again, it still ends where it would have."""
     engine = Engine(writer(vocab=tokenizer.size), tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.specials)
     way = Decoding(method="sample", temperature=1.5, seed=3, max_length=40, min_length=39)
-    (free,) = engine.go_on([[tokenizer.bos]], way)[0]
+    (free,) = engine.complete([[tokenizer.bos]], way)[0]
     text = tokenizer.decode(free.tokens)
     stop = next(text[at : at + 2] for at in range(len(text) // 2, len(text)) if "\ufffd" not in text[at : at + 2])
     stops = StopStrings(tokenizer, [stop])
-    (expected,) = engine.go_on([[tokenizer.bos]], way, stops=stops)[0]
+    (expected,) = engine.complete([[tokenizer.bos]], way, stop=stops)[0]
     scheduler = Scheduler(engine, rows=60, pool=BlockPool(30, size=4))
-    tickets = [ask(scheduler, [tokenizer.bos], way, stops=stops) for _ in range(9)]
+    states = [ask(scheduler, [tokenizer.bos], way, stop=stops) for _ in range(9)]
     scheduler.run()
-    assert scheduler.preempted and len(expected.tokens) < len(free.tokens)
-    assert all(told(ticket) == [expected.tokens] for ticket in tickets) and empty(scheduler)
+    assert scheduler.preemptions and len(expected.tokens) < len(free.tokens)
+    assert all(told(state) == [expected.tokens] for state in states) and empty(scheduler)

@@ -11,11 +11,13 @@ import torch
 import allyouneed as ayn
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
+from allyouneed.infer.admission import PATIENCE
+from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.detokenizer import StopStrings, text_of
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.engine import Engine, Request
-from allyouneed.infer.request import RequestHandle
-from allyouneed.infer.scheduler import PATIENCE, Scheduler
+from allyouneed.infer.engine import Engine
+from allyouneed.infer.request import Request
+from allyouneed.infer.scheduler import Scheduler
 from toy_models import BOS, EOS, PAD, VOCAB, random_model
 
 GREEDY = Decoding(method="greedy", max_length=12)
@@ -64,17 +66,17 @@ def prompts(count: int, longest: int = 30, seed: int = 0) -> list[list[int]]:
 
 def ask(
     scheduler: Scheduler, prompt: list[int], way: Decoding = GREEDY, place: int = 0, **options: Any
-) -> RequestHandle:
-    return scheduler.submit(Request(prompt, way.more(), (place,)), way, **options)
+) -> RequestState:
+    return scheduler.submit(Request(prompt, way.more(), (place,), **options), way)
 
 
 def alone(engine: Engine, prompt: list[int], decoding: Decoding, place: int = 0) -> list[list[int]]:
-    return [h.tokens for h in engine.go_on([prompt], decoding, first=place)[0]]
+    return [h.tokens for h in engine.complete([prompt], decoding, first=place)[0]]
 
 
-def told(ticket: RequestHandle) -> list[list[int]]:
-    assert ticket.answer is not None
-    return [h.tokens for h in ticket.answer]
+def told(state: RequestState) -> list[list[int]]:
+    assert state.answer is not None
+    return [h.tokens for h in state.answer]
 
 
 # --- the same answers -----------------------------------------------------------------------------------------------
@@ -84,26 +86,26 @@ def told(ticket: RequestHandle) -> list[list[int]]:
 @pytest.mark.parametrize("budget", [1, 7, 512])
 def test_every_way_at_once_and_everyone_gets_their_own_answer(layer: str, budget: int) -> None:
     engine = Engine(writer(layer), BOS, EOS, PAD, forbidden=[PAD, BOS])
-    scheduler, tickets = Scheduler(engine, rows=16, budget=budget), []
+    scheduler, states = Scheduler(engine, rows=16, budget=budget), []
     asked = [(prompt, WAYS[n % len(WAYS)], n) for n, prompt in enumerate(prompts(18))]
     for prompt, decoding, place in asked:
-        tickets.append(ask(scheduler, prompt, decoding, place))
+        states.append(ask(scheduler, prompt, decoding, place))
         scheduler.step()
     scheduler.run()
-    for ticket, one in zip(tickets, asked, strict=True):
-        assert told(ticket) == alone(engine, *one)
+    for state, one in zip(states, asked, strict=True):
+        assert told(state) == alone(engine, *one)
 
 
 def test_sources_are_read_together_and_beams_share_them(engine: Engine, sources: list[list[int]]) -> None:
     scheduler = Scheduler(engine, rows=24, budget=64)
-    tickets = []
+    states = []
     for place, source in enumerate(sources):
         decoding = WAYS[place % len(WAYS)]
-        tickets.append(scheduler.submit(Request([BOS], decoding.limit(len(source)), (place,), source), decoding))
+        states.append(scheduler.submit(Request([BOS], decoding.limit(len(source)), (place,), source), decoding))
     scheduler.run()
-    for place, (ticket, source) in enumerate(zip(tickets, sources, strict=True)):
-        (found,) = engine.generate([source], WAYS[place % len(WAYS)], places=[[place]])
-        assert told(ticket) == [h.tokens for h in found]
+    for place, (state, source) in enumerate(zip(states, sources, strict=True)):
+        (found,) = engine.generate([source], WAYS[place % len(WAYS)], sample_keys=[[place]])
+        assert told(state) == [h.tokens for h in found]
 
 
 def test_keys_that_all_layers_share() -> None:
@@ -123,28 +125,28 @@ def test_texts_that_look_up_others_go_on_beside_each_other(searches: bool) -> No
     tree = {"kind": "retro", "neighbours": 2, "encoder": [{"mixer": attention, "channel": FFN}]}
     tree["decoder"] = [plain, plain | {"cross": {"kind": "chunked-cross", "heads": 2, "chunk": 3}}]
     engine = Engine(build(tree), BOS, EOS, PAD, forbidden=[PAD, BOS])
-    engine.search = (lambda chunks: [[chunk[::-1], chunk[:1] * 4] for chunk in chunks]) if searches else None
+    engine.retrieve = (lambda chunks: [[chunk[::-1], chunk[:1] * 4] for chunk in chunks]) if searches else None
     check(engine, Scheduler(engine, rows=9, budget=5))
 
 
 def check(engine: Engine, scheduler: Scheduler) -> None:
     asked = [(prompt, WAYS[n % len(WAYS)], n) for n, prompt in enumerate(prompts(8))]
-    tickets = []
+    states = []
     for prompt, way, place in asked:
-        tickets.append(ask(scheduler, prompt, way, place))
+        states.append(ask(scheduler, prompt, way, place))
         scheduler.step()
     scheduler.run()
-    for ticket, one in zip(tickets, asked, strict=True):
-        assert told(ticket) == alone(engine, *one)
+    for state, one in zip(states, asked, strict=True):
+        assert told(state) == alone(engine, *one)
 
 
 def test_samples_depend_on_seed_and_place_alone(speaker: Engine) -> None:
     found = []
     for order in ((0, 1, 2, 3), (3, 1, 0, 2)):
         scheduler = Scheduler(speaker, rows=3)
-        tickets = {n: ask(scheduler, [BOS], WAYS[1], n % 2) for n in order}
+        states = {n: ask(scheduler, [BOS], WAYS[1], n % 2) for n in order}
         scheduler.run()
-        found.append([told(tickets[n]) for n in range(4)])
+        found.append([told(states[n]) for n in range(4)])
     assert found[0] == found[1] and found[0][0] == found[0][2] != found[0][1]
 
 
@@ -153,22 +155,22 @@ def test_places_run_out_and_nobody_needs_one_more() -> None:
     engine = Engine(model, BOS, EOS, PAD, forbidden=[PAD, BOS, EOS], limit=20)
     scheduler = Scheduler(engine, rows=32)
     asked = [[BOS, *[5] * n] for n in [19, *range(16)]]
-    tickets = [ask(scheduler, prompt, Decoding(method="greedy", max_length=40)) for prompt in asked]
+    states = [ask(scheduler, prompt, Decoding(method="greedy", max_length=40)) for prompt in asked]
     scheduler.run()
-    assert [len(told(ticket)[0]) + len(prompt) for ticket, prompt in zip(tickets, asked, strict=True)] == [21] * 17
-    together = engine.go_on(asked, Decoding(method="greedy", max_length=40))
-    assert [h.tokens for (h,) in together] == [told(ticket)[0] for ticket in tickets]
+    assert [len(told(state)[0]) + len(prompt) for state, prompt in zip(states, asked, strict=True)] == [21] * 17
+    together = engine.complete(asked, Decoding(method="greedy", max_length=40))
+    assert [h.tokens for (h,) in together] == [told(state)[0] for state in states]
 
 
 def test_tokens_of_a_prompt_that_see_each_other_are_read_at_once() -> None:
     mixer = LAYERS["kv"]["mixer"] | {"pattern": "causal | prompt"}
     block = {"wiring": "pre-norm", "mixer": mixer, "channel": FFN}
-    engine = Engine(writer(decoder=[block]), BOS, EOS, PAD, seen_whole=True)
+    engine = Engine(writer(decoder=[block]), BOS, EOS, PAD, bidirectional_prompt=True)
     scheduler = Scheduler(engine, rows=4, budget=3)
     asked = prompts(6)
-    tickets = [ask(scheduler, prompt) for prompt in asked]
+    states = [ask(scheduler, prompt) for prompt in asked]
     scheduler.run()
-    assert [told(ticket) for ticket in tickets] == [alone(engine, prompt, GREEDY) for prompt in asked]
+    assert [told(state) for state in states] == [alone(engine, prompt, GREEDY) for prompt in asked]
 
 
 # --- what is asked --------------------------------------------------------------------------------------------------
@@ -180,13 +182,13 @@ def test_nothing_to_do() -> None:
     scheduler.run()
     scheduler.step()
     nothing = scheduler.submit(Request([BOS], 5, (0,), []))
-    assert nothing.done and told(nothing) == [[]] and scheduler.idle
+    assert nothing.finished and told(nothing) == [[]] and scheduler.idle
 
 
 @pytest.mark.parametrize(
     ("request_", "decoding", "says"),
     [
-        (Request([], 4, (0,)), GREEDY, "no tokens"),
+        (Request([], 4, (0,)), GREEDY, "has no tokens"),
         (Request([BOS, VOCAB], 4, (0,)), GREEDY, f"token {VOCAB}"),
         (Request([BOS] * 9, 4, (0,)), GREEDY, "9 tokens"),
         (Request([BOS], 4, (0,)), Decoding(beam=5), "5 rows"),
@@ -210,9 +212,9 @@ def test_a_beam_wider_than_the_vocabulary() -> None:
     engine = Engine(writer(vocab=5), BOS, EOS, PAD, forbidden=[PAD, BOS])
     scheduler = Scheduler(engine, rows=20)
     wide = Decoding(beam=16, best=16, max_length=2)
-    tickets = [ask(scheduler, [BOS, 3], way) for way in (wide, GREEDY)]
+    states = [ask(scheduler, [BOS, 3], way) for way in (wide, GREEDY)]
     scheduler.run()
-    assert len({tuple(tokens) for tokens in told(tickets[0])}) == 7 and told(tickets[1]) == alone(
+    assert len({tuple(tokens) for tokens in told(states[0])}) == 7 and told(states[1]) == alone(
         engine, [BOS, 3], GREEDY
     )
 
@@ -220,17 +222,17 @@ def test_a_beam_wider_than_the_vocabulary() -> None:
 def test_a_string_to_stop_at_across_the_borders_of_tokens(tokenizer: Tokenizer) -> None:
     engine = Engine(writer(vocab=tokenizer.size), tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.specials)
     way = Decoding(method="sample", temperature=1.5, seed=3, max_length=40)
-    (free,) = engine.go_on([[tokenizer.bos]], way)[0]
+    (free,) = engine.complete([[tokenizer.bos]], way)[0]
     text, across = tokenizer.decode(free.tokens), 0
     scheduler = Scheduler(engine, rows=40)
     asked = {}
     for place in range(0, len(text) - 3, 2):
         if "\ufffd" not in (stop := text[place : place + 3]):
             some = way.model_copy(update={"stop": (stop,)})
-            asked[stop] = ask(scheduler, [tokenizer.bos], some, stops=StopStrings(tokenizer, [stop]))
+            asked[stop] = ask(scheduler, [tokenizer.bos], some, stop=StopStrings(tokenizer, [stop]))
     scheduler.run()
-    for stop, ticket in asked.items():
-        (found,) = ticket.answer or ()
+    for stop, state in asked.items():
+        (found,) = state.answer or ()
         assert found.tokens == free.tokens[: len(found.tokens)] and found.finished
         assert text_of(tokenizer, found.tokens, stop=[stop]) == text[: text.index(stop)]
         across += all(stop not in tokenizer.decode([token]) for token in found.tokens)
@@ -266,7 +268,7 @@ def test_a_long_prompt_stalls_nobody(speaker: Engine) -> None:
     late = ask(scheduler, [BOS, 6])
     for _ in range(14):
         scheduler.step()
-    assert late.done and not long.done
+    assert late.finished and not long.finished
     scheduler.run()
     assert told(long) == alone(speaker, [BOS, *[9, 11, 4] * 100], GREEDY)
 
@@ -286,26 +288,26 @@ def test_no_pass_over_prompts_is_larger_than_the_budget(speaker: Engine, monkeyp
     assert max(sizes) <= 16 and sum(sizes) >= sum(map(len, prompts(20, longest=60)))
 
 
-def finishing(scheduler: Scheduler, tickets: dict[str, RequestHandle]) -> list[str]:
+def finishing(scheduler: Scheduler, states: dict[str, RequestState]) -> list[str]:
     order: list[str] = []
     while not scheduler.idle:
         scheduler.step()
-        order += [name for name, ticket in tickets.items() if ticket.done and name not in order]
+        order += [name for name, state in states.items() if state.finished and name not in order]
     return order
 
 
 def test_the_urgent_come_first_but_nobody_waits_for_ever(speaker: Engine) -> None:
     way = Decoding(method="greedy", min_length=4, max_length=4)
     scheduler = Scheduler(speaker, rows=1)
-    tickets = {
+    states = {
         name: ask(scheduler, [BOS, 5], way, priority=priority)
         for name, priority in (("low", 0), ("high", 2), ("middle", 1), ("high too", 2))
     }
-    assert finishing(scheduler, tickets) == ["high", "high too", "middle", "low"]
+    assert finishing(scheduler, states) == ["high", "high too", "middle", "low"]
     ask(scheduler, [BOS, 6], way, priority=1)
     patient, steps = ask(scheduler, [BOS, 5], way), 0
-    while not patient.done:
-        if not scheduler.arrivals and not any(key[0] for key in scheduler.waiting):
+    while not patient.finished:
+        if not scheduler.arrivals and not any(key[0] for key in scheduler.fair.waiting):
             ask(scheduler, [BOS, 6], way, priority=1)
         scheduler.step()
         steps += 1
@@ -315,9 +317,9 @@ def test_the_urgent_come_first_but_nobody_waits_for_ever(speaker: Engine) -> Non
 def test_who_asks_for_much_does_not_keep_others_from_little(speaker: Engine) -> None:
     way = Decoding(method="greedy", min_length=4, max_length=4)
     scheduler = Scheduler(speaker, rows=1)
-    tickets = {f"many {n}": ask(scheduler, [BOS, 5], way, client="many") for n in range(6)}
-    tickets |= {f"few {n}": ask(scheduler, [BOS, 5], way, client="few") for n in range(2)}
-    assert finishing(scheduler, tickets)[:4] == ["many 0", "few 0", "many 1", "few 1"]
+    states = {f"many {n}": ask(scheduler, [BOS, 5], way, client="many") for n in range(6)}
+    states |= {f"few {n}": ask(scheduler, [BOS, 5], way, client="few") for n in range(2)}
+    assert finishing(scheduler, states)[:4] == ["many 0", "few 0", "many 1", "few 1"]
 
 
 # --- who leaves -----------------------------------------------------------------------------------------------------
@@ -328,20 +330,20 @@ def test_who_asks_for_much_does_not_keep_others_from_little(speaker: Engine) -> 
 def test_cancelled_in_the_middle(speaker: Engine, steps: int, way: Decoding) -> None:
     scheduler = Scheduler(speaker, rows=16, budget=4)
     asked = prompts(6, seed=3)
-    tickets = [ask(scheduler, prompt, way, n) for n, prompt in enumerate(asked)]
+    states = [ask(scheduler, prompt, way, n) for n, prompt in enumerate(asked)]
     for _ in range(steps):
         scheduler.step()
-    tickets[1].cancel()
-    tickets[4].cancel()
+    states[1].cancel()
+    states[4].cancel()
     scheduler.run()
     for n in (0, 2, 3, 5):
-        assert told(tickets[n]) == alone(speaker, asked[n], way, n)
+        assert told(states[n]) == alone(speaker, asked[n], way, n)
     for n in (1, 4):
         whole = alone(speaker, asked[n], way, n)[0]
-        assert tickets[n].done and tickets[n].tokens == whole[: len(tickets[n].tokens)]
-        assert tickets[n].cancelled == (tickets[n].answer is None)
-    assert tickets[4].cancelled or steps > 2
-    assert scheduler.idle and not scheduler.held
+        assert states[n].finished and states[n].tokens == whole[: len(states[n].tokens)]
+        assert states[n].cancelled == (states[n].answer is None)
+    assert states[4].cancelled or steps > 2
+    assert scheduler.idle and not scheduler.active
 
 
 def test_a_listener_that_fails_loses_its_own_request_only(speaker: Engine) -> None:
@@ -359,15 +361,15 @@ def test_a_listener_that_fails_loses_its_own_request_only(speaker: Engine) -> No
 def test_states_never_need_more_than_they_were_given(speaker: Engine) -> None:
     """Declared bytes hold what is really there, and all of them come back."""
     scheduler = Scheduler(speaker, rows=64, budget=32, memory=60_000)
-    tickets = [ask(scheduler, prompt) for prompt in prompts(30)]
+    states = [ask(scheduler, prompt) for prompt in prompts(30)]
     most, crowd = 0, 0
     while not scheduler.idle:
         scheduler.step()
-        used = sum(crew.states.bytes for crew in scheduler.crews)
-        used += sum(reading.states.bytes for reading in scheduler.readings)
-        most, crowd = max(most, used), max(crowd, len(scheduler.held))
-    assert all(ticket.answer for ticket in tickets) and 1 < crowd < 30 and 0 < most <= 60_000
-    assert not scheduler.held
+        used = sum(batch.states.bytes for batch in scheduler.running)
+        used += sum(batch.states.bytes for batch in scheduler.prefilling)
+        most, crowd = max(most, used), max(crowd, len(scheduler.active))
+    assert all(state.answer for state in states) and 1 < crowd < 30 and 0 < most <= 60_000
+    assert not scheduler.active
 
 
 # --- everything at once ---------------------------------------------------------------------------------------------
@@ -378,29 +380,29 @@ def soak(scheduler: Scheduler, count: int, seed: int, begins: list[list[int]], r
     everybody is done in the end, and those who waited got what they would get alone. `rare`: the larger, the shorter
     prompts."""
     dice = Random(seed)
-    asked: list[tuple[RequestHandle, list[int], Decoding, int]] = []
-    running: list[RequestHandle] = []
+    asked: list[tuple[RequestState, list[int], Decoding, int]] = []
+    running: list[RequestState] = []
     for number in range(count):
         way = dice.choice(WAYS).model_copy(update={"seed": dice.randrange(3), "max_length": dice.randrange(4, most)})
         prompt = [*dice.choice(begins), *(dice.randrange(3, 23) for _ in range(int(dice.expovariate(rare))))]
         client, priority = f"client {dice.randrange(4)}", dice.randrange(3)
-        ticket = ask(scheduler, prompt, way, number, client=client, priority=priority)
-        asked.append((ticket, prompt, way, number))
-        running.append(ticket)
+        state = ask(scheduler, prompt, way, number, client=client, priority=priority)
+        asked.append((state, prompt, way, number))
+        running.append(state)
         while len(running) > 100 or dice.random() < 0.1:
             scheduler.step()
             if dice.random() < 0.2:
                 dice.choice(running).cancel()
-            running = [ticket for ticket in running if not ticket.done]
+            running = [state for state in running if not state.finished]
             if not running:
                 break
     scheduler.run()
-    assert scheduler.idle and not scheduler.held and not scheduler.crews and not scheduler.readings
-    assert all(ticket.done for ticket, *_ in asked)
+    assert scheduler.idle and not scheduler.active and not scheduler.running and not scheduler.prefilling
+    assert all(state.finished for state, *_ in asked)
     answered = [one for one in asked if one[0].answer is not None]
     assert 0.5 * count < len(answered) < count
-    for ticket, *one in dice.sample(answered, 40):
-        assert told(ticket) == alone(scheduler.engine, *one)
+    for state, *one in dice.sample(answered, 40):
+        assert told(state) == alone(scheduler.engine, *one)
 
 
 def crowded() -> Scheduler:

@@ -33,6 +33,6 @@ def test_beam_search_finds_the_same(family, name, tmp_path):
             expected.append([row[: row.index(END)] if END in row else row for row in rows])
     engine = Engine(judge.ours(theirs, tmp_path), bos=1, eos=END, pad=0)
     decoding = Decoding(beam=BEAM, best=BEAM, length_penalty=1.0, penalty="power", max_length=STEPS)
-    found = [[answer.tokens for answer in answers] for answers in engine.go_on(PROMPTS, decoding)]
+    found = [[answer.tokens for answer in answers] for answers in engine.complete(PROMPTS, decoding)]
     assert found == expected
     assert len({tuple(row) for rows in expected for row in rows}) > 4, "too much alike"

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.engine import Engine, Request
+from allyouneed.infer.engine import Engine
+from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.nn.states.paged import BlockPool
 from any_part import CASES, VOCAB, case
@@ -37,34 +38,38 @@ def requests(count: int) -> list[tuple[Request, Decoding]]:
 def test_alone_or_among_strangers_who_come_and_go(name: str) -> None:
     engine = Engine(case(name), 1, 2, 0)
     asked = requests(6)
-    busy, tickets = Scheduler(engine, rows=7, budget=7), []
+    busy, states = Scheduler(engine, rows=7, budget=7), []
     for number, (request, decoding) in enumerate(asked):
-        tickets.append(busy.submit(request, decoding))
+        states.append(busy.submit(request, decoding))
         stranger = busy.submit(*asked[number - 1]) if number % 3 == 2 else None
         for _ in range(number % 3):
             busy.step()
         if stranger is not None:
             stranger.cancel()
     busy.run()
-    for ticket, (request, decoding) in zip(tickets, asked, strict=True):
-        (alone,) = engine.generate([request.source or ()], decoding, [request.prompt[1:]], places=[request.place])
-        assert ticket.answer is not None
-        assert [h.tokens for h in ticket.answer] == [h.tokens for h in alone]
-        torch.testing.assert_close([h.score for h in ticket.answer], [h.score for h in alone], atol=1e-5, rtol=0)
-    assert busy.idle and not busy.held
+    for state, (request, decoding) in zip(states, asked, strict=True):
+        (alone,) = engine.generate(
+            [request.source or ()], decoding, [request.prompt[1:]], sample_keys=[request.sample_key]
+        )
+        assert state.answer is not None
+        assert [h.tokens for h in state.answer] == [h.tokens for h in alone]
+        torch.testing.assert_close([h.score for h in state.answer], [h.score for h in alone], atol=1e-5, rtol=0)
+    assert busy.idle and not busy.active
 
 
 @pytest.mark.parametrize("name", DECODES[::4])
 def test_in_one_pool_of_blocks_too(name: str) -> None:
     engine, asked = Engine(case(name), 1, 2, 0), requests(6)
     pool = BlockPool(blocks=800, size=2)  # a source summed up is large beside a token
-    busy, tickets = Scheduler(engine, rows=9, budget=7, pool=pool), []
+    busy, states = Scheduler(engine, rows=9, budget=7, pool=pool), []
     for request, decoding in asked:
-        tickets.append(busy.submit(request, decoding))
+        states.append(busy.submit(request, decoding))
         busy.step()
     busy.run()
-    for ticket, (request, decoding) in zip(tickets, asked, strict=True):
-        (alone,) = engine.generate([request.source or ()], decoding, [request.prompt[1:]], places=[request.place])
-        assert ticket.answer is not None
-        assert [h.tokens for h in ticket.answer] == [h.tokens for h in alone]
-    assert pool.used == 0 and busy.idle and not busy.held
+    for state, (request, decoding) in zip(states, asked, strict=True):
+        (alone,) = engine.generate(
+            [request.source or ()], decoding, [request.prompt[1:]], sample_keys=[request.sample_key]
+        )
+        assert state.answer is not None
+        assert [h.tokens for h in state.answer] == [h.tokens for h in alone]
+    assert pool.used == 0 and busy.idle and not busy.active

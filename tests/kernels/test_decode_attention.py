@@ -15,7 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from allyouneed.config import override, parse, preset_tree
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.engine import Engine, Request
+from allyouneed.infer.engine import Engine
+from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.states import paged
@@ -60,10 +61,10 @@ def test_says_what_gathered_blocks_say(kernel: None, method: str) -> None:
     way = Decoding(method=method, max_length=20, **({"beam": 3} if method == "beam" else {}))  # type: ignore[arg-type]
     prompts = [[1, *(dice.randrange(3, 61) for _ in range(dice.randrange(20)))] for _ in range(12)]
     requests = [Request(prompt, 20, (n,)) for n, prompt in enumerate(prompts)]
-    plain = engine._answers(requests, way, None)
+    plain = engine.decode(requests, way)
     assert not CALLS
     scheduler = Scheduler(engine, rows=9, pool=paged.BlockPool(blocks=60))
-    tickets = [scheduler.submit(request, way) for request in requests]
+    states = [scheduler.submit(request, way) for request in requests]
     scheduler.run()
     assert CALLS
-    assert [[h.tokens for h in ticket.answer or []] for ticket in tickets] == [[h.tokens for h in a] for a in plain]
+    assert [[h.tokens for h in state.answer or []] for state in states] == [[h.tokens for h in a] for a in plain]

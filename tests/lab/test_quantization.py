@@ -63,7 +63,7 @@ def test_eight_bits_decode_the_same_alone_and_among_strangers(sources: list[list
     engine = Engine(to_int8(random_model()), BOS, EOS, PAD, forbidden=[PAD, BOS])
     decoding = Decoding(**way, extra=8)
     together = [answer[0].tokens for answer in engine.generate(sources, decoding)]
-    alone = [engine.generate([source], decoding, places=[[n]])[0][0].tokens for n, source in enumerate(sources)]
+    alone = [engine.generate([source], decoding, sample_keys=[[n]])[0][0].tokens for n, source in enumerate(sources)]
     assert together == alone
 
 

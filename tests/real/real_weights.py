@@ -101,7 +101,7 @@ def test_a_story_is_that_of_the_plain_loop_token_for_token():
     assert [*model.tokenizer.opening, *model.tokenizer.encode("Once upon a time")] == prompt
     expected = plain.story(prompt, 200)
     greedy = Decoding(method="greedy", max_length=len(expected))
-    assert len(expected) > 150 and model.engine.go_on([prompt], greedy)[0][0].tokens == expected
+    assert len(expected) > 150 and model.engine.complete([prompt], greedy)[0][0].tokens == expected
     story = model.generate("Once upon a time", decoding=greedy)
     tell(f"a story of {len(expected)} tokens", f"Once upon a time{story}")
     said = command("generate", "Once upon a time", "--model", path, "--method", "greedy", "--max-length", len(expected))

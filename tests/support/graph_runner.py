@@ -1,4 +1,4 @@
-"""Engines of small random models of many kinds, what they are asked for, and the ways in which they answer."""
+"""Engines of small random models of many kinds, requests for them, and ways to decode them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from allyouneed.config import override, parse, preset_tree
-from allyouneed.infer.decoding.base import Hypothesis
+from allyouneed.infer.decoding.base import Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.engine import Engine, Request
+from allyouneed.infer.engine import Engine
+from allyouneed.infer.request import Request
 from allyouneed.nn.models.base import Model
 from toy_models import BOS, EOS, PAD, VOCAB, random_model
 
@@ -70,6 +71,19 @@ def asked(engine: Engine, count: int = 11) -> list[Request]:
     if engine.model.config.kind == "encoder-decoder":
         return [Request([BOS], 20, (n,), [*text, EOS]) for n, text in enumerate(texts)]
     return [Request([BOS, *text] if n % 4 else [BOS], 20, (n,)) for n, text in enumerate(texts)]
+
+
+def decode_in_slots(engine: Engine, requests: list[Request], decoding: Decoding) -> list[list[Hypothesis]]:
+    """By a graph runner, as on a GPU."""
+    spec = engine.spec(decoding)
+    assert engine.graphs.suits(spec, requests)
+    states = [RequestState(request, spec, engine.token_limit(request)) for request in requests]
+    batch = engine.graphs.batch(sorted(states, key=lambda state: -state.request.size))
+    with torch.inference_mode():
+        while batch.active:
+            batch.step()
+    batch.close()
+    return [state.hypotheses for state in states]
 
 
 def said(answers: list[list[Hypothesis]]) -> list[list[tuple[list[int], bool]]]:

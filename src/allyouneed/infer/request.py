@@ -1,70 +1,39 @@
-"""What becomes of a request: who asked for what, and how far it has come."""
+"""What a caller asks of the engine: one `Request`. How it is decoded is a `DecodingSpec`, and its progress a
+`RequestState` (decoding/base.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
-from allyouneed.infer.decoding.base import Hypothesis, RequestState
-from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.engine import Request
-from allyouneed.nn.states.base import States
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 
-@dataclass(eq=False)
-class RequestHandle:
-    """What became of a request. `tokens`: those it has heard so far; of a beam search all of the best, at its end.
-    `answer`: the hypotheses, best first, once it is `done`. `error`: what its own listener raised."""
+class StopCondition(Protocol):
+    """Decides from the last tokens of a text whether it ends there."""
 
-    request: Request
-    decoding: Decoding
-    priority: int
-    client: str
-    number: int
-    asked: RequestState
+    reach: int  # number of last tokens it needs
+
+    def __call__(self, tokens: Sequence[int]) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`prompt`: first tokens of the target, begin token included. `limit`: the most new tokens. `sample_key`: with the
+    seed it decides the samples, so that they do not depend on the rest of the batch. `source`: input of an encoder.
+    `stop`: ends the text, besides the end token. `listener` gets each token as it is decoded; those of a beam search
+    at its end. A higher `priority` is admitted first; among equals the `client` that has received least, then the
+    oldest request."""
+
+    prompt: Sequence[int]
+    limit: int
+    sample_key: tuple[int, ...]
+    source: Sequence[int] | None = None
+    stop: StopCondition | None = None
     listener: Callable[[int], None] | None = None
-    tokens: list[int] = field(default_factory=list)
-    answer: list[Hypothesis] | None = None
-    error: Exception | None = None
-    since: int = 0  # the step in which it came
-    reserved: list[int] = field(default_factory=list)  # blocks for what of its states does not lie in blocks
+    priority: int = 0
+    client: str = ""
 
     @property
-    def done(self) -> bool:
-        return self.answer is not None or self.asked.cancelled
-
-    @property
-    def cancelled(self) -> bool:
-        return self.asked.cancelled
-
-    def cancel(self) -> None:
-        """Nobody waits for it any more. What has been said stays in `tokens`; of one that is done, everything."""
-        if not self.asked.done:
-            self.asked.cancelled = True
-
-    def hear(self, token: int) -> None:
-        """A listener that fails loses its own request and nobody else's."""
-        if self.error is not None:
-            return
-        self.tokens.append(token)
-        if self.listener is not None:
-            try:
-                self.listener(token)
-            except Exception as error:
-                self.error = error
-                self.cancel()
-
-
-@dataclass(eq=False)
-class PrefillBatch:
-    """Requests whose prompts are being read: how many tokens of each have been."""
-
-    states: States
-    tickets: list[RequestHandle]
-    read: list[int]
-    taken: bool = False  # its states have become a crew's
-
-    @property
-    def left(self) -> list[int]:
-        """How many tokens of each are not yet read."""
-        return [len(ticket.request.prompt) - at for ticket, at in zip(self.tickets, self.read, strict=True)]
+    def size(self) -> int:
+        """Tokens it adds to a padded batch."""
+        return len(self.prompt) + self.limit if self.source is None else len(self.source)

@@ -1,447 +1,435 @@
-"""Continuous batching: requests of unequal lengths join and leave at every step, each in its own way of decoding.
+"""Continuous batching: requests of any length join and leave the running batches at every step.
 
-A step is one pass of the model over every row that is being written, and, beside it, a pass over new requests that is
-no larger than the budget: sources are encoded together, prompts are read piece after piece, so that a long one never
-stalls the others. Whoever has been read chooses its first token at once and joins those who write.
+A step decodes one token of every running row and, beside it, prefills new requests with at most `budget` tokens:
+sources are encoded together and prompts are read in chunks, so that a long prompt does not stall the others. A request
+whose prompt has been read gets its first token at once and joins a running batch.
+
+Offline (`LargestFirst`), a batch of similar sizes is admitted whenever the one before has finished, and prompts are
+read whole; on a GPU one graph runner takes all requests (cuda_graph/runner.py).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from allyouneed.errors import UserError
+from allyouneed.infer.admission import FairQueue, LargestFirst
+from allyouneed.infer.block_manager import BlockManager
+from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
-from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, StopCondition
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.engine import Engine, Request
-from allyouneed.infer.prefix_cache import Declared, Prefixes
-from allyouneed.infer.request import PrefillBatch, RequestHandle
+from allyouneed.infer.model_runner import ModelRunner
+from allyouneed.infer.prefill import Decoder
+from allyouneed.infer.request import Request
 from allyouneed.infer.running_batch import RunningBatch
-from allyouneed.nn.batch import Rows
+from allyouneed.infer.speculative.decode import Speculation, refuse
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import BlockPool, PagedStates, PoolFullError
 
-PATIENCE = 64  # steps: who has waited so long counts as one more urgent
+
+class ActiveBatch(Protocol):
+    """Requests that are decoded together: `RunningBatch`, `Speculation`, `GraphBatch`."""
+
+    @property
+    def active(self) -> bool: ...
+
+    @property
+    def requests(self) -> list[RequestState]: ...
+
+    def step(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class PrefillBatch:
+    """Requests whose prompts are being read, and how many tokens of each have been."""
+
+    states: States
+    requests: list[RequestState]
+    read: list[int]
+    handed_over: bool = False  # its states became a running batch's
+
+    @property
+    def unread(self) -> list[int]:
+        return [len(state.request.prompt) - at for state, at in zip(self.requests, self.read, strict=True)]
+
+    def keep(self, rows: list[int]) -> None:
+        if rows and len(rows) < len(self.requests):
+            self.states.select(rows)
+        elif not rows and not self.handed_over:
+            self.states.close()
+        self.requests, self.read = [self.requests[row] for row in rows], [self.read[row] for row in rows]
 
 
 class Scheduler:
-    """`rows`: so many are written at once, beams counted. `budget`: tokens read of new requests in one step. `memory`:
-    bytes that the states may need in all, as their config declares; None: as many as it takes. `pool`: blocks that the
-    states lie in; when there are too few, who is least urgent is put aside and goes on later.
+    """`rows`: the most rows decoded at once, beams counted. `budget`: prompt tokens read in one step. `memory`: the
+    most bytes of state, as the config declares them. `pool`: blocks for paged states; when they run out, the least
+    urgent request is preempted and resumed later. `queue`: `LargestFirst` for offline use; the bounds above do not
+    apply to it. `graphs`: captured CUDA graphs to share.
 
-    One thread makes the steps; any thread may `submit` and `cancel`.
+    One thread calls `step`; any thread may `submit` and cancel.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ModelRunner,
         rows: int = 64,
         budget: int = 512,
         memory: int | None = None,
         pool: BlockPool | None = None,
+        queue: LargestFirst | None = None,
+        graphs: GraphRunnerCache | None = None,
     ) -> None:
         if rows < 1 or budget < 1:
             raise UserError(f"rows={rows}, budget={budget}: both must be at least 1")
         if engine.exact and pool is not None:
-            raise UserError("exact: with a pool, who begins alike is read together; leave out one of them")
+            raise UserError("exact and pool are exclusive: requests with a common prefix share its blocks; set one")
         self.engine, self.rows, self.budget, self.memory = engine, rows, budget, memory
-        self.arrivals: deque[RequestHandle] = deque()
-        self.waiting: dict[tuple[int, str], deque[RequestHandle]] = {}  # by priority and client, first come first
-        self.readings: list[PrefillBatch] = []
-        self.crews: list[RunningBatch] = []
-        self.held: list[RequestHandle] = []  # those who are read or written
-        self.served: dict[str, int] = {}  # tokens read and granted, by client
-        self.steps, self._numbers = 0, count()
-        self.aside: list[RunningBatch] = []  # put aside until there are blocks again
-        self.pool, self.prefixes = pool, None if pool is None else Prefixes(pool)
-        self.declared: Declared | None = None
-        self.preempted = 0
-        shared = pool is None and memory is None and not engine.exact
-        self.seating = SchedulerSlots(engine, rows) if shared else None  # where the engine has seats
-        if pool is not None:
-            trial = PagedStates(engine.model.start(1) if _reads_nothing(engine) else _heard(engine), pool)
-            self.declared = Declared(engine.model.config, pool.size, trial.has_pages)
+        self.arrivals: deque[RequestState] = deque()
+        self.fair, self.offline = FairQueue(), queue
+        self.prefilling: list[PrefillBatch] = []
+        self.running: list[ActiveBatch] = []
+        self.preempted: list[RunningBatch] = []  # one request each, waiting for blocks
+        self.active: list[RequestState] = []  # admitted requests that hold rows or blocks
+        self.steps, self.preemptions, self._numbers = 0, 0, count()
+        self.blocks = None if pool is None else BlockManager(engine, pool)
+        self.graphs: GraphRunnerCache | None = None
+        if pool is None and memory is None and not engine.exact:
+            self.graphs = graphs or GraphRunnerCache(engine)
+        self.slots = SchedulerSlots(self.graphs, rows) if self.graphs is not None and queue is None else None
 
-    # --- asking ------------------------------------------------------------------------------------------------------
+    # --- submitting --------------------------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        request: Request,
-        decoding: Decoding | None = None,
-        *,
-        stops: StopCondition | None = None,
-        priority: int = 0,
-        client: str = "",
-        listener: Callable[[int], None] | None = None,
-    ) -> RequestHandle:
-        """Higher `priority` first; among equals the `client` who has been given least, then who came first.
-        `listener` is told each token as it is said."""
-        decoding = decoding or Decoding()
-        asked = RequestState(self._limit(request), request.place, request.prompt, decoding.seed, stops)
-        ticket = RequestHandle(request, decoding, priority, client, next(self._numbers), asked, listener)
-        asked.on_token = ticket.hear
+    def submit(self, request: Request, spec: DecodingSpec | Decoding | None = None) -> RequestState:
+        """Queue a request. Its state is done when all its tokens are decoded, or at once if its source is empty."""
+        if not isinstance(spec, DecodingSpec):
+            spec = self.engine.spec(spec or Decoding())
+        streams = self.offline is None or request.listener is not None
+        state = RequestState(request, spec, self.engine.token_limit(request), streams, number=next(self._numbers))
         if request.source is not None and not len(request.source):
-            ticket.answer = [Hypothesis([], 0.0, 0.0, [], True)]  # nothing in, nothing out
-            return ticket
-        self._check(ticket)
-        ticket.since = self.steps
-        self.arrivals.append(ticket)
-        return ticket
+            state.hypotheses, state.done = [Hypothesis([], 0.0, 0.0, [], True)], True
+            return state
+        self._check(state)
+        state.arrived = self.steps
+        self.arrivals.append(state)
+        return state
 
-    def _limit(self, request: Request) -> int:
-        places = self.engine.limit  # the last token is never read back, so it needs no place
-        return request.limit if places is None else max(1, min(request.limit, places + 1 - len(request.prompt)))
-
-    def _check(self, ticket: RequestHandle) -> None:
-        request, places = ticket.request, self.engine.limit
+    def _check(self, state: RequestState) -> None:
+        request, limit, rows = state.request, self.engine.limit, state.spec.decoding.rows
         if not request.prompt:
-            raise UserError("a prompt of no tokens: begin it with the begin mark")
-        if places is not None and len(request.prompt) > places:
-            raise UserError(f"a prompt of {len(request.prompt)} tokens, the model has places for {places}; shorten it")
-        if ticket.decoding.rows > self.rows:
-            raise UserError(
-                f"{ticket.decoding.rows} rows for one request (beam, best), there are {self.rows}; ask for fewer"
-            )
-        if self.memory is not None and (needs := self._needs([ticket])) > self.memory:
-            raise UserError(f"a request that needs {needs:,} bytes of state, there are {self.memory:,}; shorten it")
-        if self.pool is not None and (blocks := self._most(ticket)) > self.pool.blocks:
-            raise UserError(f"a request that needs {blocks} blocks of state, there are {self.pool.blocks}; shorten it")
+            raise UserError("the prompt has no tokens; start it with the begin token")
+        if limit is not None and len(request.prompt) > limit:
+            raise UserError(f"the prompt has {len(request.prompt)} tokens, the model {limit} positions; shorten it")
+        if state.spec.draft is not None:
+            refuse(state.spec.decoding)
+            if self.blocks is not None:
+                raise UserError("draft and pool are exclusive: speculative decoding does not use paged states; set one")
+        if self.offline is not None:
+            return
+        if rows > self.rows:
+            raise UserError(f"the request needs {rows} rows (beam, best), the scheduler has {self.rows}; ask for fewer")
+        if self.memory is not None and (needed := self._bytes([state])) > self.memory:
+            raise UserError(f"the request needs {needed:,} bytes of state, the limit is {self.memory:,}; shorten it")
+        if self.blocks is not None and (needed := self.blocks.most(state)) > (most := self.blocks.pool.blocks):
+            raise UserError(f"the request needs {needed} blocks of state, the pool has {most}; shorten it")
         config = getattr(self.engine.model, "config", None)
         if config is not None and config.vocabs is not None:
             sides = ((request.source or (), config.vocabs.source), (request.prompt, config.vocabs.target))
             for tokens, size in sides:
-                if strange := [token for token in tokens if not 0 <= token < size]:
-                    raise UserError(f"token {strange[0]}: the model knows {size}")
+                if unknown := [token for token in tokens if not 0 <= token < size]:
+                    raise UserError(f"token {unknown[0]} is outside the vocabulary of {size} tokens")
 
-    def _needs(self, tickets: Sequence[RequestHandle]) -> int:
-        """Bytes of state they may come to have together, by the config's word: a row has places for the longest."""
-        length = max(len(ticket.request.prompt) + ticket.asked.limit for ticket in tickets)
-        source = max(len(ticket.request.source or ()) for ticket in tickets)
-        cost = self.engine.model.config.cost(max(length, source))
-        each = (cost.state_per_token * length + cost.state_constant) * next(self.engine.model.parameters()).itemsize
-        return round(each * sum(ticket.decoding.rows for ticket in tickets))
-
-    def _own(self, ticket: RequestHandle) -> int:
-        """Blocks to reserve for what does not lie in blocks."""
-        assert self.declared is not None
-        length = len(ticket.request.prompt) + ticket.asked.limit
-        return self.declared.own(length, len(ticket.request.source or ())) * ticket.decoding.rows
-
-    def _most(self, ticket: RequestHandle) -> int:
-        """Blocks it can come to need."""
-        assert self.declared is not None
-        length = len(ticket.request.prompt) + ticket.asked.limit
-        blocks = self.declared.pages_of(length)
-        return self._own(ticket) + (blocks and blocks + 1) * ticket.decoding.rows
-
-    def _soon(self, ticket: RequestHandle, left: int) -> int:
-        """Blocks it will need while so many tokens are read, and for its first token."""
-        assert self.declared is not None
-        return self.declared.pages_of(left) + 2 * ticket.decoding.rows * self.declared.pages
+    def _bytes(self, states: Sequence[RequestState]) -> int:
+        """Declared bytes of state they may need together; every row has positions for the longest."""
+        model = self.engine.model
+        length = max(len(state.request.prompt) + state.limit for state in states)
+        source = max(len(state.request.source or ()) for state in states)
+        cost = model.config.cost(max(length, source))
+        each = (cost.state_per_token * length + cost.state_constant) * next(model.parameters()).itemsize
+        return round(each * sum(state.spec.decoding.rows for state in states))
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        return not (self.arrivals or self.waiting or self.readings or self.crews or self.aside or self._seated)
+        waiting = self.arrivals or self.fair or self.offline
+        return not (waiting or self.prefilling or self.running or self.preempted or (self.slots and self.slots.active))
 
-    @property
-    def _seated(self) -> bool:
-        return self.seating is not None and bool(self.seating.asked)
+    def run(self, on_step: Callable[[], None] | None = None) -> None:
+        """Step until every request is finished."""
+        with self._inference():
+            while not self.idle:
+                self._step()
+                if on_step is not None:
+                    on_step()
 
-    def run(self) -> None:
-        """Until everyone is done."""
-        while not self.idle:
-            self.step()
-
-    def stream(self, ticket: RequestHandle) -> Iterator[int]:
-        """The tokens of one request as they are said; everyone else goes on meanwhile."""
-        told = 0
+    def stream(self, state: RequestState) -> Iterator[int]:
+        """The tokens of one request as they are decoded; the other requests advance with it."""
+        sent = 0
         while True:
-            new = ticket.tokens[told:]
+            new = state.tokens[sent:]
             yield from new
-            told += len(new)
-            if ticket.done and told == len(ticket.tokens):
+            sent += len(new)
+            if state.finished and sent == len(state.tokens):
                 return
             if not new:
                 self.step()
 
     def step(self) -> None:
+        with self._inference():
+            self._step()
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
         model = self.engine.model
         was_training: bool = model.training
-        if was_training:
+        if was_training:  # only then: it visits every module
             model.eval()
         try:
             with torch.inference_mode():
-                self._admit()
-                for crew in list(self.crews):
-                    self._roomily(crew.read, crew)
-                self.crews = [crew for crew in self.crews if crew.searches]
-                if self.seating is not None:
-                    self.seating.step()
-                self._read()
+                yield
         finally:
             if was_training:
                 model.train()
+
+    def _step(self) -> None:
+        if self.offline is not None:
+            self._admit_batch(self.offline)
+        else:
+            self._admit()
+        for batch in list(self.running):
+            if self.blocks is None:
+                batch.step()
+            else:
+                self._with_blocks(batch.step, batch)
+            if not batch.active:
+                batch.close()
+                self.running.remove(batch)
+        if self.slots is not None:
+            self.slots.step()
+        if self.prefilling:
+            self._prefill()
         self.steps += 1
         self._settle()
 
-    def _admit(self) -> None:
-        """Take in whoever has room, in order: one for whom there is none is not overtaken by a smaller one."""
-        self._resume()
-        self._arrive()
-        if not self.waiting:
+    def _settle(self) -> None:
+        """Stream the best hypothesis of finished beam searches; release what requests without rows have reserved."""
+        if not any(state.finished for state in self.active):
             return
-        taken: list[RequestHandle] = []
-        rows, tokens = sum(held.decoding.rows for held in self.held), 0
-        free = 0 if self.pool is None else self._free()
-        while (ticket := self._next()) is not None:
-            if self.aside and self._urgency(self._of(self.aside[0])[0]) < self._urgency(ticket):
+        here = {state for batch in [*self.running, *self.preempted] for state in batch.requests}
+        here |= {state for batch in self.prefilling for state in batch.requests}
+        here |= set(self.slots.requests) if self.slots is not None else set()
+        for state in self.active:
+            if state.done and state.streams and state.spec.decoding.rows > 1 and not state.tokens:
+                for token in state.hypotheses[0].tokens:
+                    state.emit(token)
+            if state not in here and self.blocks is not None:
+                self.blocks.release(state)
+        self.active = [state for state in self.active if state in here]
+
+    def close(self) -> None:
+        """Abandon everything: blocks go back to the pool, and slots are free again."""
+        for batch in [*self.running, *self.preempted]:
+            batch.close()
+        for prefill in self.prefilling:
+            prefill.keep([])
+        if self.slots is not None:
+            self.slots.close()
+        self.running, self.preempted, self.prefilling = [], [], []
+        self.arrivals.clear()
+        self.fair, self.offline = FairQueue(), None if self.offline is None else LargestFirst(self.offline.budget)
+        for state in self.active:
+            if self.blocks is not None:
+                self.blocks.release(state)
+        self.active = []
+
+    # --- admission ---------------------------------------------------------------------------------------------------
+
+    def _admit_batch(self, queue: LargestFirst) -> None:
+        """Offline: the next batch, once nothing is running."""
+        queue.add(self.arrivals)
+        if not queue or self.running:
+            return
+        if self.graphs is not None and self.graphs.admits(queue.waiting):
+            self.running.append(self.graphs.batch(queue.waiting[::-1]))
+            queue.waiting = []
+        elif batch := queue.pop_batch(most=1 if self.engine.exact else None):
+            self._start(batch)
+
+    def _admit(self) -> None:
+        """Admit requests in order while there is room; a large one is not overtaken by a smaller one."""
+        queue, blocks = self.fair, self.blocks
+        if self.preempted:
+            self._resume()
+        if self.arrivals:
+            queue.add(self.arrivals, self.active)
+        if not queue:
+            return
+        taken: list[RequestState] = []
+        rows, tokens, free = sum(state.spec.decoding.rows for state in self.active), 0, 0
+        if blocks is not None:
+            free = blocks.free((s, left) for p in self.prefilling for s, left in zip(p.requests, p.unread, strict=True))
+        while (state := queue.peek(self.steps)) is not None:
+            if self.preempted and self._urgency(self.preempted[0].requests[0]) < self._urgency(state):
                 break
-            size = len(ticket.request.source or ticket.request.prompt)
-            rows, tokens = rows + ticket.decoding.rows, tokens + size
-            full = rows > self.rows or (self.memory is not None and self._needs([*self.held, ticket]) > self.memory)
-            if self.pool is not None:
-                free -= self._own(ticket) + self._soon(ticket, len(ticket.request.prompt))
-                full = full or (free < 0 and bool(self.held))
+            size = len(state.request.source or state.request.prompt)
+            rows, tokens = rows + state.spec.decoding.rows, tokens + size
+            full = rows > self.rows or (self.memory is not None and self._bytes([*self.active, state]) > self.memory)
+            if blocks is not None:
+                free -= blocks.constant(state) + blocks.soon(state, len(state.request.prompt))
+                full = full or (free < 0 and bool(self.active))
             if full or (taken and tokens > self.budget):
                 break
-            if self.pool is not None:
-                while len(self.pool.free) < self._own(ticket) and self.prefixes is not None and self.prefixes.drop():
-                    pass
-                ticket.reserved = self.pool.allocate(self._own(ticket))
-            taken.append(self.waiting[ticket.priority, ticket.client].popleft())
-            self.held.append(ticket)
-            self.served[ticket.client] = self.served.get(ticket.client, 0) + size + ticket.asked.limit
-        for some in [[one] for one in taken] if self.engine.exact else [taken] if taken else []:
-            states = self._start(some)
-            if isinstance(states, PagedStates) and self._alike(states):
-                assert self.prefixes is not None
-                for row, ticket in enumerate(some):
-                    states.adopt_blocks(row, self.prefixes.find(ticket.request.prompt))
-            self.readings.append(PrefillBatch(states, some, list(states.lengths)))
+            if blocks is not None:
+                blocks.reserve(state)
+            queue.pop(state, size + state.limit)
+            taken.append(state)
+            self.active.append(state)
+        for some in [[state] for state in taken] if self.engine.exact else [taken] if taken else []:
+            self._start(some)
 
-    def _arrive(self) -> None:
-        """Who comes is served like the one who has been given least so far: what others got before is not made up for
-        (the counters of Sheng et al. 2024, "Fairness in Serving Large Language Models", arXiv:2401.00588, 4.1)."""
-        here = {client for _, client in self.waiting} | {held.client for held in self.held}
-        if not here:
-            self.served.clear()
-        least = min((self.served.get(client, 0) for client in here), default=0)
-        while self.arrivals:
-            ticket = self.arrivals.popleft()
-            if ticket.client not in here:
-                self.served[ticket.client] = max(self.served.get(ticket.client, 0), least)
-            self.waiting.setdefault((ticket.priority, ticket.client), deque()).append(ticket)
+    def _urgency(self, state: RequestState) -> tuple[int, int, int]:
+        return self.fair.urgency(state, self.steps)
 
     # --- blocks ------------------------------------------------------------------------------------------------------
 
-    def _alike(self, states: PagedStates) -> bool:
-        """Texts that begin alike can share their beginning: all of it lies in blocks and depends on nothing else."""
-        return states.fully_paged and not states.has_sources and not self.engine.seen_whole
-
-    def _free(self) -> int:
-        """Blocks that nobody holds or is about to take; those kept for others to come count as free."""
-        assert self.pool is not None and self.prefixes is not None
-        kept = sum(self.pool.ref_counts[block] == 1 for block in self.prefixes.known.values())
-        coming = sum(self._soon(*both) for r in self.readings for both in zip(r.tickets, r.left, strict=True))
-        return len(self.pool.free) + kept - coming
-
-    def _roomily(self, act: Callable[[], None], crew: RunningBatch | None = None) -> None:
-        """Do it; as long as there are too few blocks for it, somebody lets go of some."""
-        while crew is None or crew.searches:
+    def _with_blocks(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
+        """Do it; while there are too few blocks for it, free some."""
+        while batch is None or batch.active:
             try:
                 act()
                 return
             except PoolFullError:
-                if not self._make_room():
+                if not self._free_blocks():
                     raise
 
-    def _make_room(self) -> bool:
-        for crew in self.crews:
-            before = len(crew)
-            crew.leave()
-            if len(crew) < before:
+    def _free_blocks(self) -> bool:
+        """Drop finished rows, else evict a cached prefix, else preempt the least urgent request."""
+        assert self.blocks is not None
+        batches = [batch for batch in self.running if isinstance(batch, RunningBatch)]
+        for batch in batches:
+            before = len(batch)
+            batch.drop_finished()
+            if len(batch) < before:
                 return True
-        if self.prefixes is not None and self.prefixes.drop():
+        if self.blocks.prefixes.evict():
             return True
-        running = [(ticket, crew) for crew in self.crews for ticket in self._of(crew)]
-        if not running or len(running) + len(self.readings) < 2:  # those who are read were admitted with blocks enough
+        running = [(state, batch) for batch in batches for state in batch.requests]
+        if not running or len(running) + len(self.prefilling) < 2:  # prefills were admitted with blocks enough
             return False
-        ticket, crew = max(running, key=lambda both: self._urgency(both[0]))
-        alone = crew.part(ticket.asked)
+        state, batch = max(running, key=lambda both: self._urgency(both[0]))
+        alone = batch.split(state)
         assert isinstance(alone.states, PagedStates)
         alone.states.swap_out()
-        self.aside.append(alone)
-        self._let_go(ticket)
-        self.preempted += 1
+        self.preempted.append(alone)
+        self.blocks.release(state)
+        self.preemptions += 1
         return True
 
-    def _let_go(self, ticket: RequestHandle) -> None:
-        if self.pool is not None:
-            self.pool.release(ticket.reserved)
-        ticket.reserved = []
-
-    def _of(self, crew: RunningBatch) -> list[RequestHandle]:
-        here = {asked for one in crew.searches for asked in one.requests}
-        return [ticket for ticket in self.held if ticket.asked in here]
-
     def _resume(self) -> None:
-        """Those who were put aside go on, the most urgent first, as soon as there are blocks for them."""
-        self.aside = [crew for crew in self.aside if not crew.searches[0].requests[0].cancelled]
-        self.aside.sort(key=lambda crew: self._urgency(self._of(crew)[0]))
-        while self.aside:
-            crew, states = self.aside[0], self.aside[0].states
-            assert self.pool is not None and isinstance(states, PagedStates)
-            (ticket,) = self._of(crew)
-            own = self._own(ticket)
-            needs = own + states.swapped_blocks + 2 * len(crew)
-            while len(self.pool.free) < needs and self.prefixes is not None and self.prefixes.drop():
-                pass
-            if len(self.pool.free) < needs and (self.crews or self.readings):
+        """Resume preempted requests, the most urgent first, as far as there are blocks."""
+        assert self.blocks is not None
+        self.preempted = [batch for batch in self.preempted if not batch.requests[0].cancelled]
+        self.preempted.sort(key=lambda batch: self._urgency(batch.requests[0]))
+        while self.preempted:
+            batch, states = self.preempted[0], self.preempted[0].states
+            assert isinstance(states, PagedStates)
+            nothing_else = not self.running and not self.prefilling
+            if not self.blocks.resume(batch.requests[0], states, len(batch), force=nothing_else):
                 return
-            ticket.reserved = self.pool.allocate(own)
-            states.swap_in()
-            self._gather(self.aside.pop(0))
+            self._join(self.preempted.pop(0))
 
     def waste(self) -> float:
-        """Which share of the blocks in use holds nothing."""
-        assert self.pool is not None
-        filled: dict[int, int] = {}
-        for states in [crew.states for crew in self.crews] + [reading.states for reading in self.readings]:
-            assert isinstance(states, PagedStates)
-            for blocks, length in zip(states.block_tables, states.lengths, strict=True):
-                for number, block in enumerate(blocks):
-                    used = min(self.pool.size, length - number * self.pool.size)
-                    filled[block] = max(filled.get(block, 0), used)
-        return 1 - sum(filled.values()) / (len(filled) * self.pool.size) if filled else 0.0
+        """The share of the blocks in use that holds nothing."""
+        assert self.blocks is not None
+        running = [batch.states for batch in self.running if isinstance(batch, RunningBatch)]
+        return self.blocks.waste(running + [batch.states for batch in self.prefilling])
 
-    # --- reading -----------------------------------------------------------------------------------------------------
+    # --- prefill -----------------------------------------------------------------------------------------------------
 
-    def _next(self) -> RequestHandle | None:
-        """The most urgent of those who wait: of one priority and client, who came first."""
-        for lane, queue in list(self.waiting.items()):
-            while queue and queue[0].cancelled:
-                queue.popleft()
-            if not queue:
-                del self.waiting[lane]
-        return min((queue[0] for queue in self.waiting.values()), key=self._urgency, default=None)
+    def _start(self, requests: list[RequestState]) -> None:
+        """Encode sources together; no prompt token is read yet, but for cached prefixes."""
+        sources = sum(state.request.source is not None for state in requests)
+        if sources not in (0, len(requests)):
+            raise UserError("some requests have a source and some have none; a model takes one or it does not")
+        states = self.engine.start([state.request for state in requests])
+        if self.blocks is not None:
+            states = self.blocks.start(states, requests)
+        self.prefilling.append(PrefillBatch(states, requests, list(states.lengths)))
 
-    def _urgency(self, ticket: RequestHandle) -> tuple[int, int, int]:
-        waited = (self.steps - ticket.since) // PATIENCE
-        return -ticket.priority - waited, self.served.get(ticket.client, 0), ticket.number
+    def _prefill(self) -> None:
+        """Read a chunk of every unread prompt; all chunks together are no larger than the budget."""
+        share = max(1, self.budget // len(self.prefilling))
+        for batch in self.prefilling:
+            batch.keep([n for n, state in enumerate(batch.requests) if not state.cancelled])
+            if batch.requests:
+                act = partial(self._prefill_chunk, batch, max(1, share // len(batch.requests)))
+                act() if self.blocks is None else self._with_blocks(act)
+        self.prefilling = [batch for batch in self.prefilling if batch.requests]
 
-    def _start(self, tickets: Sequence[RequestHandle]) -> States:
-        """Nothing of the prompts read yet; sources are encoded together."""
-        engine = self.engine
-        model = engine.decoder
-        begin: Any = model.start if engine.search is None else partial(model.start, search=engine.search)
-        sources = [ticket.request.source for ticket in tickets if ticket.request.source is not None]
-        if sources and len(sources) != len(tickets):
-            raise UserError("some requests have a source and some have none; a model reads one or it does not")
-        device = next(engine.model.parameters()).device
-        states: States = begin(Rows.of(sources, engine.pad).to(device) if sources else len(tickets))
-        return states if self.pool is None else PagedStates(states, self.pool)
-
-    def _read(self) -> None:
-        """A piece of every prompt that is not yet read; all pieces together are no larger than the budget."""
-        share = max(1, self.budget // max(1, len(self.readings)))
-        for reading in self.readings:
-            self._drop(reading)
-            if reading.tickets:
-                self._roomily(partial(self._piece, reading, max(1, share // len(reading.tickets))))
-        self.readings = [reading for reading in self.readings if reading.tickets]
-
-    def _drop(self, reading: PrefillBatch) -> None:
-        """Those who were cancelled leave before they are read any further."""
-        stay = [n for n, ticket in enumerate(reading.tickets) if not ticket.cancelled]
-        if len(stay) < len(reading.tickets):
-            self._keep(reading, stay)
-
-    def _keep(self, reading: PrefillBatch, stay: list[int]) -> None:
-        if stay:
-            reading.states.select(stay)
-        elif not reading.taken:
-            reading.states.close()
-        reading.tickets, reading.read = [reading.tickets[n] for n in stay], [reading.read[n] for n in stay]
-
-    def _piece(self, reading: PrefillBatch, size: int) -> None:
-        engine, states = self.engine, reading.states
-        prompts = [ticket.request.prompt for ticket in reading.tickets]
-        if engine.seen_whole or engine.exact:  # tokens that see each other are read at once; pieces change last bits
+    def _prefill_chunk(self, batch: PrefillBatch, size: int) -> None:
+        engine, prompts = self.engine, [state.request.prompt for state in batch.requests]
+        # chunks change the last bits, and cut tokens that attend to each other apart
+        if self.offline is not None or engine.bidirectional_prompt or engine.exact:
             size = max(map(len, prompts))
-        pieces = [prompt[at : at + size] for prompt, at in zip(prompts, reading.read, strict=True)]
-        rows = Rows.of(pieces, engine.pad).to(states.device)
-        if engine.seen_whole:
-            given = torch.tensor([len(piece) for piece in pieces], device=states.device)
-            rows = replace(rows, prompt=torch.arange(rows.tokens.shape[1], device=states.device) < given[:, None])
-        last = engine.decoder.advance(rows, states, last=True)[:, 0]
-        reading.read = [at + len(piece) for at, piece in zip(reading.read, pieces, strict=True)]
-        done = [n for n, prompt in enumerate(prompts) if reading.read[n] == len(prompt)]
-        for width in sorted({reading.tickets[n].decoding.rows for n in done}):
-            some = [n for n in done if reading.tickets[n].decoding.rows == width]
-            self._begin(reading, some, last)
-        self._keep(reading, [n for n in range(len(prompts)) if n not in done])
+        model = engine.decoder
+        chunks = [prompt[at : at + size] for prompt, at in zip(prompts, batch.read, strict=True)]
+        last = engine.prefill_chunk(batch.states, chunks, model)
+        batch.read = [at + len(chunk) for at, chunk in zip(batch.read, chunks, strict=True)]
+        done = [n for n, prompt in enumerate(prompts) if batch.read[n] == len(prompt)]
+        for rows in sorted({batch.requests[n].spec.decoding.rows for n in done}):
+            some = [n for n in done if batch.requests[n].spec.decoding.rows == rows]
+            self._decode(batch, some, last, model)
+        batch.keep([n for n in range(len(prompts)) if n not in done])
 
-    def _begin(self, reading: PrefillBatch, some: list[int], last: torch.Tensor) -> None:
-        """Those who have been read say their first token, and join the others."""
-        some = some if self.seating is None else self.seating.sit(reading, some)
+    def _decode(self, batch: PrefillBatch, some: list[int], last: Tensor, model: Decoder) -> None:
+        """Decode the first token of these requests, whose prompts have been read, and let them join the others."""
+        some = some if self.slots is None else self.slots.add(batch.states, batch.requests, some)
         if not some:
             return
-        ways: dict[DecodingSpec, list[int]] = {}
+        groups: dict[DecodingSpec, list[int]] = {}
+        kinds: dict[int, DecodingSpec] = {}  # by identity: requests of one call share their specification
         for n in some:
-            ways.setdefault(self.engine.way(reading.tickets[n].decoding).batch_key, []).append(n)
-        order = [n for numbers in ways.values() for n in numbers]
-        whole = order == list(range(len(reading.tickets)))
-        if isinstance(reading.states, PagedStates) and self._alike(reading.states) and self.prefixes is not None:
-            for n in some:
-                self.prefixes.keep(reading.tickets[n].request.prompt, reading.states.block_tables[n])
-        states, reading.taken = (reading.states, True) if whole else (reading.states.copy_rows(order), False)
-        asked = [(way, [reading.tickets[n].asked for n in numbers]) for way, numbers in ways.items()]
-        crew = RunningBatch(self.engine.decoder, states, asked, self.engine.limit)
-        crew.choose(last[order])
-        if not crew.searches:
-            return
-        crew.states.ungroup()
-        self._gather(crew)
+            spec = batch.requests[n].spec
+            if id(spec) not in kinds:
+                kinds[id(spec)] = spec.batch_key
+            groups.setdefault(kinds[id(spec)], []).append(n)
+        if self.blocks is not None:
+            self.blocks.keep_prefixes(batch.states, ((n, batch.requests[n]) for n in some))
+        plain = [n for kind, numbers in groups.items() if kind.draft is None for n in numbers]
+        for kind, numbers in groups.items():
+            if kind.draft is not None:
+                requests = [batch.requests[n] for n in numbers]
+                speculation = Speculation(model, self._take(batch, numbers), last[numbers], requests)
+                if speculation.active:
+                    self.running.append(speculation)
+        if plain:
+            chosen = [(k, [batch.requests[n] for n in ns]) for k, ns in groups.items() if k.draft is None]
+            running = RunningBatch(model, self._take(batch, plain), chosen, self.engine.limit)
+            running.append_tokens(last[plain])
+            if running.active:
+                running.states.ungroup()
+                self._join(running)
 
-    def _gather(self, crew: RunningBatch) -> None:
-        for other in [] if self.engine.exact else self.crews:
-            if other.searches and crew.states.joins and other.states.group == crew.states.group:
-                other.join(crew)
+    def _take(self, batch: PrefillBatch, rows: list[int]) -> States:
+        """The states of these rows: the batch's own if they are all of it, else a copy."""
+        batch.handed_over = rows == list(range(len(batch.requests)))
+        return batch.states if batch.handed_over else batch.states.copy_rows(rows)
+
+    def _join(self, batch: RunningBatch) -> None:
+        for other in [] if self.engine.exact else self.running:
+            if isinstance(other, RunningBatch) and other.can_join(batch):
+                other.join(batch)
                 return
-        self.crews.append(crew)
-
-    def _settle(self) -> None:
-        """Whoever is done gets the answer; whose rows have left holds nothing any more."""
-        here = {asked for crew in self.crews for one in crew.searches for asked in one.requests}
-        here |= {asked for crew in self.aside for asked in crew.searches[0].requests}
-        here |= {ticket.asked for reading in self.readings for ticket in reading.tickets}
-        here |= set() if self.seating is None else self.seating.asked
-        for ticket in self.held:
-            if ticket.asked.done and not ticket.done:
-                ticket.answer = ticket.asked.hypotheses
-                if ticket.decoding.rows > 1:
-                    for token in ticket.answer[0].tokens:
-                        ticket.hear(token)
-        for ticket in self.held:
-            if ticket.asked not in here:
-                self._let_go(ticket)
-        self.held = [ticket for ticket in self.held if ticket.asked in here]
-
-
-def _reads_nothing(engine: Engine) -> bool:
-    return not hasattr(engine.model, "encode") or engine.search is not None
-
-
-def _heard(engine: Engine) -> States:
-    """States of the shortest source there is, to see what they are made of."""
-    states: States = engine.model.start(Rows(torch.tensor([[engine.eos]])).to(next(engine.model.parameters()).device))
-    return states
+        self.running.append(batch)

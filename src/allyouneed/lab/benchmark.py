@@ -71,8 +71,9 @@ def ours(peer: Peer, load: Load) -> tuple[Jobs, dict[str, float]]:
     import torch
 
     from allyouneed.infer.decoding.options import Decoding
-    from allyouneed.infer.engine import Engine, Request
+    from allyouneed.infer.engine import Engine
     from allyouneed.infer.predictors.registry import predictor
+    from allyouneed.infer.request import Request
     from allyouneed.infer.translation.frames import never_said
     from allyouneed.interop import load as folders
     from allyouneed.kernels.cpu import build as native
@@ -112,12 +113,13 @@ def ours(peer: Peer, load: Load) -> tuple[Jobs, dict[str, float]]:
     def decode(count: int, beam: int, length: int) -> Any:
         way: dict[str, Any] = {"method": "beam", "beam": beam} if beam > 1 else {"method": "greedy"}
         decoding = Decoding(**way, min_length=length, max_length=length, loops=None)
-        return (engine.generate if load.reads else engine.go_on)(load.given[:count], decoding)
+        return (engine.generate if load.reads else engine.complete)(load.given[:count], decoding)
 
     @torch.inference_mode()
     def read() -> Any:
         long = load.long
-        return engine.read([Request([begin], 1, (0,), long) if load.reads else Request(long, 1, (0,))])[1].sum().item()
+        request = Request([begin], 1, (0,), long) if load.reads else Request(long, 1, (0,))
+        return engine.prefill([request])[1].sum().item()
 
     return {"reading": read} | decoding_jobs(load, decode), facts
 

@@ -144,7 +144,7 @@ def _speed(folder: Folder) -> float:
         engine = Engine(model, bos=1, eos=2, pad=0)
         decoding = Decoding(method="greedy", min_length=steps, max_length=steps)
         given = [row[: max(1, len(row) // 2)] for row in rows]
-        ask = engine.generate if model.config.kind == "encoder-decoder" else engine.go_on
+        ask = engine.generate if model.config.kind == "encoder-decoder" else engine.complete
         run, said = lambda: ask(given, decoding), steps * len(rows)
     run()
     best = float("inf")

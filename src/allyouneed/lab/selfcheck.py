@@ -173,7 +173,7 @@ def _answers(folder: Folder, asked: Probe) -> tuple[Tensor, list[list[int]]]:
         return found, []
     engine = Engine(folder.model, bos=asked.start, eos=asked.end, pad=asked.pad)
     decoding = Decoding(method="greedy", max_length=asked.steps, extra=asked.steps, loops=None)
-    answers = engine.generate(asked.prompts, decoding) if asked.reads else engine.go_on(asked.prompts, decoding)
+    answers = engine.generate(asked.prompts, decoding) if asked.reads else engine.complete(asked.prompts, decoding)
     return found, [list(answer[0].tokens) for answer in answers]
 
 

@@ -109,7 +109,7 @@ class _Texts:
             found = self.theirs.translate_batch(self.source(rows), **options)
             theirs = [result.hypotheses[0] for result in found]
         else:
-            answers = engine.go_on(rows, decoding)
+            answers = engine.complete(rows, decoding)
             options = {"max_length": steps, "sampling_topk": 1, "include_prompt_in_result": False}
             theirs = [result.sequences[0] for result in self.theirs.generate_batch(self.target(rows), **options)]
         ours = self.target([list(answer[0].tokens) for answer in answers])

@@ -22,12 +22,14 @@ from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.repetition import LEAST, LONGEST, LOOK, cut, cycle, echoes, looked, looks, looping
-from allyouneed.infer.engine import Engine, Request
+from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.translator import Translator
+from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.speculative.drafts import Lookup
 from allyouneed.nn.states.paged import BlockPool
+from graph_runner import decode_in_slots
 from graph_runner import engine_of as seated_engine
 from toy_models import BOS, EOS, PAD
 
@@ -84,8 +86,8 @@ def stopped(free: Hypothesis, way: Decoding) -> tuple[list[int], bool]:
 @pytest.mark.parametrize("name", ["greedy", "sample", "draws"])
 def test_it_is_the_beginning_of_what_it_would_have_said(speaker: Engine, name: str) -> None:
     way = WAYS[name]
-    free = speaker.go_on(few(), way.model_copy(update={"loops": None}))
-    found = speaker.go_on(few(), way)
+    free = speaker.complete(few(), way.model_copy(update={"loops": None}))
+    found = speaker.complete(few(), way)
     for ours, theirs in zip(found, free, strict=True):
         expected = sorted(stopped(one, way) for one in theirs)
         assert sorted((one.tokens, one.repeats) for one in ours) == expected
@@ -94,8 +96,8 @@ def test_it_is_the_beginning_of_what_it_would_have_said(speaker: Engine, name: s
 
 
 def test_a_beam_search_ends_with_its_best(speaker: Engine) -> None:
-    found = speaker.go_on(few(), WAYS["beam"])
-    free = speaker.go_on(few(), WAYS["beam"].model_copy(update={"loops": None}))
+    found = speaker.complete(few(), WAYS["beam"])
+    free = speaker.complete(few(), WAYS["beam"].model_copy(update={"loops": None}))
     assert sum(best[0].repeats for best in found) > 3
     for ours, theirs in zip(found, free, strict=True):
         if ours[0].repeats:
@@ -107,23 +109,22 @@ def test_a_beam_search_ends_with_its_best(speaker: Engine) -> None:
 @pytest.mark.parametrize("name", WAYS)
 def test_the_same_among_strangers_in_a_pool_in_seats_and_with_guesses(speaker: Engine, name: str) -> None:
     way = WAYS[name]
-    expected = [[(h.tokens, h.repeats) for h in speaker.go_on([p], way, first=n)[0]] for n, p in enumerate(few())]
+    expected = [[(h.tokens, h.repeats) for h in speaker.complete([p], way, first=n)[0]] for n, p in enumerate(few())]
     scheduler = Scheduler(speaker, rows=12, budget=16, pool=BlockPool(400, size=4))
-    tickets = []
+    states = []
     for number, prompt in enumerate(few()):
-        tickets.append(ask(scheduler, prompt, way, number))
+        states.append(ask(scheduler, prompt, way, number))
         for _ in range(number * 3):
             scheduler.step()
     scheduler.run()
-    assert [[(h.tokens, h.repeats) for h in ticket.answer or ()] for ticket in tickets] == expected
-    assert all(ticket.tokens == told(ticket)[0] for ticket in tickets if way.rows == 1) and empty(scheduler)
-    found: list[list[Hypothesis]] = [[] for _ in few()]
+    assert [[(h.tokens, h.repeats) for h in state.answer or ()] for state in states] == expected
+    assert all(state.tokens == told(state)[0] for state in states if way.rows == 1) and empty(scheduler)
     requests = [Request(prompt, 150, (number,)) for number, prompt in enumerate(few())]
-    if speaker.room.suits(way):
-        speaker.room.answer(requests, found, way)
+    if speaker.graphs.suits(speaker.spec(way)):
+        found = decode_in_slots(speaker, requests, way)
         assert [[(h.tokens, h.repeats) for h in best] for best in found] == expected
     if name == "greedy":
-        guessed = speaker.go_on(few(), way, draft=Lookup(4))
+        guessed = speaker.complete(few(), way, draft=Lookup(4))
         assert [[(h.tokens, h.repeats) for h in best] for best in guessed] == expected
 
 
@@ -132,16 +133,15 @@ def test_seats_stop_translations_too() -> None:
     sources = [[*range(3, 3 + n), EOS] for n in range(2, 9)]
     for way in (Decoding(beam=3, best=2, max_length=100), Decoding(method="greedy", max_length=100)):
         requests = [Request([BOS], 100, (n,), source) for n, source in enumerate(sources)]
-        found: list[list[Hypothesis]] = [[] for _ in requests]
-        engine.room.answer(requests, found, way)
+        found = decode_in_slots(engine, requests, way)
         assert [[h.tokens for h in best] for best in found] == [
-            [h.tokens for h in best] for best in engine._answers(requests, way, None)
+            [h.tokens for h in best] for best in engine.decode(requests, way)
         ]
 
 
 def test_a_stream_ends_where_the_text_does(speaker: Engine) -> None:
     for number, prompt in enumerate(few(4)):
-        ((whole,),) = speaker.go_on([prompt], WAYS["greedy"], first=number)
+        ((whole,),) = speaker.complete([prompt], WAYS["greedy"], first=number)
         assert list(speaker.stream(prompt, WAYS["greedy"], number)) == whole.tokens
 
 

@@ -90,9 +90,9 @@ def test_greedy_says_the_same_tokens_whoever_guesses(mixer: str) -> None:
     asked = [*prompts(4), [BOS, *[7, 8, 9, 11] * 5]]
     right: dict[str, float] = {}
     for way in WAYS if mixer in LAYERS else WAYS[:1]:
-        expected = engine.go_on(asked, way)
+        expected = engine.complete(asked, way)
         for name, draft in drafts(engine, ahead=1 + len(way.method)).items():
-            found = engine.go_on(asked, way, draft=draft)
+            found = engine.complete(asked, way, draft=draft)
             same(found, expected)
             went = guesses_of(found)
             assert went is not None and went.passes + went.right >= sum(len(h.tokens) for (h,) in found)
@@ -115,8 +115,8 @@ def test_with_a_source(sources: list[list[int]], way: Decoding) -> None:
 def test_samples_are_the_same_where_guesses_are_not_drawn(way: Decoding) -> None:
     engine = engine_of(writer())
     asked = prompts(12, seed=4)
-    found = engine.go_on(asked, way, draft=Lookup(ahead=3))
-    same(found, engine.go_on(asked, way))
+    found = engine.complete(asked, way, draft=Lookup(ahead=3))
+    same(found, engine.complete(asked, way))
     went = guesses_of(found)
     assert went is not None and went.right < went.guessed and (went.right > 0 or way.no_repeat is not None)
 
@@ -126,15 +126,15 @@ def test_neighbours_do_not_matter(way: Decoding) -> None:
     engine = engine_of(writer())
     asked = prompts(4)
     for draft in drafts(engine, ahead=3).values():
-        together = engine.go_on(asked, way, draft=draft)
+        together = engine.complete(asked, way, draft=draft)
         for place, prompt in enumerate(asked):
-            same(engine.go_on([prompt], way, first=place, draft=draft), together[place : place + 1])
+            same(engine.complete([prompt], way, first=place, draft=draft), together[place : place + 1])
 
 
 def test_a_model_that_guesses_for_itself_is_always_right() -> None:
     engine = engine_of(writer(), forbidden=[PAD, BOS, EOS])
     for way in (GREEDY, SAMPLES[0]):
-        ((found,),) = engine.go_on([[BOS, 5]], way, draft=Smaller(engine, ahead=3))
+        ((found,),) = engine.complete([[BOS, 5]], way, draft=Smaller(engine, ahead=3))
         assert isinstance(found, Guessed) and found.guesses.right == found.guesses.guessed
         assert found.guesses.passes == 1 + -(-(way.more() - 1) // 4) and len(found.tokens) == way.more()
 
@@ -153,13 +153,13 @@ def test_models_of_other_kinds() -> None:
     engines = [
         engine_of(build({"kind": "decoder-decoder"} | shared)),
         engine_of(build(retro)),
-        engine_of(writer(decoder=[{"wiring": "pre-norm", "mixer": prefix, "channel": FFN}]), seen_whole=True),
+        engine_of(writer(decoder=[{"wiring": "pre-norm", "mixer": prefix, "channel": FFN}]), bidirectional_prompt=True),
     ]
     engines[1].search = lambda chunks: [[chunk[::-1], chunk[:1] * 4] for chunk in chunks]
     for engine in engines:
         asked = prompts(8)
         for draft in (Lookup(), Smaller(engine_of(writer("rwkv"))), Smaller(engine)):
-            same(engine.go_on(asked, GREEDY, draft=draft), engine.go_on(asked, GREEDY))
+            same(engine.complete(asked, GREEDY, draft=draft), engine.complete(asked, GREEDY))
 
 
 # --- the same chances -----------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_drawn_guesses_leave_the_chances_of_texts_what_they_are(way: Decoding) -
         model.head.weight *= 0.35
     engine = engine_of(model, budget=1 << 20)
     draft = Smaller(engine_of(shaken(model, 0.6)), ahead=2)
-    answers = engine.go_on([[BOS, 5, 6]] * total, way, draft=draft)
+    answers = engine.complete([[BOS, 5, 6]] * total, way, draft=draft)
     went = guesses_of(answers)
     assert went is not None and 0.3 < went.right / went.guessed < 0.9, went
     said = Counter(tuple(h.tokens) for (h,) in answers)
@@ -266,28 +266,28 @@ def test_places_run_out_and_nobody_needs_one_more() -> None:
     engine = engine_of(model, forbidden=[PAD, BOS, EOS], limit=20)
     few = writer(embed={"tied": False, "positions": {"kind": "learned", "length": 12}})
     asked, way = [[BOS, *[5] * n] for n in (19, *range(16))], Decoding(method="greedy", max_length=40)
-    expected = engine.go_on(asked, way)
+    expected = engine.complete(asked, way)
     assert {len(prompt) + len(h.tokens) for prompt, (h,) in zip(asked, expected, strict=True)} == {21}
     for draft in (Lookup(), Smaller(engine), Smaller(engine_of(few, limit=12))):
-        same(engine.go_on(asked, way, draft=draft), expected)
+        same(engine.complete(asked, way, draft=draft), expected)
 
 
 def test_an_answer_that_reaches_its_limit_may_have_to_end() -> None:
     engine = engine_of(writer(), ended=True, ends=[9])
     asked = prompts(6)
     for draft in drafts(engine).values():
-        same(engine.go_on(asked, GREEDY, draft=draft), engine.go_on(asked, GREEDY))
+        same(engine.complete(asked, GREEDY, draft=draft), engine.complete(asked, GREEDY))
 
 
 def test_strings_to_stop_at_across_the_borders_of_guesses(tokenizer: Tokenizer) -> None:
     engine = Engine(writer(vocab=tokenizer.size), tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.specials)
     way, draft = Decoding(method="sample", temperature=1.5, seed=3, max_length=40), Smaller(engine, ahead=6)
-    ((free,),) = engine.go_on([[tokenizer.bos]], way, draft=draft)
+    ((free,),) = engine.complete([[tokenizer.bos]], way, draft=draft)
     text, ended = tokenizer.decode(free.tokens), 0
     for place in range(0, len(text) - 3, 3):
         if "\ufffd" not in (stop := text[place : place + 3]):
             stops = StopStrings(tokenizer, [stop])
-            ((found,),) = engine.go_on([[tokenizer.bos]], way, stops=stops, draft=draft)
+            ((found,),) = engine.complete([[tokenizer.bos]], way, stop=stops, draft=draft)
             assert found.tokens == free.tokens[: len(found.tokens)] and found.finished
             assert text_of(tokenizer, found.tokens, stop=[stop]) == text[: text.index(stop)]
             ended += len(found.tokens) % 7 > 1  # not where a pass ends
@@ -305,7 +305,7 @@ def test_guessed_tokens_come_as_they_are_said(way: Decoding) -> None:
             except StopIteration as over:
                 last: Hypothesis = over.value
                 break
-        ((whole,),) = engine.go_on([[BOS, 7, 8]], way, draft=draft)
+        ((whole,),) = engine.complete([[BOS, 7, 8]], way, draft=draft)
         assert came == last.tokens == whole.tokens
 
 
@@ -313,14 +313,14 @@ def test_a_wider_vocabulary_of_the_draft() -> None:
     """Of imported models the head may have more rows than there are tokens."""
     engine = engine_of(writer())
     draft, asked = Smaller(engine_of(writer(vocab=VOCAB + 8))), [[BOS, 5, 6], [BOS, 9]]
-    same(engine.go_on(asked, GREEDY, draft=draft), engine.go_on(asked, GREEDY))
-    assert all(h.tokens for answers in engine.go_on(asked, SAMPLES[2], draft=draft) for h in answers)
+    same(engine.complete(asked, GREEDY, draft=draft), engine.complete(asked, GREEDY))
+    assert all(h.tokens for answers in engine.complete(asked, SAMPLES[2], draft=draft) for h in answers)
 
 
 def test_a_beam_is_refused() -> None:
     engine = engine_of(writer())
     with pytest.raises(UserError, match=r"a beam search of 4 .* take the method greedy or sample"):
-        engine.go_on([[BOS]], Decoding(), draft=Lookup())
+        engine.complete([[BOS]], Decoding(), draft=Lookup())
     with pytest.raises(UserError, match="a beam search of 2"):
         next(engine.stream([BOS], Decoding(beam=2), draft=Lookup()))
 
@@ -333,9 +333,9 @@ def test_what_cannot_be_taken_back_is_not_guessed(ahead: int) -> None:
 
 def test_nothing_to_guess() -> None:
     engine = engine_of(writer())
-    assert engine.go_on([], GREEDY, draft=Lookup()) == []
+    assert engine.complete([], GREEDY, draft=Lookup()) == []
     one = Decoding(method="greedy", max_length=1)
-    same(engine.go_on([[BOS, 5]], one, draft=Smaller(engine)), engine.go_on([[BOS, 5]], one))
+    same(engine.complete([[BOS, 5]], one, draft=Smaller(engine)), engine.complete([[BOS, 5]], one))
     ((empty,),) = engine_of(random_model()).generate([[]], GREEDY, draft=Lookup())
     assert empty.tokens == []
 

@@ -207,7 +207,7 @@ def translates_alike(folder: Folder, out: Path) -> None:
 
 def writes_alike(folder: Folder, out: Path) -> None:
     theirs = ctranslate2.Generator(str(out), intra_threads=1)
-    answers = Engine(folder.model, 1, 2, 0).go_on(ROWS, Decoding(method="greedy", max_length=STEPS))
+    answers = Engine(folder.model, 1, 2, 0).complete(ROWS, Decoding(method="greedy", max_length=STEPS))
     options = {"max_length": STEPS, "include_prompt_in_result": False}
     found = theirs.generate_batch(names(ROWS), sampling_topk=1, **options)
     assert [result.sequences_ids[0] for result in found] == [list(answer[0].tokens) for answer in answers]
@@ -411,7 +411,7 @@ def test_readmes_of_models_with_one_stack(
     folder = written(built(tree), tmp_path / "out")
     said = run_example(tmp_path / "out", monkeypatch, capsys)
     if tree is WRITER:
-        answers = Engine(folder.model, 1, 2, 0, [0, 1, 3]).go_on([[1, 3]], Decoding(method="greedy", max_length=50))
+        answers = Engine(folder.model, 1, 2, 0, [0, 1, 3]).complete([[1, 3]], Decoding(method="greedy", max_length=50))
         assert said == folder.tokenizers.target.decode(answers[0][0].tokens) != ""
 
 

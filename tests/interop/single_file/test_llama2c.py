@@ -54,7 +54,7 @@ def test_scores_and_story_of_the_plain_loop(shape, tmp_path):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     model = predictor(folder)
     story = PlainLlama(path).story(PlainPieces(tmp_path / "tokenizer.bin").encode("the ab"), 30)
-    answer = model.engine.go_on([[1, *model.tokenizer.encode("the ab")]], max_length(len(story)))[0][0]
+    answer = model.engine.complete([[1, *model.tokenizer.encode("the ab")]], max_length(len(story)))[0][0]
     assert answer.tokens[: len(story)] == story and len(story) > 3
 
 

@@ -136,7 +136,7 @@ class DeviceIndependentSearch(DeviceSearch):
     def assign(self, seats: Sequence[int], asked: Sequence[RequestState], birth: int) -> None:
         super().assign(seats, asked, birth)
         self.going.reshape(-1, self.group)[seats] = True
-        watched = [[one.stops is not None or one.on_token is not None] for one in asked]
+        watched = [[one.request.stop is not None or one.streams] for one in asked]
         self.watched.reshape(-1, self.group)[seats] = watched
         if self.chances is None:
             return
@@ -144,7 +144,7 @@ class DeviceIndependentSearch(DeviceSearch):
         for place, one in enumerate(asked):
             for line in range(self.group):
                 count = min(one.limit, self.states.capacity)
-                drawn[place, line, :count] = chances((one.seed, line, *one.sample_key), count)
+                drawn[place, line, :count] = chances((one.seed, line, *one.request.sample_key), count)
         chairs = torch.tensor(list(seats), device=self.device)
         self.chances.view(self.states.slot_count, self.group, -1)[chairs] = drawn.to(self.device)
 
@@ -224,13 +224,13 @@ class DeviceIndependentSearch(DeviceSearch):
     def told(self, row: int, before: int, said: int) -> tuple[int, bool]:
         """Tell its tokens to who listens, one by one, up to what it was to stop at."""
         one = self.occupied[row // self.group].request
-        if one.stops is None and one.on_token is None:
+        if one.request.stop is None and not one.streams:
             return said, False
         tokens = self.text(row, said)
         for count in range(before + 1, said + 1):
             token = tokens[count - 1]
-            if one.on_token is not None and self.group == 1 and not one.cancelled and token not in self.ends:
-                one.on_token(token)
+            if one.streams and self.group == 1 and not one.cancelled and token not in self.ends:
+                one.emit(token)
             if one.cancelled or stops(one, tokens[:count]):
                 return count, True
         return said, False

@@ -1,8 +1,8 @@
-"""How texts come to their seats (runner.py): what they give is read, and laid where a step looks for it.
+"""Prefill into the slots of a graph runner (runner.py), as a captured CUDA graph.
 
-A GPU is done with a short reading before the host has said what to read next, so a reading of a size that comes again
-is captured as a CUDA graph and replayed. Sizes are rounded up so that few of them serve all: rows that nobody asked for
-repeat the first one, and what stands behind the end of a prompt is overwritten before anybody looks at it.
+A GPU finishes a short prefill before the host has launched all its kernels, so a prefill of a size that recurs is
+captured and replayed. Sizes are rounded up so that few serve all: spare rows repeat the first one, and what is behind
+the end of a prompt is overwritten before it is read.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from allyouneed.infer.cuda_graph.device_search import DeviceSearch
+from allyouneed.infer.decoding.base import RequestState
+from allyouneed.infer.prefill import prefill, start
 from allyouneed.nn.batch import Rows
 from allyouneed.runtime.cuda.capture import can_capture_prefill
 from allyouneed.runtime.cuda.graphs import capture_graph
 from allyouneed.runtime.cuda.static_cache import StaticStates
 
-STEP = 16  # lengths are rounded up to multiples of this
-LONGEST = 512  # tokens of a row: longer ones keep a GPU busy
+MULTIPLE = 16  # lengths are rounded up to multiples of this
+LONGEST = 512  # tokens of a row: longer prefills keep a GPU busy without a graph
 TOKENS = 16384  # of all rows
-KEPT = 16  # sizes that are kept ready
+KEPT = 16  # sizes whose graphs are kept
 
 
 class Size(NamedTuple):
-    """So many rows, tokens of a source (0: there is none) and tokens before the last one of a prompt."""
+    """Rows, tokens of a source (0: no source), and prompt tokens before the last one."""
 
     rows: int
     sources: int
@@ -38,110 +40,111 @@ class Size(NamedTuple):
 
 
 class Graph(NamedTuple):
-    given: Tensor
+    inputs: Tensor
     replay: Callable[[], None]
 
 
 class PrefillRunner:
-    def __init__(self, model: Any, states: StaticStates, saying: DeviceSearch) -> None:
-        self.model, self.states, self.saying = model, states, saying
+    def __init__(self, model: Any, states: StaticStates, search: DeviceSearch) -> None:
+        self.model, self.states, self.search = model, states, search
         self.fits, self.captures = can_capture_prefill(model), states.device.type == "cuda"
-        self.came: Counter[Size] = Counter()
+        self.seen: Counter[Size] = Counter()
         self.graphs: OrderedDict[Size, Graph] = OrderedDict()
-        self.pool: Any = None  # of memory, for all graphs: nothing in it is needed after a reading
+        self.pool: Any = None  # memory of all graphs: none of it is needed after a prefill
 
-    def take(self, requests: Sequence[Any], limits: Sequence[int], seats: Sequence[int]) -> bool:
-        """Read these and lay them down at these seats; False: they are to be read in the plain way."""
+    def run(self, requests: Sequence[RequestState], slots: Sequence[int]) -> bool:
+        """Prefill requests into these slots; False: this size needs the plain prefill."""
         size = self.size(requests)
         if size is None:
             return False
-        self.came[size] += 1
-        if self.came[size] < 2:  # to be captured costs as much as to be read a few times
+        self.seen[size] += 1
+        if self.seen[size] < 2:  # a capture costs as much as a few prefills
             return False
-        numbers = torch.from_numpy(numbered(size, requests, limits, seats))
+        inputs = torch.from_numpy(pack_inputs(size, requests, slots))
         if not self.captures:
-            self.lay(numbers, size)
+            self.fill_slots(inputs, size)
             return True
         if size not in self.graphs:
             try:
-                self.graphs[size] = self.captured(numbers.to(self.states.device), size)
-            except RuntimeError:  # something in it asks the host after all: then it is read in the plain way for good
+                self.graphs[size] = self.capture(inputs.to(self.states.device), size)
+            except RuntimeError:  # a part synchronizes with the host: plain prefills from now on
                 self.fits = False
                 return False
             while len(self.graphs) > KEPT:
-                self.came.pop(self.graphs.popitem(last=False)[0])
+                self.seen.pop(self.graphs.popitem(last=False)[0])
         graph = self.graphs[size]
         self.graphs.move_to_end(size)
-        graph.given.copy_(numbers.pin_memory() if self.states.device.type == "cuda" else numbers, non_blocking=True)
+        graph.inputs.copy_(inputs.pin_memory() if self.states.device.type == "cuda" else inputs, non_blocking=True)
         graph.replay()
         return True
 
-    def size(self, requests: Sequence[Any]) -> Size | None:
-        """Of a reading of these; None: it is none of those that are captured."""
-        source = rounded(max(len(request.source or ()) for request in requests))
-        prompt = rounded(max(len(request.prompt) for request in requests) - 1)
+    def size(self, requests: Sequence[RequestState]) -> Size | None:
+        """The rounded size of these requests; None: such prefills are not captured."""
+        source = round_to_multiple(max(len(state.request.source or ()) for state in requests))
+        prompt = round_to_multiple(max(len(state.request.prompt) for state in requests) - 1)
         rows = 1 << (len(requests) - 1).bit_length()
         if not self.fits or max(source, prompt) > LONGEST or rows * (source + prompt) > TOKENS or not source + prompt:
             return None
         model = self.model
-        ahead = getattr(model, "source_embed", None) or model.embed
-        limits = [(ahead.limit, source), (model.embed.limit, prompt)]
+        source_embed = getattr(model, "source_embed", None) or model.embed
+        limits = [(source_embed.limit, source), (model.embed.limit, prompt)]
         if any(limit is not None and limit < length for limit, length in limits):
             return None
         return Size(rows, source, prompt)
 
-    def lay(self, given: Tensor, size: Size) -> None:
-        """Nothing is asked of the host."""
-        chairs, limits, lasts, counts, lengths = given[:, :FIRST].unbind(1)
-        sources, prompts = given[:, FIRST:].split([size.sources, size.prompts], 1)
-        states = self.model.start(Rows(sources, lengths) if size.sources else size.rows)
+    def fill_slots(self, inputs: Tensor, size: Size) -> None:
+        """Prefill, and copy the states into the slots, without synchronizing with the host."""
+        slots, limits, last, counts, lengths = inputs[:, :FIRST].unbind(1)
+        sources, prompts = inputs[:, FIRST:].split([size.sources, size.prompts], 1)
+        states = start(self.model, Rows(sources, lengths) if size.sources else size.rows)
         if size.prompts:
-            self.model.advance(Rows(prompts), states, last=True)
-        self.states.load(self.model.decoder, chairs, states, counts)
-        self.saying.reset_slots(chairs, limits, lasts)
+            prefill(self.model, states, Rows(prompts))
+        self.states.load(self.model.decoder, slots, states, counts)
+        self.search.reset_slots(slots, limits, last)
 
-    def captured(self, given: Tensor, size: Size) -> Graph:
-        with torch.cuda.device_of(given):
+    def capture(self, inputs: Tensor, size: Size) -> Graph:
+        with torch.cuda.device_of(inputs):
             if self.pool is None:
                 self.pool = torch.cuda.graph_pool_handle()
-            return Graph(given, rehearsed(lambda: self.lay(given, size), 1, self.pool).replay)
+            return Graph(inputs, capture_warm(lambda: self.fill_slots(inputs, size), 1, self.pool).replay)
 
 
-FIRST = 5  # numbers before the tokens: seat, limit, last token, tokens read before it, tokens of the source
+FIRST = 5  # columns before the tokens: slot, limit, last token, tokens before it, tokens of the source
 
 
-def numbered(size: Size, requests: Sequence[Any], limits: Sequence[int], seats: Sequence[int]) -> NDArray[np.int64]:
-    """All that is to be known of these (rows, FIRST + sources + prompts), on its way to the device as one."""
+def pack_inputs(size: Size, requests: Sequence[RequestState], slots: Sequence[int]) -> NDArray[np.int64]:
+    """All inputs of a prefill in one array (rows, FIRST + sources + prompts): one copy to the device."""
     found = np.zeros((size.rows, FIRST + size.sources + size.prompts), dtype=np.int64)
-    sources, prompts = [request.source or () for request in requests], [request.prompt[:-1] for request in requests]
+    sources = [state.request.source or () for state in requests]
+    prompts = [state.request.prompt[:-1] for state in requests]
     counts, lengths = (list(map(len, texts)) for texts in (prompts, sources))
-    lasts = [request.prompt[-1] for request in requests]
-    asked = found[: len(requests)]
-    asked[:, :FIRST] = np.array([seats, limits, lasts, counts, lengths]).T
-    _lay_out(asked[:, FIRST : FIRST + size.sources], sources, lengths)
-    _lay_out(asked[:, FIRST + size.sources :], prompts, counts)
+    last, limits = [state.request.prompt[-1] for state in requests], [state.limit for state in requests]
+    rows = found[: len(requests)]
+    rows[:, :FIRST] = np.array([slots, limits, last, counts, lengths]).T
+    _fill_rows(rows[:, FIRST : FIRST + size.sources], sources, lengths)
+    _fill_rows(rows[:, FIRST + size.sources :], prompts, counts)
     found[len(requests) :] = found[0]
     return found
 
 
-def _lay_out(rows: NDArray[np.int64], texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
-    """Each text from the beginning of its row on."""
+def _fill_rows(rows: NDArray[np.int64], texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
+    """Write each text to the start of its row."""
     inside = np.arange(rows.shape[1]) < np.array(lengths)[:, None]
     rows[inside] = np.fromiter(chain.from_iterable(texts), np.int64, sum(lengths))
 
 
-def rounded(length: int) -> int:
-    return (length + STEP - 1) // STEP * STEP
+def round_to_multiple(length: int) -> int:
+    return (length + MULTIPLE - 1) // MULTIPLE * MULTIPLE
 
 
-def rehearsed(step: Callable[[], None], tries: int = 2, pool: Any = None) -> torch.cuda.CUDAGraph:
-    """What has been tried out, so that everything it needs is there, and then is only written down."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
+def capture_warm(step: Callable[[], None], tries: int = 2, pool: Any = None) -> torch.cuda.CUDAGraph:
+    """Capture a step after running it `tries` times, so that everything it allocates lazily exists."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         for _ in range(tries):
             step()
-    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with capture_graph(graph, pool):
         step()

@@ -1,251 +1,255 @@
-"""Decoding in a batch of a fixed shape: those who ask take seats, and whoever is done gives the seat to the next. On a
-GPU one step of all seats, from the newest tokens to the next ones, or a run of them, is a CUDA graph; the host
-listens to one run of steps while the device is busy with the next (device_search.py).
+"""Decoding in a batch of a fixed shape: each request occupies a slot, and a finished one frees it. On a GPU one step of
+all slots, from the newest tokens to the next ones, or a run of steps, is a captured CUDA graph; the host reads the
+tokens of one run while the device computes the next (device_search.py).
 
-A prompt is read as it always is (`advance`), or as prefill.py does it, but for its last token: with that one the step
-begins.
+Prefill reads all prompt tokens but the last, in the plain way or as a captured graph (prefill.py); the first step
+begins with the last one.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from allyouneed.infer.cuda_graph.device_search import RUN_STEPS, device_search
-from allyouneed.infer.cuda_graph.prefill import PrefillRunner, rehearsed
-from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, StopCondition
-from allyouneed.infer.decoding.options import Decoding
-from allyouneed.nn.batch import Rows
+from allyouneed.infer.cuda_graph.prefill import PrefillRunner, capture_warm
+from allyouneed.infer.decoding.base import DecodingSpec, RequestState
+from allyouneed.infer.model_runner import ModelRunner
+from allyouneed.infer.request import Request
 from allyouneed.nn.states.base import States
 from allyouneed.runtime.cuda.capture import can_capture
 from allyouneed.runtime.cuda.decode_step import DecodeStep
-from allyouneed.runtime.cuda.graphs import pause_gc
 from allyouneed.runtime.cuda.static_cache import StaticStates
 
-ROWS = 512  # at most so many are written at once
-SMALLEST = 64  # places of a row
-ENOUGH = 8  # seats are filled when one in so many is free: reading a prompt stalls those who write
-KEPT = 4  # so many shapes are kept ready for the next call
-WORTH = 128  # tokens an engine is asked for before it gets seats: the first ones take a while to make
+MAX_ROWS = 512  # rows decoded at once
+MIN_CAPACITY = 64  # positions of a row
+REFILL = 8  # slots are refilled when one in so many is free: prefill stalls the requests that are decoding
+KEPT = 4  # shapes whose runners are kept for the next call
+WORTH = 128  # tokens an engine decodes before it captures graphs: capturing takes a while
 
 
 class GraphRunner:
-    """`seats` for those who ask, each with as many rows as their way needs."""
+    """`slots` for requests, each with the rows its specification needs."""
 
-    def __init__(self, model: Any, way: DecodingSpec, seats: int, capacity: int, sources: int) -> None:
+    def __init__(self, model: Any, spec: DecodingSpec, slots: int, capacity: int, sources: int) -> None:
         self.model = model
-        self.states = StaticStates(model.decoder, seats, way.decoding.rows, capacity, sources)
-        self.step, self.saying = (
-            DecodeStep(model, self.states),
-            device_search(way, self.states, model.config.vocabs.target),
-        )
-        self.free = list(range(seats))
-        self.now = 0  # steps made so far
+        self.states = StaticStates(model.decoder, slots, spec.decoding.rows, capacity, sources)
+        self.decode_step = DecodeStep(model, self.states)
+        self.search = device_search(spec, self.states, model.config.vocabs.target)
+        self.free = list(range(slots))
+        self.steps = 0  # decoded so far
         cuda = self.states.device.type == "cuda"
-        record = self.saying.record
-        self.heard = [torch.empty(record.shape, device="cpu", pin_memory=cuda) for _ in range(2)]
-        self.intake = PrefillRunner(model, self.states, self.saying)
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by how many steps they make
+        record = self.search.record
+        self.host_records = [torch.empty(record.shape, device="cpu", pin_memory=cuda) for _ in range(2)]
+        self.prefill_runner = PrefillRunner(model, self.states, self.search)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
         if cuda:
             with torch.cuda.device_of(record):
-                self.graphs = {1: rehearsed(self._step), RUN_STEPS: rehearsed(self._run, tries=0)}
-            self.states.device_lengths.zero_()  # what was said to try it out is forgotten
-            self.saying.record_step.zero_()
+                self.graphs = {1: capture_warm(self._step), RUN_STEPS: capture_warm(self._run, tries=0)}
+            self.states.device_lengths.zero_()  # forget the tokens of the warm-up
+            self.search.record_step.zero_()
 
     def _step(self) -> None:
-        self.saying.step(self.step(self.saying.last_tokens))
+        self.search.step(self.decode_step(self.search.last_tokens))
 
     def _run(self) -> None:
         for _ in range(RUN_STEPS):
             self._step()
 
-    def sit(
-        self, seen: States, asked: Sequence[RequestState], last: Sequence[int], lengths: Sequence[int] | None = None
-    ) -> None:
-        """These go on from their `last` tokens, after so many of what has been `seen` (all of it)."""
-        seats = [self.free.pop() for _ in asked]
-        counts = seen.lengths if lengths is None else lengths
-        numbers = torch.tensor([seats, [one.limit for one in asked], list(last), list(counts)]).to(self.states.device)
-        chairs, limits, lasts, read = numbers
-        self.states.load(self.model.decoder, chairs, seen, read)
-        self.saying.reset_slots(chairs, limits, lasts)
-        self.saying.assign(seats, asked, self.now)
+    def add(self, past: States, requests: Sequence[RequestState], lengths: Sequence[int] | None = None) -> None:
+        """Give requests slots, with the first `lengths` tokens of these states (all by default) as their past; they
+        continue from the last token of their prompts."""
+        slots = [self.free.pop() for _ in requests]
+        counts = past.lengths if lengths is None else lengths
+        last = [state.request.prompt[-1] for state in requests]
+        numbers = torch.tensor([slots, [state.limit for state in requests], last, list(counts)])
+        slot, limit, token, read = numbers.to(self.states.device)
+        self.states.load(self.model.decoder, slot, past, read)
+        self.search.reset_slots(slot, limit, token)
+        self.search.assign(slots, requests, self.steps)
 
-    def take(self, requests: Sequence[Any], asked: Sequence[RequestState]) -> bool:
-        """These have been read and go on from there; False: somebody else has to read them (`sit`)."""
-        seats = self.free[-len(asked) :][::-1]
-        if not self.intake.take(requests, [one.limit for one in asked], seats):
+    def prefill(self, requests: Sequence[RequestState]) -> bool:
+        """Give requests slots by a captured prefill; False: there is none for this size, use `add`."""
+        slots = self.free[-len(requests) :][::-1]
+        if not self.prefill_runner.run(requests, slots):
             return False
-        del self.free[-len(asked) :]
-        self.saying.assign(seats, asked, self.now)
+        del self.free[-len(requests) :]
+        self.search.assign(slots, requests, self.steps)
         return True
 
-    def go(self, count: int) -> Run:
-        """So many steps, and what is said in them on its way to the host."""
-        record = self.saying.record
-        self.saying.record_step.zero_()  # the record begins anew
-        self.heard.reverse()  # the other one may still be read
+    def launch(self, count: int) -> Run:
+        """Start so many steps, and the copy of their tokens to the host."""
+        record = self.search.record
+        self.search.record_step.zero_()  # write from the start of the record
+        self.host_records.reverse()  # the other one may still be read
         with torch.cuda.device_of(record):
             if count in self.graphs:
                 self.graphs[count].replay()
             else:
                 for _ in range(count):
                     self.graphs[1].replay() if self.graphs else self._step()
-            self.heard[0][:count].copy_(record[:count], non_blocking=True)
-            self.now += count
-            return Run(self.now - count, self.heard[0][:count])
+            self.host_records[0][:count].copy_(record[:count], non_blocking=True)
+            self.steps += count
+            return Run(self.steps - count, self.host_records[0][:count])
 
-    def hear(self, run: Run) -> None:
-        """Whoever is over leaves the seat."""
-        if run.arrived is not None:
-            run.arrived.synchronize()
-        self.free += self.saying.process(run.first, run.record.numpy())
+    def collect(self, run: Run) -> None:
+        """Wait for a run and hand out its tokens; slots of finished requests are free."""
+        if run.copied is not None:
+            run.copied.synchronize()
+        self.free += self.search.process(run.first, run.record.numpy())
 
     def clear(self) -> None:
-        """Nobody waits for those who are still here."""
-        self.free += list(self.saying.occupied)
-        self.saying.release(list(self.saying.occupied))
+        """Drop the requests that are still here."""
+        self.free += list(self.search.occupied)
+        self.search.release(list(self.search.occupied))
 
 
 class Run:
+    """Steps that were launched: the number of the first, and the record of their tokens."""
+
     def __init__(self, first: int, record: Tensor) -> None:
         self.first, self.record = first, record
-        self.arrived: torch.cuda.Event | None = None
+        self.copied: torch.cuda.Event | None = None
         if record.is_pinned():
-            self.arrived = torch.cuda.Event()
-            self.arrived.record()
+            self.copied = torch.cuda.Event()
+            self.copied.record()
+
+
+class GraphBatch:
+    """The requests of one runner: those in its slots, and those `waiting` for one. `cache`: where the runner goes back
+    to when the batch is closed."""
+
+    def __init__(
+        self,
+        runner: GraphRunner,
+        engine: ModelRunner,
+        waiting: Sequence[RequestState] = (),
+        cache: GraphRunnerCache | None = None,
+        key: Shape | None = None,
+    ) -> None:
+        self.runner, self.engine, self.waiting = runner, engine, deque(waiting)
+        self.cache, self.key = cache, key
+        self.runs: deque[Run] = deque()
+
+    @property
+    def active(self) -> bool:
+        return bool(self.waiting or self.runner.search.occupied)
+
+    @property
+    def requests(self) -> list[RequestState]:
+        return [*(slot.request for slot in self.runner.search.occupied.values()), *self.waiting]
+
+    def step(self) -> None:
+        """Refill free slots, launch a run of steps, and hand out the tokens of the run before."""
+        runner, waiting = self.runner, self.waiting
+        while waiting and (len(runner.free) * REFILL >= runner.states.slot_count or not runner.search.occupied):
+            self.refill()
+        if not runner.search.occupied:  # the tokens of the last run belong to no request
+            self.runs.clear()
+            return
+        count = min(RUN_STEPS, runner.search.steps_left(runner.steps))
+        if count > 0:
+            self.runs.append(runner.launch(count))
+        if len(self.runs) > 1 or (self.runs and count <= 0):
+            runner.collect(self.runs.popleft())
+
+    def refill(self) -> None:
+        """Prefill as many waiting requests as there are free slots, within the token budget."""
+        waiting = self.waiting
+        taken: list[RequestState] = []
+        longest, single = 0, len(waiting[0].request.prompt) == 1
+        while waiting and len(taken) < len(self.runner.free):
+            request = waiting[0].request
+            longest = max(longest, len(request.prompt), len(request.source or ()))
+            too_large = (len(taken) + 1) * longest > self.engine.budget
+            if taken and (too_large or (len(request.prompt) == 1) != single):
+                break
+            taken.append(waiting.popleft())
+        if not self.runner.prefill(taken):
+            engine, requests = self.engine, [state.request for state in taken]
+            states = engine.start(requests, engine.model)
+            if not single:
+                engine.prefill_chunk(states, [request.prompt[:-1] for request in requests], engine.model)
+            self.runner.add(states, taken)
+
+    def close(self) -> None:
+        self.runner.clear()
+        self.runs.clear()
+        self.waiting.clear()
+        if self.cache is not None and self.key is not None:
+            self.cache.keep(self.key, self.runner)
 
 
 class GraphRunnerCache:
-    """Seats of the shapes that were asked for last, for all who ask an engine."""
+    """Runners of the shapes that were used last; one serves one batch at a time."""
 
-    def __init__(self, engine: Any) -> None:
-        self.engine, self.asked = engine, 0
+    def __init__(self, engine: ModelRunner) -> None:
+        self.engine, self.requested = engine, 0
         self.kept: OrderedDict[Shape, GraphRunner] = OrderedDict()
 
-    def open(self, requests: Sequence[Any], decoding: Decoding, stops: StopCondition | None = None) -> bool:
-        """Whether these are written in seats: on a GPU, when enough has been asked for, where nothing in the model or
-        in what is asked for needs the plain path."""
-        if next(self.engine.model.parameters()).device.type != "cuda" or not self.suits(decoding, stops):
+    def admits(self, requests: Sequence[RequestState]) -> bool:
+        """Whether these are decoded by graphs: on a GPU, after the first `WORTH` tokens, where `suits` allows it."""
+        if self.engine.device.type != "cuda" or not self.suits(requests[0].spec, [s.request for s in requests]):
             return False
-        self.asked += sum(self.engine.most(request) * decoding.rows for request in requests if request is not None)
-        return self.asked >= WORTH
+        self.requested += sum(state.limit * state.spec.decoding.rows for state in requests)
+        return self.requested >= WORTH
 
-    def suits(self, decoding: Decoding, stops: StopCondition | None = None) -> bool:
-        engine, beams = self.engine, decoding.method == "beam" and decoding.beam > 1
-        if decoding.repetition_penalty != 1 or decoding.no_repeat is not None or (beams and stops is not None):
+    def suits(self, spec: DecodingSpec, requests: Sequence[Request] = ()) -> bool:
+        """Whether model and specification have steps of a fixed shape that do not depend on the host."""
+        engine, decoding = self.engine, spec.decoding
+        if spec.draft is not None or spec.rules is not None:
             return False
-        return not engine.seen_whole and engine.search is None and can_capture(engine.model)
+        if decoding.repetition_penalty != 1 or decoding.no_repeat is not None:
+            return False
+        if decoding.method == "beam" and decoding.beam > 1 and any(request.stop is not None for request in requests):
+            return False
+        return not engine.bidirectional_prompt and engine.retrieve is None and can_capture(engine.model)
 
-    @torch.inference_mode()
-    def answer(
-        self,
-        requests: Sequence[Any],
-        found: list[list[Hypothesis]],
-        decoding: Decoding,
-        stops: StopCondition | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """Put into `found` what each request gets; of one that is None, nothing."""
-        engine = self.engine
-        order = [number for number, request in enumerate(requests) if request is not None]
-        order.sort(key=lambda number: -requests[number].size)
-        asked = [
-            (request, RequestState(engine.most(request), request.place, request.prompt, decoding.seed, stops))
-            for request in (requests[number] for number in order)
-        ]
-        done = nothing = len(requests) - len(order)
-        with pause_gc():
-            for _ in self.rounds(engine.way(decoding), asked):
-                if on_progress is None:
-                    continue
-                now = nothing + sum(one.done for _, one in asked)
-                if now > done:
-                    on_progress(now, len(requests))
-                done = now
-        for number, (_, one) in zip(order, asked, strict=True):
-            found[number] = one.hypotheses
+    def batch(self, requests: Sequence[RequestState]) -> GraphBatch:
+        """A batch for these requests of one specification, largest first; no other batch uses its runner meanwhile."""
+        key = self.shape(requests)
+        runner = self.kept.pop(key, None) or self.make(key)
+        return GraphBatch(runner, self.engine, requests, self, key)
 
-    def rounds(self, way: DecodingSpec, asked: Sequence[tuple[Any, RequestState]]) -> Iterator[None]:
-        """Requests, the largest first, and those who ask for them: all are answered when this is over. A round ends
-        whenever more has been heard."""
-        if not asked:
-            return
-        key = self.shape(way, [request for request, _ in asked], max(one.limit for _, one in asked))
-        # nobody else finds them while they are in use
-        seats = self.kept.pop(key, None) or self.made(way, key)
-        waiting, running = deque(asked), deque[Run]()
-        try:
-            while waiting or seats.saying.occupied:
-                while waiting and (len(seats.free) * ENOUGH >= seats.states.slot_count or not seats.saying.occupied):
-                    self.fill(seats, waiting)
-                count = min(RUN_STEPS, seats.saying.steps_left(seats.now))
-                if count > 0:
-                    running.append(seats.go(count))
-                if len(running) > 1 or (running and count <= 0):
-                    seats.hear(running.popleft())
-                    yield
-        finally:
-            seats.clear()
-            self.kept[key] = seats
-            while len(self.kept) > KEPT:
-                self.kept.popitem(last=False)
+    def shape(self, requests: Sequence[RequestState]) -> Shape:
+        model, spec = self.engine.model, requests[0].spec
+        group, limit = spec.decoding.rows, max(state.limit for state in requests)
+        capacity = next_power(max(len(state.request.prompt) for state in requests) + limit, MIN_CAPACITY)
+        source = max(len(state.request.source or ()) for state in requests)
+        most = max(1, min(MAX_ROWS // group, rows_in_memory(model, capacity) // group))
+        slots = min(next_power(len(requests), 1), most)
+        sources = next_power(source, MIN_CAPACITY // 2) if source else 0
+        return Shape(spec.batch_key, slots, capacity, sources, weight_addresses(model))
 
-    def fill(self, seats: GraphRunner, waiting: deque[tuple[Any, RequestState]]) -> None:
-        """As many as there are seats and as are read together."""
-        taken: list[tuple[Any, RequestState]] = []
-        longest, short = 0, len(waiting[0][0].prompt) == 1
-        while waiting and len(taken) < len(seats.free):
-            request = waiting[0][0]
-            longest = max(longest, len(request.prompt), len(request.source or ()))
-            if taken and ((len(taken) + 1) * longest > self.engine.budget or (len(request.prompt) == 1) != short):
-                break
-            taken.append(waiting.popleft())
-        requests, asked = [request for request, _ in taken], [one for _, one in taken]
-        if not seats.take(requests, asked):
-            seats.sit(self.read(requests, short), asked, [request.prompt[-1] for request in requests])
+    def make(self, shape: Shape) -> GraphRunner:
+        return GraphRunner(self.engine.model, shape.kind, shape.slots, shape.capacity, shape.sources)
 
-    def read(self, requests: Sequence[Any], short: bool) -> States:
-        """All but the last token of each prompt; `short`: there is no other."""
-        engine = self.engine
-        device = next(engine.model.parameters()).device
-        sources = [request.source for request in requests if request.source is not None]
-        states: States = engine.model.start(Rows.of(sources, engine.pad).to(device) if sources else len(requests))
-        if not short:
-            rows = Rows.of([request.prompt[:-1] for request in requests], engine.pad)
-            engine.model.advance(rows.to(device), states, last=True)
-        return states
-
-    def shape(self, way: DecodingSpec, requests: Sequence[Any], limit: int) -> Shape:
-        """Of a batch for these."""
-        model, group = self.engine.model, way.decoding.rows
-        capacity = bucket(max(len(request.prompt) for request in requests) + limit, SMALLEST)
-        source = max(len(request.source or ()) for request in requests)
-        most = max(1, min(ROWS // group, room(model, capacity) // group))
-        count = min(bucket(len(requests), 1), most)
-        return Shape(way.batch_key, count, capacity, bucket(source, SMALLEST // 2) if source else 0, whereabouts(model))
-
-    def made(self, way: DecodingSpec, shape: Shape) -> GraphRunner:
-        return GraphRunner(self.engine.model, way, shape.seats, shape.capacity, shape.sources)
+    def keep(self, shape: Shape, runner: GraphRunner) -> None:
+        """For the next call. Runners whose weights have moved are of no use any more."""
+        self.kept[shape] = runner
+        for other in [other for other in self.kept if other.weights != shape.weights]:
+            del self.kept[other]
+        while len(self.kept) > KEPT:
+            self.kept.popitem(last=False)
 
 
 class Shape(NamedTuple):
-    """What seats are made for: a way of decoding, so many who ask, so many places of each row and of a source, and
-    weights that lie where they lie."""
+    """What a runner is made for: a specification, slots, positions of a row and of a source, and weights at these
+    addresses, which graphs have captured."""
 
     kind: DecodingSpec
-    seats: int
+    slots: int
     capacity: int
     sources: int
     weights: int
 
 
-def whereabouts(model: Any) -> int:
-    """Of all its weights: graphs remember where they lay. (`model.parameters()` takes a millisecond.)"""
+def weight_addresses(model: Any) -> int:
+    """A hash of them. (`model.parameters()` takes a millisecond.)"""
     found: list[int] = []
     modules = [model]
     while modules:
@@ -257,15 +261,15 @@ def whereabouts(model: Any) -> int:
     return hash(tuple(found))
 
 
-def bucket(size: int, least: int) -> int:
+def next_power(size: int, least: int) -> int:
     """The next power of two: few shapes serve all sizes."""
     return max(least, 1 << (size - 1).bit_length())
 
 
-def room(model: Any, capacity: int) -> int:
-    """So many rows of so many places the memory of the device has room for; half of it is left alone."""
+def rows_in_memory(model: Any, capacity: int) -> int:
+    """How many rows of so many positions fit into half of the free device memory."""
     device = next(model.parameters()).device
     if device.type != "cuda":
-        return ROWS
+        return MAX_ROWS
     free, _ = torch.cuda.mem_get_info(device)
     return int(free) // 2 // max(1, StaticStates.bytes_per_token(model.decoder) * capacity)

@@ -1,72 +1,77 @@
-"""Seats (runner.py) for those whom a scheduler has read: one batch of a fixed shape for each way of decoding and size,
-made when the first one comes and kept. A step of the scheduler is then a run of steps here."""
+"""Graph runners (runner.py) for requests that a scheduler has prefilled: one batch of a fixed shape for each
+specification and size, made for its first request and kept. A scheduler step is then a run of steps here."""
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any
+from collections.abc import Sequence
 
-from allyouneed.infer.cuda_graph.device_search import RUN_STEPS
-from allyouneed.infer.cuda_graph.runner import SMALLEST, GraphRunner, Run, bucket, room
+from allyouneed.infer.cuda_graph.runner import (
+    MIN_CAPACITY,
+    GraphBatch,
+    GraphRunner,
+    GraphRunnerCache,
+    Shape,
+    next_power,
+    rows_in_memory,
+    weight_addresses,
+)
 from allyouneed.infer.decoding.base import RequestState
-from allyouneed.infer.request import PrefillBatch
+from allyouneed.nn.states.base import States
 
 
 class SchedulerSlots:
-    """`rows`: so many are written at once in each batch, whoever waits for them sees to it that there are no more."""
+    """`rows`: the most rows of a batch; the scheduler admits no more requests than that."""
 
-    def __init__(self, engine: Any, rows: int) -> None:
-        self.engine, self.rows = engine, rows
-        self.batches: dict[tuple[Any, ...], GraphRunner] = {}
-        self.runs: dict[tuple[Any, ...], deque[Run]] = {}
+    def __init__(self, graphs: GraphRunnerCache, rows: int) -> None:
+        self.graphs, self.engine, self.rows = graphs, graphs.engine, rows
+        self.batches: dict[Shape, GraphBatch] = {}
 
     @property
-    def asked(self) -> set[RequestState]:
-        """Those who are here."""
-        return {sitter.request for seats in self.batches.values() for sitter in seats.saying.occupied.values()}
+    def active(self) -> bool:
+        return any(batch.active for batch in self.batches.values())
 
-    def sit(self, reading: PrefillBatch, some: list[int]) -> list[int]:
-        """Of those who have been read, these take seats, but for the ones that come back: seats do not suit them, or
-        there are none left."""
-        groups: dict[tuple[Any, ...], list[int]] = {}
-        others = []
-        for n in some:
-            ticket = reading.tickets[n]
-            if self.engine.room.open([ticket.request], ticket.decoding, ticket.asked.stops):
-                request, way = ticket.request, self.engine.way(ticket.decoding)
-                places = bucket(len(request.prompt) + ticket.asked.limit, SMALLEST)
-                sources = bucket(len(request.source), SMALLEST // 2) if request.source is not None else 0
-                groups.setdefault((way.batch_key, places, sources), []).append(n)
+    @property
+    def requests(self) -> list[RequestState]:
+        return [state for batch in self.batches.values() for state in batch.requests]
+
+    def add(self, states: States, requests: Sequence[RequestState], numbers: list[int]) -> list[int]:
+        """Move these of the prefilled requests into slots; returns those that need the plain path: graphs do not suit
+        them, or no slot is free."""
+        groups: dict[Shape, list[int]] = {}
+        plain, weights = [], None
+        for n in numbers:
+            if self.graphs.admits([requests[n]]):
+                weights = weights or weight_addresses(self.engine.model)
+                groups.setdefault(self._shape(requests[n], weights), []).append(n)
             else:
-                others.append(n)
-        for key, numbers in groups.items():
-            if key not in self.batches:
-                kind, places, sources = key
-                most = min(self.rows, room(self.engine.model, places))
-                count = max(1, most // kind.decoding.rows)
-                self.batches[key] = GraphRunner(self.engine.model, kind, count, places, sources)
-                self.runs[key] = deque()
-            free = len(self.batches[key].free)
-            numbers, others = numbers[:free], others + numbers[free:]
-            if not numbers:
-                continue
-            tickets = [reading.tickets[n] for n in numbers]
-            prompts = [ticket.request.prompt for ticket in tickets]
-            # a step begins with the last token of a prompt: it is read once more, and stored where it was
-            read = [len(prompt) - 1 for prompt in prompts]
-            seen = reading.states.copy_rows(numbers)
-            self.batches[key].sit(seen, [ticket.asked for ticket in tickets], [prompt[-1] for prompt in prompts], read)
-        return others
+                plain.append(n)
+        for shape, some in groups.items():
+            if shape not in self.batches:
+                self.batches = {old: b for old, b in self.batches.items() if b.active or old.weights == weights}
+                slots = max(1, rows_in_memory(self.engine.model, shape.capacity) // shape.kind.decoding.rows)
+                count = min(shape.slots, slots)
+                runner = GraphRunner(self.engine.model, shape.kind, count, shape.capacity, shape.sources)
+                self.batches[shape] = GraphBatch(runner, self.engine)
+            free = len(self.batches[shape].runner.free)
+            some, plain = some[:free], plain + some[free:]
+            if some:
+                chosen = [requests[n] for n in some]
+                # the first step reads the last prompt token once more and stores it where it was
+                lengths = [len(state.request.prompt) - 1 for state in chosen]
+                self.batches[shape].runner.add(states.copy_rows(some), chosen, lengths)
+        return plain
+
+    def _shape(self, state: RequestState, weights: int) -> Shape:
+        request, kind = state.request, state.spec.batch_key
+        capacity = next_power(len(request.prompt) + state.limit, MIN_CAPACITY)
+        sources = next_power(len(request.source), MIN_CAPACITY // 2) if request.source is not None else 0
+        slots = max(1, self.rows // kind.decoding.rows)
+        return Shape(kind, slots, capacity, sources, weights)
 
     def step(self) -> None:
-        """A run of steps in every batch, and what was said in the run before."""
-        for key, seats in self.batches.items():
-            runs = self.runs[key]
-            if not seats.saying.occupied:  # nobody listens to what is still on its way
-                runs.clear()
-                continue
-            count = min(RUN_STEPS, seats.saying.steps_left(seats.now))
-            if count > 0:
-                runs.append(seats.go(count))
-            if len(runs) > 1 or count <= 0:
-                seats.hear(runs.popleft())
+        for shape in [shape for shape, batch in self.batches.items() if batch.active]:
+            self.batches[shape].step()
+
+    def close(self) -> None:
+        for batch in self.batches.values():
+            batch.close()

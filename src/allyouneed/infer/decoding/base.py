@@ -9,8 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -18,15 +18,8 @@ from torch import Tensor
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.penalties import Penalties
 from allyouneed.infer.decoding.repetition import LEAST, cut, due
+from allyouneed.infer.request import Request
 from allyouneed.nn.states.base import concat_rows
-
-
-class StopCondition(Protocol):
-    """Whether a text is over, by the last tokens of it."""
-
-    reach: int  # how many of them it looks at
-
-    def __call__(self, tokens: Sequence[int]) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,37 +52,62 @@ class DecodingSpec:
     counted: int = 0
     ended: bool = False
     rules: Callable[[Tensor, Tensor], Tensor] | None = None
+    draft: Any = None  # a `Draft`: speculative decoding
 
     @property
     def batch_key(self) -> DecodingSpec:
         """Those that differ only in what each one asks for itself can be written together."""
         own = {"seed": 0, "stop": (), "max_length": None, "extra": 0}
-        return DecodingSpec(
-            self.decoding.model_copy(update=own),
-            self.eos,
-            self.forbidden,
-            self.ends,
-            self.counted,
-            self.ended,
-            self.rules,
-        )
+        return replace(self, decoding=self.decoding.model_copy(update=own))
 
 
 @dataclass(eq=False, slots=True)
 class RequestState:
-    """One who asks: how many tokens there may be; what, with the seed, makes its samples its own; what was `given`, for
-    penalties. `hear` is told each token, where there is one row to listen to. `hypotheses`: the answers so far, best first
-    when `done`. `cancelled`: nobody waits for them any more."""
+    """Progress of a request. `limit`: the most new tokens, as the model has positions for them. `tokens`: those
+    streamed so far; of a beam search all of the best hypothesis, at its end. `hypotheses`: best first once `done`.
+    `error`: raised by the request's listener, which cancels this request and no other."""
 
+    request: Request
+    spec: DecodingSpec
     limit: int
-    sample_key: tuple[int, ...]
-    prompt: Sequence[int] = ()
-    seed: int = 0
-    stops: StopCondition | None = None
-    on_token: Callable[[int], None] | None = None
+    streams: bool = False  # `tokens` and the listener get each token as it is decoded
+    tokens: list[int] = field(default_factory=list)
     hypotheses: list[Hypothesis] = field(default_factory=list)
     done: bool = False
     cancelled: bool = False
+    error: Exception | None = None
+    number: int = 0  # order of arrival at the scheduler
+    arrived: int = 0  # scheduler step in which it arrived
+    reserved: list[int] = field(default_factory=list)  # pool blocks reserved for states that are not paged
+
+    @property
+    def seed(self) -> int:
+        return self.spec.decoding.seed
+
+    @property
+    def finished(self) -> bool:
+        """Done or cancelled: no more tokens follow."""
+        return self.done or self.cancelled
+
+    @property
+    def answer(self) -> list[Hypothesis] | None:
+        return self.hypotheses if self.done else None
+
+    def cancel(self) -> None:
+        """Stop decoding it; `tokens` keeps what was streamed. No effect once it is done."""
+        if not self.done:
+            self.cancelled = True
+
+    def emit(self, token: int) -> None:
+        if self.error is not None:
+            return
+        self.tokens.append(token)
+        if self.request.listener is not None:
+            try:
+                self.request.listener(token)
+            except Exception as error:
+                self.error = error
+                self.cancel()
 
 
 class Search(ABC):
@@ -98,7 +116,7 @@ class Search(ABC):
     def __init__(self, way: DecodingSpec, asked: Sequence[RequestState], device: torch.device) -> None:
         self.way, self.decoding, self.device = way, way.decoding, device
         self.batch_key, self.ends = way.batch_key, {way.eos, *way.ends}
-        self.penalties = Penalties.of(way.decoding, [one.prompt for one in asked])
+        self.penalties = Penalties.of(way.decoding, [one.request.prompt for one in asked])
         self.group = self.rows_each(way.decoding)
         self.requests, self.fresh = list(asked), True
         self.clock, self.born = 0, [0] * len(asked)  # a source has said as many tokens as its clock shows
@@ -251,4 +269,5 @@ def hypothesis(
 
 def stops(one: RequestState, tokens: Sequence[int]) -> bool:
     """Whether what was said ends with what it was to stop at."""
-    return one.stops is not None and one.stops(tokens[-one.stops.reach :])
+    stop = one.request.stop
+    return stop is not None and stop(tokens[-stop.reach :])

@@ -57,7 +57,7 @@ class BeamSearch(Search):
         ended = self.ending(found.tokens)
         if self.at_limit():
             ended = ended | (self.limits <= ages + 1)[:, None]
-        if any(one.stops is not None for one in self.requests):
+        if any(one.request.stop is not None for one in self.requests):
             ended = ended | self.at_stop(found, ages)
         finished = (ended & found.scores.isfinite())[:, :beams]
         finished[over] = False
@@ -120,7 +120,7 @@ class BeamSearch(Search):
 
     def at_stop(self, found: Candidates, ages: Tensor) -> Tensor:
         """(sources, candidates)"""
-        reach = max((one.stops.reach for one in self.requests if one.stops is not None), default=0)
+        reach = max((one.request.stop.reach for one in self.requests if one.request.stop is not None), default=0)
         if not reach:
             return torch.zeros_like(found.tokens, dtype=torch.bool)
         past = self.past(ages.repeat_interleave(self.group), reach)

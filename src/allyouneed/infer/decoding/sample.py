@@ -25,7 +25,7 @@ class IndependentSearch(Search):
         self.over = torch.zeros(len(self.tokens), dtype=torch.bool, device=device)
         self.chances: Tensor | None = None
         if self.decoding.method == "sample":
-            keys = [(one, (one.seed, line, *one.sample_key)) for one in asked for line in range(self.group)]
+            keys = [(one, (one.seed, line, *one.request.sample_key)) for one in asked for line in range(self.group)]
             self.chances = torch.zeros(self.tokens.shape, dtype=torch.double)
             for row, (one, key) in enumerate(keys):
                 self.chances[row, : one.limit] = chances(key, one.limit)
@@ -63,12 +63,12 @@ class IndependentSearch(Search):
             last = self.limits == ages + 1
             chosen, gains = chosen.masked_fill(last, self.way.eos), gains.masked_fill(last, 0.0)
         self.say(chosen, gains, ages)
-        if self.group == 1 and any(one.on_token is not None for one in self.requests):
+        if self.group == 1 and any(one.streams for one in self.requests):
             self.tell(chosen.tolist())
         ended = self.ending(chosen)
         if self.at_limit():
             ended = ended | (self.limits <= ages + 1)
-        if any(one.stops is not None for one in self.requests):
+        if any(one.request.stop is not None for one in self.requests):
             ended = ended | self.at_stop(ages + 1)
         if looked_at := self.looked_at():
             ended = ended | self.in_loops(looked_at)
@@ -94,11 +94,11 @@ class IndependentSearch(Search):
 
     def tell(self, tokens: list[int]) -> None:
         for one, token in zip(self.requests, tokens, strict=True):
-            if one.on_token is not None and not one.done and not one.cancelled and token not in self.ends:
-                one.on_token(token)
+            if one.streams and not one.done and not one.cancelled and token not in self.ends:
+                one.emit(token)
 
     def at_stop(self, ages: Tensor) -> Tensor:
-        reach = max((one.stops.reach for one in self.requests if one.stops is not None), default=0)
+        reach = max((one.request.stop.reach for one in self.requests if one.request.stop is not None), default=0)
         if not reach:
             return torch.zeros_like(self.over)
         past = self.past(ages, reach)

@@ -68,7 +68,7 @@ class Generator(Retrieving):
             tokenizer.pad,
             marks.never if tokenizer.foreign else specials,  # theirs may have been trained to say some
             self.limit,
-            seen_whole=self.prefix,
+            bidirectional_prompt=self.prefix,
             ends=marks.stops,
             ended=marks.ended,
         )
@@ -109,7 +109,7 @@ class Generator(Retrieving):
         guesser = self._draft(draft, ahead, settled)
         encoded = [self._prompt(text, specials) for text in texts]
         self.engine.exact = self.exact
-        answers = self.engine.go_on(encoded, settled, on_progress, first, self._stops(settled), guesser)
+        answers = self.engine.complete(encoded, settled, on_progress, first, self._stops(settled), guesser)
         return [self._told(*both, settled) for both in zip(texts, encoded, answers, strict=True)]
 
     def stream(

@@ -99,8 +99,8 @@ class Seq2Seq(Predictor):
             self.limit,
             self.exact,
             on_progress=on_progress,
-            places=[(first + number,) for number in range(len(many))],
-            stops=StopStrings(both.target, settled.stop) if settled.stop else None,
+            sample_keys=[(first + number,) for number in range(len(many))],
+            stop=StopStrings(both.target, settled.stop) if settled.stop else None,
             draft=guesser,
         )
         return [

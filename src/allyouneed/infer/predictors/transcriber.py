@@ -19,10 +19,11 @@ from allyouneed.data.media.speech import TASKS, TICK, Speech
 from allyouneed.errors import UserError
 from allyouneed.evaluate.words import character_error_rate, word_error_rate
 from allyouneed.folder import Folder
-from allyouneed.infer.decoding.base import Hypothesis
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import Judged, Predictor, spread
-from allyouneed.infer.running_batch import Job, search
+from allyouneed.infer.request import Request
+from allyouneed.infer.running_batch import RunningBatch
 from allyouneed.infer.speech.fallback import Answer, Listening
 from allyouneed.infer.speech.timestamp_rules import Rules
 from allyouneed.infer.speech.timestamps import pieces
@@ -261,20 +262,16 @@ class Transcriber(Predictor):
         silence = chances[:, self.speech.no_speech].tolist() if self.speech.no_speech is not None else [0.0] * len(rows)
         most = self.limit or 2 * round(self.speech.seconds / TICK)
         limits = [max(1, min(most // 2, most + 1 - len(prompt))) for prompt in prompts]
-        job = Job(
-            self.model,
-            states,
-            hidden[rows, lasts],
-            limits,
-            [(track.number, track.at) for track in tracks],
-            listening.decoding(temperature, most),
-            self.speech.end,
-            (),
-            rules=Rules(self.speech, timed, self.device),
-        )
+        rules = Rules(self.speech, timed, self.device)
+        spec = DecodingSpec(listening.decoding(temperature, most), self.speech.end, rules=rules)
+        requests = [
+            RequestState(Request(prompt, limit, (track.number, track.at)), spec, limit)
+            for prompt, limit, track in zip(prompts, limits, tracks, strict=True)
+        ]
+        RunningBatch(self.model, states, [(spec, requests)]).run(hidden[rows, lasts])
         return [
-            self._answer(listening.best(all_), quiet, temperature)
-            for all_, quiet in zip(search(job), silence, strict=True)
+            self._answer(listening.best(request.hypotheses), quiet, temperature)
+            for request, quiet in zip(requests, silence, strict=True)
         ]
 
     def _answer(self, found: Hypothesis, silence: float, temperature: float) -> Answer:

@@ -200,7 +200,7 @@ class Translator(Predictor):
         ]
         encoded = self.source.encode_batch([piece.text for piece in pieces])
         sources = [frame.source(ids) for ids in encoded]
-        both, options = self.folder.tokenizers, {"on_progress": on_progress, "places": places, "draft": draft}
+        both, options = self.folder.tokenizers, {"on_progress": on_progress, "sample_keys": places, "draft": draft}
         answers = iter(write(self.model, both, frame, sources, settled, self._places, self.exact, **options))
         return [self._assembled(p, list(islice(answers, len(p.pieces))), settled.best, frame, align) for p in plans]
 

@@ -31,11 +31,11 @@ class Retrieving(Predictor):
         trained knows its index."""
         from allyouneed.infer.retrieval.retriever import Retriever
 
-        self.retriever = self.engine.search = None
+        self.retriever = self.engine.retrieve = None
         if index is not None:
             found = index if isinstance(index, Retriever) else Retriever(index, encoder, str(self.device))
             found.check(self.model.config, self.tokenizer, str(self.folder.path))
-            self.engine.search = partial(found.search, count=self.model.config.neighbours)
+            self.engine.retrieve = partial(found.search, count=self.model.config.neighbours)
             self.retriever = found
         self.remembered = {}
         return self

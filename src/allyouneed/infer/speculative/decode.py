@@ -11,24 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
-from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState, hypothesis, stops
+from allyouneed.infer.decoding.base import Hypothesis, RequestState, hypothesis, stops
 from allyouneed.infer.decoding.options import Decoding, inverted
 from allyouneed.infer.decoding.repetition import looping
 from allyouneed.infer.decoding.sample import LEAVERS, chances
 from allyouneed.infer.decoding.topk import log_chance
-from allyouneed.infer.running_batch import Job
+from allyouneed.infer.prefill import Decoder
 from allyouneed.infer.speculative.acceptance import Odds, instead, taken
 from allyouneed.infer.speculative.drafts import Draft, Guess, Text
 from allyouneed.nn.batch import Rows
-
-if TYPE_CHECKING:
-    from allyouneed.infer.engine import Request
+from allyouneed.nn.states.base import States
 
 
 @dataclass(frozen=True)
@@ -77,33 +74,22 @@ def refuse(decoding: Decoding) -> None:
         )
 
 
-def speculate(job: Job, requests: Sequence[Request], draft: Draft) -> list[list[Hypothesis]]:
-    """The best hypotheses of each source, best first."""
-    asked = [
-        RequestState(limit, one.place, one.prompt, job.decoding.seed, job.stops)
-        for limit, one in zip(job.limits, requests, strict=True)
-    ]
-    speculation = Speculation(job, requests, draft, asked)
-    while not all(one.done for one in asked):
-        speculation.go_on()
-    return [one.hypotheses for one in asked]
-
-
 class Speculation:
-    """Rows that are written with guesses, `group` of them for each who asks; `go_on` is one pass of the model."""
+    """Rows that are written with guesses, `group` of them for each who asks; `step` is one pass of the model."""
 
-    def __init__(self, job: Job, requests: Sequence[Request], draft: Draft, asked: Sequence[RequestState]) -> None:
-        self.model, self.states, self.ahead = job.model, job.states, draft.ahead
-        self.way = DecodingSpec(job.decoding, job.eos, tuple(job.forbidden), tuple(job.ends), job.counted, job.ended)
-        self.device, self.odds = job.states.device, Odds(self.way, job.states.device)
-        self.group = job.decoding.best if self.odds.draws else 1
-        scores = job.model.head(job.last).float()
+    def __init__(self, model: Decoder, states: States, last: Tensor, asked: Sequence[RequestState]) -> None:
+        self.model, self.states = model, states
+        self.way = asked[0].spec
+        draft: Draft = self.way.draft
+        self.ahead, self.device, self.odds = draft.ahead, states.device, Odds(self.way, states.device)
+        self.group = self.way.decoding.best if self.odds.draws else 1
+        scores = model.head(last).float()
         self.lines = [
-            Line(list(one.prompt), len(one.prompt), self._luck(one, number), asked=one)
+            Line(list(one.request.prompt), len(one.request.prompt), self._luck(one, number), asked=one)
             for one in asked
             for number in range(self.group)
         ]
-        self.guesser = draft.begin(requests, self.group, self.odds, scores.shape[1])
+        self.guesser = draft.begin([one.request for one in asked], self.group, self.odds, scores.shape[1])
         if self.group > 1:
             self.states.repeat_rows(self.group)
             scores = scores.repeat_interleave(self.group, 0)
@@ -113,11 +99,22 @@ class Speculation:
         """The last of each three is what decides a token that nobody guessed: the number it has without guesses."""
         if not self.odds.draws:
             return None
-        key = (asked.seed, number, *asked.sample_key)
+        key = (asked.seed, number, *asked.request.sample_key)
         more = chances((*key, 1), 2 * asked.limit).view(-1, 2)
         return torch.cat((more, chances(key, asked.limit)[:, None]), 1).to(self.device)
 
-    def go_on(self) -> None:
+    @property
+    def active(self) -> bool:
+        return not all(line.asked.finished for line in self.lines)
+
+    @property
+    def requests(self) -> list[RequestState]:
+        return [line.asked for line in self.lines[:: self.group]]
+
+    def close(self) -> None:
+        self.states.close()
+
+    def step(self) -> None:
         """Guess, read all guesses in one pass, say what is right and one token more."""
         self._leave()
         room = [0 if line.over else min(self.ahead, line.asked.limit - line.said - 1) for line in self.lines]
@@ -196,9 +193,11 @@ class Speculation:
         line.tokens.append(token)
         line.gains.append(gain)
         ends = token in (self.way.eos, *self.way.ends)
-        if one.on_token is not None and not ends:
-            one.on_token(token)
-        line.over = ends or line.said >= one.limit or (one.stops is not None and stops(one, line.tokens[line.given :]))
+        if one.streams and not ends:
+            one.emit(token)
+        line.over = (
+            ends or line.said >= one.limit or (one.request.stop is not None and stops(one, line.tokens[line.given :]))
+        )
         line.over = line.over or looping(line.tokens[line.given :], self.way.decoding)
         if line.over:
             answer = hypothesis(self.way, one, line.tokens[line.given :], line.gains, sum(line.gains))

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import inverted
+from allyouneed.infer.request import Request
 from allyouneed.infer.speculative.acceptance import Odds
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.window import MAX_TRIM
 
 if TYPE_CHECKING:
     from allyouneed.data.tokenizers.base import Tokenizer
-    from allyouneed.infer.engine import Engine, Request
+    from allyouneed.infer.model_runner import ModelRunner
     from allyouneed.infer.predictors.base import Predictor
 
 AHEAD, LOOKED = 4, 8  # guesses a pass: of a model, and of those that cost nothing
@@ -149,7 +150,7 @@ class Seen(Guesser):
 class Smaller(Draft):
     """Another engine, whose model has the same vocabulary."""
 
-    def __init__(self, engine: Engine, ahead: int = AHEAD) -> None:
+    def __init__(self, engine: ModelRunner, ahead: int = AHEAD) -> None:
         super().__init__(ahead)
         self.engine = engine
 
@@ -161,12 +162,12 @@ class Speaker(Guesser):
     """Reads what was said since it was asked last, and says a few tokens more, which are taken back when it is asked
     again. Texts that it has no place for it leaves to the other."""
 
-    def __init__(self, engine: Engine, requests: Sequence[Request], group: int, odds: Odds, vocab: int) -> None:
+    def __init__(self, engine: ModelRunner, requests: Sequence[Request], group: int, odds: Odds, vocab: int) -> None:
         self.engine, self.odds, self.vocab = engine, odds, vocab
         engine.model.eval()
         fits = [self._fits(one) for one in requests]
         some = [one if fit else _shortest(one) for one, fit in zip(requests, fits, strict=True)]
-        self.states, _ = engine.read(some)
+        self.states, _ = engine.prefill(some)
         if group > 1:
             self.states.repeat_rows(group)
         self.fits = [fit for fit in fits for _ in range(group)]
@@ -243,7 +244,7 @@ def _shortest(request: Request) -> Request:
 # --- as a user names them -------------------------------------------------------------------------------------------
 
 
-def draft_for(model: Predictor, draft: Any, ahead: int | None, engine: Callable[[Any], Engine]) -> Draft | None:
+def draft_for(model: Predictor, draft: Any, ahead: int | None, engine: Callable[[Any], ModelRunner]) -> Draft | None:
     """What a user names as `draft`: "lookup", or a model that was loaded. `engine` makes one of such a model."""
     if draft is None:
         if ahead is not None:

@@ -83,7 +83,7 @@ def write(
     )
     given: dict[str, Any] = {
         "prefix": [frame.begin[1:]] * len(sources),
-        "places": [(number,) for number in range(len(sources))],
+        "sample_keys": [(number,) for number in range(len(sources))],
     } | options
     echoing = [decoding.loops is not None and echoes(source, decoding.loops) for source in sources]
     if not any(echoing):
@@ -91,6 +91,6 @@ def write(
     found: dict[int, list[Hypothesis]] = {}
     for echo, way in ((False, decoding), (True, decoding.model_copy(update={"loops": None}))):
         numbers = [number for number, one in enumerate(echoing) if one == echo]
-        own = {name: [given[name][number] for number in numbers] for name in ("prefix", "places")}
+        own = {name: [given[name][number] for number in numbers] for name in ("prefix", "sample_keys")}
         found |= zip(numbers, engine.generate([sources[n] for n in numbers], way, **given | own), strict=True)
     return [found[number] for number in range(len(sources))]

@@ -1,0 +1,90 @@
+"""In which order waiting requests are admitted: fairly, as they arrive (`FairQueue`), or, when all are known from the
+start, in batches of similar size (`LargestFirst`)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+
+from allyouneed.infer.decoding.base import RequestState
+
+PATIENCE = 64  # steps after which a waiting request gains one level of priority
+SHORT = 16  # tokens a request counts for at least: short ones still need logits over the whole vocabulary
+
+
+class FairQueue:
+    """Higher priority first; among equals the client that has been granted the fewest tokens, then the oldest."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[tuple[int, str], deque[RequestState]] = {}  # by priority and client, oldest first
+        self.granted: dict[str, int] = {}  # tokens read and granted, by client
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting)
+
+    def add(self, arrivals: deque[RequestState], active: Collection[RequestState]) -> None:
+        """A client that arrives counts as the one granted least so far: earlier grants to others are not made up for
+        (the counters of Sheng et al. 2024, "Fairness in Serving Large Language Models", arXiv:2401.00588, 4.1)."""
+        here = {client for _, client in self.waiting} | {state.request.client for state in active}
+        if not here:
+            self.granted.clear()
+        least = min((self.granted.get(client, 0) for client in here), default=0)
+        while arrivals:
+            state = arrivals.popleft()
+            client = state.request.client
+            if client not in here:
+                self.granted[client] = max(self.granted.get(client, 0), least)
+            self.waiting.setdefault((state.request.priority, client), deque()).append(state)
+
+    def peek(self, step: int) -> RequestState | None:
+        """The most urgent request that was not cancelled."""
+        for lane, queue in list(self.waiting.items()):
+            while queue and queue[0].cancelled:
+                queue.popleft()
+            if not queue:
+                del self.waiting[lane]
+        return min((queue[0] for queue in self.waiting.values()), key=lambda s: self.urgency(s, step), default=None)
+
+    def pop(self, state: RequestState, tokens: int) -> None:
+        """Remove a request that `peek` returned and charge its client."""
+        request = state.request
+        self.waiting[request.priority, request.client].popleft()
+        self.granted[request.client] = self.granted.get(request.client, 0) + tokens
+
+    def urgency(self, state: RequestState, step: int) -> tuple[int, int, int]:
+        """The smaller, the more urgent."""
+        request, waited = state.request, (step - state.arrived) // PATIENCE
+        return -request.priority - waited, self.granted.get(request.client, 0), state.number
+
+
+class LargestFirst:
+    """Requests of similar size together, the largest first: a batch that does not fit in memory fails at once."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.waiting: list[RequestState] = []  # smallest first
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting)
+
+    def add(self, arrivals: deque[RequestState]) -> None:
+        if arrivals:
+            known = [*reversed(self.waiting), *arrivals]
+            arrivals.clear()
+            self.waiting = sorted(known, key=lambda state: -state.request.size)[::-1]
+
+    def pop_batch(self, most: int | None = None) -> list[RequestState]:
+        """As many as the budget allows, and at most `most`. A draft multiplies the tokens of a pass."""
+        batch: list[RequestState] = []
+        largest = 0
+        while self.waiting and len(batch) != most:
+            state = self.waiting[-1]
+            if state.cancelled:
+                self.waiting.pop()
+                continue
+            draft, rows = state.spec.draft, state.spec.decoding.rows
+            largest = largest or max(state.request.size, SHORT)
+            if batch and (len(batch) + 1) * largest * rows * (1 if draft is None else 1 + draft.ahead) > self.budget:
+                break
+            batch.append(self.waiting.pop())
+        return batch

@@ -1,0 +1,139 @@
+"""How the blocks of a pool are shared out among requests: what each may need, what is reserved for states that are not
+paged, and which prompt prefixes are cached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from math import ceil
+
+import torch
+
+from allyouneed.infer.decoding.base import RequestState
+from allyouneed.infer.model_runner import ModelRunner
+from allyouneed.infer.prefix_cache import PrefixCache
+from allyouneed.nn.batch import Rows
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.states.base import States
+from allyouneed.nn.states.paged import BlockPool, PagedStates
+
+ENDLESS = 1 << 16  # a length at which windows are full: what still grows there grows without bound
+
+
+class DeclaredSize:
+    """State of a row as its config declares it, in blocks of `size` tokens of what grows without bound. `paged`:
+    whether any keys and values are stored in blocks."""
+
+    def __init__(self, config: Model, size: int, paged: bool) -> None:
+        self.size, self.paged = size, paged
+        self.cost = cache(config.cost)
+        long = self.cost(ENDLESS)
+        self.grows = long.state_per_token if paged else 0.0
+        # elements of one block; where nothing is paged, the whole state of a row counts as one
+        self.block = self.grows * size or max(1.0, long.state_per_token * size + long.state_constant)
+
+    def constant(self, length: int, source: int = 0) -> int:
+        """Blocks' worth of state of a row of this length that is not paged."""
+        cost = self.cost(max(length, source))
+        elements = cost.state_per_token * length + cost.state_constant - self.grows * length
+        return max(0, ceil(elements / self.block))
+
+    def pages(self, length: int) -> int:
+        """Blocks of a row of this length."""
+        return -(-length // self.size) if self.paged else 0
+
+
+class BlockManager:
+    def __init__(self, engine: ModelRunner, pool: BlockPool) -> None:
+        self.engine, self.pool, self.prefixes = engine, pool, PrefixCache(pool)
+        states = PagedStates(_empty_states(engine), pool)
+        self.declared = DeclaredSize(engine.model.config, pool.size, states.has_pages)
+
+    # --- what a request needs ----------------------------------------------------------------------------------------
+
+    def constant(self, state: RequestState) -> int:
+        """Blocks to reserve for states that are not paged."""
+        request = state.request
+        length = len(request.prompt) + state.limit
+        return self.declared.constant(length, len(request.source or ())) * state.spec.decoding.rows
+
+    def most(self, state: RequestState) -> int:
+        """The most blocks it can come to need."""
+        pages = self.declared.pages(len(state.request.prompt) + state.limit)
+        return self.constant(state) + (pages and pages + 1) * state.spec.decoding.rows
+
+    def soon(self, state: RequestState, unread: int) -> int:
+        """Blocks for its unread prompt tokens and its first token."""
+        return self.declared.pages(unread) + 2 * state.spec.decoding.rows * self.declared.paged
+
+    # --- what is held ------------------------------------------------------------------------------------------------
+
+    def free(self, prefilling: Iterable[tuple[RequestState, int]]) -> int:
+        """Blocks that are neither held nor about to be taken by these requests, with their unread tokens; cached
+        prefixes count as free."""
+        cached = sum(self.pool.ref_counts[block] == 1 for block in self.prefixes.blocks.values())
+        return len(self.pool.free) + cached - sum(self.soon(state, unread) for state, unread in prefilling)
+
+    def evict(self, needed: int) -> bool:
+        """Evict cached prefixes until this many blocks are free; False: they are not."""
+        while len(self.pool.free) < needed and self.prefixes.evict():
+            pass
+        return len(self.pool.free) >= needed
+
+    def reserve(self, state: RequestState) -> None:
+        self.evict(self.constant(state))
+        state.reserved = self.pool.allocate(self.constant(state))
+
+    def release(self, state: RequestState) -> None:
+        self.pool.release(state.reserved)
+        state.reserved = []
+
+    def resume(self, state: RequestState, states: PagedStates, rows: int, force: bool) -> bool:
+        """Swap a preempted request in, if there are blocks for it and its next tokens, or anyway (`force`)."""
+        if not self.evict(self.constant(state) + states.swapped_blocks + 2 * rows) and not force:
+            return False
+        state.reserved = self.pool.allocate(self.constant(state))
+        states.swap_in()
+        return True
+
+    # --- prefixes ----------------------------------------------------------------------------------------------------
+
+    def start(self, states: States, requests: Sequence[RequestState]) -> PagedStates:
+        """Paged states in which rows have read the cached prefixes of their prompts."""
+        paged = PagedStates(states, self.pool)
+        if self._shares_prefixes(paged):
+            for row, state in enumerate(requests):
+                paged.adopt_blocks(row, self.prefixes.find(state.request.prompt))
+        return paged
+
+    def keep_prefixes(self, states: States, requests: Iterable[tuple[int, RequestState]]) -> None:
+        """Cache the prompts of these rows."""
+        assert isinstance(states, PagedStates)
+        if self._shares_prefixes(states):
+            for row, state in requests:
+                self.prefixes.keep(state.request.prompt, states.block_tables[row])
+
+    def _shares_prefixes(self, states: PagedStates) -> bool:
+        """A prefix can be shared when its whole state is paged and depends on nothing else."""
+        return states.fully_paged and not states.has_sources and not self.engine.bidirectional_prompt
+
+    def waste(self, running: Iterable[States]) -> float:
+        """The share of the blocks in use by these states that holds nothing."""
+        size = self.pool.size
+        filled: dict[int, int] = {}
+        for states in running:
+            assert isinstance(states, PagedStates)
+            for blocks, length in zip(states.block_tables, states.lengths, strict=True):
+                for number, block in enumerate(blocks):
+                    filled[block] = max(filled.get(block, 0), min(size, length - number * size))
+        return 1 - sum(filled.values()) / (len(filled) * size) if filled else 0.0
+
+
+def _empty_states(engine: ModelRunner) -> States:
+    """States of one row, to see what they consist of."""
+    model = engine.model
+    if not hasattr(model, "encode") or engine.retrieve is not None:
+        states: States = model.start(1)
+    else:
+        states = model.start(Rows(torch.zeros(1, 1, dtype=torch.long)).to(engine.device))
+    return states
