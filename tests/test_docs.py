@@ -429,6 +429,12 @@ def test_terminal_output_shown_on_pages_is_current(parts: None, capsys: pytest.C
     assert capsys.readouterr().out == shown.text
 
 
+def test_the_executors_shown_are_current(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (shown,) = blocks(ROOT / "docs" / "decoding.md", "text")
+    run(["allyouneed", "describe", "retnet-1.3b"], tmp_path)
+    assert capsys.readouterr().out.endswith(shown.text)
+
+
 def test_drawn_patterns_are_current() -> None:
     (drawn,) = [block.text for block in blocks(ROOT / "docs" / "parts.md", "text") if "█" in block.text]
     lines = drawn.splitlines()
