@@ -20,10 +20,10 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.mixers.attention.longnet import LongNet, LongNetAttention
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.ops.attention.block_sparse import Tiled
-from allyouneed.nn.ops.attention.dense import Dense, Plan, ScoreMod, dense_mask
+from allyouneed.nn.ops.attention.block_sparse import BlockSparse
+from allyouneed.nn.ops.attention.dense import AttentionFn, DenseAttention, ScoreMod, dense_mask
 from allyouneed.nn.ops.attention.flex import FLEX_BLOCK, Flex
-from allyouneed.nn.ops.attention.select import parts_of
+from allyouneed.nn.ops.attention.select import block_layouts
 from allyouneed.nn.patterns.core import Pattern
 
 SPARSE = [
@@ -62,15 +62,17 @@ def padded(lengths: list[int]) -> TokenLayout:
     return TokenLayout.of(Rows(tokens, torch.tensor(lengths), chosen=marked, prompt=prompt).to("cuda"))
 
 
-def dense(pattern: Pattern, queries: TokenLayout, keys: TokenLayout) -> Plan:
-    return Dense(dense_mask(pattern, queries, keys), queries.positions, keys.positions)
+def dense(pattern: Pattern, queries: TokenLayout, keys: TokenLayout) -> AttentionFn:
+    return DenseAttention(dense_mask(pattern, queries, keys), queries.positions, keys.positions)
 
 
-def flex(pattern: Pattern, queries: TokenLayout, keys: TokenLayout) -> Plan:
-    return Flex(parts_of(pattern, queries, keys, FLEX_BLOCK, rounded=True), lambda: dense(pattern, queries, keys))
+def flex(pattern: Pattern, queries: TokenLayout, keys: TokenLayout) -> AttentionFn:
+    return Flex(block_layouts(pattern, queries, keys, FLEX_BLOCK, rounded=True), lambda: dense(pattern, queries, keys))
 
 
-def report(name: str, found: Plan, expected: Plan, queries: TokenLayout, keys: TokenLayout, dtype: torch.dtype) -> None:
+def report(
+    name: str, found: AttentionFn, expected: AttentionFn, queries: TokenLayout, keys: TokenLayout, dtype: torch.dtype
+) -> None:
     """Largest difference where the query is a real token, relative to the largest value."""
     torch.manual_seed(0)
     shapes = [(2, 4, queries.time, 64), (2, 4, keys.time, 64), (2, 4, keys.time, 64)]
@@ -158,12 +160,12 @@ def sparse(kind: str, layout: TokenLayout) -> None:
         pattern = Pattern.from_text(text)
         found, expected = flex(pattern, layout, layout), dense(pattern, layout, layout)
         report(f"{kind}: {text}", found, expected, layout, layout, torch.float32)
-        tiled = Tiled(parts_of(pattern, layout, layout, 64))
+        tiled = BlockSparse(block_layouts(pattern, layout, layout, 64))
         report(f"{kind}, gathered: {text}", tiled, expected, layout, layout, torch.float32)
     config = LongNet(heads=4, head_width=64, segments=(128, 512), dilations=(1, 4))
     module = config.build(Common(width=256))
     assert isinstance(module, LongNetAttention)
-    found, expected = module.plan(layout, layout), module.dense(layout, layout)
+    found, expected = module.select(layout, layout), module.dense(layout, layout)
     report(f"{kind}: LongNet", found, expected, layout, layout, torch.float32)
 
 

@@ -134,8 +134,8 @@ def ours(folder: Path, name: str, rows: int, beam: int) -> Callable[[], Any]:
     from allyouneed.infer.decoding.options import Decoding
     from allyouneed.infer.engine import Engine
     from allyouneed.kernels.cpu import build as native
-    from allyouneed.nn.linear.int8 import to_int8
     from allyouneed.nn.models.base import Model
+    from allyouneed.nn.models.precision import to_int8
 
     torch.set_num_threads(THREADS)
     native.wait_for_build()
@@ -222,12 +222,12 @@ def ceilings(clock: Callable[[], float]) -> Ceilings:
     import torch
 
     from allyouneed.kernels.cpu import build as native
-    from allyouneed.nn.linear.int8 import Codes, Int8Linear, Packed
+    from allyouneed.nn.linear.int8 import FbgemmLinear, Int8Linear, Int8Weight
 
     torch.set_num_threads(THREADS)
     native.wait_for_build()
-    codes = Codes.of(torch.randn(2048, 2048))
-    product, x = Packed(codes.numbers, codes.step, None), torch.randn(256, 2048)
+    codes = Int8Weight.of(torch.randn(2048, 2048))
+    product, x = FbgemmLinear(codes.codes, codes.step, None), torch.randn(256, 2048)
     swift = machine_product(Int8Linear(codes, None), x)
 
     def best(work: Callable[[], Any]) -> float:
@@ -247,7 +247,7 @@ def ceilings(clock: Callable[[], float]) -> Ceilings:
         return size / best(numbers.sum)
 
     with torch.inference_mode():
-        ways = [lambda: product.dynamic(x, product.alone, False), *([swift] if swift else [])]
+        ways = [lambda: product.dynamic(x, product.biased_weight, False), *([swift] if swift else [])]
         speeds = {name: read(decoder_bytes(shape) // 8 * 8) for name, shape in SHAPES.items()}
         return Ceilings(speeds, 2 * x.numel() * 2048 / min(map(best, ways)))
 

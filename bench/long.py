@@ -31,10 +31,10 @@ from torch import Tensor
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.mixers.attention.longnet import LongNet
-from allyouneed.nn.ops.attention.dense import Plan, ScoreMod
-from allyouneed.nn.ops.attention.select import causal, plan
+from allyouneed.nn.ops.attention.dense import AttentionFn, ScoreMod
+from allyouneed.nn.ops.attention.select import causal, select_attention
 from allyouneed.nn.ops.retention import chunkwise
-from allyouneed.nn.ops.wkv import along, nothing
+from allyouneed.nn.ops.wkv import initial_state, run_wkv
 from allyouneed.nn.patterns.core import Pattern
 
 HEADS, HEAD_WIDTH = 8, 64
@@ -61,7 +61,7 @@ PEERS = {
 }
 
 
-def planned(name: str, length: int, device: str) -> Plan:
+def planned(name: str, length: int, device: str) -> AttentionFn:
     layout, score_mod = (
         TokenLayout.of(Rows(torch.zeros(1, length, dtype=torch.long, device=device))),
         ScoreMod(HEAD_WIDTH**-0.5),
@@ -70,14 +70,14 @@ def planned(name: str, length: int, device: str) -> Plan:
         from allyouneed.nn.common import Common
 
         config = LongNet(heads=HEADS, head_width=HEAD_WIDTH, segments=(256, 1024, 4096), dilations=(1, 4, 16))
-        return config.build(Common(width=HEADS * HEAD_WIDTH)).plan(layout, layout)  # type: ignore[operator]
+        return config.build(Common(width=HEADS * HEAD_WIDTH)).select_attention(layout, layout)  # type: ignore[operator]
     if "retention" in name or "rwkv" in name:
         return recurrence(name, length, device)
     text = PATTERNS[name].replace("ROOT", str(round(math.sqrt(length))))
-    return causal if name == "causal" else plan(Pattern.from_text(text), layout, layout, score_mod)
+    return causal if name == "causal" else select_attention(Pattern.from_text(text), layout, layout, score_mod)
 
 
-def recurrence(name: str, length: int, device: str) -> Plan:
+def recurrence(name: str, length: int, device: str) -> AttentionFn:
     """As a plan: q, k, v and what comes out (1, heads, time, head width), lying in memory as a layer's do."""
     rates = torch.log1p(-(2.0 ** (-5 - torch.arange(HEADS, device=device))))  # of retention
     gates = torch.nn.functional.logsigmoid(4 + torch.randn(1, HEADS, length, device=device)) / 16
@@ -91,7 +91,7 @@ def recurrence(name: str, length: int, device: str) -> Plan:
         return turned(x).flatten(2)
 
     def rwkv(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        y = along(nothing(1, len(w), k), merged(k), merged(v), w.exp(), u)[0]
+        y = run_wkv(initial_state(1, len(w), k), merged(k), merged(v), w.exp(), u)[0]
         return turned(y.unflatten(2, (HEADS, HEAD_WIDTH)))
 
     def fla_rwkv(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

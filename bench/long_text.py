@@ -23,7 +23,7 @@ from allyouneed.config import parse
 from allyouneed.evaluate.perplexity import pieces, receptive_field, recurrent, sliding
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.decoder import Decoder
-from allyouneed.nn.models.segment_recurrence import segment_by_segment
+from allyouneed.nn.models.segment_recurrence import run_segments
 
 ROWS = 16
 
@@ -53,7 +53,7 @@ def train(model: Any, text: Tensor, segment: int, minutes: float) -> None:
     read, said = (text[shift : shift + ROWS * long].view(ROWS, long) for shift in (0, 1))
     begun, step, losses = time.monotonic(), 0, []
     while True:
-        for span, hidden in segment_by_segment(model, read, segment, model.start(ROWS)):
+        for span, hidden in run_segments(model, read, segment, model.start(ROWS)):
             labels = said[:, span]
             loss = model.head.loss(hidden, labels, 0.0)[0] / labels.numel()
             optimiser.zero_grad()

@@ -50,8 +50,8 @@ def module(features: int, width: int, orthogonal: bool) -> PerformerModule:
 
 def found_by(performer: PerformerModule, q: Tensor, k: Tensor, v: Tensor, past: bool) -> Tensor:
     if past:
-        return performer.past(q, k, v, None, performer.begin(len(q), q))[0]
-    both = performer.queries(q) @ performer.summed(k, v, None)
+        return performer.attend_causal(q, k, v, None, performer.begin(len(q), q))[0]
+    both = performer.queries(q) @ performer.sum_features(k, v, None)
     return both[..., :-1] / both[..., -1:]
 
 

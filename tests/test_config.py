@@ -167,32 +167,32 @@ def test_a_model_without_a_width_says_so():
         (
             ["decoder[0].mixer.pattern=full"],
             [
-                "decoder[0].mixer: a decoder must not see later tokens, and full lets tokens see later ones; "
-                "give it a causal pattern"
+                "decoder[0].mixer: a decoder must not attend to later tokens, but full attends to later tokens; "
+                "set a causal pattern"
             ],
         ),
         (
             ["decoder[0].mixer.pattern=causal | window(2)"],
             [
-                "decoder[0].mixer: a decoder must not see later tokens, and window(2) lets tokens see later ones; "
-                "give it a causal pattern"
+                "decoder[0].mixer: a decoder must not attend to later tokens, but window(2) attends to later tokens; "
+                "set a causal pattern"
             ],
         ),
         (
             ["encoder[0].cross={kind: attention, heads: 4}"],
-            ["encoder[0].cross: an encoder has nothing to look across at"],
+            ["encoder[0].cross: this stack has no source to attend to; remove cross"],
         ),
-        (["decoder[0].cross=null"], ["decoder: no layer has a cross: the decoder would never see the source"]),
+        (["decoder[0].cross=null"], ["decoder: no layer has a cross, so the decoder would ignore the source; add one"]),
         (
             ["encoder[0].mixer=null", "encoder[0].channel=null"],
-            ["encoder[0]: a layer needs a mixer, a cross or a channel"],
+            ["encoder[0]: empty layer; set mixer, cross or channel"],
         ),
         (
             ["decoder[0].mixer.pattern=full", "decoder[0].cross.heads=3"],
             [
                 "decoder[0].cross.heads: width 128 is not divisible by 3 heads; set head_width or change one",
-                "decoder[0].mixer: a decoder must not see later tokens, and full lets tokens see later ones; "
-                "give it a causal pattern",
+                "decoder[0].mixer: a decoder must not attend to later tokens, but full attends to later tokens; "
+                "set a causal pattern",
             ],
         ),
     ],
@@ -362,7 +362,7 @@ def test_a_new_mixer_works_in_yaml_by_being_defined(mean_mixer):
 def test_a_mixer_that_cannot_cross_is_refused_as_cross(mean_mixer):
     with pytest.raises(ConfigError) as caught:
         parse(Model, tree(cross="toy-mean"))
-    assert caught.value.problems == ["decoder[0].cross.kind: cannot look at an encoder (attention can)"]
+    assert caught.value.problems == ["decoder[0].cross.kind: does not support cross-attention; use attention"]
 
 
 def test_the_new_word_is_suggested_and_forgotten(mean_mixer):
@@ -395,31 +395,43 @@ MLA += "scores: additive}"
 @pytest.mark.parametrize(
     ("assignment", "path", "reason"),
     [
-        ("encoder[0].mixer.positions=alibi", "encoder[0].mixer.positions.symmetric", "favours keys ahead"),
+        (
+            "encoder[0].mixer.positions=alibi",
+            "encoder[0].mixer.positions.symmetric",
+            "must be true for bidirectional attention",
+        ),
         (
             "encoder[0].mixer.positions={kind: rotary, xpos: 512}",
             "encoder[0].mixer.positions.xpos",
-            "only for a causal",
+            "requires a causal",
         ),
         (
             "decoder[0].mixer.positions={kind: buckets, bidirectional: true}",
             "decoder[0].mixer.positions.bidirectional",
-            "half of the buckets would never be used",
+            "half of the buckets would be unused",
         ),
         (
             "decoder[0].mixer.pattern=causal & window(64) | global(0)",
             "decoder[0].mixer",
-            "global(0) lets place 0 see everything",
+            "global(0) lets position 0 attend to everything",
         ),
-        ("decoder[0].mixer.pattern=permuted", "decoder[0].mixer", "permuted lets tokens see"),
+        ("decoder[0].mixer.pattern=permuted", "decoder[0].mixer", "permuted attends to tokens"),
         (f"decoder[0].mixer={MLA}", "decoder[0].mixer.scores", "needs a bilinear score"),
-        ("decoder[0].cross.positions=rotary", "decoder[0].cross.positions", "there are no distances"),
-        ("decoder[0].mixer.kv_heads=3", "decoder[0].mixer.kv_heads", "4 heads cannot share 3 key-value heads"),
-        ("decoder[0].mixer.qk_norm=batch", "decoder[0].mixer.qk_norm", "token by token; this norm is not"),
+        (
+            "decoder[0].cross.positions=rotary",
+            "decoder[0].cross.positions",
+            "distances between source and target are undefined",
+        ),
+        ("decoder[0].mixer.kv_heads=3", "decoder[0].mixer.kv_heads", "4 heads not divisible by 3 kv_heads"),
+        (
+            "decoder[0].mixer.qk_norm=batch",
+            "decoder[0].mixer.qk_norm",
+            "one token's features; this norm uses other tokens",
+        ),
         (
             "encoder[0].channel={kind: moe, experts: 2, top: 3, expert: {kind: ffn, hidden: 8}}",
             "encoder[0].channel.top",
-            "cannot choose 3 of 2 experts",
+            "3 exceeds the number of experts (2)",
         ),
         (
             "encoder[0]={halt: act, wiring: resi-dual, channel: {kind: ffn, hidden: 8}}",

@@ -11,7 +11,7 @@ from allyouneed import mapped
 from allyouneed.config import parse
 from allyouneed.mapped import MappedFile, give_back
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import assign_weights, meta_model, named, one_dtype, suit_cpu
+from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_model, named_tensors, widen_half_for_cpu
 from any_part import tree
 
 KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16]
@@ -96,9 +96,9 @@ def test_a_hollow_model_takes_no_memory() -> None:
 
 def test_what_is_put_in_is_not_copied_and_stays_tied() -> None:
     model = meta_model(config())
-    found = {name: torch.ones(tensor.shape) for name, tensor in named(model).items()}
+    found = {name: torch.ones(tensor.shape) for name, tensor in named_tensors(model).items()}
     assign_weights(model, found)
-    own = dict(named(model))
+    own = dict(named_tensors(model))
     assert own.keys() == found.keys()
     assert all(own[name].data_ptr() == tensor.data_ptr() and own[name].requires_grad for name, tensor in found.items())
     assert model.head.weight is model.embed.tokens.weight
@@ -107,18 +107,20 @@ def test_what_is_put_in_is_not_copied_and_stays_tied() -> None:
 
 def test_weights_of_several_precisions_get_one() -> None:
     model = config().build().float()
-    assign_weights(model, {name: t.detach().bfloat16() for name, t in named(model).items() if t.dim() > 1})
-    one_dtype(model)
+    assign_weights(model, {name: t.detach().bfloat16() for name, t in named_tensors(model).items() if t.dim() > 1})
+    cast_weights(model)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    one_dtype(model, torch.float32)
+    cast_weights(model, torch.float32)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert model.head.weight is model.embed.tokens.weight
 
 
 def test_half_precision_is_widened_for_a_cpu() -> None:
     model = config().build().half()
-    before = {name: tensor.clone() for name, tensor in named(model).items()}
-    suit_cpu(model)
-    assert all(t.dtype == torch.float32 and torch.equal(t.half(), before[name]) for name, t in named(model).items())
-    suit_cpu(model.bfloat16())
+    before = {name: tensor.clone() for name, tensor in named_tensors(model).items()}
+    widen_half_for_cpu(model)
+    assert all(
+        t.dtype == torch.float32 and torch.equal(t.half(), before[name]) for name, t in named_tensors(model).items()
+    )
+    widen_half_for_cpu(model.bfloat16())
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}, "which processors of today know"

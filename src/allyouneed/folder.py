@@ -20,7 +20,7 @@ from allyouneed.files import sha256, write_folder
 from allyouneed.mapped import MappedFile
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import quantize, stored_as
-from allyouneed.nn.models.weights import assign_weights, meta_model, named, one_dtype
+from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_model, named_tensors
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"
@@ -139,7 +139,7 @@ class Folder:
             )
         model = _filled(config, path / WEIGHTS, device, wide, stored)
         if not as_stored:
-            one_dtype(model)
+            cast_weights(model)
         card = (path / CARD).read_text(encoding="utf-8") if (path / CARD).is_file() else ""
         return cls(
             model,
@@ -189,7 +189,7 @@ def _filled(
     """The model with the weights of a file, without a second copy of them. `manner`: how they are stored."""
     model, stored = meta_model(config), MappedFile(file)
     model = model if manner is None else quantize(model, manner)
-    wanted = named(model)
+    wanted = named_tensors(model)
     check_fit(file, stored, wanted, left_over=sorted(set(stored) - set(wanted)))
     found = ((name, stored[name]) for name in wanted)
     assign_weights(model, {n: tensor.to(device, dtype if tensor.is_floating_point() else None) for n, tensor in found})
@@ -225,13 +225,13 @@ def read_about(path: Path) -> dict[str, Any]:
 
 def own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers, each once: a tied matrix has one name."""
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in named(model).items()}
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in named_tensors(model).items()}
 
 
 def read_weights(model: nn.Module, file: Path) -> None:
     """Fill the model from a safetensors file; what is missing, left over or misshapen is reported all at once."""
     stored = MappedFile(file)
-    wanted = named(model)
+    wanted = named_tensors(model)
     check_fit(file, stored, wanted, left_over=sorted(set(stored) - set(wanted)))
     _copy(stored, wanted)
 
@@ -241,7 +241,7 @@ def read_body(
 ) -> list[str]:
     """Fill all but the head, and the head too if it is to be the same and has the same weights; the names of what stays
     fresh."""
-    wanted = named(model)
+    wanted = named_tensors(model)
     body = {name: tensor for name, tensor in wanted.items() if not name.startswith(head)}
     strange = [name for name in sorted(set(stored) - set(wanted)) if not name.startswith(head)]
     check_fit(where, stored, body, left_over=strange)

@@ -623,7 +623,7 @@ def test_a_pattern_is_drawn_in_the_terminal_and_as_a_file(ask, refused, tmp_path
     answer = ask("look", "pattern", "causal", "-o", tmp_path / "p.svg")
     assert (answer.code, answer.out, answer.err) == (0, "", f"{tmp_path / 'p.svg'}: written\n")
     assert (tmp_path / "p.svg").read_text("utf-8").startswith("<?xml")
-    assert "'causl' is no pattern" in refused("look", "pattern", "causl")
+    assert "unknown pattern 'causl'" in refused("look", "pattern", "causl")
     assert "a picture is .png" in refused("look", "pattern", "causal", "-o", tmp_path / "p.gif")
 
 

@@ -22,7 +22,7 @@ from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.speculative.drafts import Lookup
-from allyouneed.nn.linear.int8 import to_int8
+from allyouneed.nn.models.precision import to_int8
 from allyouneed.nn.states.paged import BlockPool
 
 PAD, BOS, EOS, VOCAB = 0, 1, 2, 83

@@ -121,5 +121,5 @@ def test_the_order_of_rows_does_not_matter(pairs):
 def test_packed_rows_beside_rows_that_are_not_are_refused():
     model = build(tree())
     packed = Rows(torch.tensor([[1, 2, 3]]), segments=torch.tensor([[1, 2, 2]]))
-    with pytest.raises(ValueError, match="cannot be matched"):
+    with pytest.raises(ValueError, match="pack both or neither"):
         model(Batch(packed, Rows.of([[4, 5]])))

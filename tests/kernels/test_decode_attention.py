@@ -42,7 +42,7 @@ def look(
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("allyouneed.kernels.triton.decode_attention")
-    module.look = look
+    module.decode_attention = look
     monkeypatch.setitem(sys.modules, "allyouneed.kernels.triton.decode_attention", module)
     monkeypatch.setattr(paged, "usable", lambda _: True)
     CALLS.clear()

@@ -1,4 +1,4 @@
-"""The algorithms of kernels/triton/retention.py and kernels/triton/wkv.py, step by step in torch, against the plain definitions.
+"""The algorithms of kernels/triton/retention.py and wkv.py, step by step in torch, against the plain definitions.
 Where there is Triton, also the kernels themselves, by its interpreter (bench/check_kernels.py)."""
 
 import importlib.util
@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from allyouneed.nn.ops import retention as retain
-from allyouneed.nn.ops.wkv import LEAST, nothing, prefixes, weighted
+from allyouneed.nn.ops.wkv import LEAST, initial_state, prefix_states, wkv_output
 
 CHUNK = 4
 
@@ -154,14 +154,14 @@ def test_wkv_by_segments(time, share, begun):
     torch.manual_seed(time)
     k, v, g = 3 * torch.randn(3, 2, time, 6, dtype=torch.double)
     decay, bonus = torch.linspace(-5, 3, 6, dtype=torch.double).exp(), torch.randn(6, dtype=torch.double)
-    past = nothing(2, 6, k)
+    past = initial_state(2, 6, k)
     if begun:
-        past = [x[:, -1] for x in prefixes(past, *torch.randn(2, 2, 3, 6, dtype=torch.double), decay)]
+        past = [x[:, -1] for x in prefix_states(past, *torch.randn(2, 2, 3, 6, dtype=torch.double), decay)]
     wanted = torch.randn(2, 2, 6, dtype=torch.double).unbind()
     y, m, a, b, *slopes = wkv(past, k, v, decay, bonus, g, wanted, share)
     leaves = [x.requires_grad_() for x in (k, v, decay, bonus, past[1].clone(), past[2].clone())]
-    sums = prefixes((past[0], *leaves[4:]), k, v, decay)
-    expected, ends = weighted(sums, k, v, bonus), [x[:, -1] for x in sums]
+    sums = prefix_states((past[0], *leaves[4:]), k, v, decay)
+    expected, ends = wkv_output(sums, k, v, bonus), [x[:, -1] for x in sums]
     torch.testing.assert_close((y, m, a, b), (expected, *ends), atol=1e-9, rtol=1e-9)
     loss = (expected * g).sum() + (ends[1] * wanted[0]).sum() + (ends[2] * wanted[1]).sum()
     torch.testing.assert_close(tuple(slopes), torch.autograd.grad(loss, leaves), atol=1e-9, rtol=1e-9)

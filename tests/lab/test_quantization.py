@@ -21,9 +21,8 @@ from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.lab.quantization import compare, quantized
-from allyouneed.nn.linear.int8 import to_int8
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.precision import stored_as
+from allyouneed.nn.models.precision import stored_as, to_int8
 from toy_models import BOS, EOS, PAD, random_model
 
 

@@ -86,11 +86,11 @@ def test_several_are_side_by_side_as_far_as_they_fit():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("causl & window(6)", "'causl' is no pattern; did you mean 'causal'? (allowed: "),
+        ("causl & window(6)", "unknown pattern 'causl'; did you mean 'causal'? (allowed: "),
         ("causal & window(0)", "size: Input should be greater than 0, not 0, in 'causal & window(0)'"),
-        ("causal & window(3", "window(…) takes whole numbers"),
-        ("causal causal", "'causal' does not belong here"),
-        ("", "a pattern is missing at the end"),
+        ("causal & window(3", "window(…) takes integers"),
+        ("causal causal", "unexpected 'causal'"),
+        ("", "missing pattern at the end"),
     ],
 )
 def test_what_is_no_pattern_is_refused_once(text, said):

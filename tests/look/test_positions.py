@@ -85,7 +85,7 @@ def test_a_table_that_is_shorter_is_drawn_as_far_as_it_goes():
         ("sinusoidl", "'sinusoidl' names no positions; known: "),
         ("none", "nothing to draw"),
         ("{kind: rotary, bas: 3}", "did you mean 'base'?"),
-        ("{kind: rotary, fraction: 0.3}", "pairs need an even number"),
+        ("{kind: rotary, fraction: 0.3}", "must be an even, positive number"),
         ("{kind", "no word and no YAML"),
         ("3", "'3' names no positions"),
     ],

@@ -8,11 +8,11 @@ from torch import nn
 
 from allyouneed.config import parse
 from allyouneed.nn.common import Common
+from allyouneed.nn.depth import Depth
 from allyouneed.nn.init import GPT2, T5, DeepNormInit, Init, Normal, Small
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.block import Layer
 from allyouneed.nn.models.stack import Stack
-from allyouneed.nn.wiring.residual import Depth
 from any_part import tree
 
 WIDTH, HIDDEN, LAYERS = 128, 256, 3

@@ -18,7 +18,7 @@ import parity as judge
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.linear.bitlinear import Bit, rounded_tokens, ternary_weights
+from allyouneed.nn.linear.bitlinear import Bit, quantize_ternary, quantize_tokens
 from allyouneed.nn.norms import RMSNorm
 
 SMALL = dict(
@@ -87,15 +87,15 @@ def test_what_is_rounded_is_rounded_to_the_same_whole_numbers(shape):
     torch.manual_seed(0)
     theirs = AutoBitLinear(shape[1], shape[0], bias=False, online_quant=True)
     x = torch.randn(9, shape[1])
-    tokens, _ = rounded_tokens(x)
+    tokens, _ = quantize_tokens(x)
     scale = 127 / x.abs().max(-1, keepdim=True).values
     one = torch.eye(shape[1])  # their map of the unit vectors shows their weights: 127 · (1 / 127) is 1
-    weights, step = ternary_weights(theirs.weight, [shape[0]])
+    weights, step = quantize_ternary(theirs.weight, [shape[0]])
     assert torch.equal(weights / (1 / step)[:, None], theirs(one).T)
     nothing = AutoBitLinear(shape[1], shape[1], bias=False, online_quant=False)  # but their rounding of activations
     nothing.weight = nn.Parameter(torch.eye(shape[1]))
     assert torch.equal(tokens / scale, nothing(x))
-    halves, _ = rounded_tokens(torch.tensor([[0.5, 1.5, 2.5, -0.5, -1.5, 127.0]]))
+    halves, _ = quantize_tokens(torch.tensor([[0.5, 1.5, 2.5, -0.5, -1.5, 127.0]]))
     assert halves.tolist() == [[0.0, 2.0, 2.0, 0.0, -2.0, 127.0]]
 
 
@@ -149,7 +149,7 @@ def test_released_files_with_four_weights_in_a_byte(kind, tmp_path):
     weights = {}
     for path, module in list(judged.named_modules()):
         if isinstance(module, AutoBitLinear):
-            ternary, step = ternary_weights(module.weight, [module.out_features])
+            ternary, step = quantize_ternary(module.weight, [module.out_features])
             step = step[:1] * 1.7  # any number: it need not be the one of the latent weights
             weights[f"{path}.weight"] = pack_weights(ternary.clone())
             weights[f"{path}.weight_scale"] = step if kind == "autobitlinear" else 1 / step

@@ -53,8 +53,8 @@ def test_two_scores_need_two_tokens(tmp_path):
     theirs = DeiTForImageClassificationWithTeacher(DeiTConfig(**CASES["small"]))
     tree = tree_of(judge.ours(theirs, tmp_path).config)
     tree["embed"] |= {"distillation_token": False, "positions": {"kind": "learned", "length": 10}}
-    with pytest.raises(ConfigError, match=r"head\.distilled: reads the distillation token"):
+    with pytest.raises(ConfigError, match=r"head\.distilled: requires embed.distillation_token"):
         parse(Model, tree)
     tree["head"]["hidden"] = "tanh"
-    with pytest.raises(ConfigError, match=r"head\.distilled: reads an image's first two vectors"):
+    with pytest.raises(ConfigError, match=r"head\.distilled: requires an image input"):
         parse(Model, tree)

@@ -40,7 +40,7 @@ def test_it_is_the_papers_equations(sees, segments, dilations, time, record_diff
     x = torch.randn(2, time, 12)
     context = Context(TokenLayout.of(Rows(torch.zeros(1, time, dtype=torch.long))))
     q, k, v = (part.detach().requires_grad_() for part in module.project(x, context))
-    found = module.look(q, k, v, context, context.queries)
+    found = module.attend(q, k, v, context, context.queries)
     branches = [[(w, r, head % r) for w, r in zip(segments, dilations, strict=True)] for head in range(HEADS)]
     expected = torch.stack(
         [

@@ -8,11 +8,11 @@ import torch
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, TokenLayout, Wanted
+from allyouneed.nn.context import Context, TokenLayout, WeightRequest
 from allyouneed.nn.mixers.attention import lsh
 from allyouneed.nn.mixers.attention.lsh import LSH, rotations
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.ops.lsh import needed
+from allyouneed.nn.ops.lsh import chunks_needed
 from any_part import build, pack, tree
 
 WIDTH, HEADS = 12, 3
@@ -87,10 +87,10 @@ def always_sort(monkeypatch, chunk):
     monkeypatch.setattr(lsh, "WORTH_SORTING", 1)
     monkeypatch.setattr(lsh, "EXACT_CHUNK", chunk)
 
-    def beside(self, ids, chunk, context):
-        return needed(ids, chunk, context.queries.real)
+    def neighbour_chunks(self, ids, chunk, context):
+        return chunks_needed(ids, chunk, context.queries.real)
 
-    monkeypatch.setattr(lsh.LSHAttention, "beside", beside)
+    monkeypatch.setattr(lsh.LSHAttention, "neighbour_chunks", neighbour_chunks)
 
 
 PLACES = [
@@ -159,9 +159,9 @@ def test_the_papers_chunks_in_training(keys, rounds):
 def test_few_of_the_buckets_are_shared():
     """Otherwise everything above could pass for an attention that sees all."""
     layer, x = module(buckets=16, rounds=1), noise(1, 40, WIDTH)
-    wanted = Wanted()
+    wanted = WeightRequest()
     layer(x, Context(TokenLayout(torch.arange(40)[None], start=0), record={layer: wanted}))
-    weights = wanted.found[0][0]  # (heads, queries, keys)
+    weights = wanted.weights[0][0]  # (heads, queries, keys)
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
     assert (weights > 0).sum(-1).double().mean() < 5
     diagonal = weights.diagonal(dim1=1, dim2=2)
@@ -174,19 +174,24 @@ def test_long_rows_are_not_compared_pair_by_pair(monkeypatch):
         all_pairs.setattr(lsh, "WORTH_SORTING", 10_000)
         expected = run(layer, x)
     alike = noise(1, 1, WIDTH).expand(1, 700, WIDTH)  # all in one bucket: sorting them would be of no use
-    assert layer.beside(layer.hashed(heads(layer, alike)), 64, Context(TokenLayout(torch.arange(700)[None]))) is None
+    assert (
+        layer.neighbour_chunks(
+            layer.hash_tokens(heads(layer, alike)), 64, Context(TokenLayout(torch.arange(700)[None]))
+        )
+        is None
+    )
     monkeypatch.setattr(lsh.LSHAttention, "mask", None)
     torch.testing.assert_close(run(layer, x), expected)
 
 
 def test_an_odd_number_of_buckets_is_refused():
-    with pytest.raises(ConfigError, match=r"decoder\[0\].mixer.buckets: half of them lie opposite"):
+    with pytest.raises(ConfigError, match=r"decoder\[0\].mixer.buckets: must be even, or 1"):
         parse(Model, tree(mixer={"kind": "lsh", "heads": 3, "buckets": 5}))
 
 
 def test_first_tokens_are_those_of_the_past():
     mixer = {"kind": "lsh", "heads": 3, "buckets": 4, "sees": "around", "whole": 3}
-    with pytest.raises(ConfigError, match=r"encoder\[0\].mixer.whole: goes with sees: past"):
+    with pytest.raises(ConfigError, match=r"encoder\[0\].mixer.whole: requires sees: past"):
         parse(Model, {"kind": "encoder", "vocab": 9, "width": 12, "encoder": [{"mixer": mixer}]})
 
 

@@ -10,7 +10,7 @@ from transformers.models.switch_transformers import modeling_switch_transformers
 
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.channels.feedforward import FFN, GLU
-from allyouneed.nn.channels.moe import Groups, MoE, Router
+from allyouneed.nn.channels.moe import ExpertGroups, MoE, Router
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 
@@ -129,7 +129,7 @@ def test_switch_losses():
     torch.testing.assert_close(seen.losses, [theirs + z_loss * switch.router_z_loss_func(logits)], **closely)
 
 
-@pytest.mark.parametrize("groups", [None, Groups(count=4, top=2)])
+@pytest.mark.parametrize("groups", [None, ExpertGroups(count=4, top=2)])
 def test_deepseek_v2(groups):
     config = DeepseekV2Config(
         hidden_size=WIDTH,
@@ -164,7 +164,7 @@ def test_deepseek_v3(normalise):
     )
     block = drawn(DeepseekV3MoE(config))
     block.gate.e_score_correction_bias.normal_(std=0.2)
-    groups = Groups(count=4, top=2, score="two-best")
+    groups = ExpertGroups(count=4, top=2, score="two-best")
     router = Router(scores="sigmoid", normalise=normalise, scale=2.5, groups=groups, correction=0.0)
     ours = MoE(experts=EXPERTS, top=3, expert=GLU(hidden=HIDDEN), shared=GLU(hidden=HIDDEN), router=router)
 

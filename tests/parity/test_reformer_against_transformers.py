@@ -19,7 +19,7 @@ from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.mixers.attention.lsh import LSH
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.ops.lsh import by_chunks
+from allyouneed.nn.ops.lsh import chunked_lsh_attention
 
 JUDGE = "transformers ReformerModelWithLMHead"
 ROWS, COLUMNS, CHUNK = 4, 6, 8
@@ -207,7 +207,7 @@ def test_tokens_fall_into_the_same_buckets(hashing, rounds):
     layer = LSH(heads=2, head_width=5, buckets=6, rounds=rounds, seed=3).build(Common(width=16))
     q = heads(theirs.query_key(x))
     expected = theirs._hash_vectors(q, rounds, None).unflatten(-1, (rounds, -1)) % 6  # (batch, heads, rounds, time)
-    assert torch.equal(layer.hashed(q.detach()).transpose(2, 3).long(), expected)
+    assert torch.equal(layer.hash_tokens(q.detach()).transpose(2, 3).long(), expected)
     assert len(expected.unique()) == 6
 
 
@@ -215,8 +215,8 @@ def test_chunks_of_sorted_tokens(hashing, record_difference):
     theirs, layer, x = hashing
     q, v = heads(layer.qk(x)), heads(layer.v(x))
     k = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6) * 5**-0.5
-    ids = layer.hashed(q)
-    found = by_chunks(q, k, v, ids, CHUNK, 1, causal=True, limited=True, alike=False)
+    ids = layer.hash_tokens(q)
+    found = chunked_lsh_attention(q, k, v, ids, CHUNK, 1, causal=True, limited=True, alike=False)
     expected = heads(theirs(x).hidden_states)
     rank = ids[..., 0].argsort(dim=-1, stable=True).argsort(-1)
     later = (rank >= CHUNK)[..., None]  # queries of all chunks but the first

@@ -112,7 +112,7 @@ def turned(keys, q, k, v, positions):
     heads = Heads(q.shape[1], k.shape[1], q.shape[-1], causal=True)
     part = Relative.choose({"kind": "rotary"} | keys)
     assert not part.problems(heads, Common(width=8))
-    return part.build(heads, Common(width=8)).turn(q, k, v, Context(TokenLayout(positions)))
+    return part.build(heads, Common(width=8)).apply_positions(q, k, v, Context(TokenLayout(positions)))
 
 
 def vectors(*shape, seed=3):

@@ -125,7 +125,7 @@ def test_general_scores_turned_by_rotary_know_only_the_distance():
 def test_location_scores_refuse_longer_sentences():
     location = {"kind": "attention", "heads": HEADS, "scores": {"kind": "location", "length": 4}}
     model = build(tree(mixer=location | {"pattern": "causal"}, encoder_mixer=location, cross=location))
-    message = "a sentence of 5 tokens is longer than the 4 places attention can score"
+    message = "sentence of 5 tokens exceeds the 4 positions of location scores"
     with pytest.raises(UserError, match=message):
         model.encode(Rows.of([[1, 2, 3, 4, 5]]))
     with torch.no_grad():
@@ -193,10 +193,10 @@ def test_dropout_removes_weights_and_enlarges_the_others(keys):
     q, k = torch.randn(2, 64, 2, time, time, generator=generator)
     v = torch.eye(time).expand(64, 2, time, time)
     layout = TokenLayout(torch.arange(time)[None], start=0)
-    weights = module.look(q, k, v, Context(layout), layout)
+    weights = module.attend(q, k, v, Context(layout), layout)
     module.train()
     torch.manual_seed(1)
-    found = module.look(q, k, v, Context(layout), layout)
+    found = module.attend(q, k, v, Context(layout), layout)
     kept = found != 0
     torch.testing.assert_close(found, weights / (1 - p) * kept, atol=TOLERANCE, rtol=1e-4)
     seen = (weights > 1e-20).expand_as(kept)

@@ -9,7 +9,7 @@ import torch
 
 from allyouneed.config import parse, preset_tree
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.segment_recurrence import segment_by_segment
+from allyouneed.nn.models.segment_recurrence import run_segments
 from attention_layers import TOLERANCE, apart, shaken
 from shrink import quantize
 
@@ -86,7 +86,7 @@ def differences(model, expected_of, length, times):
     parameters = list(model.parameters())
     outputs, gradients = 0.0, 0.0
     judges = [expected_of(row.split(length)) for row in tokens]
-    for _, hidden in segment_by_segment(model, tokens, length, model.start(2)):
+    for _, hidden in run_segments(model, tokens, length, model.start(2)):
         found, expected = model.head(hidden), torch.stack([next(judge) for judge in judges])
         outputs = max(outputs, apart(found, expected))
         direction = torch.linspace(-1, 1, found.numel()).view_as(found)
@@ -137,7 +137,7 @@ def test_remembering_keys_gives_the_same_numbers_but_not_the_same_gradients():
     tokens = torch.randint(0, VOCAB, (2, 10), generator=torch.Generator().manual_seed(3))
     results = []
     for model in (hidden, keys):
-        *_, (_, last) = segment_by_segment(model, tokens, 5, model.start(2))
+        *_, (_, last) = run_segments(model, tokens, 5, model.start(2))
         results.append(
             (last, torch.autograd.grad(last.sum(), model.decoder.blocks[0].sublayers["mixer"].qkv.weight)[0])
         )

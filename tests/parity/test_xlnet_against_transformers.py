@@ -16,7 +16,7 @@ from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.two_stream import askers, asking
+from allyouneed.nn.models.two_stream import append_query_stream, query_stream
 
 SMALL = dict(d_model=24, n_head=3, n_layer=2, d_inner=40, vocab_size=31, dropout=0.0, summary_last_dropout=0.0)
 CASES = {
@@ -95,7 +95,7 @@ def test_two_streams(name, typed, tmp_path, record_difference):
         token_type_ids=types if typed else None,
     ).logits
     rows = Rows(tokens, lengths=torch.tensor(LENGTHS), order=order, types=types if typed else None)
-    logits = model.logits(Batch(asking(rows, TARGETS)))
+    logits = model.logits(Batch(append_query_stream(rows, TARGETS)))
     asked = [(row, number) for row, places in enumerate(TARGETS) for number in range(len(places))]
     found = torch.stack([logits[row, LENGTHS[row] + number] for row, number in asked])
     expected = torch.stack([expected[row, number] for row, number in asked])
@@ -110,7 +110,7 @@ def test_packed_rows_ask_as_padded_ones_do(tmp_path):
     """Two texts in one row, each followed by those that ask about it."""
     _, model = built("small", tmp_path)
     tokens, order = some_tokens(2, 9, 31), permuted([9, 6], TARGETS[:2])
-    rows = asking(Rows(tokens, lengths=torch.tensor([9, 6]), order=order), TARGETS[:2])
+    rows = append_query_stream(Rows(tokens, lengths=torch.tensor([9, 6]), order=order), TARGETS[:2])
     expected, sizes = model.logits(Batch(rows)), rows.lengths.tolist()
 
     def packed(values):
@@ -148,7 +148,7 @@ def test_segments_with_memory(name, memory, tmp_path, record_difference):
         token_type_ids=types,
     ).logits
     rows = Rows(tokens[:, 10:], order=order, types=types)
-    hidden = model.advance(rows, states, askers(rows, torch.tensor(targets)))
+    hidden = model.advance(rows, states, query_stream(rows, torch.tensor(targets)))
     found = model.head(hidden[:, 5:])
     outputs = judge.difference(found, expected)
     weights = trials.weighed

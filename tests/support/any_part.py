@@ -197,10 +197,10 @@ def _cases() -> Iterator[tuple[str, dict]]:
         if (decoding := causally(part)).causal:
             yield f"mixer {say(decoding)}", tree(mixer=decoding)
         yield f"encoder {name}", tree(encoder_mixer=part)
-        if part.crosses:
+        if part.supports_cross:
             yield f"cross {name}", tree(cross=part)
     for part in words(Channel):
-        if not part.alone:  # it says itself that company matters
+        if not part.batch_independent:  # it says itself that company matters
             continue
         yield f"channel {say(part)}", tree(channel=part)
     for part in words(Wiring):

@@ -16,7 +16,7 @@ import torch
 from allyouneed.config import parse, tree_of
 from allyouneed.nn.batch import Batch, Neighbours, Rows, Signal
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.two_stream import asking
+from allyouneed.nn.models.two_stream import append_query_stream
 
 WIDTH, GRID, PATCH, LONGEST = 32, 3, 4, 24
 PROPORTIONAL = ("width", "hidden", "inner", "kv_rank", "query_rank", "row_width")
@@ -94,7 +94,7 @@ def _read(embed: Any, vocab: int | None, dice: torch.Generator) -> Rows | Signal
         if getattr(embed, "asks", False):  # the second token is told after the others (XLNet), texts are of two types
             second = torch.zeros_like(rows.tokens)
             second[:, 1] = 1
-            return asking(replace(rows, order=second, types=first.long()), [[1]] * len(second))
+            return append_query_stream(replace(rows, order=second, types=first.long()), [[1]] * len(second))
         return replace(rows, chosen=first)
     shape = (embed.channels, GRID * PATCH, GRID * PATCH) if embed.kind == "patches" else (embed.mels, LONGEST)
     return Signal(torch.randn(6, *shape, generator=dice))

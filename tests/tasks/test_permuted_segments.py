@@ -7,7 +7,7 @@ from allyouneed.config import ConfigError, parse, tree_of
 from allyouneed.data.files.texts import Document
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.two_stream import asking
+from allyouneed.nn.models.two_stream import append_query_stream
 from allyouneed.nn.states.segment_memory import SegmentMemory
 from allyouneed.tasks.permutation_lm import PermutationLM
 from segment_memory import MemoryStore, vocabularies
@@ -84,7 +84,7 @@ def test_segments_over_memory_are_the_whole_text_said_one_after_another(pattern,
             before, end = number * size, (number + 1) * size
             order = torch.cat([10 * n + batches[n].rows.order for n in range(number + 1)], 1)
             places = [(before + batch.source.positions[0]).tolist()]
-            expected = model(Batch(asking(Rows(text[:, :end], order=order), places)))
+            expected = model(Batch(append_query_stream(Rows(text[:, :end], order=order), places)))
             told = found[number]
             torch.testing.assert_close(told[:, :size], expected[:, before:end])
             torch.testing.assert_close(told[:, size:], expected[:, end:])

@@ -11,7 +11,7 @@ from allyouneed.config import ConfigError
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.nn.models.precision import dequantize, quantize
-from allyouneed.nn.models.weights import named
+from allyouneed.nn.models.weights import named_tensors
 from allyouneed.train import load_recipe, train
 from allyouneed.train.log import read_log
 from micro_run import Make
@@ -57,7 +57,7 @@ def test_a_run_starts_from_a_model_in_eight_bits(make: Make, tmp_path: Path):
     folder.save(tmp_path / "small")
     path = second_stage(make, tmp_path / "small", tmp_path)
     after = Folder.load(train(load_recipe(path, ["schedule.peak=1e-12"])).model)
-    assert named(after.model).keys() == named(plain.model).keys()
+    assert named_tensors(after.model).keys() == named_tensors(plain.model).keys()
     for old, new in zip(plain.model.parameters(), after.model.parameters(), strict=True):
         step = old.abs().amax(-1, keepdim=True) / 127
         assert ((new - old).abs() <= 0.51 * step + 1e-6).all()
@@ -66,7 +66,7 @@ def test_a_run_starts_from_a_model_in_eight_bits(make: Make, tmp_path: Path):
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_was_stored_in_eight_bits_has_the_names_of_what_trains(tied: bool):
     model = ayn.build("gpt2", [f"embed.tied={str(tied).lower()}", "decoder[0].repeat=1"], vocab=50)
-    wanted = {name: tensor.shape for name, tensor in named(model).items()}
+    wanted = {name: tensor.shape for name, tensor in named_tensors(model).items()}
     assert {name: tensor.shape for name, tensor in dequantize(quantize(model, "int8")).items()} == wanted
 
 

@@ -36,9 +36,9 @@ def loaded(folder: Path, device: str, dtype: str | None = None, task: str | None
     changes = {name: value for name, value in (("dtype", dtype), ("task", task)) if value is not None}
     model = allyouneed.load(folder, device, **changes)
     if device == "cpu" and dtype is None:
-        from allyouneed.nn.models.weights import suit_cpu
+        from allyouneed.nn.models.weights import widen_half_for_cpu
 
-        suit_cpu(model.model)
+        widen_half_for_cpu(model.model)
     return model
 
 

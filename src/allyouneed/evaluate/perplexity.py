@@ -20,7 +20,7 @@ from torch import Tensor
 
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.decoder import Decoder
-from allyouneed.nn.models.segment_recurrence import segment_by_segment
+from allyouneed.nn.models.segment_recurrence import run_segments
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def pieces(model: Any, text: Tensor, length: int) -> TextLoss:
 def recurrent(model: Any, text: Tensor, segment: int) -> TextLoss:
     """Segments of so many tokens, each over what is remembered of those before."""
     states = model.start(1)
-    total, steps = 0.0, segment_by_segment(model, text[None, :-1], segment, states)
+    total, steps = 0.0, run_segments(model, text[None, :-1], segment, states)
     for begin in range(0, len(text) - 1, segment):
         labels = text[None, begin + 1 : begin + 1 + segment]
         total += _loss(model, lambda: next(steps)[1], labels)

@@ -10,7 +10,7 @@ import torch
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.folder import WEIGHTS, Folder, as_dtype, read_about
-from allyouneed.nn.models.weights import one_dtype
+from allyouneed.nn.models.weights import cast_weights
 
 
 def load(
@@ -32,7 +32,7 @@ def load(
         return hf.load(path, device, dtype, task, as_stored)
     if single_file.is_one(path):
         folder = single_file.read(path, tokenizer)
-        one_dtype(folder.model, as_dtype(dtype))
+        cast_weights(folder.model, as_dtype(dtype))
         folder.model.to(device)
     else:
         folder = Folder.load(path, device, dtype, as_stored)

@@ -1,4 +1,4 @@
-"""GPU kernels. Nothing here is imported before it is needed: it needs Triton."""
+"""GPU kernels. Modules are imported on first use, since they need Triton."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torch import Tensor
 
 
 def usable(x: Tensor) -> bool:
-    """Whether a kernel can compute with this: up to single precision, on a GPU that Triton compiles for."""
+    """Whether kernels support this tensor: at most single precision, on a GPU that Triton compiles for."""
     return x.is_cuda and x.dtype != torch.float64 and _compiles(x.device)
 
 
-def at_once(x: Tensor) -> bool:
-    """Whether a kernel without a gradient may compute with this now: nobody learns, and no compiler fuses it anyway."""
+def usable_without_grad(x: Tensor) -> bool:
+    """Whether a forward-only kernel may run: no gradients, and no compiler that would fuse it anyway."""
     return not torch.is_grad_enabled() and not torch.compiler.is_compiling() and usable(x)
 
 
 @functools.cache
 def _compiles(device: torch.device) -> bool:
-    """NVIDIA's, from Ampere on; ours ran on no others."""
-    there = torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
-    return there and torch.cuda.get_device_capability(device) >= (8, 0)
+    """NVIDIA GPUs from Ampere on; others are untested."""
+    has_triton = torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
+    return has_triton and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def overlaps(device: torch.device) -> bool:
-    """Whether a kernel may begin while the one before it ends (Hopper's programmatic dependent launch): it fetches what
-    does not depend on that one, then waits for it."""
+    """Whether a kernel may start before the previous one ends (Hopper's programmatic dependent launch): it prefetches
+    data that does not depend on it, then waits."""
     return OVERLAP and _capability(device) >= (9, 0)
 
 

@@ -78,7 +78,7 @@ def ours(peer: Peer, load: Load) -> tuple[Jobs, dict[str, float]]:
     from allyouneed.interop import load as folders
     from allyouneed.kernels.cpu import build as native
     from allyouneed.nn.models.precision import quantize
-    from allyouneed.nn.models.weights import named, suit_cpu
+    from allyouneed.nn.models.weights import named_tensors, widen_half_for_cpu
 
     start = time.perf_counter()
     folder = folders.load(Path(peer.folder), load.device)
@@ -87,11 +87,11 @@ def ours(peer: Peer, load: Load) -> tuple[Jobs, dict[str, float]]:
     if peer.manner in ("int8", "bf16", "ternary"):
         model = folder.model = quantize(model, peer.manner)
     elif load.device == "cpu":
-        suit_cpu(model)
+        widen_half_for_cpu(model)
     model.eval()
     if load.device == "cpu":
         native.wait_for_build()
-    weights = {name: tensor.nbytes for name, tensor in named(model).items()}
+    weights = {name: tensor.nbytes for name, tensor in named_tensors(model).items()}
     facts = {"load, s": loaded, "weights, MB": sum(weights.values()) / 1e6}
     if not load.writes:
         answer = reader(predictor(folder), load)

@@ -12,7 +12,7 @@ from torch import Tensor
 import allyouneed.nn  # noqa: F401  # every pattern is known before an expression is read
 from allyouneed.errors import UserError
 from allyouneed.look.canvas import Panel
-from allyouneed.nn.patterns.core import KVWindow, Pattern, Place
+from allyouneed.nn.patterns.core import KVWindow, Pattern, TokenFields
 
 LEAST, MOST = 32, 512  # tokens drawn when nobody says how many
 
@@ -52,9 +52,9 @@ def panel(pattern: Pattern, size: int) -> Panel:
 def _mask(pattern: Pattern, said: Mapping[str, Tensor], size: int) -> Tensor:
     steps = torch.arange(size)
 
-    def place(axis: int) -> Place:
+    def place(axis: int) -> TokenFields:
         known = {"position": steps, "segment": torch.ones_like(steps), **said}
-        return Place(**{name: value.unsqueeze(axis) for name, value in known.items()})
+        return TokenFields(**{name: value.unsqueeze(axis) for name, value in known.items()})
 
     return pattern.allowed(place(1), place(0)).expand(size, size)
 

@@ -114,7 +114,7 @@ def _inside(part: Relative, sizes: Sizes) -> Panel | None:
     said = ["for causal attention"] if heads.causal else []
     if module.adds_bias:
         return _bias(part, module, heads, sizes, said)
-    if type(module).turn is not RelativeModule.turn:
+    if type(module).apply_positions is not RelativeModule.apply_positions:
         return _turn(part, module, heads, sizes, said)
     return None
 
@@ -151,7 +151,7 @@ def _turn(part: Relative, module: RelativeModule, heads: Heads, sizes: Sizes, sa
     size = sizes.positions
     units = torch.eye(heads.head_width)[:, None, None].expand(-1, 1, size, -1)  # (features, 1, time, features)
     layout = TokenLayout(torch.arange(size)[None], start=0)
-    q, k, _ = module.turn(units, units, units, Context(layout))
+    q, k, _ = module.apply_positions(units, units, units, Context(layout))
     products = (q[:, :, -1:] * k).sum(-1)[:, 0]  # (features, time)
     notes = ["queries and keys are turned: the product of equal features", *said, *_learned(module)]
     return Panel(words(part), notes, "matrix", products.float(), "feature of a head", "key − query", 1 - size)

@@ -1,7 +1,6 @@
-"""What a model is given: tokens and the facts about them.
+"""Model inputs: tokens and their layout.
 
-Nobody passes masks. Padding is `lengths`, packed rows are `segments`; everything a layer needs to know
-(who may look at whom, who stands where) follows from these facts.
+Masks are never passed. Padding is `lengths`, packed rows are `segments`; masks and positions are derived from them.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-IGNORE = -100  # a label that takes no part in the loss (the value torch.nn.functional.cross_entropy ignores)
+IGNORE = -100  # label excluded from the loss, as in torch.nn.functional.cross_entropy
 
 
 @dataclass(frozen=True)
 class Rows:
     """One side of a batch: `tokens` (batch, time), and either `lengths` or `segments` or neither.
 
-    `lengths` (batch,): each row is one sentence, the rest of the row is padding, on the right or on the left.
-    `segments` (batch, time): each row holds several sentences, numbered 1, 2, … in it; 0 is padding.
-    Neither: every row is one sentence that fills it.
-    `positions` (batch, time): a token's place in its own sentence, from 0; derived when not given.
-    `types` (batch, time): which of several kinds of text a token belongs to (BERT's segments A and B).
-    `prompt` (batch, time) bool: tokens that are given, not predicted; a prefix language model sees all of them.
-    `chosen` (batch, time) bool: tokens picked to be global (Longformer).
-    `order` (batch, time): the order in which a permutation language model says the tokens, from 0 on; −1 − n for one
-    that only asks for the token said as number n (models/two_stream.py).
+    `lengths` (batch,): one sentence per row, padded on the right or on the left.
+    `segments` (batch, time): several sentences per row, numbered 1, 2, …; 0 is padding.
+    Neither: every row is one sentence without padding.
+    `positions` (batch, time): position in the sentence, from 0; derived by default.
+    `types` (batch, time): token type (BERT's segments A and B).
+    `prompt` (batch, time) bool: tokens that are given, not predicted; a prefix language model attends to all of them.
+    `chosen` (batch, time) bool: global tokens (Longformer).
+    `order` (batch, time): factorisation order of a permutation language model, from 0; −1 − n for a query-stream token
+    that predicts token number n (models/two_stream.py).
     """
 
     tokens: Tensor
@@ -43,11 +42,11 @@ class Rows:
 
     def __post_init__(self) -> None:
         if self.lengths is not None and self.segments is not None:
-            raise ValueError("a batch has either lengths (one sentence a row) or segments (several), not both")
+            raise ValueError("lengths and segments are exclusive; set one")
 
     @classmethod
     def of(cls, sentences: Sequence[Sequence[int]], pad: int = 0, side: Literal["right", "left"] = "right") -> Rows:
-        """Pad a list of token lists of any lengths."""
+        """Pad token lists to a batch."""
         lengths = [len(sentence) for sentence in sentences]
         longest = max(lengths, default=0)
         rows = [
@@ -65,13 +64,13 @@ class Rows:
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Rows:
-        """The same rows with this done to every tensor."""
+        """Apply a function to every tensor."""
         return _each(self, change)
 
 
 @dataclass(frozen=True)
 class Signal:
-    """Input that is no text: pixels (batch, channels, height, width) or log-mel frames (batch, mels, time)."""
+    """Image or audio input: pixels (batch, channels, height, width) or log-mel frames (batch, mels, time)."""
 
     values: Tensor
 
@@ -84,8 +83,8 @@ class Signal:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """What was retrieved for the chunks of a text (RETRO): `tokens` (batch, chunks, neighbours, length), and how
-    many of them are real, `lengths` (batch, chunks, neighbours); 0 where fewer neighbours were found."""
+    """Neighbours retrieved for the chunks of a text (RETRO): `tokens` (batch, chunks, neighbours, length) and `lengths`
+    (batch, chunks, neighbours), 0 for missing neighbours."""
 
     tokens: Tensor
     lengths: Tensor
@@ -94,16 +93,16 @@ class Neighbours:
     def of(
         cls, texts: Sequence[Sequence[Sequence[Sequence[int]]]], count: int, length: int, pad: int = 0
     ) -> Neighbours:
-        """Of each text's chunks' neighbours, `count` each at most, each cut at `length` tokens."""
+        """From the neighbours of each chunk of each text: `count` per chunk, each truncated to `length` tokens."""
         chunks = max((len(text) for text in texts), default=0)
         tokens = torch.full((len(texts), chunks, count, length), pad, dtype=torch.long)
         lengths = torch.zeros(len(texts), chunks, count, dtype=torch.long)
         for row, text in enumerate(texts):
             for chunk, found in enumerate(text):
-                for place, ids in enumerate(found[:count]):
+                for index, ids in enumerate(found[:count]):
                     kept = torch.tensor(list(ids[:length]), dtype=torch.long)
-                    tokens[row, chunk, place, : len(kept)] = kept
-                    lengths[row, chunk, place] = len(kept)
+                    tokens[row, chunk, index, : len(kept)] = kept
+                    lengths[row, chunk, index] = len(kept)
         return cls(tokens, lengths)
 
     def to(self, device: torch.device | str) -> Neighbours:
@@ -118,16 +117,18 @@ Input = Rows | Signal | Neighbours
 
 @dataclass(frozen=True)
 class Batch:
-    """What goes in on each side, and the labels of the target side (`IGNORE` where there is none).
+    """Inputs of both sides, and labels of the target (`IGNORE` where there is none).
 
-    A model of one stack has only a target. Two towers (CLIP) take one input each. The source of a model that retrieves
-    is what was found; that of a segment of XLNet's are those who ask.
+    Single-stack models have only a target. Two-tower models (CLIP) take one input each. The source of a retrieval model
+    is its neighbours; that of an XLNet segment is the query stream.
     """
 
     target: Input
     source: Input | None = None
     labels: Tensor | None = None
-    begins: bool | None = None  # rows begin new texts, or go on with those of the batch before; None: it stands alone
+    begins: bool | None = (
+        None  # rows start new texts (True) or continue the previous batch (False); None: independent batches
+    )
 
     def to(self, device: torch.device | str) -> Batch:
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
@@ -142,8 +143,8 @@ class Batch:
 
     @property
     def rows(self) -> Rows:
-        """The target, where it must be text."""
-        assert isinstance(self.target, Rows), "this model reads text"
+        """The target as text."""
+        assert isinstance(self.target, Rows), "this model needs text input"
         return self.target
 
 

@@ -1,4 +1,4 @@
-"""What all parts of one model share: its width, and the words in the slots that every part uses."""
+"""Settings shared by all parts of a model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from allyouneed.nn.norms import LayerNorm, Norm
 
 
 class Common(Config):
-    # whatever looks across looks at keys and values that the model has made once, for all layers (mixers/attention/shared_kv.py)
+    # cross-attention reads keys and values projected once by the model (mixers/attention/shared_kv.py)
     shares_keys: ClassVar[bool] = False
 
     width: Annotated[int, Field(gt=0)]
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of sub-layer outputs and embeddings (the paper, 5.4)
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # on sub-layer outputs and embeddings (the paper, 5.4)
     norm: Norm = LayerNorm()
     linear: Linear = Dense()
     init: Init = Xavier()

@@ -1,4 +1,4 @@
-"""What all layers of one forward pass share: the facts of the batch, and the plans made from them once."""
+"""State of one forward pass shared by all layers: token layout, memory, and memoized values."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.patterns.core import Place
+from allyouneed.nn.patterns.core import TokenFields
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
 class TokenLayout:
-    """Where the tokens of one axis stand. Everything but the tensors is known without asking the device.
+    """Layout of the tokens of one axis. All but the tensors is known on the host.
 
-    `positions` (batch or 1, time): place in the own sentence.
-    `segments` (batch, time) or None: number of the own sentence in the row, 0 for padding; None: one sentence a row.
-    `start`: when every row's positions are start, start+1, …, this start; otherwise None.
-    `packed`: rows hold several sentences.
-    `prompt`, `chosen`, `order`, `types` (batch, time): what the batch says besides (see `Rows`); None where it says
-    nothing.
+    `positions` (batch or 1, time): position in the sentence. `segments` (batch, time) or None: index of the sentence in
+    the row, 0 for padding; None: one sentence per row. `start`: first position if every row has positions start,
+    start+1, …; otherwise None. `packed`: several sentences per row. `prompt`, `chosen`, `order`, `types` (batch, time):
+    optional marks of the batch (see `Rows`).
     """
 
     positions: Tensor
@@ -47,7 +45,7 @@ class TokenLayout:
 
     @property
     def real(self) -> Tensor | None:
-        """(batch, time) bool: the places that are no padding; None when all are."""
+        """(batch, time) bool: tokens that are not padding; None if there is no padding."""
         return None if self.segments is None else self.segments > 0
 
     @classmethod
@@ -72,11 +70,11 @@ class TokenLayout:
 
     @classmethod
     def following(cls, seen: Sequence[int], new: Rows) -> TokenLayout:
-        """New tokens in each row, after as many as it has `seen`; unequal numbers are padded on the right."""
+        """Layout of new tokens that follow `seen` tokens per row; rows of unequal length are padded on the right."""
         if new.order is not None:
-            raise ValueError("decoding says tokens in reading order; leave out the batch's own order")
+            raise ValueError("decoding does not support Rows.order; remove it")
         if new.prompt is not None and any(n and bool(row.any()) for n, row in zip(seen, new.prompt, strict=True)):
-            raise ValueError("tokens of a prompt see each other, so a prompt is read at once, before any other token")
+            raise ValueError("a prompt must be prefilled in one call, before any other token")
         time, device = new.tokens.shape[1], new.tokens.device
         steps = torch.arange(time, device=device)[None]
         inside = None if new.lengths is None else (steps < new.lengths.to(device)[:, None]).long()
@@ -87,63 +85,63 @@ class TokenLayout:
         return cls(steps + starts, inside, prompt=new.prompt, chosen=new.chosen, types=new.types)
 
     def select(self, rows: Tensor) -> TokenLayout:
-        def kept(value: Tensor | None) -> Tensor | None:
+        def take(value: Tensor | None) -> Tensor | None:
             return None if value is None else value.index_select(0, rows)
 
         return replace(
             self,
             positions=self.positions if self.positions.shape[0] == 1 else self.positions.index_select(0, rows),
-            segments=kept(self.segments),
-            prompt=kept(self.prompt),
-            chosen=kept(self.chosen),
-            order=kept(self.order),
-            types=kept(self.types),
+            segments=take(self.segments),
+            prompt=take(self.prompt),
+            chosen=take(self.chosen),
+            order=take(self.order),
+            types=take(self.types),
         )
 
     def join(self, other: TokenLayout, rows: tuple[int, int]) -> TokenLayout:
-        """Of both sides' rows (so many), the shorter ones padded on the right."""
-        if self.packed or other.packed or any(x is not None for f in (self, other) for x in f._said):
-            raise ValueError("packed rows, and rows with marks of their own, cannot be joined")
+        """Concatenate the rows of both (`rows` of each), the shorter ones padded on the right."""
+        if self.packed or other.packed or any(x is not None for f in (self, other) for x in f._marks):
+            raise ValueError("cannot join packed rows or rows with marks")
         time, start = max(self.time, other.time), self.start if self.start == other.start else None
         positions, segments = [], []
         for side, count in zip((self, other), rows, strict=True):
             real = side.segments if side.segments is not None else torch.ones_like(side.positions).expand(count, -1)
             segments.append(pad(real, (0, time - side.time)))
             positions.append(pad(side.positions.expand(count, -1), (0, time - side.time)))
-        places = torch.cat(positions)
+        joined = torch.cat(positions)
         if start is not None:
-            places = torch.arange(start, start + time, device=self.device)[None]
+            joined = torch.arange(start, start + time, device=self.device)[None]
         whole = self.segments is None and other.segments is None and self.time == other.time
-        return TokenLayout(places, None if whole else torch.cat(segments), start)
+        return TokenLayout(joined, None if whole else torch.cat(segments), start)
 
     @property
-    def _said(self) -> tuple[Tensor | None, ...]:
+    def _marks(self) -> tuple[Tensor | None, ...]:
         return self.prompt, self.chosen, self.order, self.types
 
-    def at(self, places: Tensor) -> TokenLayout:
-        """Of the tokens at these places (batch or 1, few), none of which is padding."""
+    def at(self, columns: Tensor) -> TokenLayout:
+        """Layout of the tokens at these columns (batch or 1, count), none of them padding."""
 
-        def kept(value: Tensor | None) -> Tensor | None:
-            return None if value is None else value.take_along_dim(places, 1)
+        def take(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value.take_along_dim(columns, 1)
 
-        positions = self.positions.take_along_dim(places, 1)
-        said = (kept(self.prompt), kept(self.chosen), kept(self.order), kept(self.types))
-        return TokenLayout(positions, None, None, False, *said)
+        positions = self.positions.take_along_dim(columns, 1)
+        marks = (take(self.prompt), take(self.chosen), take(self.order), take(self.types))
+        return TokenLayout(positions, None, None, False, *marks)
 
-    def place(self, axis: int) -> Place:
-        """The places as (batch, …) tensors that broadcast along another axis: 1 for queries, 2 for keys."""
+    def fields(self, axis: int) -> TokenFields:
+        """Fields as (batch, …) tensors that broadcast along the other axis: 1 for queries, 2 for keys."""
         other = 3 - axis
 
         def spread(value: Tensor | None) -> Tensor | None:
             return None if value is None else value.unsqueeze(other)
 
         segments = self.segments if self.segments is not None else torch.ones_like(self.positions)
-        said = (spread(self.prompt), spread(self.chosen), spread(self.order))
-        return Place(self.positions.unsqueeze(other), segments.unsqueeze(other), *said)
+        marks = (spread(self.prompt), spread(self.chosen), spread(self.order))
+        return TokenFields(self.positions.unsqueeze(other), segments.unsqueeze(other), *marks)
 
 
 def _restart(segments: Tensor) -> Tensor:
-    """Positions that begin anew where a new segment begins."""
+    """Positions that restart at every segment."""
     steps = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
     first = torch.ones_like(segments, dtype=torch.bool)
     first[:, 1:] = segments[:, 1:] != segments[:, :-1]
@@ -152,10 +150,10 @@ def _restart(segments: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What an encoder hands to a decoder: hidden states (batch, time, width) and where they stand.
+    """Encoder output for a decoder: hidden states (batch, time, width) and their layout.
 
-    `shared`: keys and values (batch, heads, time, head_width) already made of them, for all layers (mixers/attention/shared_kv.py).
-    `inputs`: the embeddings they were made of.
+    `shared`: keys and values (batch, heads, time, head_width) projected once for all layers
+    (mixers/attention/shared_kv.py). `inputs`: the embeddings of the source.
     """
 
     hidden: Tensor
@@ -169,8 +167,8 @@ class Memory:
         return Memory(self.hidden.index_select(0, rows), self.layout.select(rows), shared, inputs)
 
     def join(self, other: Memory) -> Memory:
-        """Of the sources of both."""
-        assert self.shared is None and other.shared is None, "keys for all layers are made anew in every pass"
+        """Concatenate the sources of both."""
+        assert self.shared is None and other.shared is None, "shared keys exist only within a forward pass"
         ours, theirs = (self.hidden, self.inputs), (other.hidden, other.inputs)
         time = max(self.hidden.shape[1], other.hidden.shape[1])
         hidden, inputs = (
@@ -182,62 +180,62 @@ class Memory:
 
 
 @dataclass
-class Wanted:
-    """Attention weights somebody wants to see: of these heads (None: all); `found` gets one entry each time the module
-    is called, for a module that layers share is called by each of them."""
+class WeightRequest:
+    """Request to record attention weights of these heads (None: all); `weights` gets one entry per call, several for a
+    shared module."""
 
     heads: Sequence[int] | None = None
-    found: list[Tensor] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)
 
 
-Record = dict[nn.Module, Wanted]  # attention module -> what is wanted of it
+WeightRecord = dict[nn.Module, WeightRequest]  # attention module -> request
 
 
 class Replay:
-    """What a part decided, in order, to be decided alike when the part is computed once more: an input taken back from
-    the output differs in its last bits, and a choice made of it (a bucket, an expert) might turn out otherwise."""
+    """Decisions of a layer in order, to be repeated when the layer is recomputed: a recomputed input differs in its
+    last bits, which could change a discrete choice (a bucket, an expert)."""
 
     def __init__(self) -> None:
         self.decisions: list[Any] = []
-        self.again: int | None = None  # the next decision to repeat; None: the first time
+        self.next: int | None = None  # index of the next decision to repeat; None: recording
 
     def decide(self, make: Callable[[], T]) -> T:
-        if self.again is None:
+        if self.next is None:
             self.decisions.append(make())
             found: T = self.decisions[-1]
             return found
-        self.again += 1
-        found = self.decisions[self.again - 1]
+        self.next += 1
+        found = self.decisions[self.next - 1]
         return found
 
 
-# what a layer reads, its context and its state -> memory; None: there is nothing to look at yet
-Asks = Callable[[Tensor, "Context", Any], Memory | None]
+# (layer input, context, state) -> memory; None: no memory yet
+MemoryBuilder = Callable[[Tensor, "Context", Any], Memory | None]
 
 
 @dataclass(eq=False)
 class Context:
-    """Handed to every layer. Layers read it; they never keep it."""
+    """Passed to every layer; layers read it and never keep it."""
 
     queries: TokenLayout
-    slots: TokenLayout | None = None  # decoding: the places of everything seen so far, the new tokens included
+    slots: TokenLayout | None = None  # decoding: layout of all cached tokens, the new ones included
     memory: Memory | None = None
-    inputs: Tensor | None = None  # the embeddings that went into the stack
-    record: Record | None = None  # the attention weights somebody wants to see
-    said: TokenLayout | None = (
-        None  # with states: the first of the queries, where the others only ask and are not remembered
+    inputs: Tensor | None = None  # embeddings of the stack input
+    record: WeightRecord | None = None  # attention weights to record
+    content: TokenLayout | None = (
+        None  # decoding with a query stream: the leading queries that are cached (models/two_stream.py)
     )
-    losses: list[Tensor] | None = None  # what parts add to the loss (a mixture's balance), each a mean over real tokens
-    plans: dict[Hashable, Any] = field(default_factory=dict)
-    # makes memory of what the first layer that looks at it reads (RETRO), where it is not there from the start
-    asks: Asks | None = None
-    replay: Replay | None = None  # there where a layer will be computed once more, for its gradients
+    losses: list[Tensor] | None = None  # auxiliary losses (load balancing), each a mean over real tokens
+    memo: dict[Hashable, Any] = field(default_factory=dict)
+    # builds the memory from the input of the first layer that needs it (RETRO)
+    memory_builder: MemoryBuilder | None = None
+    replay: Replay | None = None  # set if the layer will be recomputed for its gradients
 
-    def plan(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Compute something once for all layers."""
-        if key not in self.plans:
-            self.plans[key] = make()
-        found: T = self.plans[key]
+    def memoize(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Compute a value once per forward pass for all layers."""
+        if key not in self.memo:
+            self.memo[key] = make()
+        found: T = self.memo[key]
         return found
 
     def call(self, part: Any, x: Any, state: Any = None) -> Any:
@@ -246,21 +244,21 @@ class Context:
         return part(x, context=self) if state is None else part(x, context=self, state=state)
 
     @property
-    def kept(self) -> Context:
-        """As it is for a state, which only takes in what is said."""
-        if self.said is None:
+    def content_context(self) -> Context:
+        """The context for states, which cache the content stream only."""
+        if self.content is None:
             return self
-        said = self.said
-        return self.plan("kept", lambda: Context(said, self.slots))
+        content = self.content
+        return self.memoize("content", lambda: Context(content, self.slots))
 
     def decide(self, make: Callable[[], T]) -> T:
-        """Compute something without gradients that must come out alike if this layer is computed once more."""
+        """Compute a value without gradients that must be equal if this layer is recomputed."""
         return make() if self.replay is None else self.replay.decide(make)
 
     @property
-    def again(self) -> bool:
-        """This layer is being computed once more: what it counts and gathers, it has counted and gathered."""
-        return self.replay is not None and self.replay.again is not None
+    def is_recomputing(self) -> bool:
+        """Whether this layer is being recomputed: it must not update statistics or collect losses again."""
+        return self.replay is not None and self.replay.next is not None
 
 
 def call_part(part: Any, x: Any, context: Context, state: Any = None) -> Any:

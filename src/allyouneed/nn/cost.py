@@ -1,4 +1,4 @@
-"""What a part costs, answered by its config alone: no module is built, so a 70B model is counted in milliseconds."""
+"""Cost of a part, computed from its config without building a module: a 70B model takes milliseconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cost:
-    """Parameters; FLOPs of the forward pass for one token (a multiply-add is two); elements of decoding state."""
+    """Parameters; forward FLOPs per token (a multiply-add is two); elements of decoding state."""
 
     parameters: int = 0
     flops: float = 0.0

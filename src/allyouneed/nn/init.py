@@ -1,4 +1,4 @@
-"""Initial weights."""
+"""Weight initialisation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from allyouneed.config import Part
+from allyouneed.nn.depth import deepnorm_factors
 
 Deviation = Annotated[float, Field(gt=0)]
 
@@ -18,13 +19,13 @@ Deviation = Annotated[float, Field(gt=0)]
 class Init(Part, slot="init"):
     @abstractmethod
     def apply(self, model: nn.Module, width: int) -> None:
-        """Draw every weight of the model anew."""
+        """Initialise every weight of the model."""
 
 
 class Xavier(Init):
-    """Glorot, Bengio 2010, eq. 16, for every matrix (queries, keys and values made by one product count as one, as in
-    torch.nn.MultiheadAttention), biases at zero; embeddings normal with deviation width^-1/2, so that scaled by √width
-    they begin with variance 1 (as tensor2tensor and fairseq start the paper's model)."""
+    """Glorot, Bengio 2010, eq. 16, for every matrix (a merged qkv matrix counts as one, as in
+    torch.nn.MultiheadAttention), zero biases; embeddings normal with deviation width^-1/2, so that after scaling by
+    √width they have variance 1 (as in tensor2tensor and fairseq)."""
 
     kind: Literal["xavier"] = "xavier"
 
@@ -38,11 +39,11 @@ class Xavier(Init):
                 nn.init.normal_(module.weight, std=width**-0.5)
 
 
-# --- what a matrix is for ---------------------------------------------------------------------------------------------
+# --- role of a matrix -----------------------------------------------------------------------------------------------
 
 Role = Literal["q", "k", "v", "out", "up", "down", "other"]
 
-# the names that linear maps of sub-layers have, and what their rows are, in order
+# names of the linear maps of sub-layers, and the roles of their row blocks in order
 ROLES: dict[str, tuple[Role, ...]] = {
     "qkv": ("q", "k", "v"),
     "q": ("q",),
@@ -56,43 +57,43 @@ ROLES: dict[str, tuple[Role, ...]] = {
 }
 
 
-class Home(NamedTuple):
-    """Where a matrix lives: the sub-layer's module that owns it, its block's wiring, and how many sub-layers add to the
-    residual stream that it adds to."""
+class Owner(NamedTuple):
+    """Owner of a matrix: its module in a sub-layer, the wiring of its block, and the number of sub-layers that add to
+    the residual stream."""
 
-    owner: nn.Module
+    module: nn.Module
     name: str
     wiring: nn.Module
     branches: int
 
 
 class Matrix(NamedTuple):
-    weight: Tensor  # (outputs, inputs, …); a slice where one product makes several things
+    weight: Tensor  # (outputs, inputs, …); a slice of a merged matrix
     role: Role
-    home: Home | None  # None: outside the blocks
+    owner: Owner | None  # None: outside blocks
 
 
 class ByRole(Init):
-    """An init that draws each matrix by what it is for. Biases begin at zero; norms and such begin themselves."""
+    """Initialises each matrix by its role. Biases are zero; other modules reset themselves."""
 
     @abstractmethod
     def draw(self, matrix: Matrix, width: int) -> None: ...
 
     @abstractmethod
     def draw_table(self, weight: Tensor, inside: bool, width: int) -> None:
-        """An embedding, of tokens or positions, or `inside` a block."""
+        """An embedding of tokens or positions, or one `inside` a block."""
 
     @torch.no_grad()
     def apply(self, model: nn.Module, width: int) -> None:
-        homes = dict(_homes(model))
+        owners = dict(_owners(model))
         tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
         for module in model.modules():
             weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
             if isinstance(module, nn.Embedding):
-                self.draw_table(module.weight, module in homes, width)
+                self.draw_table(module.weight, module in owners, width)
             elif isinstance(weight, nn.Parameter) and weight.dim() > 1:
-                if id(weight) not in tables:  # a tied head
-                    for matrix in _matrices(weight, homes.get(module)):
+                if id(weight) not in tables:  # skip tied heads
+                    for matrix in _matrices(weight, owners.get(module)):
                         self.draw(matrix, width)
                 if isinstance(bias, nn.Parameter):
                     nn.init.zeros_(bias)
@@ -100,42 +101,43 @@ class ByRole(Init):
                 reset()
 
 
-def _homes(model: nn.Module) -> Iterator[tuple[nn.Module, Home]]:
-    """Every module inside a sub-layer of a block of a stack, and its home."""
+def _owners(model: nn.Module) -> Iterator[tuple[nn.Module, Owner]]:
+    """Every module inside a sub-layer of a block, and its owner."""
     for stack in model.modules():
         blocks: list[Any] = list(getattr(stack, "blocks", []))
         branches = sum(len(block.sublayers) for block in blocks)
         for block in blocks:
             for sublayer in block.sublayers.values():
-                for owner in sublayer.modules():
-                    for name, child in owner.named_children():
-                        yield child, Home(owner, name, block.wiring, branches)
+                for module in sublayer.modules():
+                    for name, child in module.named_children():
+                        yield child, Owner(module, name, block.wiring, branches)
 
 
-def _matrices(weight: Tensor, home: Home | None) -> Iterator[Matrix]:
-    roles: tuple[Role, ...] = ROLES.get(home.name, ("other",)) if home is not None else ("other",)
-    if home is None or len(roles) == 1:
-        yield Matrix(weight, roles[0], home)
+def _matrices(weight: Tensor, owner: Owner | None) -> Iterator[Matrix]:
+    roles: tuple[Role, ...] = ROLES.get(owner.name, ("other",)) if owner is not None else ("other",)
+    if owner is None or len(roles) == 1:
+        yield Matrix(weight, roles[0], owner)
         return
     sizes = [len(weight) // len(roles)] * len(roles)
-    if home.name in ("qkv", "kv"):
+    if owner.name in ("qkv", "kv"):
         sizes = [
-            (_whole(home, "heads") if role == "q" else _whole(home, "kv_heads")) * _whole(home, "head_width")
+            (_int_attribute(owner, "heads") if role == "q" else _int_attribute(owner, "kv_heads"))
+            * _int_attribute(owner, "head_width")
             for role in roles
         ]
     if sum(sizes) != len(weight):
-        raise ValueError(f"{type(home.owner).__name__}.{home.name} has {len(weight)} rows, not {sizes}")
+        raise ValueError(f"{type(owner.module).__name__}.{owner.name} has {len(weight)} rows, not {sizes}")
     for piece, role in zip(weight.split(sizes), roles, strict=True):
-        yield Matrix(piece, role, home)
+        yield Matrix(piece, role, owner)
 
 
-def _whole(home: Home, name: str) -> int:
-    value = getattr(home.owner, name)
-    assert isinstance(value, int), f"{type(home.owner).__name__}.{name} is no number"
+def _int_attribute(owner: Owner, name: str) -> int:
+    value = getattr(owner.module, name)
+    assert isinstance(value, int), f"{type(owner.module).__name__}.{name} is not an integer"
     return value
 
 
-# --- what papers prescribe --------------------------------------------------------------------------------------------
+# --- published schemes ----------------------------------------------------------------------------------------------
 
 
 class OneDeviation(ByRole):
@@ -153,27 +155,27 @@ class OneDeviation(ByRole):
 
 
 class Normal(OneDeviation):
-    """Every matrix and embedding normal with one deviation, cut off at two of them if `truncated` (Radford et al. 2018,
-    4.1; Devlin et al. 2019, truncated in the authors' code)."""
+    """Every matrix and embedding normal with one deviation, truncated at two deviations if `truncated` (Radford et al.
+    2018, 4.1; Devlin et al. 2019, truncated in the authors' code)."""
 
     kind: Literal["normal"] = "normal"
 
 
 class GPT2(OneDeviation):
-    """Radford et al. 2019, 2.3: as `normal`, but what sub-layers add to the residual stream is divided by √N, N the
-    number of sub-layers that add to it (two a layer in GPT-2)."""
+    """Radford et al. 2019, 2.3: as `normal`, with the output projections of sub-layers divided by √N, N the number of
+    sub-layers that add to the residual stream (two per layer in GPT-2)."""
 
     kind: Literal["gpt2"] = "gpt2"
 
     def draw(self, matrix: Matrix, width: int) -> None:
         super().draw(matrix, width)
-        if matrix.role in ("out", "down") and matrix.home is not None:
-            matrix.weight.div_(matrix.home.branches**0.5)
+        if matrix.role in ("out", "down") and matrix.owner is not None:
+            matrix.weight.div_(matrix.owner.branches**0.5)
 
 
 class Small(ByRole):
-    """Nguyen, Salazar 2019, "Transformers without Tears", SmallInit: every matrix normal with deviation
-    √(2 / (width + 4 width)), what Xavier gives the feed-forward layers; embeddings with width^-1/2."""
+    """Nguyen, Salazar 2019, "Transformers without Tears", SmallInit: every matrix normal with deviation √(2 / (width +
+    4 width)), Xavier's value for feed-forward layers; embeddings with width^-1/2."""
 
     kind: Literal["small"] = "small"
 
@@ -185,17 +187,17 @@ class Small(ByRole):
 
 
 class T5(ByRole):
-    """Raffel et al. 2020, the authors' mesh-tensorflow code: normal with deviation inputs^-1/2, and for queries
-    (inputs · head_width)^-1/2, because their attention does not divide by √head_width; embeddings 1, tables of position
-    biases width^-1/2. All times `factor`."""
+    """Raffel et al. 2020, the authors' mesh-tensorflow code: normal with deviation inputs^-1/2, for queries (inputs ·
+    head_width)^-1/2 because attention scores are not scaled; embeddings 1, position bias tables width^-1/2. All
+    times `factor`."""
 
     kind: Literal["t5"] = "t5"
     factor: Deviation = 1.0
 
     def draw(self, matrix: Matrix, width: int) -> None:
         std = matrix.weight[0].numel() ** -0.5
-        if matrix.role == "q" and matrix.home is not None:
-            std *= _whole(matrix.home, "head_width") ** -0.5
+        if matrix.role == "q" and matrix.owner is not None:
+            std *= _int_attribute(matrix.owner, "head_width") ** -0.5
         nn.init.normal_(matrix.weight, std=self.factor * std)
 
     def draw_table(self, weight: Tensor, inside: bool, width: int) -> None:
@@ -204,21 +206,19 @@ class T5(ByRole):
 
 class DeepNormInit(ByRole):
     """Wang et al. 2022, "DeepNet", figure 2: Xavier normal with gain β for feed-forward layers, values and output
-    projections, 1 for queries and keys; β from the number of layers unless given. Embeddings as in `xavier`."""
+    projections, 1 for queries and keys; β from the number of layers unless set. Embeddings as in `xavier`."""
 
     kind: Literal["deepnorm"] = "deepnorm"
     beta: Deviation | None = None
 
     def draw(self, matrix: Matrix, width: int) -> None:
         gain = 1.0
-        if matrix.home is not None and matrix.role in ("v", "out", "up", "down"):
-            gain = self._beta(matrix.home.wiring) if self.beta is None else self.beta
+        if matrix.owner is not None and matrix.role in ("v", "out", "up", "down"):
+            gain = self._beta(matrix.owner.wiring) if self.beta is None else self.beta
         nn.init.xavier_normal_(matrix.weight, gain)
 
     @staticmethod
     def _beta(wiring: Any) -> float:
-        from allyouneed.nn.wiring.residual import deepnorm_factors  # wiring needs Common, which needs this file
-
         return deepnorm_factors(wiring.depth)[1]
 
     def draw_table(self, weight: Tensor, inside: bool, width: int) -> None:

@@ -1,4 +1,4 @@
-"""Normalisation: of one token's features, or of one feature over all tokens (batch)."""
+"""Normalisation over the features of a token, or over tokens (batch norm)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ Epsilon = Annotated[float, Field(ge=0)]
 
 
 class Norm(Part, slot="norm"):
-    """Builds a module that is called as `norm(x, context)`: some norms need to know which places are padding."""
+    """Builds a module called as `norm(x, context)`; batch norm needs to know the padding."""
 
-    tokenwise: ClassVar[bool] = True  # looks at one token only, so it can also be used inside a head: x (…, head_width)
+    tokenwise: ClassVar[bool] = (
+        True  # normalises each token separately, so it also works inside a head: x (…, head_width)
+    )
 
     @abstractmethod
     def build(self, width: int) -> nn.Module: ...
@@ -44,7 +46,7 @@ class LayerNorm(Norm):
 
 
 class _Affine(nn.Module):
-    """Weight and bias of a norm, each there or not. `reset_parameters` is what every init calls."""
+    """Optional weight and bias of a norm; `reset_parameters` is called by every init."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
@@ -74,7 +76,7 @@ class LayerNormModule(_Affine):
 class RMSNorm(Norm):
     """Zhang, Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4.
 
-    `offset` 1 multiplies by 1 + weight (the Gemma models), so that weight decay pulls towards doing nothing.
+    `offset` 1 multiplies by 1 + weight (Gemma), so that weight decay pulls towards the identity.
     """
 
     kind: Literal["rms"] = "rms"
@@ -83,9 +85,9 @@ class RMSNorm(Norm):
     offset: Literal[0, 1] = 0
 
     @model_validator(mode="after")
-    def _offset_of_something(self) -> Self:
+    def _check_offset(self) -> Self:
         if self.offset and not self.weight:
-            raise ValueError("an offset is added to the weight; without a weight it has to be 0")
+            raise ValueError("offset: 1 requires weight: true")
         return self
 
     def build(self, width: int) -> nn.Module:
@@ -106,7 +108,7 @@ class RMSNormModule(_Affine):
 
 
 class ScaleNorm(Norm):
-    """Nguyen, Salazar 2019, "Transformers without Tears", eq. 5: g · x / ‖x‖, g one learned number, √width at first.
+    """Nguyen, Salazar 2019, "Transformers without Tears", eq. 5: g · x / ‖x‖, g one learned scalar, initially √width.
 
     ‖x‖ is at least `eps`, as in the authors' code.
     """
@@ -127,17 +129,17 @@ class ScaleNormModule(_Affine):
         self.eps = config.eps
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # squares of half precision overflow early
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # squares overflow in half precision
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).clamp(min=self.eps)
         return (wide / length * self.weight).to(x.dtype)
 
 
 class BatchNorm(Norm):
-    """Ioffe, Szegedy 2015, "Batch Normalization", algorithm 1 over all tokens that are no padding, whatever row or
-    sentence they stand in; evaluation uses the moving averages gathered in training (algorithm 2).
+    """Ioffe, Szegedy 2015, "Batch Normalization", algorithm 1 over all tokens except padding; evaluation uses the
+    moving averages of training (algorithm 2).
 
-    While it trains, a token's numbers depend on its company and, in a decoder, on what follows: the literature's reason
-    not to use it here (Shen et al. 2020, "PowerNorm").
+    In training a token's result depends on the rest of the batch and, in a decoder, on later tokens, which is why the
+    literature avoids it here (Shen et al. 2020, "PowerNorm").
     """
 
     tokenwise: ClassVar[bool] = False
@@ -171,17 +173,15 @@ class BatchNormModule(_Affine):
         return (normal * self.weight + self.bias).to(x.dtype)
 
     def measure(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Mean and variance of each feature over the real tokens of this batch, remembered for evaluation."""
+        """Mean and variance of each feature over the real tokens of this batch; updates the moving averages."""
         real = context.queries.real
         if x.dim() > 3 or (real is not None and real.shape != x.shape[:-1]):
-            raise ValueError(
-                f"batch norm trains on (batch, time, width), not on {tuple(x.shape)}: use it outside heads"
-            )
+            raise ValueError(f"batch norm needs (batch, time, width), got {tuple(x.shape)}; it cannot normalise heads")
         kept = torch.ones_like(x[..., :1]) if real is None else real[..., None].to(x.dtype)
         axes, count = tuple(range(x.dim() - 1)), kept.sum().clamp(min=1)
         mean = (x * kept).sum(axes) / count
         variance = ((x - mean).square() * kept).sum(axes) / count
-        if context.again:
+        if context.is_recomputing:
             return mean, variance
         with torch.no_grad():
             unbiased = variance * count / (count - 1).clamp(min=1)

@@ -1,4 +1,4 @@
-"""The one way in which blocks call what they are made of: `part(x, context, state)`."""
+"""Interfaces of token and channel mixers, and the call convention of their modules: `part(x, context, state)`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from allyouneed.nn.states.base import State
 
 
 class SubLayer(nn.Module):
-    """A module between two residual additions. One that remembers while decoding says so with `new_state`.
+    """A module between two residual additions. If it needs a decoding state, it implements `new_state`.
 
-    One that traces: `forward` has no choice in it that only the data can tell, once `prepare` has made what all layers
-    share. A block of such sub-layers can be compiled as a whole (train/cuda/machine.py).
+    `traceable`: `forward` has no data-dependent control flow after `prepare` has filled `context.memo`. A block of such
+    sub-layers is compiled as a whole (train/cuda/machine.py).
     """
 
-    traces: bool = False
+    traceable: bool = False
 
     def prepare(self, context: Context, rows: int) -> None:
-        """Make what `forward` would ask `context.plan` for, before any layer runs; `rows` of them will come."""
+        """Fill `context.memo` for a batch of `rows` rows before the first layer runs."""
 
     @abstractmethod
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor: ...
@@ -33,16 +33,16 @@ class SubLayer(nn.Module):
     def new_state(self) -> State | None:
         return None
 
-    def new_memory(self) -> State | None:
-        """A state in which segments are remembered as a whole: also one that sees ahead in its own segment has it."""
+    def new_segment_state(self) -> State | None:
+        """State for segment recurrence, where tokens may attend to later ones in their segment."""
         return self.new_state()
 
 
 class Mixer(Part, slot="token mixer"):
-    """Mixes tokens. It has one meaning and three tempos: whole, chunk after chunk, token by token give the same."""
+    """Token mixer. Whole sequences, chunks and single tokens give the same results."""
 
-    crosses: ClassVar[bool] = False  # can it look at an encoder's memory instead of at its own tokens?
-    mixes: ClassVar[bool] = True  # can it do without an encoder?
+    supports_cross: ClassVar[bool] = False  # usable as cross-attention to an encoder
+    supports_self: ClassVar[bool] = True  # usable without an encoder
 
     @property
     @abstractmethod
@@ -50,52 +50,52 @@ class Mixer(Part, slot="token mixer"):
         """No token depends on a later one, so it can decode."""
 
     def leak(self) -> str | None:
-        """What in it lets later tokens in, in words, where there is more to say than that it does."""
+        """What makes it attend to later tokens, if known."""
         return None
 
     def outputs(self, common: Common) -> int:
-        """How many features come out: those of the model, unless it stands inside another part."""
+        """Output features: the model width, except inside other parts."""
         return common.width
 
     @abstractmethod
     def build(self, common: Common) -> SubLayer: ...
 
     def build_cross(self, common: Common) -> SubLayer:
-        raise TypeError(f"{type(self).__name__} cannot look at an encoder")
+        raise TypeError(f"{type(self).__name__} does not support cross-attention")
 
     @abstractmethod
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
-        """For one token that has `length` tokens (of the source, for cross) to look at."""
+        """Cost per token with `length` tokens to attend to (of the source, if `cross`)."""
 
     def shared(self, common: Common) -> dict[Hashable, Cost]:
-        """What all layers of a stack that say the same here have only once (T5's table of biases), by its key."""
+        """Cost shared by all layers of a stack with equal keys (T5's bias table), by key."""
         return {}
 
     def source_flops(self, common: Common) -> float:
-        """As a cross mixer: what it does once for each token of the source."""
+        """FLOPs per source token, as a cross mixer."""
         return 0.0
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
-        """(key, what is wrong with it in this model)."""
+        """(field, error message) in this model."""
         return []
 
     def cross_problems(self, common: Common) -> list[tuple[str, str]]:
-        """The same, besides, where it stands as a cross."""
+        """Further problems when used as a cross."""
         return []
 
 
 class Channel(Part, slot="channel mixer"):
-    """Mixes the features of one token."""
+    """Channel mixer: mixes the features of each token."""
 
-    remembers: ClassVar[bool] = False  # does it look at tokens before its own (RWKV's channel-mixing)?
+    stateful: ClassVar[bool] = False  # reads earlier tokens (RWKV's channel-mixing)
 
     @property
-    def alone(self) -> bool:
-        """A token gets the same numbers whoever else is in the batch (not so where experts have a capacity)."""
+    def batch_independent(self) -> bool:
+        """Results are independent of the rest of the batch (not so for experts with a capacity)."""
         return True
 
     def outputs(self, common: Common) -> int:
-        """As of a mixer."""
+        """Output features, as for a mixer."""
         return common.width
 
     @abstractmethod

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.channels.feedforward import FFN, GLU
-from allyouneed.nn.channels.moe import Groups, MoE, Router
+from allyouneed.nn.channels.moe import ExpertGroups, MoE, Router
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
@@ -95,7 +95,7 @@ VARIANTS = {
         "top": 3,
         "expert": GLU(hidden=3),
         "shared": GLU(hidden=6),
-        "router": Router(scale=2.5, groups=Groups(count=3, top=2)),
+        "router": Router(scale=2.5, groups=ExpertGroups(count=3, top=2)),
     },
     "deepseek-v3": {
         "top": 2,
@@ -105,7 +105,7 @@ VARIANTS = {
             normalise=True,
             scale=1.7,
             correction=0.0,
-            groups=Groups(count=2, top=1, score="two-best"),
+            groups=ExpertGroups(count=2, top=1, score="two-best"),
         ),
     },
     "biased": {"router": Router(bias=True, scores="sigmoid")},
@@ -155,7 +155,7 @@ def test_any_sizes(sizes, lengths, capacity, seed):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_without_a_capacity_a_token_gets_the_same_numbers_in_any_company(name):
     keys = VARIANTS[name] | {"capacity": None, "row_capacity": None}
-    assert MoE(**({"experts": 6, "expert": SMALL} | keys)).alone
+    assert MoE(**({"experts": 6, "expert": SMALL} | keys)).batch_independent
     built = module(**keys).eval()
     x, context = batch(6, 3)
     crowd = built(x, context)
@@ -166,9 +166,9 @@ def test_without_a_capacity_a_token_gets_the_same_numbers_in_any_company(name):
 
 def test_with_a_capacity_it_says_that_company_matters():
     config = MoE(experts=2, top=1, expert=SMALL, capacity=1.0)
-    assert not config.alone and not MoE(experts=2, top=1, expert=SMALL, row_capacity=1).alone
-    assert not MoE(experts=2, expert=config).alone
-    assert not MoE(experts=2, expert=SMALL, shared=config).alone
+    assert not config.batch_independent and not MoE(experts=2, top=1, expert=SMALL, row_capacity=1).batch_independent
+    assert not MoE(experts=2, expert=config).batch_independent
+    assert not MoE(experts=2, expert=SMALL, shared=config).batch_independent
 
 
 def test_who_comes_too_late_passes_the_experts_by_and_only_them():
@@ -294,13 +294,13 @@ def test_what_looks_at_earlier_tokens_can_be_shared_but_is_no_expert():
     state = built.new_state()
     assert isinstance(state, KVCache) and alone.new_state() is None
     torch.testing.assert_close(built(x, context, state), alone(x, context) + 2 * x, rtol=1e-12, atol=1e-12)
-    with pytest.raises(TypeError, match="out of their rows"):
+    with pytest.raises(TypeError, match="leave their rows"):
         module(expert=SegmentMemory())
 
 
 def test_an_expert_of_another_width_is_refused():
     found = MoE(experts=2, expert=SMALL, shared=SegmentMemory(width=3)).problems(COMMON)
-    assert found == [("shared", "gives 3 features where the mixture has 7")]
+    assert found == [("shared", "outputs 3 features; it must output the width 7")]
 
 
 # --- cost -------------------------------------------------------------------------------------------------------------
@@ -328,15 +328,15 @@ def test_an_expert_nobody_chose_is_not_called():
 # --- what cannot be ---------------------------------------------------------------------------------------------------
 
 IMPOSSIBLE = {
-    "top": ({"experts": 2, "top": 3}, "cannot choose 3 of 2 experts"),
-    "router.normalise": ({"top": 1, "router": {"normalise": True}}, "would learn nothing"),
-    "row_capacity": ({"capacity": 1.0, "row_capacity": 3}, "say one of them"),
-    "capacity": ({"experts": 4, "capacity": 4.0}, "say null"),
-    "router.groups.count": ({"experts": 7, "router": {"groups": {"count": 2, "top": 1}}}, "2 equal groups"),
-    "router.groups.top": ({"experts": 6, "top": 3, "router": {"groups": {"count": 3, "top": 1}}}, "chooses 3"),
+    "top": ({"experts": 2, "top": 3}, "3 exceeds the number of experts (2)"),
+    "router.normalise": ({"top": 1, "router": {"normalise": True}}, "gets no gradient"),
+    "row_capacity": ({"capacity": 1.0, "row_capacity": 3}, "set one"),
+    "capacity": ({"experts": 4, "capacity": 4.0}, "set null"),
+    "router.groups.count": ({"experts": 7, "router": {"groups": {"count": 2, "top": 1}}}, "into 2 groups"),
+    "router.groups.top": ({"experts": 6, "top": 3, "router": {"groups": {"count": 3, "top": 1}}}, "fewer than top (3)"),
     "router.groups.score": (
         {"experts": 6, "router": {"groups": {"count": 6, "top": 4, "score": "two-best"}}},
-        "no two best",
+        "at least 2 experts",
     ),
 }
 

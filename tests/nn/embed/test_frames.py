@@ -75,8 +75,8 @@ def test_the_cost_is_that_of_the_module(name):
 
 def test_what_does_not_fit_is_refused():
     model = listener("learned")
-    with pytest.raises(UserError, match="sound of 4×16 does not fit this model, which reads 5 mels × frames"):
+    with pytest.raises(UserError, match="audio of 4×16 does not match the model's input of 5 mels × frames"):
         model.encode(Signal(torch.zeros(1, 4, 16, dtype=torch.double)))
     model.encode(Signal(frames(16)))
-    with pytest.raises(UserError, match="sound of 17 frames is longer than the 16 this model can place; cut it"):
+    with pytest.raises(UserError, match="audio of 17 frames exceeds the model's 16 frames; split it"):
         model.encode(Signal(frames(17)))

@@ -100,15 +100,15 @@ def test_another_size_is_refused_and_named(shape):
     with pytest.raises(UserError) as caught:
         model.encode(Signal(torch.zeros(2, *shape, dtype=torch.double)))
     said = "×".join(map(str, shape))
-    assert f"an image of {said} does not fit this model, which reads 3×8×8" in str(caught.value)
+    assert f"image of {said} does not match the model's input 3×8×8" in str(caught.value)
     assert "resize or crop" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"patch": 3}, "source_embed.patch: an image of 8×8 cannot be cut into whole patches of 3×3"),
-        ({"positions": {"kind": "learned", "length": 4}}, "4 places, but the 4 patches and the class token need 5"),
+        ({"patch": 3}, "source_embed.patch: image 8×8 is not divisible into patches of 3×3"),
+        ({"positions": {"kind": "learned", "length": 4}}, "4 positions, but the 4 patches and the class token need 5"),
         ({"image": [8, 8, 8]}, "source_embed.image"),
         ({"image": "big"}, "source_embed.image"),
         ({"patch": 0}, "source_embed.patch"),
@@ -125,5 +125,5 @@ def test_what_a_decoder_writes_is_no_image(kind):
     keys = tree(embed={"kind": "patches"} | CASES["square"]) | {"kind": kind}
     if kind == "decoder":
         del keys["encoder"], keys["decoder"][0]["cross"]
-    with pytest.raises(ConfigError, match=r"embed.kind: what is written is text; its embedding must be 'tokens'"):
+    with pytest.raises(ConfigError, match=r"embed.kind: a generative model needs embed.kind: tokens"):
         parse(Model, keys)

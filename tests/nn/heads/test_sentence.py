@@ -92,7 +92,7 @@ def test_what_cannot_work_is_refused() -> None:
     for head, words in [
         ({"kind": "classes"}, "head.labels: is required"),
         ({"kind": "classes", "labels": 0}, "head.labels"),
-        ({"kind": "pooled", "bias": True}, "head.bias: belongs to a projection"),
+        ({"kind": "pooled", "bias": True}, "head.bias: needs a projection"),
         ({"kind": "clases", "labels": 2}, "did you mean 'classes'"),
     ]:
         with pytest.raises(ConfigError, match=words):

@@ -15,7 +15,7 @@ from torch import nn
 
 from allyouneed.config import parse
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.linear.bitlinear import Bit, BitLinear, rounded_tokens, ternary_weights
+from allyouneed.nn.linear.bitlinear import Bit, BitLinear, quantize_ternary, quantize_tokens
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.norms import RMSNorm
 from allyouneed.train.optimiser import groups
@@ -42,9 +42,9 @@ def test_the_papers_equations_written_out():
 
 def test_weights_are_ternary_and_tokens_are_int8():
     linear = layer(63, 100)
-    weights, step = ternary_weights(linear.weight, linear.outputs)
+    weights, step = quantize_ternary(linear.weight, linear.outputs)
     assert set(weights.unique().tolist()) == {-1, 0, 1} and step.unique().numel() == 1
-    tokens, steps = rounded_tokens(torch.randn(7, 63) * torch.logspace(-3, 3, 7)[:, None])
+    tokens, steps = quantize_tokens(torch.randn(7, 63) * torch.logspace(-3, 3, 7)[:, None])
     assert tokens.equal(tokens.round()) and tokens.abs().amax(-1).eq(127).all() and steps.shape == (7, 1)
 
 
@@ -65,8 +65,8 @@ def test_gradients_pass_straight_through():
     linear, x = layer(7, 5, dtype=torch.float64), torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
     with torch.no_grad():
         linear.weight[0, 0] = 40.0  # far out of bounds
-    tokens, token_step = rounded_tokens(x.detach())
-    weights, weight_step = ternary_weights(linear.weight.detach(), [5])
+    tokens, token_step = quantize_tokens(x.detach())
+    weights, weight_step = quantize_ternary(linear.weight.detach(), [5])
     wanted = torch.randn(3, 5, dtype=torch.float64)
     linear(x).backward(wanted)
     torch.testing.assert_close(x.grad, wanted @ (weights * weight_step[:, None]))

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 import any_part as anypart
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.linear import int8 as quantized
-from allyouneed.nn.linear.int8 import Codes, Int8Linear, plainly, to_int8
-from allyouneed.nn.models.weights import meta_model, named
+from allyouneed.nn.linear.int8 import Int8Linear, Int8Weight, int8_linear_reference
+from allyouneed.nn.models.precision import to_int8
+from allyouneed.nn.models.weights import meta_model, named_tensors
 from any_part import CASES
 
 BATCH = Batch(Rows.of([[1, 2, 3], [4, 5, 6, 7, 8]]), Rows.of([[1, 2, 3, 4], [5, 6]]))
@@ -36,7 +37,7 @@ def oracle(x: Tensor, linear: Int8Linear) -> Tensor:
         low, high = min(0.0, float(token.min())), max(0.0, float(token.max()))
         step = (high - low) / 255
         zero = round(-low / step) if step else 0
-        step = max(step, quantized.SMALLEST)
+        step = max(step, quantized.MIN_STEP)
         whole = (token / step + zero).round().clamp(0, 255).long() - zero
         sums = linear.codes.long() @ whole
         found = sums.double() * linear.step.double() * step
@@ -47,7 +48,7 @@ def oracle(x: Tensor, linear: Int8Linear) -> Tensor:
 def made(inputs: int, outputs: int, bias: bool = True) -> tuple[nn.Linear, Int8Linear]:
     torch.manual_seed(inputs + outputs)
     dense = nn.Linear(inputs, outputs, bias)
-    return dense, Int8Linear(Codes.of(dense.weight), dense.bias)
+    return dense, Int8Linear(Int8Weight.of(dense.weight), dense.bias)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -58,14 +59,14 @@ def test_products_are_those_of_integers(inputs: int, outputs: int, shape: tuple[
     x = tokens(*shape, inputs)
     expected = oracle(x, linear)
     with torch.inference_mode():
-        for found in (linear(x), plainly(x, linear.codes, linear.step, linear.bias)):
+        for found in (linear(x), int8_linear_reference(x, linear.codes, linear.step, linear.bias)):
             torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_sums_do_not_overflow(rows: int) -> None:
     """The largest numbers there are, all of one sign: 255 · 127 · inputs."""
-    linear = Int8Linear(Codes(torch.full((16, 300), 127, dtype=torch.int8), torch.ones(16)), None)
+    linear = Int8Linear(Int8Weight(torch.full((16, 300), 127, dtype=torch.int8), torch.ones(16)), None)
     x = torch.full((rows, 300), 255.0)
     assert torch.equal(linear(x), torch.full((rows, 16), 255.0 * 127 * 300))
     assert torch.equal(linear(-x), torch.full((rows, 16), -255.0 * 127 * 300))
@@ -95,7 +96,7 @@ def test_a_processor_without_the_packed_products_computes_the_same(monkeypatch: 
     _, linear = made(64, 32)
     x = tokens(5, 64)
     packed = linear(x)
-    monkeypatch.setattr(quantized, "packs", lambda: False)
+    monkeypatch.setattr(quantized, "has_fbgemm", lambda: False)
     torch.testing.assert_close(linear(x), packed, rtol=1e-5, atol=1e-5)
 
 
@@ -113,18 +114,18 @@ def test_every_model_is_rounded_as_its_hollow_twin_is(name: str) -> None:
     """What a folder holds is what a hollow model of its config has places for."""
     model = to_int8(anypart.build(CASES[name]).float())
     twin = to_int8(meta_model(model.config))  # type: ignore[arg-type]
-    assert {n: t.shape for n, t in named(model).items()} == {n: t.shape for n, t in named(twin).items()}
+    assert {n: t.shape for n, t in named_tensors(model).items()} == {n: t.shape for n, t in named_tensors(twin).items()}
     with torch.inference_mode():
         assert model.logits(BATCH).isfinite().all()  # type: ignore[operator]
 
 
 def test_a_tied_table_and_its_head_have_one_set_of_numbers() -> None:
     model = anypart.build(anypart.tree() | {"vocab": 300}).float()
-    plain = sum(tensor.nbytes for tensor in named(model).values())
+    plain = sum(tensor.nbytes for tensor in named_tensors(model).values())
     small = to_int8(copy.deepcopy(model))
     assert small.head.product.codes is small.embed.tokens.codes  # type: ignore[union-attr]
     assert (
-        sum(tensor.nbytes for tensor in named(small).values()) < 0.5 * plain
+        sum(tensor.nbytes for tensor in named_tensors(small).values()) < 0.5 * plain
     )  # steps and norms are in single precision
     with torch.inference_mode():
         before, after = model.logits(BATCH), small.logits(BATCH)  # type: ignore[operator]

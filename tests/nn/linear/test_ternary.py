@@ -7,8 +7,15 @@ from hypothesis import strategies as st
 from test_bitlinear import layer, small
 
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.linear.bitlinear import Bit, BitLinear, in_steps, rounded_tokens, ternary_weights
-from allyouneed.nn.linear.ternary import PackedBitLinear, on_cpu, pack, packed, plainly, unpacked
+from allyouneed.nn.linear.bitlinear import Bit, BitLinear, quantize_ternary, quantize_tokens, rescale
+from allyouneed.nn.linear.ternary import (
+    PackedBitLinear,
+    pack_model,
+    pack_weights,
+    ternary_linear_cpu,
+    ternary_linear_reference,
+    unpack_weights,
+)
 from allyouneed.nn.norms import RMSNorm
 from any_part import CASES, build
 
@@ -18,14 +25,14 @@ SIZES = [(1, 1), (3, 5), (7, 63), (100, 33), (2560, 37)]
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 99))
 def test_packing_loses_nothing(outputs, inputs, seed):
     weights = torch.randint(-1, 2, (outputs, inputs), generator=torch.Generator().manual_seed(seed))
-    found = packed(weights)
+    found = pack_weights(weights)
     assert found.shape == (outputs, -(-inputs // 4)) and found.dtype == torch.uint8
-    assert unpacked(found, inputs).equal(weights.to(torch.int8))
+    assert unpack_weights(found, inputs).equal(weights.to(torch.int8))
 
 
 def test_where_the_bits_lie():
     """Files will hold them: weight j of each quarter in byte j, the first lowest, as w + 1."""
-    assert packed(torch.tensor([[-1, 0, 1, 1, 0, -1, 0, 1]])).tolist() == [[0b01_01_10_00, 0b10_00_10_01]]
+    assert pack_weights(torch.tensor([[-1, 0, 1, 1, 0, -1, 0, 1]])).tolist() == [[0b01_01_10_00, 0b10_00_10_01]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -43,10 +50,10 @@ def test_the_same_numbers_bit_for_bit(inputs, outputs, bias, norm, dtype):
 
 @torch.no_grad()
 def test_blocks_of_rows_change_nothing(monkeypatch):
-    monkeypatch.setattr("allyouneed.nn.linear.ternary.UNPACKED", 1)  # 16 rows at a time
+    monkeypatch.setattr("allyouneed.nn.linear.ternary.UNPACK_BYTES", 1)  # 16 rows at a time
     light, x = PackedBitLinear(layer(63, 100)), torch.randn(5, 63)
-    tokens, _ = rounded_tokens(x)
-    assert on_cpu(tokens, light.packed).equal(plainly(tokens, light.packed).int())
+    tokens, _ = quantize_tokens(x)
+    assert ternary_linear_cpu(tokens, light.packed).equal(ternary_linear_reference(tokens, light.packed).int())
 
 
 def by_tiles(whole, token_step, bytes, weight_step, tile):
@@ -76,7 +83,7 @@ def by_tiles(whole, token_step, bytes, weight_step, tile):
 @torch.no_grad()
 def test_tiles_change_nothing(inputs, outputs, tokens, tile):
     trained, x = layer(inputs, outputs, bias=False), torch.randn(tokens, inputs)
-    light, (whole, step) = PackedBitLinear(trained), rounded_tokens(x)
+    light, (whole, step) = PackedBitLinear(trained), quantize_tokens(x)
     found = by_tiles(whole.to(torch.int8), step[:, 0], light.packed, light.step, tile)
     assert found.equal(trained(x))
 
@@ -86,8 +93,8 @@ def test_half_precision_sums_integers():
     """The sums that a bfloat16 product rounds are exact here."""
     trained, x = layer(700, 40).bfloat16(), torch.randn(5, 700).bfloat16()
     light = PackedBitLinear(trained)
-    (tokens, token_step), (weights, step) = rounded_tokens(x), ternary_weights(trained.weight, [40])
-    expected = in_steps(tokens.double() @ weights.double().T, token_step.double(), step, trained.bias).bfloat16()
+    (tokens, token_step), (weights, step) = quantize_tokens(x), quantize_ternary(trained.weight, [40])
+    expected = rescale(tokens.double() @ weights.double().T, token_step.double(), step, trained.bias).bfloat16()
     assert light(x).dtype == torch.bfloat16
     torch.testing.assert_close(light(x), expected, rtol=2**-8, atol=0)
 
@@ -105,7 +112,7 @@ def test_steps_are_moved_but_not_rounded():
 def test_a_packed_model_says_the_same(name):
     model, rows = build(CASES[name]), Rows.of([[1, 5, 7, 9, 3], [2, 4], [6]])
     expected = model.logits(Batch(rows, rows))
-    light = pack(model)
+    light = pack_model(model)
     assert light is model and not [m for m in light.modules() if isinstance(m, BitLinear)]
     assert light.logits(Batch(rows, rows)).equal(expected)
 
@@ -114,16 +121,16 @@ def test_a_shared_layer_stays_one():
     config = small(decoder=[dict(small().model_dump(mode="json")["decoder"][0]) | {"repeat": 3, "share": True}])
     model = config.build()
     count = len([m for m in model.modules() if isinstance(m, BitLinear)])
-    assert len([m for m in pack(model).modules() if isinstance(m, PackedBitLinear)]) == count == 4
+    assert len([m for m in pack_model(model).modules() if isinstance(m, PackedBitLinear)]) == count == 4
 
 
 @torch.no_grad()
 def test_a_state_dict_goes_around():
     torch.manual_seed(0)
     config, rows = small(), Rows(torch.tensor([[1, 2, 3, 250]]))
-    model = pack(config.build())
+    model = pack_model(config.build())
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    other = pack(config.build())
+    other = pack_model(config.build())
     assert not other.logits(Batch(rows)).equal(model.logits(Batch(rows)))
     other.load_state_dict(kept)
     assert other.logits(Batch(rows)).equal(model.logits(Batch(rows)))

@@ -68,7 +68,7 @@ def test_it_decodes_where_all_its_mixers_do():
     past, around = {"kind": "convolution", "size": 3, "sees": "past"}, {"kind": "convolution", "size": 3}
     assert Branches(left=past, right=FFN).causal and Branches(left=past, then=past).causal
     assert not Branches(left=past, right=around).causal
-    with pytest.raises(ConfigError, match=r"decoder\[0\]\.mixer: a decoder must not see later tokens"):
+    with pytest.raises(ConfigError, match=r"decoder\[0\]\.mixer: a decoder must not attend to later tokens"):
         parse(Model, tree(mixer={"kind": "branches", "left": past, "right": around}))
     state = Branches(left=past, right=FFN, then=past).build(COMMON).new_state()
     assert list(state.parts) == ["left", "then"]
@@ -90,8 +90,8 @@ def test_what_all_layers_share_is_one_inside_branches_too():
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"left": WIDE | {"width": 19}}, "join: gives 19 features where the model has 12"),
-        ({"left": FFN, "then": WIDE | {"width": 13}}, "then: gives 13 features where the model has 12"),
+        ({"left": WIDE | {"width": 19}}, "join: outputs 19 features, more than the width 12"),
+        ({"left": FFN, "then": WIDE | {"width": 13}}, "then: outputs 13 features, more than the width 12"),
         (
             {"left": FFN, "right": {"kind": "attention", "heads": 5}},
             "right.heads: width 12 is not divisible by 5 heads",

@@ -8,7 +8,7 @@ from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.nn.mixers.convolution import Convolution, Recent
+from allyouneed.nn.mixers.convolution import Convolution, RecentTokens
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.states.window import MAX_TRIM
 from any_part import build, pack, tree
@@ -79,8 +79,8 @@ def test_packed_sentences_are_convolved_one_by_one(sees, separable):
 
 def test_decoding_keeps_what_came_in_and_a_map_of_single_tokens_keeps_nothing():
     assert made(size=1).new_state() is None
-    assert isinstance(made(size=2, sees="past").new_state(), Recent)
-    with pytest.raises(ValueError, match="sees later tokens cannot decode"):
+    assert isinstance(made(size=2, sees="past").new_state(), RecentTokens)
+    with pytest.raises(ValueError, match="over later tokens cannot decode"):
         made(size=2).new_state()
     assert not Convolution(size=2).causal and Convolution(size=1).causal and Convolution(size=9, sees="past").causal
 
@@ -113,11 +113,11 @@ def test_parameters(keys, parameters):
 
 
 def test_a_decoder_refuses_to_look_ahead_and_a_layer_to_change_its_width():
-    with pytest.raises(ConfigError, match=r"decoder\[0\]\.mixer: a decoder must not see later tokens"):
+    with pytest.raises(ConfigError, match=r"decoder\[0\]\.mixer: a decoder must not attend to later tokens"):
         parse(Model, tree(mixer={"kind": "convolution", "size": 3}))
     with pytest.raises(ConfigError, match=r"encoder\[0\]\.mixer: gives 9 features where the model has 12"):
         parse(Model, tree(encoder_mixer={"kind": "convolution", "size": 3, "width": 9}))
-    with pytest.raises(ConfigError, match=r"decoder\[0\]\.cross\.kind: cannot look at an encoder"):
+    with pytest.raises(ConfigError, match=r"decoder\[0\]\.cross\.kind: does not support cross-attention"):
         parse(Model, tree(cross={"kind": "convolution", "size": 3}))
 
 
@@ -153,7 +153,7 @@ def test_memory_does_not_grow_and_what_is_gone_is_gone():
         assert states.lengths == [100, 140]
     own = [layer["mixer"] for layer in states.layers]
     assert {state.bytes for state in own} == {8 * 2 * 12 * (2 + MAX_TRIM)}
-    with pytest.raises(ValueError, match=f"can take back {MAX_TRIM} tokens"):
+    with pytest.raises(ValueError, match=f"can trim at most {MAX_TRIM} tokens"):
         states.trim(140 - MAX_TRIM - 1)
     states.trim(140 - MAX_TRIM)
     assert states.lengths == [76, 76]

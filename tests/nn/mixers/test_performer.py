@@ -69,7 +69,7 @@ def softmax_error(features, draws=6, width=16, time=48):
         x = torch.randn(1, time, width)
         q, k, v = module.project(x)
         exact = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-        found = module.queries(q) @ module.summed(k, v, None)
+        found = module.queries(q) @ module.sum_features(k, v, None)
         found = found[..., :-1] / found[..., -1:]
         errors.append((found - exact).norm() / exact.norm())
     return torch.stack(errors).mean().item()

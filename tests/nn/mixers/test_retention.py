@@ -9,7 +9,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.retention import GatedRetention, Retention
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.ops.retention import CHUNK, chunkwise, fold, nothing
+from allyouneed.nn.ops.retention import CHUNK, chunkwise, fold, initial_state
 from allyouneed.nn.states.window import MAX_TRIM
 from any_part import build, tree
 
@@ -58,7 +58,7 @@ def parallel(q, k, v, log):
 def test_chunkwise_is_recurrent_is_parallel(time, steady, dtype, tolerance):
     q, k, v, log, _ = inputs(time, steady, dtype)
     o, r = chunkwise(q, k, v, log)
-    expected, rows, _ = recurrent(q, k, v, log, nothing(BATCH, HEADS, KEYS, VALUES, q))
+    expected, rows, _ = recurrent(q, k, v, log, initial_state(BATCH, HEADS, KEYS, VALUES, q))
     torch.testing.assert_close((o, r), (expected, rows.detach()), atol=tolerance, rtol=0)
     torch.testing.assert_close((o, r), tuple(parallel(q, k, v, log)), atol=tolerance, rtol=0)
     own = torch.autograd.grad(o.sin().sum(), (q, k, v, log), materialize_grads=True)
@@ -149,8 +149,8 @@ def test_half_precision_is_near():
     ("keys", "said"),
     [
         ({"heads": 5}, "heads: width 12 is not divisible by 5 heads"),
-        ({"heads": 4}, "head_width: features of queries and keys turn in pairs; 3 is odd"),
-        ({"heads": 3, "head_norm": "batch"}, "head_norm: a head's output is normalised token by token"),
+        ({"heads": 4}, "head_width: 3 is odd"),
+        ({"heads": 3, "head_norm": "batch"}, "head_norm: needs a norm over one token's features"),
     ],
 )
 def test_what_cannot_work_is_refused(keys, said):

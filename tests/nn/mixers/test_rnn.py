@@ -98,7 +98,7 @@ def test_memory_does_not_grow_and_what_is_gone_is_gone(mixer):
     carries = 2 if mixer == "lstm" else 1
     assert {layer["mixer"].bytes for layer in states.layers} == {8 * 2 * 12 * (2 * carries + TAIL)}
     states.select([1])
-    with pytest.raises(ValueError, match=f"can take back {MAX_TRIM} tokens"):
+    with pytest.raises(ValueError, match=f"can trim at most {MAX_TRIM} tokens"):
         states.trim(100)
     states.trim(300 - MAX_TRIM)
     with torch.no_grad():
@@ -107,7 +107,9 @@ def test_memory_does_not_grow_and_what_is_gone_is_gone(mixer):
 
 
 def test_who_reads_from_both_ends_cannot_decode_and_changes_no_width():
-    with pytest.raises(ConfigError, match=r"decoder\[0\]\.mixer: a decoder must not see later tokens, and half of it"):
+    with pytest.raises(
+        ConfigError, match=r"decoder\[0\]\.mixer: a decoder must not attend to later tokens, but its backward half"
+    ):
         parse(Model, tree(mixer={"kind": "lstm", "bidirectional": True}))
     with pytest.raises(ConfigError, match=r"encoder\[0\]\.mixer: gives 18 features where the model has 12"):
         parse(Model, tree(encoder_mixer={"kind": "gru", "bidirectional": True, "hidden": 9}))

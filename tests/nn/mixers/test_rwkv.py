@@ -9,7 +9,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.mixers.rwkv import RWKV, RWKVChannel
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.ops import wkv
-from allyouneed.nn.ops.wkv import along, nothing, prefixes, weighted
+from allyouneed.nn.ops.wkv import initial_state, prefix_states, run_wkv, wkv_output
 from allyouneed.nn.states.recurrent import TAIL
 from allyouneed.nn.states.window import MAX_TRIM
 from any_part import build, tree
@@ -45,11 +45,11 @@ def given(time, spread=1.0, dtype=torch.double):
 def test_outputs_states_and_gradients(time, dtype, tolerance):
     """Gradients relative to the largest: those of w and u are sums over all tokens."""
     inputs = k, v, w, u = given(time, dtype=dtype)
-    begin = nothing(3, 10, k)
+    begin = initial_state(3, 10, k)
     _, begin = plain(*(tensor.detach()[:, :3] if tensor.dim() == 3 else tensor.detach() for tensor in inputs), begin)
     expected, after = plain(k, v, w, u, begin)
-    sums = prefixes(begin, k, v, w.exp())
-    found = weighted(sums, k, v, u)
+    sums = prefix_states(begin, k, v, w.exp())
+    found = wkv_output(sums, k, v, u)
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
     for own, other in zip(sums, after, strict=True):
         torch.testing.assert_close(own[:, -1], other, atol=tolerance, rtol=tolerance)
@@ -61,9 +61,9 @@ def test_outputs_states_and_gradients(time, dtype, tolerance):
 def test_keys_of_any_size():
     """e^300 is no number in single precision; the average is."""
     inputs = k, v, w, u = given(100, spread=300.0, dtype=torch.float32)
-    found = weighted(prefixes(nothing(3, 10, k), k, v, w.exp()), k, v, u)
+    found = wkv_output(prefix_states(initial_state(3, 10, k), k, v, w.exp()), k, v, u)
     exact = [tensor.detach().double() for tensor in inputs]
-    expected, _ = plain(*exact, nothing(3, 10, exact[0]))
+    expected, _ = plain(*exact, initial_state(3, 10, exact[0]))
     assert found.isfinite().all()
     torch.testing.assert_close(found.double(), expected, atol=2e-4, rtol=0)  # exponents of 300 end with 3e-5
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(found.sum(), inputs))
@@ -91,7 +91,7 @@ def test_memory_does_not_grow_and_what_is_gone_is_gone():
     assert states.bytes == size
     assert {state.bytes for state in own} == {8 * 2 * (2 * (12 + 3 * 12) + TAIL * 12)}
     assert {layer["channel"].bytes for layer in states.layers} == {8 * 2 * 12 * (1 + MAX_TRIM)}
-    with pytest.raises(ValueError, match=f"can take back {MAX_TRIM} tokens"):
+    with pytest.raises(ValueError, match=f"can trim at most {MAX_TRIM} tokens"):
         states.trim(250)
     states.select([1])
     states.trim(390 - MAX_TRIM)
@@ -102,7 +102,7 @@ def test_memory_does_not_grow_and_what_is_gone_is_gone():
 
 def test_it_is_no_expert_but_can_be_shared():
     channel, ffn = {"kind": "rwkv-channel", "hidden": 7}, {"kind": "ffn", "hidden": 7}
-    with pytest.raises(ConfigError, match=r"channel\.expert: looks at the token before"):
+    with pytest.raises(ConfigError, match=r"channel\.expert: reads the previous token"):
         parse(Model, tree(channel={"kind": "moe", "experts": 3, "expert": channel}))
     assert parse(Model, tree(channel={"kind": "moe", "experts": 3, "expert": ffn, "shared": channel}))
 
@@ -126,7 +126,7 @@ def test_segments_one_after_another_are_the_whole(monkeypatch, segment, ragged):
     found = []
     for size in (10**9, segment):
         monkeypatch.setattr(wkv, "SEGMENT", size)
-        y, sums = along(nothing(3, 10, k), k, v, w.exp(), u, real)
+        y, sums = run_wkv(initial_state(3, 10, k), k, v, w.exp(), u, real)
         value = (y * seen[..., None] * torch.linspace(-1, 1, 10)).square().sum() + sum(x.sum() for x in sums[1:])
         found.append([y * seen[..., None], *sums, *torch.autograd.grad(value, (k, v, w, u))])
     for whole, cut in zip(*found, strict=True):

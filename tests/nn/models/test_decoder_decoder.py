@@ -143,11 +143,11 @@ def with_second(**keys):
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (config(pattern="full"), "second[0].cross.pattern: it looks at the text it is part of"),
-        (with_second(mixer=ATTENTION), "second[1].mixer: remembers tokens"),
-        (with_second(cross=ATTENTION | {"kv_heads": 1}), "second[1].cross: all layers look at the same keys"),
-        (with_second(cross=ATTENTION | {"positions": "none"}), "second[1].cross: all layers look at the same keys"),
-        (config(mixer={"kind": "attention", "heads": 3}), "first[0].mixer: a decoder must not see later tokens"),
+        (config(pattern="full"), "second[0].cross.pattern: must not attend to later tokens"),
+        (with_second(mixer=ATTENTION), "second[1].mixer: not supported"),
+        (with_second(cross=ATTENTION | {"kv_heads": 1}), "second[1].cross: all layers share the keys"),
+        (with_second(cross=ATTENTION | {"positions": "none"}), "second[1].cross: all layers share the keys"),
+        (config(mixer={"kind": "attention", "heads": 3}), "first[0].mixer: a decoder must not attend to later tokens"),
         (config() | {"second": [{"channel": FFN}]}, "second: no layer has a cross"),
         (config() | {"second": []}, "second: needs at least 1 layer"),
     ],

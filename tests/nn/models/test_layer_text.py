@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from allyouneed.config import ConfigError, override, parse, to_yaml, tree_of
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.layer_text import written_out
+from allyouneed.nn.models.layer_text import expand_layers
 from any_part import tree
 
 FFN = {"kind": "ffn", "hidden": 14}
@@ -42,28 +42,28 @@ def test_what_a_text_stands_for(text, expected):
         (name,) = [name for name, keys in NAMED.items() if {**keys, "repeat": 0} == {**layer, "repeat": 0}]
         return f"{name}{layer['repeat']}"
 
-    assert " ".join(map(said, written_out(text, NAMED))) == expected
+    assert " ".join(map(said, expand_layers(text, NAMED))) == expected
     assert NAMED["b"] == {"repeat": 2}
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "a layer is missing at the end of ''"),
-        ("a,", "a layer is missing at the end of 'a,'"),
-        ("3×", "a layer is missing at the end of '3×'"),
-        ("c", "'c' is no layer (known: a, b, x1-y_z), in 'c'"),
-        ("3 a", "'3' is no layer (known: a, b, x1-y_z), in '3 a'"),
-        ("0×a", "a layer stands at least once, not 0 times, in '0×a'"),
-        ("2×(a, b", "a ')' is missing, in '2×(a, b'"),
-        ("a b", "'b' does not belong here, in 'a b'"),
-        ("a)", "')' does not belong here, in 'a)'"),
-        ("()", "')' is no layer (known: a, b, x1-y_z), in '()'"),
+        ("", "missing layer at the end of ''"),
+        ("a,", "missing layer at the end of 'a,'"),
+        ("3×", "missing layer at the end of '3×'"),
+        ("c", "unknown layer 'c' in 'c' (allowed: a, b, x1-y_z)"),
+        ("3 a", "unknown layer '3' in '3 a' (allowed: a, b, x1-y_z)"),
+        ("0×a", "repeat must be at least 1, not 0, in '0×a'"),
+        ("2×(a, b", "missing ')' in '2×(a, b'"),
+        ("a b", "unexpected 'b' in 'a b'"),
+        ("a)", "unexpected ')' in 'a)'"),
+        ("()", "unknown layer ')' in '()' (allowed: a, b, x1-y_z)"),
     ],
 )
 def test_what_a_text_cannot_say(text, said):
     with pytest.raises(ValueError) as error:
-        written_out(text, NAMED)
+        expand_layers(text, NAMED)
     assert str(error.value) == said
     with pytest.raises(ConfigError) as error:
         parse(Model, model(text, **NAMED))
@@ -72,14 +72,14 @@ def test_what_a_text_cannot_say(text, said):
 
 @pytest.mark.parametrize("layers", [None, 3, ["local"], {"local": 3}, {"local": "attention"}])
 def test_names_that_stand_for_no_layer(layers):
-    with pytest.raises(ConfigError, match="decoder: 'local' needs 'layers', which gives each name the keys of a layer"):
+    with pytest.raises(ConfigError, match="decoder: 'local' requires `layers`, a mapping of names to layers"):
         parse(Model, model("local") | {"layers": layers})
 
 
 def test_without_names_a_text_says_where_they_belong():
     given = model("local")
     del given["layers"]
-    with pytest.raises(ConfigError, match=r"'local' is no layer \(known: none; name them under 'layers'\)"):
+    with pytest.raises(ConfigError, match=r"unknown layer 'local' in .* \(allowed: none; define them under `layers`\)"):
         parse(Model, given)
 
 

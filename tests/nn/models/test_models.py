@@ -141,10 +141,10 @@ def test_layers_that_share_weights_show_each_its_own_attention():
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (decoder(decoder=[LAYER]), "decoder[0].mixer: a decoder must not see later tokens"),
-        (encoder(vocab=None), "embed.kind: tokens need 'vocab', the number of different ones"),
+        (decoder(decoder=[LAYER]), "decoder[0].mixer: a decoder must not attend to later tokens"),
+        (encoder(vocab=None), "embed.kind: token embeddings require vocab"),
         (encoder(encoder=[LAYER | {"cross": {"kind": "attention", "heads": 3}}]), "encoder[0].cross: "),
-        (encoder(embed={"inner": 5}), "head.transform: tied to token vectors of width 5"),
+        (encoder(embed={"inner": 5}), "head.transform: the tied token vectors have width 5"),
         (encoder(encoder=[]), "encoder: needs at least 1 layer"),
     ],
 )

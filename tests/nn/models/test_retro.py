@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Neighbours, Rows
 from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.nn.mixers.attention.chunked_cross import Blocks, mask
+from allyouneed.nn.mixers.attention.chunked_cross import ChunkBlocks, mask
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.ops.attention.dense import Dense, ScoreMod
+from allyouneed.nn.ops.attention.dense import DenseAttention, ScoreMod
 from any_part import HEADS, VOCAB, WIDTH, build
 
 M, K = 3, 2
@@ -80,7 +80,7 @@ def test_a_chunk_is_read_by_its_own_neighbours_only():
         model, memories = MODELS[name], []
         for changed in (tokens, tokens.clone().index_fill_(1, torch.tensor([4]), 9)):  # of the second chunk
             with torch.no_grad():
-                given = model.remember(found)
+                given = model.encode_source(found)
                 if sees:
                     layout = model.embed.layout(Rows(changed))
                     given = given(model.embed(Rows(changed), layout), Context(layout), None)
@@ -191,9 +191,9 @@ def test_blocks_are_the_mask_written_out(start, time):
     queries = TokenLayout(torch.arange(start, start + time)[None], start=start)
     q = torch.randn(2, 4, time, 6, dtype=torch.double, requires_grad=True)
     k, v = (torch.randn(2, 2, 11 * K * 16, 6, dtype=torch.double, requires_grad=True) for _ in range(2))
-    dense = Dense(mask(8, queries, memory.layout), queries.positions, memory.layout.positions)
+    dense = DenseAttention(mask(8, queries, memory.layout), queries.positions, memory.layout.positions)
     answers = []
-    for plan in (Blocks(8, start, memory), dense):
+    for plan in (ChunkBlocks(8, start, memory), dense):
         out = plan(q, k, v, 0.0, ScoreMod(0.4))
         gradients = torch.autograd.grad((out.sin() + 0 * (q.sum() + k.sum() + v.sum())).sum(), (q, k, v))
         answers.append((out, *gradients))
@@ -221,7 +221,7 @@ def test_weights_of_the_cross_are_those_of_the_chunk_before():
 
 def test_packed_rows_with_neighbours_are_refused():
     packed = Rows(torch.tensor([[1, 2, 3]]), segments=torch.tensor([[1, 1, 2]]))
-    with pytest.raises(ValueError, match="one text a row"):
+    with pytest.raises(ValueError, match="one text per row"):
         MODELS["plain"].logits(Batch(packed, neighbours([[1, 2, 3]])))
 
 
@@ -232,13 +232,13 @@ def test_packed_rows_with_neighbours_are_refused():
         ({"decoder": [{"cross": CROSS}, {"cross": CROSS | {"chunk": 4}}]}, "chunks of 3 and 4"),
         (
             {"decoder": [{"cross": ATTENTION}, {"cross": CROSS}]},
-            "decoder[0].cross.kind: would see what is retrieved later",
+            "decoder[0].cross.kind: would attend to later neighbours",
         ),
-        ({"encoder": [{"mixer": CROSS}]}, "encoder[0].mixer.kind: looks at an encoder, and at nothing else"),
-        ({"encoder": [{"cross": CROSS}]}, "encoder[0].cross.kind: looks at the chunk that asked; use attention"),
+        ({"encoder": [{"mixer": CROSS}]}, "encoder[0].mixer.kind: needs an encoder"),
+        ({"encoder": [{"cross": CROSS}]}, "encoder[0].cross.kind: must be attention (to the querying chunk)"),
         (
             {"encoder": CONDITIONED, "decoder": [{"wiring": "reversible", "cross": CROSS}]},
-            "decoder[0].wiring: computes layers once more",
+            "decoder[0].wiring: recomputes layers",
         ),
     ],
 )

@@ -6,7 +6,7 @@ import torch
 from allyouneed.config import parse, tree_of
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.segment_recurrence import segment_by_segment
+from allyouneed.nn.models.segment_recurrence import run_segments
 from allyouneed.nn.sublayer import Mixer
 from any_part import build, causally, plain, say
 
@@ -54,7 +54,7 @@ def test_detached_states_are_constants(cache):
         model.advance(Rows(tokens[:, :5]), states)
     expected = gradients(model, model.advance(Rows(tokens[:, 5:10]), states).square().sum())
     states = model.start(2)
-    steps = segment_by_segment(model, tokens, 5, states)
+    steps = run_segments(model, tokens, 5, states)
     next(steps)
     found = gradients(model, next(steps)[1].square().sum())
     for one, other in zip(found, expected, strict=True):
@@ -65,14 +65,14 @@ def test_a_loss_of_several_segments_is_the_sum_of_theirs():
     """Segments whose losses are kept do not spoil each other's: a later one overwrites nothing that is needed."""
     model, tokens = model_of("causal & block-window(5, 2)", "hidden"), text()
     apart = [torch.zeros_like(p) for p in model.parameters()]
-    for _, hidden in segment_by_segment(model, tokens, 5, model.start(2)):
+    for _, hidden in run_segments(model, tokens, 5, model.start(2)):
         apart = [a + g for a, g in zip(apart, gradients(model, hidden.square().sum()), strict=True)]
-    together = sum(h.square().sum() for _, h in segment_by_segment(model, tokens, 5, model.start(2)))
+    together = sum(h.square().sum() for _, h in run_segments(model, tokens, 5, model.start(2)))
     for one, other in zip(gradients(model, together), apart, strict=True):
         torch.testing.assert_close(one, other)
 
 
-PLAIN = [causally(plain(cls)) for cls in Mixer.registry.values() if cls.mixes]
+PLAIN = [causally(plain(cls)) for cls in Mixer.registry.values() if cls.supports_self]
 MIXERS = {say(part): part for part in PLAIN if part.causal}
 
 
@@ -102,7 +102,7 @@ def test_training_on_segments_with_memory_learns_what_lies_behind():
     losses = []
     for _ in range(40):
         tokens = torch.randint(0, 5, (16, 7), generator=dice).repeat(1, 6)
-        for span, hidden in segment_by_segment(model, tokens[:, :-1], 6, model.start(len(tokens))):
+        for span, hidden in run_segments(model, tokens[:, :-1], 6, model.start(len(tokens))):
             labels = tokens[:, span.start + 1 : span.stop + 1]
             loss = model.head.loss(hidden, labels, 0.0)[0] / labels.numel()
             optimiser.zero_grad()

@@ -9,7 +9,7 @@ from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.models.base import STACKS, Model
 from allyouneed.nn.models.stack import changes
-from allyouneed.nn.wiring.residual import DeepNorm, Parallel, PostNorm, PreNorm, ResiDual, Sandwich
+from allyouneed.nn.wiring.residual import DeepNorm, ParallelResidual, PostNorm, PreNorm, ResiDual, Sandwich
 from any_part import WIDTH, build, tree
 
 BATCH = Batch(Rows.of([[1, 2, 3], [4]]), Rows.of([[5, 6], [7, 8]]))
@@ -125,7 +125,7 @@ def test_mixed_wirings_hand_the_stream_on():
 
 def test_where_a_stream_must_be_closed():
     assert not changes(PreNorm(), PreNorm()) and not changes(PostNorm(), PostNorm())
-    assert not changes(PreNorm(), Parallel()) and not changes(Sandwich(), PreNorm(final=False))
+    assert not changes(PreNorm(), ParallelResidual()) and not changes(Sandwich(), PreNorm(final=False))
     for pair in [(PreNorm(), PostNorm()), (PostNorm(), PreNorm()), (PostNorm(), DeepNorm()), (ResiDual(), PreNorm())]:
         assert changes(*pair)
 

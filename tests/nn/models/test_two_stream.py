@@ -6,7 +6,7 @@ import torch
 from allyouneed.config import parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.two_stream import askers, asking
+from allyouneed.nn.models.two_stream import append_query_stream, query_stream
 from any_part import build
 
 TIME, VOCAB = 7, 11
@@ -26,7 +26,7 @@ def model(request):
 
 def run(model, tokens, order=ORDER, places=PLACES, types=TYPES):
     with torch.no_grad():
-        return model(Batch(asking(Rows(tokens, order=order, types=types), places)))
+        return model(Batch(append_query_stream(Rows(tokens, order=order, types=types), places)))
 
 
 def test_an_answer_depends_on_all_that_is_said_before_and_on_nothing_else(model):
@@ -78,11 +78,11 @@ def test_segments_over_what_is_remembered_are_the_whole(model, cuts):
             found.append(model.advance(Rows(TOKENS[:, low:high], types=TYPES[:, low:high]), states))
             states.detach()
         rows = Rows(TOKENS[:, begin:], order=last, types=TYPES[:, begin:])
-        found.append(model.advance(rows, states, askers(rows, places)))
+        found.append(model.advance(rows, states, query_stream(rows, places)))
     assert states.lengths == [TIME, TIME]
     torch.testing.assert_close(torch.cat(found, 1), expected)
 
 
 def test_a_segment_with_padding_is_refused(model):
-    with pytest.raises(ValueError, match="no padding"):
+    with pytest.raises(ValueError, match="without padding"):
         model.advance(Rows.of([[1, 2], [3]]), model.start(2))

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.ops import cross_entropy as crossentropy
-from allyouneed.nn.ops.cross_entropy import judged, linear_cross_entropy
+from allyouneed.nn.ops.cross_entropy import chunk_loss, linear_cross_entropy
 
 
 def drawn(tokens, vocab, width, ignored=0.0, seed=0, dtype=torch.float32):
@@ -134,7 +134,7 @@ def test_what_a_gpu_compiles_is_the_plain_definition(cap, smoothing, biased):
     scores = scores if cap is None else cap * torch.tanh(scores / cap)
     expected = cross_entropy(scores, labels, label_smoothing=smoothing, reduction="sum")
     expected.backward()
-    total, nll, slope, slant = judged(logits.detach(), labels, bias.detach() if biased else None, smoothing, cap)
+    total, nll, slope, slant = chunk_loss(logits.detach(), labels, bias.detach() if biased else None, smoothing, cap)
     torch.testing.assert_close(total, expected.detach())
     torch.testing.assert_close(nll, cross_entropy(scores, labels, reduction="sum").detach())
     torch.testing.assert_close(slope, logits.grad)
@@ -145,20 +145,20 @@ def test_what_a_gpu_compiles_is_the_plain_definition(cap, smoothing, biased):
 def test_chunks_of_a_gpu_are_alike_and_whole_tiles(monkeypatch):
     gpu, memory = torch.device("cuda"), 139 << 30
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=memory))
-    assert crossentropy._rows(gpu, 32768, 50304) == 16384 and crossentropy._rows(gpu, 24576, 32000) == 24576
+    assert crossentropy._chunk_rows(gpu, 32768, 50304) == 16384 and crossentropy._chunk_rows(gpu, 24576, 32000) == 24576
     memory = 16 << 30
-    assert crossentropy._rows(gpu, 32768, 50304) == 4864
+    assert crossentropy._chunk_rows(gpu, 32768, 50304) == 4864
     for tokens, vocab in ((1, 9), (1000, 50304), (33000, 50304), (20001, 250000)):
-        rows = crossentropy._rows(gpu, tokens, vocab)
+        rows = crossentropy._chunk_rows(gpu, tokens, vocab)
         chunks = -(-tokens // rows)
-        assert rows % crossentropy.TILE == 0 and chunks * rows - tokens < chunks * crossentropy.TILE
-        assert (rows - crossentropy.TILE) * 4 * vocab <= max(crossentropy.chunk_bytes(gpu), 1024 * 4 * vocab)
+        assert rows % crossentropy.ROW_TILE == 0 and chunks * rows - tokens < chunks * crossentropy.ROW_TILE
+        assert (rows - crossentropy.ROW_TILE) * 4 * vocab <= max(crossentropy.chunk_bytes(gpu), 1024 * 4 * vocab)
 
 
 def judge_in_place(logits, labels, ignore, bias, smoothing, cap, vocab, totals, plains, gradient):
     """What our kernel does, one row at a time by the definition."""
     for row, label in enumerate(labels):
-        total, plain, slope, _ = judged(logits[None, row, :vocab], label[None], bias, smoothing, cap)
+        total, plain, slope, _ = chunk_loss(logits[None, row, :vocab], label[None], bias, smoothing, cap)
         totals[row], plains[row] = total, plain
         if gradient:
             logits[row, :vocab], logits[row, vocab:] = slope[0], 0.0
@@ -176,9 +176,11 @@ def test_chunks_given_to_the_kernel_make_the_definition(monkeypatch, vocab, cap,
         widths.append(logits.shape[1])
         judge_in_place(logits, *given, gradient)
 
-    monkeypatch.setitem(sys.modules, "allyouneed.kernels.triton.cross_entropy", SimpleNamespace(judge=judge))
+    monkeypatch.setitem(
+        sys.modules, "allyouneed.kernels.triton.cross_entropy", SimpleNamespace(cross_entropy_rows=judge)
+    )
     monkeypatch.setattr(crossentropy, "usable", lambda x: True)
-    monkeypatch.setattr(crossentropy, "_rows", lambda device, tokens, vocab: 8)
+    monkeypatch.setattr(crossentropy, "_chunk_rows", lambda device, tokens, vocab: 8)
     x, weight, labels = drawn(19, vocab, 5, ignored=0.3)
     leaves = [x, weight] + [torch.randn(vocab, requires_grad=True)] * biased
     scores = torch.nn.functional.linear(*leaves)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.nn.ops.unpack import Sentences, sentences
+from allyouneed.nn.ops.unpack import UnpackedRows, unpack_rows
 from any_part import pack, sentence
 
 several = st.lists(sentence, min_size=1, max_size=6)
@@ -21,7 +21,7 @@ def features(rows):
 @given(several, spread, spread)
 def test_packed_rows_become_sentences_and_come_back(texts, lines, gaps):
     rows, places = pack(texts, lines[: len(texts)], gaps[: len(texts)])
-    x, found = features(rows), Sentences.of(TokenLayout.of(rows))
+    x, found = features(rows), UnpackedRows.of(TokenLayout.of(rows))
     lined = found.gather(x)
     assert sorted(map(int, found.real.sum(1))) == sorted(map(len, texts))
     order = sorted(range(len(texts)), key=lambda n: (places[n][0], places[n][1].start))
@@ -40,7 +40,7 @@ def test_packed_rows_become_sentences_and_come_back(texts, lines, gaps):
 @given(several)
 def test_rows_padded_on_the_left_begin_with_their_sentence(texts):
     rows = Rows.of(texts, side="left")
-    x, found = features(rows), Sentences.of(TokenLayout.of(rows))
+    x, found = features(rows), UnpackedRows.of(TokenLayout.of(rows))
     lined = found.gather(x)
     for row, text in enumerate(texts):
         assert lined[row, : len(text)].equal(x[row, x.shape[1] - len(text) :])
@@ -52,7 +52,7 @@ def test_rows_padded_on_the_left_begin_with_their_sentence(texts):
 @pytest.mark.parametrize("texts", [[[1, 2, 3]], [[1, 2, 3], [4]]])
 def test_rows_that_begin_with_their_sentence_are_not_copied(texts):
     rows = Rows.of(texts)
-    x, found = features(rows), Sentences.of(TokenLayout.of(rows))
+    x, found = features(rows), UnpackedRows.of(TokenLayout.of(rows))
     assert found.gather(x) is x and found.scatter(x, x) is x
     assert (found.real is None) == (len(texts) == 1)
 
@@ -61,13 +61,13 @@ def test_new_tokens_of_a_text_being_decoded_stay_where_they_are():
     layout = TokenLayout.following([3, 5], Rows.of([[1, 2], [3]]))
     context = Context(layout, slots=TokenLayout(torch.arange(7)[None], start=0))
     x = torch.randn(2, 2, 3)
-    assert sentences(context).gather(x) is x
-    assert sentences(context) is sentences(context)
-    assert sentences(context).real.tolist() == [[True, True], [True, False]]
+    assert unpack_rows(context).gather(x) is x
+    assert unpack_rows(context) is unpack_rows(context)
+    assert unpack_rows(context).real.tolist() == [[True, True], [True, False]]
 
 
 def test_rows_of_nothing_but_padding():
     rows = Rows(torch.ones(2, 3, dtype=torch.long), segments=torch.zeros(2, 3, dtype=torch.long))
-    x, found = features(rows), Sentences.of(TokenLayout.of(rows))
+    x, found = features(rows), UnpackedRows.of(TokenLayout.of(rows))
     assert found.gather(x).shape[0] == 0
     assert not found.scatter(found.gather(x), x).any()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError, ValidationError
 
 from allyouneed.config import Config, ConfigError, parse, tree_of
-from allyouneed.nn.patterns.core import Causal, Full, Not, Pattern, Place, Prefix, SameSegment, Window
+from allyouneed.nn.patterns.core import Causal, Full, Not, Pattern, Prefix, SameSegment, TokenFields, Window
 from any_part import COMBINATORS, atoms, patterns
 
 sizes = st.integers(1, 9)
@@ -20,7 +20,7 @@ def same(a: Pattern, b: Pattern) -> bool:
     """Equal answers for all places of a row of three sentences, padding among them, and for one long sentence."""
     position = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 0, 0, 1])
     segment = torch.tensor([1, 1, 1, 1, 1, 2, 2, 2, 0, 3, 3])
-    query, key = Place(position[:, None], segment[:, None]), Place(position[None], segment[None])
+    query, key = TokenFields(position[:, None], segment[:, None]), TokenFields(position[None], segment[None])
     shape = (len(position), len(position))
     packed = torch.equal(a.allowed(query, key).expand(shape), b.allowed(query, key).expand(shape))
     return packed and torch.equal(a.mask(12, 12), b.mask(12, 12))
@@ -103,7 +103,7 @@ def test_memory_is_all_that_decoding_needs(pattern, size):
     ],
 )
 def test_memory_of_the_usual_patterns(text, kept):
-    assert Pattern.from_text(text).memory == kept
+    assert Pattern.from_text(text).kv_window == kept
 
 
 @given(expression)
@@ -115,13 +115,13 @@ def test_a_pattern_that_cannot_decode_says_what_leaks(pattern):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("causal & window(64) | global(0)", "global(0) lets place 0 see everything"),
+        ("causal & window(64) | global(0)", "global(0) lets position 0 attend to everything"),
         ("causal & (window(64) | global(0))", None),
-        ("causal | prefix(3)", "prefix(3) lets the first 3 places see each other"),
-        ("causal | window(3) & ~prefix(1)", "window(3) lets tokens see later ones"),
+        ("causal | prefix(3)", "prefix(3) lets the first 3 positions attend to each other"),
+        ("causal | window(3) & ~prefix(1)", "window(3) attends to later tokens"),
         ("causal | prompt", None),
-        ("causal | chosen", "chosen lets tokens of the batch's choice see everything"),
-        ("full", "full lets tokens see later ones"),
+        ("causal | chosen", "chosen lets global tokens attend to everything"),
+        ("full", "full attends to later tokens"),
     ],
 )
 def test_the_leak_is_named(text, said):
@@ -188,21 +188,21 @@ def test_precedence_is_not_before_and_before_or():
     [
         (
             "casual",
-            "'casual' is no pattern; did you mean 'causal'? (allowed: block, block-window, causal, chosen, dilated",
+            "unknown pattern 'casual'; did you mean 'causal'? (allowed: block, block-window, causal, chosen, dilated",
         ),
-        ("", "a pattern is missing at the end"),
-        ("causal &", "a pattern is missing at the end"),
-        ("causal window(3)", "'window' does not belong here, in 'causal window(3)'"),
-        ("(causal", "a ')' is missing, in '(causal'"),
-        ("causal)", "')' does not belong here"),
-        ("window", "window takes (size), 0 given"),
-        ("window(1, 2)", "window takes (size), 2 given"),
-        ("causal(1)", "causal takes no numbers, 1 given"),
-        ("window(-3)", "window(…) takes whole numbers, not '-'"),
-        ("window(many)", "window(…) takes whole numbers, not 'many'"),
-        ("window(3", "window(…) takes whole numbers, not ''"),
-        ("window(²)", "window(…) takes whole numbers, not '²'"),
-        ("and", "'and' is no pattern"),
+        ("", "missing pattern at the end"),
+        ("causal &", "missing pattern at the end"),
+        ("causal window(3)", "unexpected 'window', in 'causal window(3)'"),
+        ("(causal", "missing ')', in '(causal'"),
+        ("causal)", "unexpected ')'"),
+        ("window", "window takes (size), got 0"),
+        ("window(1, 2)", "window takes (size), got 2"),
+        ("causal(1)", "causal takes no arguments, got 1"),
+        ("window(-3)", "window(…) takes integers, not '-'"),
+        ("window(many)", "window(…) takes integers, not 'many'"),
+        ("window(3", "window(…) takes integers, not ''"),
+        ("window(²)", "window(…) takes integers, not '²'"),
+        ("and", "unknown pattern 'and'"),
     ],
 )
 def test_a_mistake_in_the_text_is_named(text, said):

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import TokenLayout
-from allyouneed.nn.ops.attention.block_mask import Side, Stretches, Tiling, apart
-from allyouneed.nn.patterns.core import Pattern, Place, SameSegment
+from allyouneed.nn.ops.attention.block_mask import BlockedTokens, BlockLayout, BlockRanges, disjoint_alternatives
+from allyouneed.nn.patterns.core import Pattern, SameSegment, TokenFields
 from any_layout import some_facts
 from any_part import atoms, patterns
 
@@ -65,7 +65,7 @@ def test_random_blocks_draw_so_many_of_those_before_them_whatever_comes_after():
 def test_looked_up_is_as_computed(text, whole):
     """What a kernel asks pair by pair, of positions in 32 bits too."""
     pattern, at = Pattern.from_text(text), torch.arange(50)
-    query, key = (Place(x.to(whole), torch.ones_like(x)) for x in (at[:, None], at[None]))
+    query, key = (TokenFields(x.to(whole), torch.ones_like(x)) for x in (at[:, None], at[None]))
     assert pattern.quick(lambda: 50, at.device)(query, key).equal(pattern.mask(50, 50))
     assert pattern.allowed(query, key).equal(pattern.mask(50, 50))
 
@@ -84,7 +84,7 @@ def test_what_the_batch_says():
     here = TokenLayout.of(Rows(torch.zeros(1, 4, dtype=torch.long), chosen=chosen, prompt=prompt, order=order))
 
     def mask(text):
-        return Pattern.from_text(text).allowed(here.place(1), here.place(2)).expand(1, 4, 4)[0].tolist()
+        return Pattern.from_text(text).allowed(here.fields(1), here.fields(2)).expand(1, 4, 4)[0].tolist()
 
     yes, places = [1], range(4)
     assert mask("chosen") == [[q in yes or k in yes for k in places] for q in places]
@@ -107,12 +107,12 @@ def test_a_batch_that_says_nothing():
 @given(patterns(), st.integers(1, 40), st.integers(1, 9), st.integers(0, 99), st.booleans())
 def test_some_and_every_are_cautious(pattern, time, block, seed, packed):
     layout = some_facts(time, seed, packed)
-    side = Side(pattern, layout, 2, block)
+    side = BlockedTokens(pattern, layout, 2, block)
     sides = [torch.arange(2), torch.arange(side.blocks), torch.arange(side.blocks)]
     row, q, k = torch.cartesian_prod(*sides).unbind(1)
-    query, key = Stretches(side, 0, row, q), Stretches(side, 0, row, k)
+    query, key = BlockRanges(side, 0, row, q), BlockRanges(side, 0, row, k)
     shape = (2, time, time)
-    truth = pattern.allowed(layout.place(1), layout.place(2)).expand(shape).flatten(1)
+    truth = pattern.allowed(layout.fields(1), layout.fields(2)).expand(shape).flatten(1)
     where = (side.tokens % time).view(2, side.blocks, block)
     pairs = where[row, q][:, :, None] * time + where[row, k][:, None]  # (tiles, block, block)
     real = side.real.view(2, side.blocks, block)
@@ -127,24 +127,24 @@ def test_some_and_every_are_cautious(pattern, time, block, seed, packed):
 def test_tiles_of_one_token_are_the_mask(pattern):
     """The bounds of a single token leave nothing open (only `every` of a few may, which costs time, not truth)."""
     layout = some_facts(23, 5)
-    part = Tiling(pattern, layout, layout, 1)
+    part = BlockLayout(pattern, layout, layout, 1)
     found = torch.zeros(2, 23, 23, dtype=torch.bool)
     where = (part.query.tokens % 23).view(2, 23)
     found[part.row, where[part.row, part.q], where[part.row, part.k]] = True
     real = layout.segments > 0
-    truth = pattern.allowed(layout.place(1), layout.place(2)) & real[:, None] & real[:, :, None]
+    truth = pattern.allowed(layout.fields(1), layout.fields(2)) & real[:, None] & real[:, :, None]
     assert torch.equal(found, truth)
 
 
 @given(patterns())
 def test_alternatives_share_nothing_and_leave_nothing_out(pattern):
-    masks = [one.mask(17, 17).int() for one in apart(pattern)]
+    masks = [one.mask(17, 17).int() for one in disjoint_alternatives(pattern)]
     assert torch.equal(sum(masks), pattern.mask(17, 17).int())
 
 
 def test_the_sparse_transformer_is_computed_in_two_orders():
     pattern = Pattern.from_text("causal & (window(16) | strided(16))")
-    assert [one.modulus for one in apart(pattern)] == [1, 16]
+    assert [one.modulus for one in disjoint_alternatives(pattern)] == [1, 16]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_the_sparse_transformer_is_computed_in_two_orders():
 def test_the_tiles_of_a_bounded_pattern_grow_with_the_length_not_its_square(text, most):
     for time in (512, 1024, 4096):
         layout = TokenLayout.of(Rows(torch.zeros(1, time, dtype=torch.long)))
-        assert Tiling(Pattern.from_text(text), layout, layout, 16).area <= most * time
+        assert BlockLayout(Pattern.from_text(text), layout, layout, 16).area <= most * time
 
 
 def test_scattered_columns_and_chosen_tokens_are_put_together():
@@ -169,6 +169,6 @@ def test_scattered_columns_and_chosen_tokens_are_put_together():
     chosen = torch.zeros(1, time, dtype=torch.bool)
     chosen[:, ::256] = True  # 16 of them, each in a block of its own
     layout = TokenLayout.of(Rows(torch.zeros(1, time, dtype=torch.long), chosen=chosen))
-    assert Tiling(Pattern.from_text("window(16) | chosen"), layout, layout, 16).area < 7 * 16 * time
-    fixed = Tiling(Pattern.from_text("causal & (block(64) | fixed(64, 1))"), layout, layout, 16)
+    assert BlockLayout(Pattern.from_text("window(16) | chosen"), layout, layout, 16).area < 7 * 16 * time
+    fixed = BlockLayout(Pattern.from_text("causal & (block(64) | fixed(64, 1))"), layout, layout, 16)
     assert fixed.area < 2 * 64 * time  # a block of 64, one column in 64 of what lies before, and the rims of tiles

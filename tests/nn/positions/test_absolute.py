@@ -108,7 +108,7 @@ def learned(length):
 
 def test_learned_positions_refuse_what_they_have_no_vector_for():
     model = learned(4)
-    with pytest.raises(UserError, match="a sentence of 5 tokens is longer than the model's 4 learned positions"):
+    with pytest.raises(UserError, match="sentence of 5 tokens exceeds the model's 4 learned positions"):
         model.encode(Rows(torch.ones(1, 5, dtype=torch.long)))
     model.encode(Rows(torch.ones(1, 4, dtype=torch.long)))
 

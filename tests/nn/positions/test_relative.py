@@ -23,32 +23,32 @@ REFUSED = {
     "xpos ahead": (
         {"encoder_mixer": ATTENTION | {"positions": {"kind": "rotary", "xpos": 512}}},
         "encoder[0].mixer.positions.xpos",
-        "only for a causal pattern",
+        "requires a causal pattern",
     ),
     "buckets ahead in causal": (
         {"mixer": ATTENTION | {"pattern": "causal", "positions": {"kind": "buckets", "bidirectional": True}}},
         "decoder[0].mixer.positions.bidirectional",
-        "half of the buckets would never be used",
+        "half of the buckets would be unused",
     ),
     "odd buckets": (
         {"encoder_mixer": ATTENTION | {"positions": {"kind": "buckets", "buckets": 7}}},
         "encoder[0].mixer.positions.buckets",
-        "make it even",
+        "is odd",
     ),
     "near buckets": (
         {"encoder_mixer": ATTENTION | {"positions": {"kind": "buckets", "distance": 8}}},
         "encoder[0].mixer.positions.distance",
-        "8 is no more than the 8 distances with a bucket each",
+        "8 must exceed 8",
     ),
     "odd rotary": (
         {"encoder_mixer": ATTENTION | {"head_width": 5, "positions": "rotary"}},
         "encoder[0].mixer.positions.fraction",
-        "5 of a head's 5 features would turn",
+        "rotates 5 of 5 features",
     ),
     "no rotary": (
         {"encoder_mixer": ATTENTION | {"positions": {"kind": "rotary", "fraction": 0.1}}},
         "encoder[0].mixer.positions.fraction",
-        "0 of a head's 4 features would turn",
+        "rotates 0 of 4 features",
     ),
     "ntk of one plane": (
         {
@@ -56,7 +56,7 @@ REFUSED = {
             | {"positions": {"kind": "rotary", "fraction": 0.5, "scaling": {"kind": "ntk", "factor": 2}}}
         },
         "encoder[0].mixer.positions.scaling.kind",
-        "only one",
+        "at least two planes",
     ),
     "llama3 upside down": (
         {
@@ -64,7 +64,7 @@ REFUSED = {
             | {"positions": {"kind": "rotary", "scaling": {"kind": "llama3", "factor": 2, "original": 8, "low": 4}}}
         },
         "encoder[0].mixer.positions.scaling.high",
-        "must be above low",
+        "must be greater than low",
     ),
     "yarn upside down": (
         {
@@ -77,18 +77,18 @@ REFUSED = {
             }
         },
         "encoder[0].mixer.positions.scaling.fast",
-        "must be above slow",
+        "must be greater than slow",
     ),
     "rotary with additive": (
         {"encoder_mixer": ATTENTION | {"positions": "rotary", "scores": "additive"}},
         "encoder[0].mixer.positions",
-        "have no q·k",
+        "these scores do not compute",
     ),
-    "rotary across": ({"cross": ATTENTION | {"positions": "rotary"}}, "decoder[0].cross.positions", "no distances"),
+    "rotary across": ({"cross": ATTENTION | {"positions": "rotary"}}, "decoder[0].cross.positions", "are undefined"),
     "batch norm of heads": (
         {"encoder_mixer": ATTENTION | {"qk_norm": "batch"}},
         "encoder[0].mixer.qk_norm",
-        "token by token",
+        "one token's features",
     ),
     "mla with shaw": (
         {"encoder_mixer": MLA | {"positions": {"kind": "shaw", "distance": 2}}},
@@ -98,10 +98,10 @@ REFUSED = {
     "mla with turned values": (
         {"encoder_mixer": MLA | {"positions": {"kind": "rotary", "values": True}}},
         "encoder[0].mixer.positions.values",
-        "out of the latent",
+        "from the latent",
     ),
     "mla with additive": ({"encoder_mixer": MLA | {"scores": "additive"}}, "encoder[0].mixer.scores", "bilinear"),
-    "mla across": ({"cross": MLA}, "decoder[0].cross.kind", "cannot look at an encoder"),
+    "mla across": ({"cross": MLA}, "decoder[0].cross.kind", "does not support cross-attention"),
 }
 
 

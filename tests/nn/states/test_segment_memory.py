@@ -12,7 +12,7 @@ from allyouneed.nn.states.segment_memory import SegmentMemory
 from allyouneed.nn.sublayer import Mixer
 from any_part import build, causally, plain, say
 
-PARTS = [causally(plain(cls)) for cls in Mixer.registry.values() if cls.mixes]
+PARTS = [causally(plain(cls)) for cls in Mixer.registry.values() if cls.supports_self]
 MIXERS = {say(part): tree_of(part) for part in PARTS if part.causal}
 for pattern in ("causal & window(4)", "causal & block-window(5, 2)", "causal & window(3) | causal & global(0)"):
     for cache in ("keys", "hidden"):

@@ -8,18 +8,17 @@ from allyouneed.config import parse
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
+from allyouneed.nn.depth import Depth, deepnorm_factors
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.wiring.residual import (
     DeepNorm,
-    Depth,
-    Parallel,
+    ParallelResidual,
     PostNorm,
     PreNorm,
     ResiDual,
     ResPostNorm,
     Sandwich,
     Wiring,
-    deepnorm_factors,
 )
 from any_part import build, tree
 
@@ -124,7 +123,7 @@ def test_sandwich():
 @pytest.mark.parametrize("sublayers", [1, 2, 3])
 @pytest.mark.parametrize("norms", ["one", "each"])
 def test_parallel(norms, sublayers):
-    run = Run(Parallel(norms=norms, layer_scale=0.1), sublayers)
+    run = Run(ParallelResidual(norms=norms, layer_scale=0.1), sublayers)
     assert len(run.blocks[0].norms) == (1 if norms == "one" else sublayers)
 
     def formula(x):
@@ -205,7 +204,7 @@ def tensors(stream):
     return [part for part in (stream if isinstance(stream, tuple) else vars(stream).values()) if torch.is_tensor(part)]
 
 
-@pytest.mark.parametrize("wiring", [PostNorm, PreNorm, Parallel])
+@pytest.mark.parametrize("wiring", [PostNorm, PreNorm, ParallelResidual])
 def test_layer_scale_begins_where_it_is_told_and_comes_back_to_it(wiring):
     module = wiring(layer_scale=0.25).build(COMMON, 2, DEPTH)
     assert [scale.tolist() for scale in module.scales] == [[0.25] * WIDTH] * 2

@@ -10,9 +10,9 @@ from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
+from allyouneed.nn.depth import Depth
 from allyouneed.nn.models.base import STACKS, Model
 from allyouneed.nn.wiring import reversible
-from allyouneed.nn.wiring.residual import Depth
 from allyouneed.nn.wiring.reversible import Reversible
 from any_part import CASES, WIDTH, build, pack, possible, tree
 
@@ -27,7 +27,7 @@ def plainly(monkeypatch):
     """Everything kept, nothing computed twice."""
 
     def do():
-        monkeypatch.setattr(reversible, "passed", lambda half, x, way: half(x, False))
+        monkeypatch.setattr(reversible, "checkpoint_half", lambda half, x, way: half(x, False))
 
     return do
 
@@ -218,5 +218,5 @@ def test_half_precision_goes_back_in_single():
 
 
 def test_a_wide_end_is_refused_where_nobody_can_read_it():
-    with pytest.raises(ConfigError, match=r"encoder\[0\].wiring: ends 24 wide, where 12 features are expected"):
+    with pytest.raises(ConfigError, match=r"encoder\[0\].wiring: outputs 24 features; the next part needs 12"):
         parse(Model, tree(wiring={"kind": "reversible", "join": "concat"}))

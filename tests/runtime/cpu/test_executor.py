@@ -19,9 +19,8 @@ from allyouneed.infer.engine import Engine
 from allyouneed.kernels.cpu import build as native
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context
-from allyouneed.nn.linear.int8 import to_int8
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.precision import quantize
+from allyouneed.nn.models.precision import quantize, to_int8
 from allyouneed.nn.states.base import States
 from allyouneed.runtime.cpu import executor as executor_module
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor

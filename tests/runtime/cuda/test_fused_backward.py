@@ -4,14 +4,15 @@ import pytest
 import torch
 
 from allyouneed.config import parse
+from allyouneed.nn.activations import ACTIVATIONS
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.channels.feedforward import ACTIVATIONS, FFN
+from allyouneed.nn.channels.feedforward import FFN
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
+from allyouneed.nn.depth import Depth
 from allyouneed.nn.linear.bitlinear import Bit
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.models.block import Layer
-from allyouneed.nn.wiring.residual import Depth
 from allyouneed.runtime.cuda import bias_gradients
 from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED
 from allyouneed.runtime.cuda.bias_gradients import activation_backward, merge_heads

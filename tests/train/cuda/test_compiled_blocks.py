@@ -14,7 +14,7 @@ from allyouneed.nn.mixers.attention import attention
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.models.stack import Stack
 from allyouneed.nn.ops.attention import select as attend
-from allyouneed.nn.ops.attention.block_mask import Tiling
+from allyouneed.nn.ops.attention.block_mask import BlockLayout
 from allyouneed.nn.ops.attention.flex import Flex
 from allyouneed.nn.patterns.core import Causal, Full
 
@@ -44,8 +44,8 @@ def rows(length: int, packed: bool) -> Rows:
 def as_on_a_gpu(pattern: Any, queries: TokenLayout, keys: TokenLayout, manner: Any) -> Any:
     """Packed rows by FlexAttention, which torch can also run on CPU."""
     if not queries.packed:
-        return attend.plan(pattern, queries, keys, manner)
-    return Flex(attend.parts_of(pattern, queries, keys, 128, rounded=True), lambda: pytest.fail("no need"))
+        return attend.select_attention(pattern, queries, keys, manner)
+    return Flex(attend.block_layouts(pattern, queries, keys, 128, rounded=True), lambda: pytest.fail("no need"))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -61,7 +61,7 @@ def test_one_graph_for_all_layers_and_batches(name: str, packed: bool, monkeypat
     with torch.no_grad():
         expected = [model(batch) for batch in batches]
         graphs = []
-        monkeypatch.setattr(attention, "plan", as_on_a_gpu)
+        monkeypatch.setattr(attention, "select_attention", as_on_a_gpu)
 
         def counted(graph: Any, inputs: Any) -> Any:
             graphs.append(graph)
@@ -71,7 +71,7 @@ def test_one_graph_for_all_layers_and_batches(name: str, packed: bool, monkeypat
             if isinstance(module, Stack):
                 module.plans_ahead = True
             if isinstance(module, Block):
-                assert module.traces
+                assert module.traceable
                 module.compile(backend=counted, fullgraph=True, dynamic=False)
         for batch, wanted in zip(batches, expected, strict=True):
             found = model(batch)
@@ -85,7 +85,7 @@ def test_one_graph_for_all_layers_and_batches(name: str, packed: bool, monkeypat
 def test_a_grid_of_tiles_says_what_the_search_finds(pattern: Any):
     layout = [TokenLayout.of(rows(length, True)) for length in (20, 150)]
     for queries, keys in ((layout[0], layout[0]), (layout[0], layout[1])):
-        part = Tiling(pattern, queries, keys, 64, rounded=True)
+        part = BlockLayout(pattern, queries, keys, 64, rounded=True)
         some, every = part.grid()
         assert some.nonzero().tolist() == torch.stack((part.row, part.q, part.k), 1).tolist()
         assert every[part.row, part.q, part.k].tolist() == part.full.tolist()

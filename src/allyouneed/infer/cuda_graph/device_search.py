@@ -150,9 +150,9 @@ class DeviceIndependentSearch(DeviceSearch):
 
     def step(self, scores: Tensor) -> None:
         if self.chances is None and self.group == 1 and not self.way.ended and usable(scores):
-            from allyouneed.kernels.triton.topk import say
+            from allyouneed.kernels.triton.topk import argmax_step
 
-            say(scores, self.bans, self.ages, self.least, self.last_tokens, self.record, self.record_step)
+            argmax_step(scores, self.bans, self.ages, self.least, self.last_tokens, self.record, self.record_step)
             self.record_step.add_(1)
             return
         ages, limits = self.ages, self.limits
@@ -268,9 +268,9 @@ class DeviceBeamSearch(DeviceSearch):
         """The best candidates of each seat, twice as many as there are beams."""
         beams, ages, count = self.beams, self.ages, 2 * self.beams
         if usable(scores) and not self.way.ended and count.bit_count() == 1 and count <= min(32, scores.shape[1]):
-            from allyouneed.kernels.triton.topk import few
+            from allyouneed.kernels.triton.topk import topk
 
-            best, tokens, mass = few(scores, self.bans, ages, self.least, count)
+            best, tokens, mass = topk(scores, self.bans, ages, self.least, count)
             gains, tokens = (part.unflatten(0, (-1, beams)) for part in (best - mass, tokens))
             return among(gains, tokens, self.scores, count)
         logits, whole = scores.float().unflatten(0, (-1, beams)), None  # (seats, beams, vocab)

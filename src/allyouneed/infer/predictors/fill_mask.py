@@ -16,7 +16,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import Judged, Predictor, checked, in_batches, on_host, spread
 from allyouneed.infer.translation.split import quoted
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.models.two_stream import asking
+from allyouneed.nn.models.two_stream import append_query_stream
 
 EVERY = 7  # in samples, one token of so many is hidden
 Framed = tuple[list[int], list[int]]  # tokens with marks, and their types
@@ -130,7 +130,7 @@ class Asker(MaskFiller):
     def _hidden(self, given: Rows, masks: Tensor) -> Tensor:
         hidden_ones = given.tokens == self.mask
         places = [row.nonzero().flatten().tolist() for row in hidden_ones]
-        rows = asking(replace(given, order=hidden_ones.long()), places, self.tokenizer.pad)
+        rows = append_query_stream(replace(given, order=hidden_ones.long()), places, self.tokenizer.pad)
         assert rows.order is not None and rows.lengths is not None
         found: Tensor = self.model(Batch(rows))
         return found[(rows.order < 0) & self._inside(rows)]  # row after row, in reading order

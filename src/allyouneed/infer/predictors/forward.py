@@ -15,7 +15,7 @@ from allyouneed.errors import UserError
 from allyouneed.nn.batch import Batch, Input, Rows, Signal
 from allyouneed.nn.embed.frames import FrameEmbed
 from allyouneed.nn.mixers.attention.longformer import Longformer
-from allyouneed.nn.models.two_stream import asking
+from allyouneed.nn.models.two_stream import append_query_stream
 from allyouneed.nn.patterns.marked import Chosen, Permuted
 from allyouneed.nn.positions.xlnet import XLNetRelative
 
@@ -168,7 +168,7 @@ class Called:
         entry = self._source(given)
         if places is not None:
             assert isinstance(entry, Rows)
-            entry = asking(entry, places, self.pad)
+            entry = append_query_stream(entry, places, self.pad)
         return Batch(entry)
 
     def _source(self, given: Inputs) -> Input:

@@ -22,7 +22,7 @@ from allyouneed.interop.hf.checkpoint import SAFE
 from allyouneed.interop.hf.generation_config import GENERATES, generation_of
 from allyouneed.interop.hf.weight_table import Family
 from allyouneed.interop.tokenizers import load as tokenizers
-from allyouneed.nn.models.weights import named
+from allyouneed.nn.models.weights import named_tensors
 
 SHARD = 5 * 10**9  # bytes of weights in one file
 # where several families can say a model of ours, the one most people know
@@ -158,7 +158,7 @@ def _words_kept(folder: Folder) -> bool:
 
 def _most(model: nn.Module) -> torch.dtype:
     sizes: dict[torch.dtype, int] = {}
-    for tensor in named(model).values():
+    for tensor in named_tensors(model).values():
         if tensor.is_floating_point():
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
     return max(sizes, key=lambda kind: sizes[kind], default=torch.float32)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from allyouneed.config import override, parse, tree_of
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import assign_weights, meta_model, named
+from allyouneed.nn.models.weights import assign_weights, meta_model, named_tensors
 
 # of these maps the columns are features of the model, of those the rows; a norm has nothing else
 FROM = ("tokens", "q", "k", "v", "qkv", "kv", "up", "gate_up", "head")
@@ -42,7 +42,11 @@ def with_sines_first(model: Any) -> Any:
     places = torch.cat([torch.arange(0, config.width, 2), torch.arange(1, config.width, 2)])
     found = meta_model(config)
     assign_weights(
-        found, {name: _moved(name, tensor.detach(), places.to(tensor.device)) for name, tensor in named(model).items()}
+        found,
+        {
+            name: _moved(name, tensor.detach(), places.to(tensor.device))
+            for name, tensor in named_tensors(model).items()
+        },
     )
     return found.eval()
 

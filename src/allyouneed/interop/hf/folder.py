@@ -24,7 +24,7 @@ from allyouneed.interop.hf.generation_config import decoding_of
 from allyouneed.interop.hf.weight_table import Family
 from allyouneed.interop.tokenizers import load as tokenizers
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import assign_weights, meta_model, named, one_dtype
+from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_model, named_tensors
 
 # what a class of theirs is for, by the end of its name; what is not here is for what the family is for
 BY_CLASS = {
@@ -107,7 +107,7 @@ def load(
     with sensible(checkpoint):
         model = family.convert(config, checkpoint.weights, as_dtype(dtype), device)
     if not as_stored:
-        one_dtype(model, as_dtype(dtype))
+        cast_weights(model, as_dtype(dtype))
     kind, head = use_of(path, config, config_of(model), recipe, task)
     model = model if head is None else with_head(model, head)
     words = tokenizers.read(home, config)
@@ -183,9 +183,9 @@ def sensible(checkpoint: Checkpoint) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
-        named = checkpoint.config["model_type"]
+        model_type = checkpoint.config["model_type"]
         raise UserError(
-            f"{checkpoint.path / 'config.json'}: not a config of a {named} model: {type(error).__name__}: {error}"
+            f"{checkpoint.path / 'config.json'}: not a config of a {model_type} model: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -230,8 +230,8 @@ def pooled(model: Model) -> dict[str, Any]:
 def with_head(model: nn.Module, head: Mapping[str, Any]) -> nn.Module:
     """The same body under another head that needs no weights."""
     config: Model = parse(Model, tree_of(config_of(model)) | {"head": dict(head)}, "head")  # type: ignore[type-abstract]
-    made, before = meta_model(config), named(model)
-    assign_weights(made, {name: before[name].detach() for name in named(made)})
+    made, before = meta_model(config), named_tensors(model)
+    assign_weights(made, {name: before[name].detach() for name in named_tensors(made)})
     return made.eval()
 
 

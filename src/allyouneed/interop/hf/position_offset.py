@@ -8,7 +8,7 @@ from typing import Any
 
 from allyouneed.config import override, parse, tree_of
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import assign_weights, meta_model, named
+from allyouneed.nn.models.weights import assign_weights, meta_model, named_tensors
 
 TABLE = "embed.positions.weight"
 
@@ -29,7 +29,7 @@ def with_places_from_the_first(model: Any) -> Any:
         return model
     unused = model.config.embed.positions.offset
     found = meta_model(config)
-    own = named(model)
+    own = named_tensors(model)
     assign_weights(
         found, {name: tensor.detach() for name, tensor in own.items()} | {TABLE: own[TABLE].detach()[unused:]}
     )

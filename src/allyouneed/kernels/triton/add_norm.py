@@ -1,5 +1,4 @@
-"""What a sub-layer found is added to the stream, and the stream is normalised, in one reading. What was found may come
-in parts (small_batch_linear.py)."""
+"""Residual addition and norm in one pass. The sub-layer output may come in parts (small_batch_linear.py)."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def _add_norm(
     for part in tl.static_range(PARTS):
         values += tl.load(more + (part * rows + row) * width + f, mask=inside, other=0.0).to(tl.float32)
     if PARTS > 0:
-        values = values.to(x.dtype.element_ty).to(tl.float32)  # as it is kept, so it is normalised
+        values = values.to(x.dtype.element_ty).to(tl.float32)  # normalise the rounded sum, as stored
         if KEEP:
             tl.store(total + row * width + f, values.to(x.dtype.element_ty), mask=inside)
     if CENTRE:
@@ -50,8 +49,8 @@ def add_norm(
     x: Tensor, more: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centre: bool,
     offset: float = 0.0, keep: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """x (rows, width), `more` the same or (parts, rows, width): their sum, and what its norm is. `centre`: layer norm,
-    else by the root of the mean square. `keep`: the sum itself is wanted too."""
+    """x (rows, width), `more` the same or (parts, rows, width): their sum and its norm. `centre`: layer norm, otherwise
+    RMS norm. `keep`: also return the sum."""
     rows, width = x.shape
     assert x.is_contiguous() and (more is None or more.is_contiguous())
     parts = 0 if more is None else (more.shape[0] if more.dim() == 3 else 1)

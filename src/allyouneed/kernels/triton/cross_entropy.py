@@ -1,9 +1,9 @@
-"""Cross-entropy of a chunk of logits, and its gradient written over them.
+"""Cross-entropy of a chunk of logits, with the gradient written over them.
 
-A row is read once for Σ e^(score − the label's), and again, from the end, to put the gradient there. The label's own
-score makes the sum safe without a search for the largest: it is at least 1, and where it overflows, which a loss of 88
-takes, the row is summed once more by its largest. Only so many rows are under way at a time that the second reading
-finds them in the GPU's cache. The plain definition is `judged` in nn/ops/cross_entropy.py.
+A row is read once for Σ e^(score − label score), and a second time, from its end, to write the gradient. Using the
+label's score as reference avoids a search for the maximum: the sum is at least 1, and if it overflows (a loss above
+88), the row is summed again with its maximum. The number of rows in flight is limited so that the second pass hits the
+L2 cache. The plain definition is `chunk_loss` in nn/ops/cross_entropy.py.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LOG2E = tl.constexpr(1.4426950408889634)  # a GPU's exponential is that of 2
+LOG2E = tl.constexpr(1.4426950408889634)  # GPUs compute exp2
 
 
-class Cut(NamedTuple):
-    """How many scores of a row are looked at together, and by how many warps; how many rows a multiprocessor has under
-    way."""
+class RowSplit(NamedTuple):
+    """Scores per iteration, warps per row, and rows in flight per multiprocessor."""
 
     piece: int
     warps: int
     rows: int
 
 
-CUT = Cut(8192, 16, 2)  # bench/train_gpu.py kernels
+SPLIT = RowSplit(8192, 16, 2)  # bench/train_gpu.py kernels
 
 
 @triton.jit
-def _loaded(here, bias, at, vocab, PART: tl.constexpr, BIAS: tl.constexpr, AGAIN: tl.constexpr):
-    """PART: the row may end among them. AGAIN: they will be read again, so they shall stay near."""
+def _load_scores(here, bias, at, vocab, PART: tl.constexpr, BIAS: tl.constexpr, AGAIN: tl.constexpr):
+    """PART: the row may end within this piece. AGAIN: keep the data in cache for the second pass."""
     kept: tl.constexpr = "evict_last" if AGAIN else "evict_first"
     if PART:
         x = tl.load(here + at, mask=at < vocab, other=0.0, eviction_policy=kept).to(tl.float32)
@@ -45,8 +44,8 @@ def _loaded(here, bias, at, vocab, PART: tl.constexpr, BIAS: tl.constexpr, AGAIN
 
 
 @triton.jit
-def _capped(x, at, vocab, cap, PART: tl.constexpr, CAP: tl.constexpr):
-    """Beyond the row scores are −∞."""
+def _soft_cap(x, at, vocab, cap, PART: tl.constexpr, CAP: tl.constexpr):
+    """Soft cap; −∞ beyond the row."""
     if CAP:
         x = cap * (2 * tl.sigmoid(2 * x / cap) - 1)  # tanh
     if PART:
@@ -56,16 +55,16 @@ def _capped(x, at, vocab, cap, PART: tl.constexpr, CAP: tl.constexpr):
 
 @triton.jit
 def _scores(here, bias, at, vocab, cap, PART: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr):
-    return _capped(_loaded(here, bias, at, vocab, PART, BIAS, True), at, vocab, cap, PART, CAP)
+    return _soft_cap(_load_scores(here, bias, at, vocab, PART, BIAS, True), at, vocab, cap, PART, CAP)
 
 
 @triton.jit
-def _summed(
+def _sum_exp(
     here, bias, reference, vocab, cap,
     PIECE: tl.constexpr, WHOLE: tl.constexpr, TAIL: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr,
     SMOOTH: tl.constexpr,
 ):  # fmt: skip
-    """Of a row: Σ 2^(score·log2 e − reference), and the sum of all scores, where it is asked for."""
+    """Σ 2^(score·log2 e − reference) of a row, and the sum of its scores if SMOOTH."""
     masses = tl.zeros((PIECE,), tl.float32)
     sums = tl.zeros((PIECE,), tl.float32)
     for piece in range(WHOLE):
@@ -100,20 +99,20 @@ def _highest(
 
 
 @triton.jit
-def _sloped(
+def _store_gradient(
     here, bias, start, label, log_sum, vocab, width, smoothing, cap,
     SIZE: tl.constexpr, PART: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
-    """The gradient by these scores of a row, put in their place."""
+    """Write the gradient over these scores of a row."""
     at = start + tl.arange(0, SIZE)
-    x = _loaded(here, bias, at, vocab, PART, BIAS, False)
-    slope = tl.exp2(_capped(x, at, vocab, cap, PART, CAP) * LOG2E - log_sum)
+    x = _load_scores(here, bias, at, vocab, PART, BIAS, False)
+    slope = tl.exp2(_soft_cap(x, at, vocab, cap, PART, CAP) * LOG2E - log_sum)
     if SMOOTH:
         slope -= smoothing / vocab
     if (label >= start) & (label < start + SIZE):
         slope -= tl.where(at == label, 1 - smoothing, 0.0)
     if CAP:
-        slope *= 4 * tl.sigmoid(2 * x / cap) * tl.sigmoid(-2 * x / cap)  # 1 − tanh², near 0 to the last digit too
+        slope *= 4 * tl.sigmoid(2 * x / cap) * tl.sigmoid(-2 * x / cap)  # 1 − tanh², precise near 0
     if PART:
         slope = tl.where(at < vocab, slope, 0.0).to(here.dtype.element_ty)
         tl.store(here + at, slope, mask=at < width, eviction_policy="evict_first")
@@ -122,12 +121,12 @@ def _sloped(
 
 
 @triton.jit
-def _rows(
+def _row_kernel(
     logits, labels, bias, totals, plains, rows, vocab, width, smoothing, cap, ignore,
     PIECE: tl.constexpr, WHOLE: tl.constexpr, TAIL: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr,
     SMOOTH: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """WHOLE pieces of a row are all scores; then come TAIL places, in which scores and row end."""
+    """WHOLE full pieces of scores, then a TAIL in which scores and row end."""
     for row in range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0)):
         here = logits + row * width
         label = tl.load(labels + row).to(tl.int32)
@@ -142,10 +141,10 @@ def _rows(
         else:
             chosen = LOG2E * _scores(here, bias, label, vocab, cap, True, BIAS, CAP)
             high = chosen
-            mass, even = _summed(here, bias, high, vocab, cap, PIECE, WHOLE, TAIL, BIAS, CAP, SMOOTH)
+            mass, even = _sum_exp(here, bias, high, vocab, cap, PIECE, WHOLE, TAIL, BIAS, CAP, SMOOTH)
             if mass == float("inf"):
                 high = LOG2E * _highest(here, bias, vocab, cap, PIECE, WHOLE, TAIL, BIAS, CAP)
-                mass, even = _summed(here, bias, high, vocab, cap, PIECE, WHOLE, TAIL, BIAS, CAP, SMOOTH)
+                mass, even = _sum_exp(here, bias, high, vocab, cap, PIECE, WHOLE, TAIL, BIAS, CAP, SMOOTH)
             log_mass = tl.log2(mass)
             plain = (high - chosen + log_mass) / LOG2E
             total = plain
@@ -155,42 +154,42 @@ def _rows(
             tl.store(plains + row, plain)
             if GRADIENT:
                 log_sum = high + log_mass
-                if TAIL > 0:  # what was read last is nearest
-                    _sloped(
+                if TAIL > 0:  # most recently read, still in cache
+                    _store_gradient(
                         here, bias, WHOLE * PIECE, label, log_sum, vocab, width, smoothing, cap,
                         TAIL, True, BIAS, CAP, SMOOTH,
                     )  # fmt: skip
                 for turn in range(WHOLE):
-                    _sloped(
+                    _store_gradient(
                         here, bias, (WHOLE - 1 - turn) * PIECE, label, log_sum, vocab, width, smoothing, cap,
                         PIECE, False, BIAS, CAP, SMOOTH,
                     )  # fmt: skip
 
 
-def judge(
+def cross_entropy_rows(
     logits: Tensor, labels: Tensor, ignore: int, bias: Tensor | None, smoothing: float, cap: float | None,
     vocab: int, totals: Tensor, plains: Tensor, gradient: bool = True,
 ) -> None:  # fmt: skip
-    """Of logits (rows, width), of which the first `vocab` are scores: the loss and the plain loss of each row into
-    `totals` and `plains` (rows, of fp32), and over the logits, if asked, the gradient of the loss by them, which is 0
-    beyond the scores and where the label is `ignore`."""
+    """For logits (rows, width) with `vocab` scores each: write the loss and the plain loss of each row to `totals` and
+    `plains` (rows, fp32) and, if `gradient`, the gradient over the logits: 0 beyond the scores and where the label
+    is `ignore`."""
     rows, width = logits.shape
     assert logits.is_contiguous() and labels.is_contiguous() and len(labels) == rows
     assert totals.is_contiguous() and plains.is_contiguous() and totals.dtype == plains.dtype == torch.float32
-    piece = min(CUT.piece, triton.next_power_of_2(width))
-    warps = max(1, min(CUT.warps, piece // 256))
+    piece = min(SPLIT.piece, triton.next_power_of_2(width))
+    warps = max(1, min(SPLIT.warps, piece // 256))
     whole = vocab // piece
     tail = width - whole * piece
-    _rows[(min(rows, CUT.rows * _processors(logits.device)),)](
+    _row_kernel[(min(rows, SPLIT.rows * _processors(logits.device)),)](
         logits, labels, logits if bias is None else bias, totals, plains, rows, vocab, width,
         smoothing, 1.0 if cap is None else cap, ignore, PIECE=piece, WHOLE=whole,
         TAIL=triton.next_power_of_2(tail) if tail else 0, BIAS=bias is not None, CAP=cap is not None,
-        SMOOTH=smoothing > 0, GRADIENT=gradient, num_warps=warps, maxnreg=_registers(CUT.rows, warps),
+        SMOOTH=smoothing > 0, GRADIENT=gradient, num_warps=warps, maxnreg=_registers(SPLIT.rows, warps),
     )  # fmt: skip
 
 
 def _registers(rows: int, warps: int) -> int:
-    """Of a thread, so that as many rows fit on a multiprocessor, which has 65,536."""
+    """Registers per thread that let `rows` rows share a multiprocessor (65,536 registers)."""
     return min(255, 65536 // (rows * warps * 32) // 8 * 8)
 
 

@@ -1,16 +1,16 @@
-"""Attention of one new token a row over keys and values that stay where they lie (Kwon et al. 2023, "PagedAttention",
-arXiv:2309.06180, 4.3; split over the keys as in Dao et al. 2023, "Flash-Decoding").
+"""Attention of one new token per row over a paged KV cache (Kwon et al. 2023, "PagedAttention", arXiv:2309.06180, 4.3;
+split over the keys as in Dao et al. 2023, "Flash-Decoding").
 
-Storage is (blocks, heads, slots, width). A row's token at place p lies in the block that its table names:
+The cache is (blocks, heads, slots, width). The block table locates the token at position p of a row:
 
-    every = 0    table (rows, 1): all of a row in one block, at slot p
-    every = 1    table (rows, places): each token in a block of its own, at slot p (beams, which share their pasts)
-    every = n    table (rows, places / n): n tokens a block, at slot p % n (a pool)
+    every = 0    table (rows, 1): one block per row, slot p
+    every = 1    table (rows, positions): one block per token, slot p (beams with shared prefixes)
+    every = n    table (rows, positions / n): n tokens per block, slot p % n (block pool)
 
-One program for each row, key-value head and share of the keys. The first share takes in the new token: it turns its
-key, stores key and value, and begins the sum with them, so nobody reads what is being written. Where queries share
-keys, the first of these are fetched while the kernel before may still be making queries: only earlier steps have
-written what is read so. `runtime/cuda/static_cache.py` has the plain definition.
+One program per row, key-value head and split of the keys. The first split handles the new token: it rotates its key,
+stores key and value, and starts the sum with them, so no program reads what is being written. With grouped queries, the
+first keys are loaded while the previous kernel may still compute queries: they were written in earlier steps. The plain
+definition is in `runtime/cuda/static_cache.py`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from allyouneed.kernels import overlaps
 
 
 @triton.jit
-def _summed(at, part, mask, PARTS: tl.constexpr):
-    """What a product came to, whose inputs were cut into parts (small_batch_linear.py)."""
+def _sum_parts(at, part, mask, PARTS: tl.constexpr):
+    """Sum of the parts of a split matmul (small_batch_linear.py)."""
     found = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     for number in tl.static_range(1, PARTS):
         found += tl.load(at + number * part, mask=mask, other=0.0)
@@ -36,13 +36,13 @@ def _summed(at, part, mask, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _turned(a, b, cos, sin):
+def _rotate(a, b, cos, sin):
     return a * cos - b * sin, b * cos + a * sin
 
 
 @triton.jit
-def _where(table, row, table_row, at, inside, kv, slots, EVERY: tl.constexpr, KV: tl.constexpr):
-    """Which slot of the storage holds a row's token at this place."""
+def _slot_of(table, row, table_row, at, inside, kv, slots, EVERY: tl.constexpr, KV: tl.constexpr):
+    """Cache slot of a row's token at this position."""
     if EVERY == 0:
         block, place = tl.load(table + row) + at * 0, at
     elif EVERY == 1:
@@ -57,10 +57,10 @@ def _tile(
     keys, values, table, row, table_row, start, end, kv, slots, f, half,
     EVERY: tl.constexpr, KV: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of a row from `start` on, their halves apart, and which of them are there."""
+    """Keys and values of a row from `start` on, in feature halves, and which of them exist."""
     at = start + tl.arange(0, TILE)
     inside = at < end
-    spot = _where(table, row, table_row, at, inside, kv, slots, EVERY, KV)[:, None] * WIDTH + f[None, :]
+    spot = _slot_of(table, row, table_row, at, inside, kv, slots, EVERY, KV)[:, None] * WIDTH + f[None, :]
     real = inside[:, None] & (f < half)[None, :]
     ka, kb = tl.load(keys + spot, mask=real, other=0.0), tl.load(keys + spot + half, mask=real, other=0.0)
     wa, wb = tl.load(values + spot, mask=real, other=0.0), tl.load(values + spot + half, mask=real, other=0.0)
@@ -68,8 +68,8 @@ def _tile(
 
 
 @triton.jit
-def _more(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES: tl.constexpr):
-    """Sums over the keys seen so far, and those over these as well."""
+def _accumulate(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES: tl.constexpr):
+    """Online softmax: extend the running sums by these keys."""
     if QUERIES == 1:
         product = qa.to(tl.float32) * ka.to(tl.float32) + qb.to(tl.float32) * kb.to(tl.float32)
         scores = tl.sum(product, 1)[None, :] * scale
@@ -94,7 +94,7 @@ def _more(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES: tl.c
 
 
 @triton.jit
-def _look(
+def _decode_attention(
     q, k, v, keys, values, table, seen, turns, out, tops, sums, parts, arrived,
     q_row, k_row, v_row, q_part, table_row, slots, scale,
     KV: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, QUERIES: tl.constexpr,
@@ -106,14 +106,14 @@ def _look(
         gdc_launch_dependents()
         if QUERIES == 1:
             gdc_wait()
-    # what was stored in earlier steps is there, whatever the kernel before this one is still doing
+    # data of earlier steps is visible, whatever the previous kernel still does
     count = tl.load(seen + row).to(tl.int32)
     each = tl.cdiv(tl.cdiv(count, SHARES), TILE) * TILE
     begin = share * each
     end = tl.minimum(count, begin + each)
     kind = keys.dtype.element_ty
     half: tl.constexpr = WIDTH // 2
-    f = tl.arange(0, HALF)  # features, the first and the second half of them apart: these are turned together
+    f = tl.arange(0, HALF)  # features in two halves, which rotary positions rotate together
     known = f < half
     ka, kb, wa, wb, inside = _tile(
         keys, values, table, row, table_row, begin, end, kv, slots, f, half, EVERY, KV, WIDTH, TILE
@@ -125,27 +125,27 @@ def _look(
     heads = kv * GROUP + g
     mine = (g < GROUP)[:, None] & known[None, :]
     here = q + row.to(tl.int64) * q_row + heads[:, None] * WIDTH + f[None, :]
-    qa, qb = _summed(here, q_part, mine, PARTS), _summed(here + half, q_part, mine, PARTS)
+    qa, qb = _sum_parts(here, q_part, mine, PARTS), _sum_parts(here + half, q_part, mine, PARTS)
     cos, sin = f * 0.0, f * 0.0
     if TURNS:
         cos = tl.load(turns + row * WIDTH + f, mask=known, other=0.0)
         sin = tl.load(turns + row * WIDTH + half + f, mask=known, other=0.0)
-        qa, qb = _turned(qa, qb, cos[None, :], sin[None, :])
+        qa, qb = _rotate(qa, qb, cos[None, :], sin[None, :])
     qa, qb = qa.to(kind), qb.to(kind)
     top = tl.full((QUERIES,), float("-inf"), dtype=tl.float32)
     sum = tl.zeros((QUERIES,), dtype=tl.float32)
     va, vb = tl.zeros((QUERIES, HALF), dtype=tl.float32), tl.zeros((QUERIES, HALF), dtype=tl.float32)
-    if NEW:  # noqa: SIM102  # the one is known when this is compiled, the other is not
+    if NEW:  # noqa: SIM102  # NEW is a compile-time constant, the share is not
         if share == 0:
             new = k + row.to(tl.int64) * k_row + kv * WIDTH + f
-            new_a, new_b = _summed(new, q_part, known, PARTS), _summed(new + half, q_part, known, PARTS)
+            new_a, new_b = _sum_parts(new, q_part, known, PARTS), _sum_parts(new + half, q_part, known, PARTS)
             if TURNS:
-                new_a, new_b = _turned(new_a, new_b, cos, sin)
+                new_a, new_b = _rotate(new_a, new_b, cos, sin)
             new_a, new_b = new_a.to(kind), new_b.to(kind)
             new = v + row.to(tl.int64) * v_row + kv * WIDTH + f
-            own_a = _summed(new, q_part, known, PARTS).to(kind)
-            own_b = _summed(new + half, q_part, known, PARTS).to(kind)
-            target = _where(table, row, table_row, count, True, kv, slots, EVERY, KV) * WIDTH + f
+            own_a = _sum_parts(new, q_part, known, PARTS).to(kind)
+            own_b = _sum_parts(new + half, q_part, known, PARTS).to(kind)
+            target = _slot_of(table, row, table_row, count, True, kv, slots, EVERY, KV) * WIDTH + f
             tl.store(keys + target, new_a, mask=known)
             tl.store(keys + target + half, new_b, mask=known)
             tl.store(values + target, own_a, mask=known)
@@ -156,14 +156,14 @@ def _look(
             sum += 1.0
             va += own_a.to(tl.float32)[None, :]
             vb += own_b.to(tl.float32)[None, :]
-    top, sum, va, vb = _more(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES)
+    top, sum, va, vb = _accumulate(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES)
     for start in range(begin + TILE, end, TILE):
         ka, kb, wa, wb, inside = _tile(
             keys, values, table, row, table_row, start, end, kv, slots, f, half, EVERY, KV, WIDTH, TILE
         )
-        top, sum, va, vb = _more(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES)
+        top, sum, va, vb = _accumulate(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES)
     last = True
-    if SHARES > 1:  # who comes last puts all shares together; each counts by how much of the whole its keys are
+    if SHARES > 1:  # the last program merges all splits by their softmax mass
         mark = (row.to(tl.int64) * KV * GROUP + heads) * SHARES
         tl.store(tops + mark + share, top, mask=g < GROUP)
         tl.store(sums + mark + share, sum, mask=g < GROUP)
@@ -172,7 +172,7 @@ def _look(
         tl.debug_barrier()
         last = tl.atomic_add(arrived + row * KV + kv, 1, sem="acq_rel") == SHARES - 1
         if last:
-            tl.store(arrived + row * KV + kv, 0)  # ready for the next time
+            tl.store(arrived + row * KV + kv, 0)  # reset for the next launch
             top = tl.full((QUERIES,), float("-inf"), dtype=tl.float32)
             sum = tl.zeros((QUERIES,), dtype=tl.float32)
             va, vb = tl.zeros((QUERIES, HALF), dtype=tl.float32), tl.zeros((QUERIES, HALF), dtype=tl.float32)
@@ -190,35 +190,35 @@ def _look(
                 vb = vb * fade[:, None] + weight[:, None] * tl.load(there, mask=mine, other=0.0, cache_modifier=".cg")
                 top = higher
     if last:
-        whole = tl.where(sum > 0, sum, 1.0)[:, None]  # a row that sees nothing gets zeros
+        whole = tl.where(sum > 0, sum, 1.0)[:, None]  # zeros for a row without keys
         target = out + (row.to(tl.int64) * KV * GROUP + heads[:, None]) * WIDTH + f[None, :]
         tl.store(target, (va / whole).to(out.dtype.element_ty), mask=mine)
         tl.store(target + half, (vb / whole).to(out.dtype.element_ty), mask=mine)
 
 
-class Cut(NamedTuple):
-    """Into how many shares a row's keys are cut, how many keys are a tile, and how many warps work on it."""
+class SplitConfig(NamedTuple):
+    """Splits of a row's keys, keys per tile, and warps per program."""
 
     shares: int
     tile: int
     warps: int
 
 
-def cut_of(rows: int, kv_heads: int, group: int, most: int) -> Cut:
-    """Shares enough to keep the GPU busy, where a row has at most so many keys."""
+def split_config(rows: int, kv_heads: int, group: int, most: int) -> SplitConfig:
+    """Enough splits to occupy the GPU, for rows of at most `most` keys."""
     count = max(1, min(triton.cdiv(most, 128), triton.cdiv(132, rows * kv_heads)))
-    return Cut(count, 64, 4) if group > 1 else Cut(count, 32, 1)
+    return SplitConfig(count, 64, 4) if group > 1 else SplitConfig(count, 32, 1)
 
 
-def look(
+def decode_attention(
     q: Tensor, keys: Tensor, values: Tensor, table: Tensor, seen: Tensor, scale: float, every: int,
     new: tuple[Tensor, Tensor] | None = None, turns: Tensor | None = None, arrived: Tensor | None = None,
-    cut: Cut | None = None,
+    cut: SplitConfig | None = None,
 ) -> Tensor:  # fmt: skip
-    """q (rows, heads, width); keys and values as said above; `seen` (rows,): how many are stored. `new`: key and value
-    (rows, kv heads, width) of one more, which are stored behind them. All three may come in parts (parts, rows, heads,
-    width) that are still to be added up. `turns` (rows, width): cosines beside sines by which queries and new keys are
-    turned, halves together. `arrived`: a zero for each row and head to count with, which is zero again afterwards."""
+    """q (rows, heads, width); keys and values: see above; `seen` (rows,): cached tokens. `new`: key and value (rows, kv
+    heads, width) to append. All three may come in unsummed parts (parts, rows, heads, width). `turns` (rows, width):
+    cosines and sines that rotate queries and new keys in halves. `arrived`: zeroed counters per row and head, zero
+    again afterwards."""
     rows, heads, width = q.shape[-3:]
     _, kv_heads, slots, _ = keys.shape
     k, v = new or (q, q)
@@ -226,7 +226,7 @@ def look(
     parts = q.shape[0] if q.dim() == 4 else 1
     assert parts == 1 or q.stride(0) == k.stride(0) == v.stride(0)
     group, most = heads // kv_heads, slots if every <= 1 else table.shape[1] * every
-    cut, overlap = cut or cut_of(rows, kv_heads, group, most), overlaps(q.device)
+    cut, overlap = cut or split_config(rows, kv_heads, group, most), overlaps(q.device)
     out = torch.empty(rows, heads, width, dtype=keys.dtype, device=q.device)
     tops = sums = pieces = out
     if cut.shares > 1:
@@ -234,7 +234,7 @@ def look(
         pieces = torch.empty(rows, heads, cut.shares, width, device=q.device)
         if arrived is None:
             arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=q.device)
-    _look[(rows, kv_heads, cut.shares)](
+    _decode_attention[(rows, kv_heads, cut.shares)](
         q, k, v, keys, values, table, seen, seen if turns is None else turns, out, tops, sums, pieces,
         seen if arrived is None else arrived, q.stride(-3), k.stride(-3), v.stride(-3), q.stride(0), table.stride(0),
         slots, scale, KV=kv_heads, GROUP=group, WIDTH=width, HALF=max(16, triton.next_power_of_2(width // 2)),

@@ -1,4 +1,4 @@
-"""The two factors of a gated linear unit, side by side, in one reading: activation(gate) · up (Shazeer 2020, eq. 5)."""
+"""Gated linear unit over concatenated factors in one pass: activation(gate) · up (Shazeer 2020, eq. 5)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from allyouneed.kernels.triton.small_batch_linear import _activated
+from allyouneed.kernels.triton.small_batch_linear import _activate
 
 
 @triton.jit
@@ -17,12 +17,12 @@ def _gate(both, out, hidden, row, ACTIVATION: tl.constexpr, SIZE: tl.constexpr):
     here = both + number * row + at
     gate = tl.load(here, mask=at < hidden, other=0.0).to(tl.float32)
     up = tl.load(here + hidden, mask=at < hidden, other=0.0).to(tl.float32)
-    found = _activated(gate, ACTIVATION) * up
+    found = _activate(gate, ACTIVATION) * up
     tl.store(out + number * hidden + at, found.to(out.dtype.element_ty), mask=at < hidden)
 
 
 def gated(both: Tensor, activation: str) -> Tensor:
-    """(…, 2 · hidden) to (…, hidden); which activations there are: small_batch_linear.py."""
+    """(…, 2 · hidden) to (…, hidden); activations: small_batch_linear.py."""
     flat = both.flatten(0, -2)
     rows, hidden = flat.shape[0], flat.shape[1] // 2
     assert flat.stride(1) == 1

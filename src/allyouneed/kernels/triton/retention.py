@@ -1,13 +1,12 @@
-"""Retention on GPUs, forward and backward; `nn/ops/retention.py` says what is computed and is its judge.
+"""Retention on GPUs, forward and backward; the definition is in `nn/ops/retention.py`.
 
-A line (one head of one row) is cut into chunks, and chunks side by side make a segment. `_walk` runs through each
-segment and notes S before every chunk as if the segment were the beginning; `_join` runs over the few segments; with
-both, all chunks are computed at once. Backward the same walk goes from the end to the beginning, with queries and the
-output's gradients in place of keys and values:
+A line (one head of one row) is cut into chunks, and consecutive chunks form a segment. `_walk` computes S before every
+chunk relative to its segment, `_join` scans over segments; then all chunks run in parallel. Backward runs the same walk
+from the end, with queries and output gradients in place of keys and values:
 
     dS_{c−1} = e^{end_c} dS_c + Σ_t e^{since_t} q_tᵀ do_t
 
-Only inputs are kept for backward: S is walked again. Sums are single precision, products those of the inputs'.
+Only inputs are saved for backward; S is recomputed. Accumulation is fp32, matmuls use the input dtype.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-Sums = tuple[Tensor, Tensor]
-SIDE = 64  # tokens of a chunk; keys and values of a tile of S
-PROGRAMS = 512  # a walk is cut into as many as keep all processors busy
-FEWEST = 4  # chunks of a segment
-WARPS = 4  # of a program
+RetentionState = tuple[Tensor, Tensor]
+SIDE = 64  # tokens per chunk; keys and values per tile of S
+PROGRAMS = 512  # programs per walk, to occupy the GPU
+FEWEST = 4  # minimum chunks per segment
+WARPS = 4  # per program
 
 
 @triton.jit
 def _decay(log, chunk, time, STEADY: tl.constexpr, CHUNK: tl.constexpr):
-    """Logarithms of what is left at each token of what was before the chunk, and at its end."""
+    """Log decay from before the chunk to each token, and to its end."""
     at = tl.arange(0, CHUNK)
     left = time - chunk * CHUNK
     if STEADY:
@@ -43,7 +42,7 @@ def _decay(log, chunk, time, STEADY: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _rows(x, start, time, stride, first, WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr):
+def _load_tile(x, start, time, stride, first, WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr):
     """A tile of tokens and features: (CHUNK, TILE)."""
     at, feature = start + tl.arange(0, CHUNK), first + tl.arange(0, TILE)
     inside = (at < time)[:, None] & (feature < WIDTH)[None, :]
@@ -51,7 +50,7 @@ def _rows(x, start, time, stride, first, WIDTH: tl.constexpr, CHUNK: tl.constexp
 
 
 @triton.jit
-def _put(x, value, start, time, stride, first, WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr):
+def _store_tile(x, value, start, time, stride, first, WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr):
     at, feature = start + tl.arange(0, CHUNK), first + tl.arange(0, TILE)
     inside = (at < time)[:, None] & (feature < WIDTH)[None, :]
     tl.store(x + at[:, None].to(tl.int64) * stride + feature[None, :], value.to(x.dtype.element_ty), mask=inside)
@@ -59,7 +58,7 @@ def _put(x, value, start, time, stride, first, WIDTH: tl.constexpr, CHUNK: tl.co
 
 @triton.jit
 def _state(near, far, fade, i, j, K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A tile of S before (or of its gradient behind) a chunk: from its segment, and from the others."""
+    """A tile of S before a chunk (or of its gradient after it): from its segment plus the earlier ones."""
     key, value = i + tl.arange(0, ROWS), j + tl.arange(0, COLUMNS)
     inside = (key < K)[:, None] & (value < V)[None, :]
     at = key[:, None] * V + value[None, :]
@@ -68,8 +67,8 @@ def _state(near, far, fade, i, j, K: tl.constexpr, V: tl.constexpr, ROWS: tl.con
 
 
 @triton.jit
-def _faded(since, CHUNK: tl.constexpr):
-    """(CHUNK, CHUNK): what is left at a token of each one before it; the future is hidden before exp overflows."""
+def _decay_matrix(since, CHUNK: tl.constexpr):
+    """(CHUNK, CHUNK) decay between tokens; future pairs are masked before exp overflows."""
     at = tl.arange(0, CHUNK)
     past = at[:, None] >= at[None, :]
     return tl.where(past, tl.exp(tl.where(past, since[:, None] - since[None, :], 0.0)), 0.0)
@@ -82,7 +81,7 @@ def _walk(
     K: tl.constexpr, V: tl.constexpr, EACH: tl.constexpr, STEADY: tl.constexpr, BACK: tl.constexpr,
     CHUNK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """EACH: as many sums a line, K V or, with z, K V + K."""
+    """EACH: state elements per line, K V or, with z, K V + K."""
     wide: tl.constexpr = (V + VALUES - 1) // VALUES
     tiles: tl.constexpr = (K + KEYS - 1) // KEYS * wide
     tile, line = tl.program_id(0) % tiles, (tl.program_id(0) // tiles // segments).to(tl.int64)
@@ -101,8 +100,8 @@ def _walk(
         here = line * chunks + chunk
         tl.store(near + here * (K * V) + key[:, None] * V + value[None, :], s.to(near.dtype.element_ty), mask=inside)
         since, end = _decay(log, chunk, time, STEADY, CHUNK)
-        a = _rows(x, chunk * CHUNK, time, x_time, i, K, CHUNK, KEYS)
-        b = _rows(y, chunk * CHUNK, time, y_time, j, V, CHUNK, VALUES)
+        a = _load_tile(x, chunk * CHUNK, time, x_time, i, K, CHUNK, KEYS)
+        b = _load_tile(y, chunk * CHUNK, time, y_time, j, V, CHUNK, VALUES)
         left = tl.exp(since) if BACK else tl.exp(end - since)
         a = (a * left[:, None]).to(a.dtype)
         if j == 0:
@@ -122,7 +121,8 @@ def _walk(
 
 @triton.jit
 def _join(totals, wholes, ends, segments, EACH: tl.constexpr, BACK: tl.constexpr, MANY: tl.constexpr):
-    """In place, from what each segment adds to what was before it; `ends` holds what was before all, then after."""
+    """In place: from the contribution of each segment to the state before it; `ends` holds the initial, then the final
+    state."""
     parts: tl.constexpr = (EACH + MANY - 1) // MANY
     line = (tl.program_id(0) // parts).to(tl.int64)
     at = tl.program_id(0) % parts * MANY + tl.arange(0, MANY)
@@ -157,8 +157,8 @@ def _outputs(
     scores, out = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK, VALUES), tl.float32)
     total = tl.zeros((CHUNK,), tl.float32)
     for i in range(0, K, KEYS):
-        a = _rows(q, start, time, q_time, i, K, CHUNK, KEYS)
-        b = _rows(k, start, time, k_time, i, K, CHUNK, KEYS)
+        a = _load_tile(q, start, time, q_time, i, K, CHUNK, KEYS)
+        b = _load_tile(k, start, time, k_time, i, K, CHUNK, KEYS)
         s = _state(near, far, fade, i, j, K, V, KEYS, VALUES)
         scores = tl.dot(a, tl.trans(b), scores, input_precision=PRECISION)
         out = tl.dot(a, s.to(a.dtype), out, input_precision=PRECISION)
@@ -169,10 +169,10 @@ def _outputs(
             total += tl.sum(a.to(tl.float32) * z[None, :], 1)
     since, _ = _decay(log + row * log_row + head * log_head, chunk, time, STEADY, CHUNK)
     left = tl.exp(since)
-    scores *= _faded(since, CHUNK)
-    c = _rows(v, start, time, v_time, j, V, CHUNK, VALUES)
+    scores *= _decay_matrix(since, CHUNK)
+    c = _load_tile(v, start, time, v_time, j, V, CHUNK, VALUES)
     out = tl.dot(scores.to(c.dtype), c, out * left[:, None], input_precision=PRECISION)
-    _put(o, out, start, time, o_time, j, V, CHUNK, VALUES)
+    _store_tile(o, out, start, time, o_time, j, V, CHUNK, VALUES)
     if j == 0:
         at = start + tl.arange(0, CHUNK)
         tl.store(r + line * time + at, tl.sum(scores, 1) + left * total, mask=at < time)
@@ -186,8 +186,8 @@ def _slopes_qk(
     K: tl.constexpr, V: tl.constexpr, STEADY: tl.constexpr,
     CHUNK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of q, k and, unless it is steady, log: the sum of logarithms up to t gets q_t·dq_t − k_t·dk_t, the sum
-    of all of the chunk what S after it holds."""
+    """Gradients of q, k and, unless the decay is constant, log: the cumulative log decay at t gets q_t·dq_t − k_t·dk_t,
+    the total of the chunk the product of S after it with its gradient."""
     tiles: tl.constexpr = (K + KEYS - 1) // KEYS
     tile, place = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
     i, line, chunk = tile * KEYS, place // chunks, (place % chunks).to(tl.int32)
@@ -201,8 +201,8 @@ def _slopes_qk(
     for_q, for_k = tl.zeros((CHUNK, KEYS), tl.float32), tl.zeros((CHUNK, KEYS), tl.float32)
     carried = 0.0
     for j in range(0, V, VALUES):
-        g = _rows(do, start, time, o_time, j, V, CHUNK, VALUES)
-        c = _rows(v, start, time, v_time, j, V, CHUNK, VALUES)
+        g = _load_tile(do, start, time, o_time, j, V, CHUNK, VALUES)
+        c = _load_tile(v, start, time, v_time, j, V, CHUNK, VALUES)
         s = _state(near + place * (K * V), far + there, fade, i, j, K, V, KEYS, VALUES)
         d_s = _state(d_near + place * (K * V), d_far + there, d_fade, i, j, K, V, KEYS, VALUES)
         if not STEADY:
@@ -210,17 +210,17 @@ def _slopes_qk(
         scores = tl.dot(g, tl.trans(c), scores, input_precision=PRECISION)
         for_q = tl.dot(g, tl.trans(s.to(g.dtype)), for_q, input_precision=PRECISION)
         for_k = tl.dot(c, tl.trans(d_s.to(c.dtype)), for_k, input_precision=PRECISION)
-    a = _rows(q + row * q_row + head * q_head, start, time, q_time, i, K, CHUNK, KEYS)
-    b = _rows(k + row * k_row + head * k_head, start, time, k_time, i, K, CHUNK, KEYS)
+    a = _load_tile(q + row * q_row + head * q_head, start, time, q_time, i, K, CHUNK, KEYS)
+    b = _load_tile(k + row * k_row + head * k_head, start, time, k_time, i, K, CHUNK, KEYS)
     for_q *= tl.exp(since)[:, None]
     for_k *= tl.exp(end - since)[:, None]
     if not STEADY:
         carried = carried * tl.exp(end) + tl.sum(b.to(tl.float32) * for_k)
-    faded = (scores * _faded(since, CHUNK)).to(a.dtype)
+    faded = (scores * _decay_matrix(since, CHUNK)).to(a.dtype)
     for_q = tl.dot(faded, b, for_q, input_precision=PRECISION)
     for_k = tl.dot(tl.trans(faded), a, for_k, input_precision=PRECISION)
-    _put(dq + row * dq_row + head * dq_head, for_q, start, time, dq_time, i, K, CHUNK, KEYS)
-    _put(dk + row * dk_row + head * dk_head, for_k, start, time, dk_time, i, K, CHUNK, KEYS)
+    _store_tile(dq + row * dq_row + head * dq_head, for_q, start, time, dq_time, i, K, CHUNK, KEYS)
+    _store_tile(dk + row * dk_row + head * dk_head, for_k, start, time, dk_time, i, K, CHUNK, KEYS)
     if not STEADY:
         each = tl.sum(a.to(tl.float32) * for_q - b.to(tl.float32) * for_k, 1)
         later = tl.sum(each, 0) - tl.cumsum(each, 0) + each
@@ -247,22 +247,22 @@ def _slopes_v(
     since, end = _decay(log + row * log_row + head * log_head, chunk, time, STEADY, CHUNK)
     scores, for_v = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK, VALUES), tl.float32)
     for i in range(0, K, KEYS):
-        a = _rows(q, start, time, q_time, i, K, CHUNK, KEYS)
-        b = _rows(k, start, time, k_time, i, K, CHUNK, KEYS)
+        a = _load_tile(q, start, time, q_time, i, K, CHUNK, KEYS)
+        b = _load_tile(k, start, time, k_time, i, K, CHUNK, KEYS)
         d_s = _state(d_near + place * (K * V), d_far + there, d_fade, i, j, K, V, KEYS, VALUES)
         scores = tl.dot(a, tl.trans(b), scores, input_precision=PRECISION)
         for_v = tl.dot(b, d_s.to(b.dtype), for_v, input_precision=PRECISION)
-    g = _rows(do + row * o_row + head * o_head, start, time, o_time, j, V, CHUNK, VALUES)
-    faded = tl.trans((scores * _faded(since, CHUNK)).to(g.dtype))
+    g = _load_tile(do + row * o_row + head * o_head, start, time, o_time, j, V, CHUNK, VALUES)
+    faded = tl.trans((scores * _decay_matrix(since, CHUNK)).to(g.dtype))
     for_v = tl.dot(faded, g, for_v * tl.exp(end - since)[:, None], input_precision=PRECISION)
-    _put(dv + row * v_row + head * v_head, for_v, start, time, v_time, j, V, CHUNK, VALUES)
+    _store_tile(dv + row * v_row + head * v_head, for_v, start, time, v_time, j, V, CHUNK, VALUES)
 
 
-class _Plan(NamedTuple):
-    """How a line is cut, and what all kernels are told of it."""
+class _Tiling(NamedTuple):
+    """Tiling of a line, shared by the kernels."""
 
     chunks: int
-    share: int  # chunks of a segment
+    share: int  # chunks per segment
     segments: int
     chunk: int
     keys: int
@@ -270,14 +270,14 @@ class _Plan(NamedTuple):
     precision: str
 
     @classmethod
-    def of(cls, q: Tensor, v: Tensor) -> _Plan:
+    def of(cls, q: Tensor, v: Tensor) -> _Tiling:
         batch, heads, time, width = q.shape
-        most = SIDE * 2 // v.itemsize  # tiles of single precision are half as wide, to fit where the others do
+        most = SIDE * 2 // v.itemsize  # fp32 tiles are half as wide, to fit in shared memory
         chunk, keys, values = (min(most, max(16, triton.next_power_of_2(x))) for x in (time, width, v.shape[-1]))
         chunks = triton.cdiv(time, chunk)
         walks = max(1, batch * heads) * triton.cdiv(width, keys) * triton.cdiv(v.shape[-1], values)
         share = triton.cdiv(chunks, min(triton.cdiv(PROGRAMS, walks), triton.cdiv(chunks, FEWEST)))
-        # as torch multiplies: in single precision unless it is told otherwise
+        # follow torch's matmul precision setting
         precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
         return cls(chunks, share, triton.cdiv(chunks, share), chunk, keys, values, precision)
 
@@ -286,10 +286,10 @@ class _Plan(NamedTuple):
         return self.chunk, self.keys, self.values, self.precision
 
 
-def _walked(
-    x: Tensor, y: Tensor, log: Tensor, ends: Tensor, plan: _Plan, steady: bool, back: bool
+def _states(
+    x: Tensor, y: Tensor, log: Tensor, ends: Tensor, plan: _Tiling, steady: bool, back: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """S (or its gradient) at each chunk in two parts, and z: near, z, fades, far. `ends` goes from first to last."""
+    """S (or its gradient) at each chunk in two terms, and z: near, z, fades, far. `ends` goes from initial to final."""
     (batch, heads, time, width), values, each = x.shape, y.shape[-1], ends.shape[-1]
     lines, many = batch * heads, 128
 
@@ -315,12 +315,12 @@ class _Retention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ctx.steady = steady
         ctx.set_materialize_grads(False)
-        (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Plan.of(q, v)
+        (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Tiling.of(q, v)
         ends = torch.zeros(batch, heads, width * values + width, device=q.device)
         if s is not None and z is not None:
             ends.copy_(torch.cat((s.flatten(2), z), -1))
         ctx.save_for_backward(q, k, v, log, s)
-        near, rows, fades, far = _walked(k, v, log, ends, plan, steady, False)
+        near, rows, fades, far = _states(k, v, log, ends, plan, steady, False)
         o = torch.empty(batch, time, heads, values, dtype=v.dtype, device=v.device).transpose(1, 2)
         r = torch.empty(batch, heads, time, device=v.device)
         _outputs[(batch * heads * plan.chunks * triton.cdiv(values, plan.values),)](
@@ -337,18 +337,18 @@ class _Retention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, _r: None, d_after: Tensor | None, _z: None) -> tuple[Tensor | None, ...]:
         q, k, v, log, s = ctx.saved_tensors
-        (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Plan.of(q, v)
+        (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Tiling.of(q, v)
         steady = ctx.steady
-        do = torch.zeros_like(v) if do is None else _even(do)
+        do = torch.zeros_like(v) if do is None else _contiguous_features(do)
         size = width * values
         ends, d_ends = torch.zeros(2, batch, heads, size, device=q.device)
         if s is not None:
             ends.copy_(s.flatten(2))
         if d_after is not None:
             d_ends.copy_(d_after.flatten(2))
-        near, _, fades, far = _walked(k, v, log, ends, plan, steady, False)
-        d_near, _, d_fades, d_far = _walked(q, do, log, d_ends, plan, steady, True)
-        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))  # laid out as those are
+        near, _, fades, far = _states(k, v, log, ends, plan, steady, False)
+        d_near, _, d_fades, d_far = _states(q, do, log, d_ends, plan, steady, True)
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))  # with the strides of the inputs
         lines, tiles = batch * heads, triton.cdiv(width, plan.keys)
         d_log = torch.empty(0 if steady else tiles, batch, heads, time, device=q.device)
         _slopes_qk[(lines * plan.chunks * tiles,)](
@@ -366,18 +366,22 @@ class _Retention(torch.autograd.Function):
         return dq, dk, dv, None if steady else d_log.sum(0), d_s, None, None
 
 
-def _even(x: Tensor) -> Tensor:
-    """Features side by side, as the kernels read them."""
+def _contiguous_features(x: Tensor) -> Tensor:
+    """Contiguous features, as the kernels require."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def retention(q: Tensor, k: Tensor, v: Tensor, log: Tensor, sums: Sums | None = None) -> tuple[Tensor, Tensor, Sums]:
-    """o and r as `chunkwise` gives them, and the sums after the last token. Neither r nor z has gradients."""
+def retention(
+    q: Tensor, k: Tensor, v: Tensor, log: Tensor, sums: RetentionState | None = None
+) -> tuple[Tensor, Tensor, RetentionState]:
+    """o and r as in `chunkwise`, and the final state. r and z carry no gradient."""
     cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else v.dtype
-    q, k, v = (_even(x.to(cast)) for x in (q, k, v))
+    q, k, v = (_contiguous_features(x.to(cast)) for x in (q, k, v))
     batch, heads, time, _ = q.shape
     steady = log.shape[-1] == 1 and not log.requires_grad
-    log = log.float().expand(batch, heads, 1) if steady else _even(log.float().expand(batch, heads, time))
+    log = (
+        log.float().expand(batch, heads, 1) if steady else _contiguous_features(log.float().expand(batch, heads, time))
+    )
     s, z = (None, None) if sums is None else (sums[0].float(), sums[1].float())
     o, r, *after = _Retention.apply(q, k, v, log, s, z, steady)
     return o, r, (after[0], after[1])

@@ -1,4 +1,4 @@
-"""Rotary positions (nn/positions/rotary.py) in one reading: a and b of each plane become a·cos − b·sin and b·cos + a·sin."""
+"""Rotary positions (nn/positions/rotary.py) in one pass: (a, b) of each plane → (a·cos − b·sin, b·cos + a·sin)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 @triton.jit
-def _turn(
+def _rotate(
     x, cos, sin, out, heads, half, x_batch, x_head, x_time, table_batch, table_time,
     HEADS: tl.constexpr, HALF: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """All heads of one token. `STEP`: 1 where a's and b's are halves of a head, 2 where they take turns."""
+    """All heads of one token. `STEP`: 1 if a and b are halves of a head, 2 if interleaved."""
     time, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     f, h = tl.arange(0, HALF), tl.arange(0, HEADS)
     apart = half if STEP == 1 else 1
@@ -29,15 +29,15 @@ def _turn(
     tl.store(target + apart, (b * c + a * s).to(out.dtype.element_ty), mask=inside)
 
 
-def turned(x: Tensor, table: Tensor, interleaved: bool) -> Tensor:
-    """x (batch, heads, time, width) by cosines and sines (2, batch or 1, 1, time, width / 2) of single precision. What
-    comes back lies token by token in memory."""
+def rotate(x: Tensor, table: Tensor, interleaved: bool) -> Tensor:
+    """Rotate x (batch, heads, time, width) by fp32 cosines and sines (2, batch or 1, 1, time, width / 2). The result is
+    contiguous per token."""
     batch, heads, time, width = x.shape
     cos, sin = table
     assert x.stride(-1) == cos.stride(-1) == sin.stride(-1) == 1 and cos.stride() == sin.stride()
     out = torch.empty(batch, time, heads, width, dtype=x.dtype, device=x.device)
     if out.numel():
-        _turn[(time, batch)](
+        _rotate[(time, batch)](
             x, cos, sin, out, heads, width // 2, x.stride(0), x.stride(1), x.stride(2),
             cos.stride(0) if len(cos) > 1 else 0, cos.stride(2), HEADS=triton.next_power_of_2(heads),
             HALF=triton.next_power_of_2(width // 2), STEP=2 if interleaved else 1, num_warps=4,

@@ -1,8 +1,8 @@
-"""A linear map of few rows: the weights are read once, as fast as memory gives them, and everything else hides behind
-that. `gated` maps make two products and multiply them (GLU). Sums are in single precision.
+"""Linear maps for few rows, limited by reading the weights. `gated` maps compute two products and multiply them (GLU).
+Accumulation is fp32.
 
-A map with too few outputs to keep the GPU busy is cut along its inputs; its parts (parts, rows, outputs) are added up
-by whoever reads them next, which is a norm (add_norm.py).
+A map with too few outputs to occupy the GPU is split along its inputs; the parts (parts, rows, outputs) are summed by
+the next kernel, a norm (add_norm.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from allyouneed.kernels import overlaps
 
 
 @triton.jit
-def _activated(x, ACTIVATION: tl.constexpr):
+def _activate(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         x = tl.maximum(x, 0.0)
     elif ACTIVATION == "silu":
@@ -33,21 +33,20 @@ def _activated(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _fetch(at):
-    """Bring these lines of memory nearer. Nobody waits for them."""
+def _prefetch(at):
+    """Prefetch these addresses to L2 without waiting."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
     )
 
 
 @triton.jit
-def _one(
+def _one_row(
     x, weight, bias, out, outputs, inputs: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One row: products and sums, no matrix units. The weights of the next round are fetched before this one is
-    multiplied, and those of the first before it is known what they are multiplied with."""
+    """One row, without tensor cores. Weights are loaded one iteration ahead, the first before the input is ready."""
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     part = tl.program_id(1)
     inside = n < outputs
@@ -80,7 +79,7 @@ def _one(
     found = tl.sum(sums, 1)
     if BIAS:
         found += tl.load(bias + n, mask=inside & (part == 0), other=0.0).to(tl.float32)
-    found = _activated(found, ACTIVATION)
+    found = _activate(found, ACTIVATION)
     if GATED:
         more = tl.sum(other, 1)
         if BIAS:
@@ -90,7 +89,7 @@ def _one(
 
 
 @triton.jit
-def _few(
+def _few_rows(
     x, weight, bias, out, rows, outputs, inputs: tl.constexpr, x_row,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr, LINES: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, OVERLAP: tl.constexpr,
@@ -102,12 +101,12 @@ def _few(
     each: tl.constexpr = (inputs + PARTS * INPUTS - 1) // (PARTS * INPUTS) * INPUTS
     if OVERLAP:
         gdc_launch_dependents()
-        if LINES > 0:  # the first weights come while what they are multiplied with is still being made
+        if LINES > 0:  # prefetch the first weights while the input is still being computed
             line = tl.minimum(part * each + tl.arange(0, LINES) * 64, inputs - 1)
             first = weight + tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * inputs + line[None, :]
-            _fetch(first)
+            _prefetch(first)
             if GATED:
-                _fetch(first + outputs.to(tl.int64) * inputs)
+                _prefetch(first + outputs.to(tl.int64) * inputs)
         gdc_wait()
     sums = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
     other = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
@@ -126,7 +125,7 @@ def _few(
             other = tl.dot(tl.load(there, mask=real, other=0.0), given, other)
     if BIAS:
         sums += tl.load(bias + n, mask=inside & (part == 0), other=0.0).to(tl.float32)[:, None]
-    found = _activated(sums, ACTIVATION)
+    found = _activate(sums, ACTIVATION)
     if GATED:
         if BIAS:
             other += tl.load(bias + outputs + n, mask=inside, other=0.0).to(tl.float32)[:, None]
@@ -135,11 +134,11 @@ def _few(
     tl.store(target, found.to(out.dtype.element_ty), mask=inside[:, None] & (r < rows)[None, :])
 
 
-FETCHED = 4  # lines of 128 bytes, of each output's weights: more would be in the way of the kernel before
+PREFETCH_LINES = 4  # 128-byte lines per output; more would slow down the previous kernel
 
 
 class Tile(NamedTuple):
-    """How a product is cut up: outputs and inputs of a tile, warps, tiles on their way, parts of the inputs."""
+    """Tiling of a matmul: outputs and inputs per tile, warps, pipeline stages, splits of the inputs."""
 
     outputs: int
     inputs: int
@@ -148,8 +147,8 @@ class Tile(NamedTuple):
     parts: int = 1
 
 
-def tile(rows: int, outputs: int, inputs: int, gated: bool, parts: bool) -> Tile:
-    """The fastest of some on an H200. `parts`: whoever reads it can add parts up."""
+def tile_config(rows: int, outputs: int, inputs: int, gated: bool, parts: bool) -> Tile:
+    """The fastest tested tilings on an H200. `parts`: the reader can sum parts."""
     if rows == 1:
         if inputs < 1024:
             return Tile(2 if gated else 4, 512, 2, 2)
@@ -165,8 +164,8 @@ def tile(rows: int, outputs: int, inputs: int, gated: bool, parts: bool) -> Tile
     return Tile(64, 64, 4, 5) if programs > 132 else Tile(64, 128, 4, 4, count)
 
 
-def few(rows: int, weight: Tensor) -> bool:
-    """Whether so many rows are few: reading the weights, or beginning and ending, takes longer than the products."""
+def is_small_batch(rows: int, weight: Tensor) -> bool:
+    """Whether reading the weights or launching takes longer than the arithmetic."""
     return rows <= 64 or (rows <= 512 and weight.numel() <= 1 << 20)
 
 
@@ -174,11 +173,11 @@ def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "", gated: bool = False, parts: bool = False,
     cut: Tile | None = None,
 ) -> Tensor:  # fmt: skip
-    """x (rows, inputs), weight (outputs, inputs) to (rows, outputs); `gated`: the first half of the outputs, activated,
-    times the second. `parts`: the answer may be (parts, rows, outputs) in single precision."""
+    """x (rows, inputs), weight (outputs, inputs) to (rows, outputs); `gated`: the activated first half of the outputs
+    times the second. `parts`: the result may be fp32 parts (parts, rows, outputs)."""
     (rows, inputs), outputs = x.shape, weight.shape[0] // (2 if gated else 1)
     assert x.stride(1) == 1 and weight.is_contiguous()
-    cut = cut or tile(rows, outputs, inputs, gated, parts)
+    cut = cut or tile_config(rows, outputs, inputs, gated, parts)
     shape = (cut.parts, rows, outputs) if cut.parts > 1 else (rows, outputs)
     out = torch.empty(shape, dtype=torch.float32 if cut.parts > 1 else x.dtype, device=x.device)
     how = {"GATED": gated, "ACTIVATION": activation, "BIAS": bias is not None, "PARTS": cut.parts}
@@ -187,12 +186,12 @@ def linear(
     grid = (triton.cdiv(outputs, cut.outputs), cut.parts)
     bias = x if bias is None else bias
     if rows == 1:
-        _one[grid](x, weight, bias, out, outputs, inputs, **how, **sizes)
+        _one_row[grid](x, weight, bias, out, outputs, inputs, **how, **sizes)
     else:
         among = min(64, max(16, triton.next_power_of_2(rows)))
         lines = triton.next_power_of_2(triton.cdiv(inputs, cut.parts * 64))
-        sizes["LINES"] = min(FETCHED // 2 if gated else FETCHED, lines)
-        _few[(*grid, triton.cdiv(rows, among))](
+        sizes["LINES"] = min(PREFETCH_LINES // 2 if gated else PREFETCH_LINES, lines)
+        _few_rows[(*grid, triton.cdiv(rows, among))](
             x, weight, bias, out, rows, outputs, inputs, x.stride(0), **how, ROWS=among, **sizes
         )
     return out

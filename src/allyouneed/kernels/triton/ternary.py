@@ -1,7 +1,7 @@
-"""Ternary weights at two bits each times int8 activations, for GPUs. `nn/linear/ternary.py` says how the bytes are laid out.
+"""Packed ternary weights times int8 activations on GPUs; packing: `nn/linear/ternary.py`.
 
-One kernel rounds each token to whole numbers of its step, one multiplies: a tile of bytes is read once, gives four
-tiles of weights by shifts, and meets the four quarters of the inputs. Sums are int32, so tiles change no number.
+One kernel quantizes each token, one multiplies: a tile of bytes is read once, unpacked by shifts into four tiles of
+weights, and multiplied with the four quarters of the inputs. Sums are int32, so tiling does not change results.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
-def _round(x, whole, step, inputs, smallest: tl.constexpr, most: tl.constexpr, WIDE: tl.constexpr):
+def _quantize(x, whole, step, inputs, smallest: tl.constexpr, most: tl.constexpr, WIDE: tl.constexpr):
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
     inside = at < inputs
     values = tl.load(x + row * inputs + at, mask=inside, other=0.0).to(tl.float32)
     peak = tl.maximum(tl.max(tl.abs(values), 0), smallest)
-    # as torch does it, to the last bit: a number over a tensor is the inverse times the number; halves go to even
+    # bit-equal to torch: multiply by the reciprocal, round half to even
     rounded = libdevice.rint(values * (tl.div_rn(1.0, peak) * most))
     tl.store(whole + row * inputs + at, tl.minimum(rounded, most).to(tl.int8), mask=inside)
     tl.store(step + row, peak * (1 / most))
 
 
 @triton.jit
-def _multiply(
+def _ternary_matmul(
     whole, token_step, bytes, weight_step, out, tokens,
     inputs: tl.constexpr, outputs: tl.constexpr, quarter: tl.constexpr,
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)  # of the weights
+    row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)  # weight rows
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     sums = tl.zeros((OUTPUTS, TOKENS), dtype=tl.int32)
     for start in range(0, quarter, INPUTS):
@@ -52,13 +52,15 @@ def _multiply(
     tl.store(target, sums.to(tl.float32) * steps, mask=inside)
 
 
-def tiles(tokens: int) -> tuple[int, int, int, int]:
-    """Tokens, outputs and bytes of a tile, and how many warps work on it (the fastest of some thirty on an H200)."""
+def tile_sizes(tokens: int) -> tuple[int, int, int, int]:
+    """Tokens, outputs and bytes per tile, and warps (the fastest of about thirty on an H200)."""
     return (16, 32, 128, 2) if tokens <= 16 else (64 if tokens <= 64 else 128, 64, 64, 4)
 
 
-def linear(x: Tensor, bytes: Tensor, weight_step: Tensor, smallest: float, most: int, dtype: torch.dtype) -> Tensor:
-    """(…, inputs) to (…, outputs). A token's peak counts as at least `smallest`, and becomes `most`."""
+def ternary_linear(
+    x: Tensor, bytes: Tensor, weight_step: Tensor, smallest: float, most: int, dtype: torch.dtype
+) -> Tensor:
+    """(…, inputs) to (…, outputs). The maximum of a token, at least `smallest`, maps to `most`."""
     inputs, (outputs, quarter) = x.shape[-1], bytes.shape
     flat = x.reshape(-1, inputs).contiguous()
     count, sizes = len(flat), (inputs, outputs, quarter)
@@ -67,8 +69,8 @@ def linear(x: Tensor, bytes: Tensor, weight_step: Tensor, smallest: float, most:
         whole = torch.empty(flat.shape, dtype=torch.int8, device=x.device)
         step = torch.empty(count, dtype=torch.float32, device=x.device)
         wide = triton.next_power_of_2(inputs)
-        _round[(count,)](flat, whole, step, inputs, smallest, float(most), wide, num_warps=8)
-        *tile, warps = tiles(count)
+        _quantize[(count,)](flat, whole, step, inputs, smallest, float(most), wide, num_warps=8)
+        *tile, warps = tile_sizes(count)
         grid = (triton.cdiv(outputs, tile[1]), triton.cdiv(count, tile[0]))
-        _multiply[grid](whole, step, bytes, weight_step, out, count, *sizes, *tile, num_warps=warps)
+        _ternary_matmul[grid](whole, step, bytes, weight_step, out, count, *sizes, *tile, num_warps=warps)
     return out.view(*x.shape[:-1], outputs)

@@ -1,4 +1,4 @@
-"""The likeliest tokens of each row and their log-probabilities, in one reading of the scores."""
+"""Greedy and top-k selection with log-probabilities in one pass over the logits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import overlaps
 
-PIECE = 2048  # scores
+PIECE = 2048  # logits per program
 
 
 @triton.jit
-def _pieces(
+def _argmax_pieces(
     scores, bans, ages, least, tops, places, highs, sums, vocab,
     PIECE: tl.constexpr, PIECES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -31,7 +31,7 @@ def _pieces(
     ban = tl.load(bans + young * vocab + at, mask=inside, other=float("-inf"))
     allowed = x + ban
     top = tl.max(allowed, 0)
-    place = tl.min(tl.where(allowed == top, at, vocab), 0)  # the first of equal ones
+    place = tl.min(tl.where(allowed == top, at, vocab), 0)  # first index of ties
     tl.store(tops + row * PIECES + piece, top)
     tl.store(places + row * PIECES + piece, place)
     tl.store(highs + row * PIECES + piece, high)
@@ -39,7 +39,7 @@ def _pieces(
 
 
 @triton.jit
-def _best(
+def _argmax_merge(
     tops, places, highs, sums, ages, newest, record, clock, rows, vocab,
     PIECES: tl.constexpr, ALL: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -63,27 +63,29 @@ def _best(
     tl.store(ages + row, tl.load(ages + row) + 1)
 
 
-def say(scores: Tensor, bans: Tensor, ages: Tensor, least: int, newest: Tensor, record: Tensor, clock: Tensor) -> None:
-    """scores (rows, vocab); `bans` (2, vocab): 0, or -inf where a token may not be chosen, by rows of at least so many
-    tokens (`ages`, `least`) and by younger ones. The token of each row goes into `newest` (rows,) and into the record
-    (steps, 2, rows) of this step (`clock`), there with its log-probability among all, banned ones counted; it is one
-    token older then."""
+def argmax_step(
+    scores: Tensor, bans: Tensor, ages: Tensor, least: int, newest: Tensor, record: Tensor, clock: Tensor
+) -> None:
+    """One greedy step: scores (rows, vocab); `bans` (2, vocab): 0, or -inf for banned tokens, for rows with at least
+    `least` tokens (`ages`) and for shorter ones. Writes the token of each row to `newest` (rows,) and to step
+    `clock` of `record` (steps, 2, rows) with its log-probability over all tokens, banned ones included; increments
+    `ages`."""
     rows, vocab = scores.shape
     pieces = triton.cdiv(vocab, PIECE)
     tops, highs, sums = torch.empty(3, rows, pieces, device=scores.device)
     places = torch.empty(rows, pieces, dtype=torch.int32, device=scores.device)
     cut = {"PIECES": pieces, "OVERLAP": overlaps(scores.device), "launch_pdl": overlaps(scores.device)}
-    _pieces[(rows, pieces)](
+    _argmax_pieces[(rows, pieces)](
         scores, bans, ages, least, tops, places, highs, sums, vocab, PIECE=PIECE, **cut, num_warps=4
     )
-    _best[(rows,)](
+    _argmax_merge[(rows,)](
         tops, places, highs, sums, ages, newest, record, clock, rows, vocab,
         ALL=triton.next_power_of_2(pieces), **cut, num_warps=1,
     )  # fmt: skip
 
 
 @triton.jit
-def _few_pieces(
+def _topk_pieces(
     scores, bans, ages, least, tops, places, highs, sums, vocab, group,
     PIECE: tl.constexpr, PIECES: tl.constexpr, COUNT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +110,7 @@ def _few_pieces(
 
 
 @triton.jit
-def _few_best(
+def _topk_merge(
     tops, places, highs, sums, best, tokens, mass, vocab,
     PIECES: tl.constexpr, ALL: tl.constexpr, COUNT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -133,9 +135,9 @@ def _few_best(
         x = tl.where(place == token, float("-inf"), x)
 
 
-def few(scores: Tensor, bans: Tensor, ages: Tensor, least: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The `count` (a power of two) best scores of each row (rows, vocab) that are not banned, best first, and their
-    tokens (rows, count); and log Σ exp of all (rows, 1). `bans`, `ages` (of groups of rows), `least`: see `say`."""
+def topk(scores: Tensor, bans: Tensor, ages: Tensor, least: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The `count` (a power of two) best allowed scores of each row (rows, vocab), best first, and their tokens (rows,
+    count); and the logsumexp of all (rows, 1). `bans`, `ages` (per group of rows), `least`: see `argmax_step`."""
     (rows, vocab), device = scores.shape, scores.device
     pieces = triton.cdiv(vocab, PIECE)
     highs, sums = torch.empty(2, rows, pieces, device=device)
@@ -144,9 +146,9 @@ def few(scores: Tensor, bans: Tensor, ages: Tensor, least: int, count: int) -> t
     best, mass = torch.empty(rows, count, device=device), torch.empty(rows, 1, device=device)
     tokens = torch.empty(rows, count, dtype=torch.long, device=device)
     cut = {"PIECES": pieces, "COUNT": count, "OVERLAP": overlaps(device), "launch_pdl": overlaps(device)}
-    _few_pieces[(rows, pieces)](
+    _topk_pieces[(rows, pieces)](
         scores, bans, ages, least, tops, places, highs, sums, vocab, rows // len(ages), PIECE=PIECE, **cut, num_warps=4
     )
     most = triton.next_power_of_2(pieces)
-    _few_best[(rows,)](tops, places, highs, sums, best, tokens, mass, vocab, ALL=most, **cut, num_warps=2)
+    _topk_merge[(rows,)](tops, places, highs, sums, best, tokens, mass, vocab, ALL=most, **cut, num_warps=2)
     return best, tokens, mass

@@ -1,14 +1,14 @@
-"""The sums of RWKV-4 on GPUs, forward and backward; `nn/ops/wkv.py` says what is computed and is its judge.
+"""The WKV recurrence of RWKV-4 on GPUs, forward and backward; the definition is in `nn/ops/wkv.py`.
 
-Features are on their own, tokens come one after another. So that a long text keeps the whole GPU busy, it is cut into
-segments: `_walk` sums each by itself, `_join` runs over them, `_outputs` walks once more knowing what was before.
+Features are independent, tokens sequential. To occupy the GPU, a text is cut into segments: `_walk` runs each
+separately, `_join` scans over segments, `_outputs` runs again from the state before each segment.
 
-Backward, with D_t the denominator of wkv_t = y_t and g_t its gradient, the gradients of the sums are a recurrence of
-the same kind from the end on (as (n, a, b), meaning e^n a and e^n b):
+Backward, with D_t the denominator of wkv_t = y_t and g_t its gradient, the gradients of the state follow the same
+recurrence from the end (as (n, a, b), for e^n a and e^n b):
 
     dA_{t−1} = e^{−δ} dA_t + g_t / D_t        dB_{t−1} = e^{−δ} dB_t − g_t y_t / D_t
 
-No exponent is ever above 0, or u in δ's gradient, for D_t is at least all that the sums hold.
+No exponent exceeds 0 (or u, in the gradient of δ), since D_t bounds the sums.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-Sums = tuple[Tensor, Tensor, Tensor]
-FEATURES = 64  # of a program, which is one warp
-AHEAD = tl.constexpr(5)  # loads begin as many tokens before they are needed, for memory is slow to answer
-PROGRAMS = 4096  # there are no more segments than it takes to have so many
+WKVState = tuple[Tensor, Tensor, Tensor]
+FEATURES = 64  # per program (one warp)
+AHEAD = tl.constexpr(5)  # tokens to prefetch, to hide memory latency
+PROGRAMS = 4096  # segments are added until this many programs run
 
 
 @triton.jit
-def _added(m, a, b, decay, n, c, d):
-    """Sums, faded, and those of what comes behind them."""
+def _combine(m, a, b, decay, n, c, d):
+    """Decay the state and add that of the following tokens."""
     top = tl.maximum(m - decay, n)
     old, new = tl.exp(m - decay - top), tl.exp(n - top)
     return top, old * a + new * c, old * b + new * d
 
 
 @triton.jit
-def _place(lengths, time, share, segments, features, LENGTHS: tl.constexpr, FEATURES: tl.constexpr):
-    """Row, segment, features, and the segment's first token and the one behind its last real one."""
+def _locate(lengths, time, share, segments, features, LENGTHS: tl.constexpr, FEATURES: tl.constexpr):
+    """Row, segment, features, first token of the segment, and end of its real tokens."""
     blocks = tl.cdiv(features, FEATURES)
     feature = tl.program_id(0) % blocks * FEATURES + tl.arange(0, FEATURES)
     row = (tl.program_id(0) // blocks // segments).to(tl.int64)
@@ -77,7 +77,7 @@ def _walk(
     k, v, decay, sums, lengths, plane, time, share, segments, features,
     LEAST: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    row, segment, feature, start, stop = _place(lengths, time, share, segments, features, LENGTHS, FEATURES)
+    row, segment, feature, start, stop = _locate(lengths, time, share, segments, features, LENGTHS, FEATURES)
     inside = feature < features
     k, v = k + row * time * features, v + row * time * features
     step = tl.load(decay + feature, mask=inside, other=0.0)
@@ -85,7 +85,7 @@ def _walk(
     b = a
     for at in tl.range(start, stop, num_stages=AHEAD):
         key, value = _read(k, at, features, feature), _read(v, at, features, feature)
-        m, a, b = _added(m, a, b, step, key, value, 1.0)
+        m, a, b = _combine(m, a, b, step, key, value, 1.0)
     _store3(sums, plane, (row * segments + segment) * features + feature, inside, m, a, b)
 
 
@@ -94,8 +94,8 @@ def _join(
     sums, ends, decay, lengths, plane, end_plane, time, share, segments, features,
     BACK: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """In place, from what each segment adds to what was before it (BACK: behind it), beginning with `ends`."""
-    row, _, feature, _, _ = _place(lengths, time, share, 1, features, LENGTHS, FEATURES)
+    """In place: from the contribution of each segment to the state before it (BACK: after it), starting with `ends`."""
+    row, _, feature, _, _ = _locate(lengths, time, share, 1, features, LENGTHS, FEATURES)
     length = tl.load(lengths + row).to(tl.int32) if LENGTHS else time
     inside = feature < features
     step = tl.load(decay + feature, mask=inside, other=0.0)
@@ -106,7 +106,7 @@ def _join(
         n, c, d = _load3(sums, plane, here, inside)
         _store3(sums, plane, here, inside, m, a, b)
         count = tl.minimum(tl.maximum(length - segment * share, 0), share)
-        m, a, b = _added(m, a, b, step * count, n, c, d)
+        m, a, b = _combine(m, a, b, step * count, n, c, d)
 
 
 @triton.jit
@@ -114,8 +114,8 @@ def _outputs(
     k, v, decay, bonus, sums, ends, lengths, out, whole, plane, end_plane, time, share, segments, features,
     WHOLE: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """wkv of every token, the sums after the last and, if WHOLE, the denominators' logarithms."""
-    row, segment, feature, start, stop = _place(lengths, time, share, segments, features, LENGTHS, FEATURES)
+    """wkv of every token, the final state and, if WHOLE, the log denominators."""
+    row, segment, feature, start, stop = _locate(lengths, time, share, segments, features, LENGTHS, FEATURES)
     inside = feature < features
     offset = row * time * features
     k, v, out, whole = k + offset, v + offset, out + offset, whole + offset
@@ -124,11 +124,11 @@ def _outputs(
     m, a, b = _load3(sums, plane, (row * segments + segment) * features + feature, inside)
     for at in tl.range(start, stop, num_stages=AHEAD):
         key, value = _read(k, at, features, feature), _read(v, at, features, feature)
-        top, above, below = _added(m, a, b, 0.0, more + key, value, 1.0)
+        top, above, below = _combine(m, a, b, 0.0, more + key, value, 1.0)
         _write(out, above / below, at, features, feature)
         if WHOLE:
             _write(whole, top + tl.log(below), at, features, feature)
-        m, a, b = _added(m, a, b, step, key, value, 1.0)
+        m, a, b = _combine(m, a, b, step, key, value, 1.0)
     last = feature < tl.where(segment == segments - 1, features, 0)
     _store3(ends, end_plane, row * features + feature, last, m, a, b)
 
@@ -138,8 +138,8 @@ def _walk_back(
     g, y, whole, decay, slopes, lengths, plane, time, share, segments, features,
     LEAST: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """What the outputs of a segment want of the sums before it."""
-    row, segment, feature, start, stop = _place(lengths, time, share, segments, features, LENGTHS, FEATURES)
+    """Gradient of a segment's outputs with respect to the state before it."""
+    row, segment, feature, start, stop = _locate(lengths, time, share, segments, features, LENGTHS, FEATURES)
     inside = feature < features
     offset = row * time * features
     g, y, whole = g + offset, y + offset, whole + offset
@@ -150,7 +150,7 @@ def _walk_back(
         at = stop - 1 - number
         slope = _read(g, at, features, feature)
         mean, log = _read(y, at, features, feature), _read(whole, at, features, feature)
-        n, a, b = _added(n, a, b, step, -log, slope, -slope * mean)
+        n, a, b = _combine(n, a, b, step, -log, slope, -slope * mean)
     _store3(slopes, plane, (row * segments + segment) * features + feature, inside, n, a, b)
 
 
@@ -159,8 +159,9 @@ def _slopes(
     k, v, g, y, whole, decay, bonus, past, slopes, dk, dv, d_decay, d_bonus, d_past,
     lengths, plane, end_plane, time, share, segments, features, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """`slopes`: what the segments behind each one want of the sums; `past`, `d_past`: of the sums before all."""
-    row, segment, feature, start, stop = _place(lengths, time, share, segments, features, LENGTHS, FEATURES)
+    """`slopes`: gradients with respect to the state after each segment; `past`, `d_past`: initial state and its
+    gradient."""
+    row, segment, feature, start, stop = _locate(lengths, time, share, segments, features, LENGTHS, FEATURES)
     inside = feature < features
     offset = row * time * features
     k, v, g, y, whole, dk, dv = k + offset, v + offset, g + offset, y + offset, whole + offset, dk + offset, dv + offset
@@ -174,14 +175,17 @@ def _slopes(
         key, value = _read(k, at, features, feature), _read(v, at, features, feature)
         slope = _read(g, at, features, feature)
         mean, log = _read(y, at, features, feature), _read(whole, at, features, feature)
-        own, kept = tl.exp(more + key - log), tl.exp(key + n)  # the token's share in its output; what becomes of it
+        own, kept = (
+            tl.exp(more + key - log),
+            tl.exp(key + n),
+        )  # weight of the token in its own output, and in later states
         direct = slope * own * (value - mean)
         _write(dk, direct + kept * (a * value + b), at, features, feature)
         _write(dv, slope * own + kept * a, at, features, feature)
         for_bonus += direct
-        # the sums before the token are what its output holds beside itself
+        # the state before the token is its output minus its own term
         for_decay -= tl.exp(n - step + log) * (a * (mean - own * value) + b * (1 - own))
-        n, a, b = _added(n, a, b, step, -log, slope, -slope * mean)
+        n, a, b = _combine(n, a, b, step, -log, slope, -slope * mean)
     tl.store(d_decay + here, for_decay, mask=inside)
     tl.store(d_bonus + here, for_bonus, mask=inside)
     first = feature < tl.where(segment == 0, features, 0)
@@ -190,17 +194,17 @@ def _slopes(
 
 
 class _Cut:
-    """How a text is cut, and the arguments all kernels share."""
+    """Segmentation of a text, and arguments shared by the kernels."""
 
     def __init__(self, k: Tensor, lengths: Tensor | None) -> None:
         batch, time, features = k.shape
         blocks = batch * triton.cdiv(features, FEATURES)
-        # a walk over all segments takes about as long as one through a segment
+        # balance the scan over segments with the loop inside one
         share = max(triton.next_power_of_2(math.isqrt(max(time, 1))), triton.cdiv(time * blocks, PROGRAMS), 1)
         self.segments = max(1, triton.cdiv(time, share))
         self.sizes, self.grid, self.join = (time, share, self.segments, features), (blocks * self.segments,), (blocks,)
         self.plane, self.end_plane = batch * self.segments * features, batch * features
-        self.lengths = k if lengths is None else lengths  # never read where there are none
+        self.lengths = k if lengths is None else lengths  # unused without lengths
         self.flags = (lengths is not None, FEATURES)
 
     def empty(self, k: Tensor) -> Tensor:
@@ -208,7 +212,7 @@ class _Cut:
 
 
 def _before(cut: _Cut, past: Tensor, k: Tensor, v: Tensor, decay: Tensor, least: float) -> Tensor:
-    """The sums before each segment: (3, batch, segments, features)."""
+    """State before each segment: (3, batch, segments, features)."""
     if cut.segments == 1:
         return past
     sums = cut.empty(k)
@@ -274,11 +278,11 @@ class _WKV(torch.autograd.Function):
 
 
 def wkv(
-    past: Sums, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, lengths: Tensor | None, least: float
-) -> tuple[Tensor, Sums]:
-    """wkv of every token, of which row i has the first lengths[i] (the others get 0), and the sums after the last.
+    past: WKVState, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, lengths: Tensor | None, least: float
+) -> tuple[Tensor, WKVState]:
+    """wkv of the first lengths[i] tokens of row i (0 for others), and the final state.
 
-    `least` is the exponent of a sum without terms.
+    `least`: exponent of an empty sum.
     """
     m, a, b = (value.float() for value in past)
     out, m, a, b = _WKV.apply(m, a, b, k.contiguous(), v.contiguous(), decay.float(), bonus.float(), lengths, least)

@@ -1,16 +1,15 @@
-"""Channel mixers: what happens to one token's features between two looks around."""
+"""Feed-forward and gated channel mixers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from allyouneed.kernels import at_once
+from allyouneed.kernels import usable_without_grad
+from allyouneed.nn.activations import ACTIVATIONS, Activation, fused_name
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
@@ -19,59 +18,11 @@ from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Channel, SubLayer
 
 
-def _identity(x: Tensor) -> Tensor:
-    return x
-
-
-def _quick_gelu(x: Tensor) -> Tensor:
-    """Hendrycks, Gimpel 2016, section 2: the sigmoid approximation of GELU, as CLIP has it."""
-    return x * torch.sigmoid(1.702 * x)
-
-
-def _relu_squared(x: Tensor) -> Tensor:
-    """So et al. 2021, "Primer", section 4."""
-    return nn.functional.relu(x).square()
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": _identity,
-    "relu": nn.functional.relu,
-    "relu-squared": _relu_squared,
-    "elu": nn.functional.elu,
-    "gelu": nn.functional.gelu,
-    "gelu-tanh": partial(nn.functional.gelu, approximate="tanh"),  # GPT-2's gelu_new
-    "quick-gelu": _quick_gelu,
-    "silu": nn.functional.silu,  # Swish with β = 1
-    "mish": nn.functional.mish,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-}
-_FUSED = {ACTIVATIONS[name]: name for name in ("relu", "silu", "gelu", "gelu-tanh")}
-Activation = Literal[
-    "identity",
-    "relu",
-    "relu-squared",
-    "elu",
-    "gelu",
-    "gelu-tanh",
-    "quick-gelu",
-    "silu",
-    "mish",
-    "sigmoid",
-    "tanh",
-]
-
-
-def fused_name(activation: Callable[[Tensor], Tensor]) -> str | None:
-    """What our kernels call it; None: they do not know it."""
-    return _FUSED.get(activation)
-
-
 class FFN(Channel):
     """ "Attention Is All You Need", eq. 2: max(0, x W1 + b1) W2 + b2.
 
-    `norm`: the hidden layer is normalised, with the model's norm (Shleifer, Weston, Ott 2021, "NormFormer", 2.1; the
-    decoder of So et al. 2019, "The Evolved Transformer").
+    `norm` normalises the hidden layer with the model's norm (Shleifer, Weston, Ott 2021, "NormFormer", 2.1; the decoder
+    of So et al. 2019, "The Evolved Transformer").
     """
 
     kind: Literal["ffn"] = "ffn"
@@ -79,7 +30,7 @@ class FFN(Channel):
     activation: Activation = "relu"
     bias: bool = True
     norm: bool = False
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the hidden layer; the paper drops the output only
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # on the hidden layer; the paper drops the output only
 
     def build(self, common: Common) -> SubLayer:
         return FFNModule(self, common)
@@ -91,7 +42,7 @@ class FFN(Channel):
 
 
 class FFNModule(SubLayer):
-    traces = True
+    traceable = True
 
     def __init__(self, config: FFN, common: Common) -> None:
         super().__init__()
@@ -112,8 +63,8 @@ class FFNModule(SubLayer):
 
 
 def gated(both: Tensor, activation: Callable[[Tensor], Tensor], fused: str | None) -> Tensor:
-    """activation(gate) ⊗ up, of both side by side; `fused`: what our kernels call the activation."""
-    if fused is not None and at_once(both):
+    """activation(gate) ⊗ up, given both concatenated; `fused` is the activation's name in the fused kernels."""
+    if fused is not None and usable_without_grad(both):
         from allyouneed.kernels.triton.glu import gated as kernel
 
         return kernel(both, fused)
@@ -124,8 +75,8 @@ def gated(both: Tensor, activation: Callable[[Tensor], Tensor], fused: str | Non
 class GLU(Channel):
     """Shazeer 2020, "GLU Variants Improve Transformer", eq. 5–6: (activation(x W) ⊗ x V) W2.
 
-    The activation names the variant: sigmoid GLU, identity bilinear, relu ReGLU, gelu GEGLU, silu SwiGLU. `norm`: the
-    hidden layer is normalised, with the model's norm (BitNet's ffn_sub_norm).
+    The activation selects the variant: sigmoid GLU, identity bilinear, relu ReGLU, gelu GEGLU, silu SwiGLU. `norm`
+    normalises the hidden layer with the model's norm (BitNet's ffn_sub_norm).
     """
 
     kind: Literal["glu"] = "glu"
@@ -133,7 +84,7 @@ class GLU(Channel):
     activation: Activation = "silu"
     bias: bool = False
     norm: bool = False
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the hidden layer
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # on the hidden layer
 
     def build(self, common: Common) -> SubLayer:
         return GLUModule(self, common)
@@ -145,9 +96,9 @@ class GLU(Channel):
 
 
 class GLUModule(SubLayer):
-    traces = True
+    traceable = True
 
-    """`gate_up` makes both factors in one product: its first half of rows is the gate W, its second half is V."""
+    """`gate_up` computes both factors in one matmul: gate W in its first half of rows, V in the second."""
 
     def __init__(self, config: GLU, common: Common) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""Mixture of experts: many channel mixers, of which each token uses a few.
+"""Mixture of experts: each token uses a few of many channel mixers.
 
-An expert is whatever fills the channel slot, built through `expert.build`, so every linear map, bias and dropout in it
-is as exchangeable as outside. Tokens are sorted by expert and each expert is called once, with those that chose it:
-work grows with the experts in use, not with those there are.
+An expert is any part of the channel slot, built by `expert.build`. Tokens are sorted by expert and each expert runs
+once on its tokens: compute grows with the experts in use, not with their number.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ Count = Annotated[int, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0)]
 
 
-class Groups(Config):
-    """Choose groups first and experts only within them (DeepSeek-AI 2024, "DeepSeek-V2", 2.2.2).
+class ExpertGroups(Config):
+    """Group-limited routing: experts are chosen within the best groups (DeepSeek-AI 2024, "DeepSeek-V2", 2.2.2).
 
-    A group is as good as its best expert (V2), or as its two best together (V3, 2.1.2).
+    A group is scored by its best expert (V2) or by the sum of its two best (V3, 2.1.2).
     """
 
     count: Count
@@ -39,28 +38,28 @@ class Groups(Config):
 
 
 class Router(Config):
-    """How a token chooses. A plain linear map in at least single precision, whatever the rest of the model is made of
-    (Fedus et al. 2022, 2.4: selective precision), for a rounding error here sends the token elsewhere."""
+    """How tokens choose experts: a linear map in at least fp32, whatever the precision of the model (Fedus et al. 2022,
+    2.4: selective precision), since rounding errors change the choice."""
 
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    normalise: bool = False  # the chosen scores are made to sum to 1 (Jiang et al. 2024, "Mixtral of Experts", 2.1)
-    scale: Annotated[float, Field(gt=0)] = 1.0  # of the chosen scores, last of all (DeepSeek's routed scaling factor)
-    groups: Groups | None = None
-    # DeepSeek-V3, eq. 16: a term for each expert that counts in choosing only; this much is added to it where an expert
-    # had less than its share of the batch, subtracted where it had more
+    normalise: bool = False  # rescale the chosen scores to sum to 1 (Jiang et al. 2024, "Mixtral of Experts", 2.1)
+    scale: Annotated[float, Field(gt=0)] = 1.0  # multiplies the chosen scores (DeepSeek's routed scaling factor)
+    groups: ExpertGroups | None = None
+    # DeepSeek-V3, eq. 16: a bias per expert, used for choosing only; it grows by this much when the expert
+    # got less than its share of the batch and shrinks when it got more
     correction: Weight | None = None
     bias: bool = False
     jitter: Annotated[float, Field(ge=0, lt=1)] = (
         0.0  # in training, input · U(1 − jitter, 1 + jitter) (Fedus et al., appendix F)
     )
-    z_loss: Weight = 0.0  # weight of the squared log-sum of exponentiated logits (Zoph et al. 2022, "ST-MoE", eq. 5)
+    z_loss: Weight = 0.0  # weight of the squared logsumexp of the logits (Zoph et al. 2022, "ST-MoE", eq. 5)
 
 
 class MoE(Channel):
-    """y = Σ over the `top` chosen of score_i(x) · expert_i(x), and a `shared` one that sees every token.
+    """y = Σ over the `top` chosen of score_i(x) · expert_i(x), plus an optional `shared` expert for every token.
 
     Switch (Fedus et al. 2022, eq. 2): top 1 and a capacity. Mixtral: top 2, router {normalise: true}. DeepSeek-V2: a
-    shared expert and a scale; V3: sigmoid scores and a correction besides.
+    shared expert and a scale; V3: also sigmoid scores and a correction.
     """
 
     kind: Literal["moe"] = "moe"
@@ -69,22 +68,22 @@ class MoE(Channel):
     expert: Channel
     shared: Channel | None = None
     router: Router = Router()
-    # Fedus et al., eq. 3: an expert takes tokens / experts · capacity, rounded up; who comes later passes it by. First
-    # choices are served before second ones. null: everybody is served
+    # Fedus et al., eq. 3: an expert processes at most tokens / experts · capacity, rounded up; later tokens skip it.
+    # First choices come before second ones. null: unlimited
     capacity: Annotated[float, Field(gt=0)] | None = None
-    row_capacity: Count | None = None  # an expert takes so many tokens of a row (transformers' Switch: expert_capacity)
-    balance: Weight = 0.01  # weight of the auxiliary loss (Fedus et al., eq. 4), which is 1 at perfect balance
+    row_capacity: Count | None = None  # tokens per expert and row (transformers' Switch: expert_capacity)
+    balance: Weight = 0.01  # weight of the load-balancing loss (Fedus et al., eq. 4), which is 1 at perfect balance
 
     @property
-    def alone(self) -> bool:
+    def batch_independent(self) -> bool:
         unlimited = self.capacity is None and self.row_capacity is None
-        return unlimited and self.expert.alone and (self.shared is None or self.shared.alone)
+        return unlimited and self.expert.batch_independent and (self.shared is None or self.shared.batch_independent)
 
     def build(self, common: Common) -> SubLayer:
         return MoEModule(self, common)
 
     def cost(self, common: Common) -> Cost:
-        """Parameters of all experts, work of those that a token uses."""
+        """Parameters of all experts, FLOPs of those used by a token."""
         one = self.expert.cost(common)
         total = replace(one * self.top, parameters=one.parameters * self.experts)
         total += Cost(self.experts * (common.width + self.router.bias), 2 * common.width * self.experts)
@@ -96,44 +95,46 @@ class MoE(Channel):
             if part is not None:
                 found += [(f"{name}.{key}", text) for key, text in part.problems(common)]
                 if (outputs := part.outputs(common)) != common.width:
-                    found.append((name, f"gives {outputs} features where the mixture has {common.width}"))
-        if self.expert.remembers:
-            found.append(
-                ("expert", "looks at the token before, which another expert may have; as `shared` it can stand")
-            )
+                    found.append((name, f"outputs {outputs} features; it must output the width {common.width}"))
+        if self.expert.stateful:
+            found.append(("expert", "reads the previous token, which may go to another expert; use it as `shared`"))
         if self.top > self.experts:
-            found.append(("top", f"a token cannot choose {self.top} of {self.experts} experts"))
+            found.append(("top", f"{self.top} exceeds the number of experts ({self.experts})"))
         if self.router.normalise and self.top == 1:
-            found.append(("router.normalise", "one score made to sum to 1 is always 1: the router would learn nothing"))
+            found.append(
+                ("router.normalise", "with top: 1 the normalised score is always 1 and the router gets no gradient")
+            )
         if self.capacity is not None and self.row_capacity is not None:
-            found.append(("row_capacity", "there is a capacity of the whole batch already; say one of them"))
+            found.append(("row_capacity", "capacity and row_capacity are exclusive; set one"))
         if self.capacity is not None and self.capacity >= self.experts:
-            found.append(("capacity", f"at {self.experts} or more an expert takes every token; say null"))
+            found.append(("capacity", f"a capacity of at least {self.experts} drops no token; set null"))
         if (groups := self.router.groups) is None:
             return found
         size = self.experts // groups.count
         if self.experts % groups.count:
-            found.append(("router.groups.count", f"{self.experts} experts do not make {groups.count} equal groups"))
+            found.append(
+                ("router.groups.count", f"{self.experts} experts are not divisible into {groups.count} groups")
+            )
         elif groups.top > groups.count:
-            found.append(("router.groups.top", f"a token cannot choose {groups.top} of {groups.count} groups"))
+            found.append(("router.groups.top", f"{groups.top} exceeds the number of groups ({groups.count})"))
         elif self.top > groups.top * size:
             held = f"{groups.top} groups hold {groups.top * size} experts"
-            found.append(("router.groups.top", f"{held}, a token chooses {self.top}"))
+            found.append(("router.groups.top", f"{held}, fewer than top ({self.top})"))
         elif groups.score == "two-best" and size < 2:
-            found.append(("router.groups.score", "a group of one expert has no two best"))
+            found.append(("router.groups.score", "two-best needs groups of at least 2 experts"))
         return found
 
 
-class Choice(NamedTuple):
+class Routing(NamedTuple):
     weights: Tensor  # (tokens, top)
     experts: Tensor  # (tokens, top)
     shares: Tensor  # (tokens, experts): scores that sum to 1
     logits: Tensor  # (tokens, experts)
-    load: Tensor  # (experts): how many chose it
+    load: Tensor  # (experts): tokens per expert
 
 
 class RouterModule(nn.Module):
-    exact = True  # its map is never rounded: a choice between experts has no halves
+    exact = True  # never quantized: rounding would change the choice
     correction: Tensor | None
 
     def __init__(self, config: MoE, width: int) -> None:
@@ -142,7 +143,7 @@ class RouterModule(nn.Module):
         self.linear = nn.Linear(width, config.experts, config.router.bias)
         self.register_buffer("correction", None if self.config.correction is None else torch.zeros(config.experts))
 
-    def forward(self, x: Tensor, context: Context | None = None) -> Choice:
+    def forward(self, x: Tensor, context: Context | None = None) -> Routing:
         config, exact = self.config, torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             x, weight = x.to(exact), self.linear.weight.to(exact)
@@ -155,16 +156,16 @@ class RouterModule(nn.Module):
         experts = chosen() if context is None else context.decide(chosen)
         weights = scores.gather(-1, experts)
         if config.normalise:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # sigmoids can all be 0
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be 0
         load = experts.flatten().bincount(minlength=scores.shape[-1])
-        counts = self.training and len(x) and (context is None or not context.again)
+        counts = self.training and len(x) and (context is None or not context.is_recomputing)
         if self.correction is not None and config.correction is not None and counts:
             self.correction += config.correction * (load.float().mean() - load).sign()
         shares = scores if config.scores == "softmax" else scores / (scores.sum(-1, keepdim=True) + 1e-20)
-        return Choice(weights * config.scale, experts, shares, logits, load)
+        return Routing(weights * config.scale, experts, shares, logits, load)
 
     def choose(self, scores: Tensor) -> Tensor:
-        """(tokens, experts) to the indices of the chosen, best first: (tokens, top)."""
+        """(tokens, experts) scores to expert indices, best first: (tokens, top)."""
         if self.correction is not None:
             scores = scores + self.correction
         if (groups := self.config.groups) is not None:
@@ -174,8 +175,9 @@ class RouterModule(nn.Module):
             scores = grouped.masked_fill(~inside[..., None], -math.inf).flatten(-2)
         return scores.topk(self.top, -1).indices
 
-    def loss(self, choice: Choice, balance: float) -> Tensor:
-        """Σ over experts of (share of choices) · (mean share of scores), times their number; and the z-loss."""
+    def loss(self, choice: Routing, balance: float) -> Tensor:
+        """Load-balancing loss: experts · Σ over experts of (share of choices) · (mean share of scores); plus the
+        z-loss."""
         chosen = choice.load.to(choice.shares.dtype) / choice.load.sum()
         loss = balance * len(chosen) * (chosen * choice.shares.mean(0)).sum()
         return loss + self.config.z_loss * choice.logits.logsumexp(-1).square().mean()
@@ -190,12 +192,12 @@ class MoEModule(SubLayer):
         self.shared = None if config.shared is None else config.shared.build(common)
         if any(isinstance(expert, SubLayer) and expert.new_state() is not None for expert in self.experts):
             raise TypeError(
-                f"{type(config.expert).__name__} looks at earlier tokens, an expert sees them out of their rows"
+                f"{type(config.expert).__name__} has a state and cannot be an expert, whose tokens leave their rows"
             )
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         real = context.queries.real
-        tokens = x.flatten(0, 1) if real is None else x[real]  # (tokens, width): padding chooses nothing
+        tokens = x.flatten(0, 1) if real is None else x[real]  # (tokens, width), without padding
         choice = self.router(tokens, context)
         if self.training and context.losses is not None and len(tokens):
             context.losses.append(self.router.loss(choice, self.balance))
@@ -207,38 +209,41 @@ class MoEModule(SubLayer):
     def new_state(self) -> State | None:
         return None if self.shared is None else self.shared.new_state()
 
-    def dispatch(self, tokens: Tensor, rows: Tensor, choice: Choice, context: Context) -> Tensor:
-        wanted, load = choice.experts.t().flatten(), choice.load  # all first choices, then all second ones, …
-        order = wanted.argsort(stable=True)  # by expert, and there in the order of arrival
+    def dispatch(self, tokens: Tensor, rows: Tensor, choice: Routing, context: Context) -> Tensor:
+        chosen_experts, load = (
+            choice.experts.t().flatten(),
+            choice.load,
+        )  # first choices of all tokens, then second ones, …
+        order = chosen_experts.argsort(stable=True)  # by expert, in order of arrival
         if self.capacity is not None:
-            served = _arrival(wanted) < math.ceil(self.capacity * len(tokens) / len(load))
+            kept = _arrival(chosen_experts) < math.ceil(self.capacity * len(tokens) / len(load))
         elif self.row_capacity is not None:
-            served = _arrival(wanted + len(load) * rows.repeat(choice.experts.shape[1])) < self.row_capacity
+            kept = _arrival(chosen_experts + len(load) * rows.repeat(choice.experts.shape[1])) < self.row_capacity
         else:
-            served = None
-        if served is not None:
-            order, load = order[served[order]], wanted[served].bincount(minlength=len(load))
-        who, weights = order % max(len(tokens), 1), choice.weights.t().flatten()[order]
+            kept = None
+        if kept is not None:
+            order, load = order[kept[order]], chosen_experts[kept].bincount(minlength=len(load))
+        token_ids, weights = order % max(len(tokens), 1), choice.weights.t().flatten()[order]
         mixed = torch.zeros_like(tokens)
-        parts = tokens[who].split(load.tolist())
+        parts = tokens[token_ids].split(load.tolist())
         found = [
-            expert(part[None], _only(part, context))[0]
+            expert(part[None], _flat_context(part, context))[0]
             for expert, part in zip(self.experts, parts, strict=True)
             if len(part)
         ]
-        return mixed.index_add(0, who, (torch.cat(found) * weights[:, None]).to(mixed.dtype)) if found else mixed
+        return mixed.index_add(0, token_ids, (torch.cat(found) * weights[:, None]).to(mixed.dtype)) if found else mixed
 
 
 def _arrival(groups: Tensor) -> Tensor:
-    """How many of the same group stand before each."""
+    """Number of earlier entries with the same value."""
     order = groups.argsort(stable=True)
     sizes = groups.unique(return_counts=True)[1]
     firsts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     return torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device) - firsts)
 
 
-def _only(tokens: Tensor, context: Context) -> Context:
-    """The context of tokens taken out of their rows: a channel has no use for where they stood."""
+def _flat_context(tokens: Tensor, context: Context) -> Context:
+    """Context of tokens taken out of their rows; channel mixers do not use positions."""
     return replace(
-        context, queries=TokenLayout(torch.zeros(1, len(tokens), dtype=torch.long, device=tokens.device)), plans={}
+        context, queries=TokenLayout(torch.zeros(1, len(tokens), dtype=torch.long, device=tokens.device)), memo={}
     )

@@ -1,4 +1,4 @@
-"""Sound as a row of frames (Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision")."""
+"""Audio embedding by frames (Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision")."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.embed.tokens import Embed, EmbedModule, Size
 from allyouneed.nn.positions.absolute import NoPositions, Positions
 
-REACH = 3  # frames a convolution sees
-STRIDE = 2  # of the second one
+REACH = 3  # kernel size of both convolutions
+STRIDE = 2  # of the second convolution
 
 
 class FrameEmbed(Embed):
     """2.2: log-mel frames through two convolutions of width 3 with GELU, the second with stride 2, plus positions.
 
-    Two frames become one token: 10 ms each in (see data/media/sound.py), 20 ms out.
+    Two frames of 10 ms (see data/media/sound.py) become one token of 20 ms.
     """
 
     reads: ClassVar[type] = Signal
@@ -61,11 +61,11 @@ class FrameEmbedModule(EmbedModule):
     def forward(self, given: Signal, layout: TokenLayout) -> Tensor:
         frames = given.values
         if frames.dim() != 3 or frames.shape[1] != self.mels:
-            said = "×".join(map(str, frames.shape[1:]))
-            raise UserError(f"sound of {said} does not fit this model, which reads {self.mels} mels × frames")
+            actual = "×".join(map(str, frames.shape[1:]))
+            raise UserError(f"audio of {actual} does not match the model's input of {self.mels} mels × frames")
         if self.limit is not None and layout.time > self.limit:
             most = self.limit * STRIDE
-            raise UserError(f"sound of {frames.shape[2]} frames is longer than the {most} this model can place; cut it")
+            raise UserError(f"audio of {frames.shape[2]} frames exceeds the model's {most} frames; split it")
         x = nn.functional.gelu(self.first(frames))
         x = nn.functional.gelu(self.second(x)).transpose(1, 2)  # (batch, time, width)
         added = self.positions(layout.positions)

@@ -1,4 +1,4 @@
-"""An image as a row of patches (Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words")."""
+"""Image embedding by patches (Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words")."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _SIDES: TypeAdapter[tuple[int, int]] = TypeAdapter(tuple[Size, Size])
 
 
 def _one_or_two(value: Any, _: Any) -> int | tuple[int, int]:
-    """Chosen by what was written, so that a mistake is named once and not once for each alternative."""
+    """Validate by the type given, so that an error is reported once."""
     return _SIDES.validate_python(value) if isinstance(value, list | tuple) else _SIDE.validate_python(value)
 
 
-Sides = Annotated[int | tuple[int, int], WrapValidator(_one_or_two)]  # of a square, or [height, width]
+Sides = Annotated[int | tuple[int, int], WrapValidator(_one_or_two)]  # side of a square, or [height, width]
 
 
 def _sides(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -35,11 +35,11 @@ def _sides(value: int | tuple[int, int]) -> tuple[int, int]:
 
 
 class PatchEmbed(Embed):
-    """Eq. 1: z = [x_class; x¹E; …; xᴺE] + E_pos, a patch of pixels being one token; patches are read line by line.
+    """Eq. 1: z = [x_class; x¹E; …; xᴺE] + E_pos, one token per patch, row by row.
 
-    `norm` normalises the sum (CLIP: Radford et al. 2021, 2.4), `patch_norm` a patch's pixels and the vector they give
-    (the authors' code of CRATE: Yu et al. 2023). `distillation_token`: a second learned vector, behind the class token,
-    which learns from a teacher (DeiT: Touvron et al. 2021, 4).
+    `norm` normalises the sum (CLIP: Radford et al. 2021, 2.4), `patch_norm` the pixels of a patch and their projection
+    (CRATE, the authors' code: Yu et al. 2023). `distillation_token`: a second learned token that learns from a teacher
+    (DeiT: Touvron et al. 2021, 4).
     """
 
     reads: ClassVar[type] = Signal
@@ -48,7 +48,7 @@ class PatchEmbed(Embed):
     image: Sides
     patch: Sides
     channels: Size = 3
-    class_token: bool = True  # a learned vector before the patches, which gathers what the head reads
+    class_token: bool = True  # a learned first token, read by the head
     distillation_token: bool = False
     positions: Positions = NoPositions()
     bias: bool = True
@@ -63,18 +63,18 @@ class PatchEmbed(Embed):
 
     @property
     def learned(self) -> int:
-        """Tokens that stand before the patches."""
+        """Number of tokens before the patches."""
         return self.class_token + self.distillation_token
 
     @property
     def places(self) -> int:
-        """Tokens of an image."""
+        """Number of tokens per image."""
         rows, columns = self.grid
         return rows * columns + self.learned
 
     @property
     def pixels(self) -> int:
-        """Numbers in a patch."""
+        """Values per patch."""
         down, across = _sides(self.patch)
         return self.channels * down * across
 
@@ -95,19 +95,19 @@ class PatchEmbed(Embed):
     def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
         (height, width), (down, across) = _sides(self.image), _sides(self.patch)
         if height % down or width % across:
-            return [("patch", f"an image of {height}×{width} cannot be cut into whole patches of {down}×{across}")]
+            return [("patch", f"image {height}×{width} is not divisible into patches of {down}×{across}")]
         known = self.positions.limit
         if known is not None and known != self.places:
             plus = (" and the class token" if self.class_token else "") + (
                 " and the distillation token" if self.distillation_token else ""
             )
-            text = f"{known} places, but the {self.places - self.learned} patches{plus} need {self.places}"
+            text = f"{known} positions, but the {self.places - self.learned} patches{plus} need {self.places}"
             return [("positions", text)]
         return [(f"positions.{key}", text) for key, text in self.positions.problems(common.width)]
 
 
 class PatchEmbedModule(EmbedModule):
-    """`project` is the convolution with stride = width that others write, as the product it is."""
+    """`project` is a convolution with stride = kernel size, computed as a matmul."""
 
     def __init__(self, config: PatchEmbed, common: Common) -> None:
         super().__init__()
@@ -142,14 +142,14 @@ class PatchEmbedModule(EmbedModule):
         return dropped
 
     def cut(self, pixels: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> (batch, patches, numbers in a patch)"""
+        """(batch, channels, height, width) -> (batch, patches, values per patch)"""
         wanted = (self.config.channels, *_sides(self.config.image))
         if pixels.dim() != 4 or pixels.shape[1:] != wanted:
-            given = "×".join(map(str, pixels.shape[1:]))
-            said = "×".join(map(str, wanted))
+            actual = "×".join(map(str, pixels.shape[1:]))
+            required = "×".join(map(str, wanted))
             raise UserError(
-                f"an image of {given} does not fit this model, which reads {said} (channels × height × width); "
-                "resize or crop it first"
+                f"image of {actual} does not match the model's input {required} (channels × height × width); "
+                "resize or crop it"
             )
         down, across = _sides(self.config.patch)
         cut = pixels.unflatten(3, (-1, across)).unflatten(

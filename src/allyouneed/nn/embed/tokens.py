@@ -1,4 +1,4 @@
-"""From what comes in to vectors."""
+"""Embedding slot, and token embeddings."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ Size = Annotated[int, Field(gt=0)]
 
 
 class Embed(Part, slot="embedding", default="tokens"):
-    reads: ClassVar[type] = Rows  # what kind of input: Rows or Signal
+    reads: ClassVar[type] = Rows  # input type: Rows or Signal
 
     @property
     def ties(self) -> bool:
-        """The output projection is this embedding's matrix."""
+        """Whether the output projection shares the embedding matrix."""
         return False
 
     def vector(self, common: Common) -> int:
-        """The width of what a token is looked up as."""
+        """Width of a token vector."""
         return common.width
 
     @abstractmethod
     def build(self, common: Common, vocab: int | None, tokens: nn.Embedding | None = None) -> EmbedModule:
-        """`tokens`: the matrix of another embedding, to be shared."""
+        """`tokens`: embedding matrix to share."""
 
     @abstractmethod
     def cost(self, common: Common, vocab: int | None, shared: bool = False) -> Cost:
-        """`shared`: without the token matrix, which another embedding has."""
+        """`shared`: without the token matrix, which another embedding owns."""
 
     @property
     def limit(self) -> int | None:
-        """The longest sentence it can place; None when there is no limit."""
+        """Maximum sentence length; None: unlimited."""
         return None
 
     def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
@@ -53,11 +53,11 @@ class Embed(Part, slot="embedding", default="tokens"):
 
 
 class EmbedModule(nn.Module):
-    tokens: nn.Embedding  # of those that read text
+    tokens: nn.Embedding  # text embeddings only
 
     @abstractmethod
     def layout(self, given: Any) -> TokenLayout:
-        """Where the vectors of this input will stand."""
+        """Layout of the tokens of this input."""
 
     @abstractmethod
     def forward(self, given: Any, layout: TokenLayout) -> Tensor:
@@ -67,17 +67,17 @@ class EmbedModule(nn.Module):
 class TokenEmbed(Embed):
     """A vector per token, times √width (the paper, 3.4), plus positions, then dropout (5.4).
 
-    `types`: a vector for each of so many kinds of text is added (BERT: Devlin et al. 2019, figure 2), the first where
-    the batch says nothing. `norm`: the sum is normalised (BERT, BLOOM). `inner`: tokens have vectors of this width,
-    which a linear map widens (ALBERT's factorisation: Lan et al. 2020, 3.1). `asks`: tokens that only ask (see
-    models/two_stream.py) begin with a learned vector of their own (XLNet: Yang et al. 2019, 2.3, w). `chosen: first`: where a
-    batch chooses no global token, the first of each sentence is one (Longformer for classes: Beltagy et al. 2020, 3.1).
+    `types`: number of token types with an added vector each (BERT: Devlin et al. 2019, figure 2); the first is the
+    default. `norm` normalises the sum (BERT, BLOOM). `inner`: token vectors of this width, projected to the model width
+    (ALBERT's factorisation: Lan et al. 2020, 3.1). `asks`: a learned initial vector for the query stream (see
+    models/two_stream.py; XLNet: Yang et al. 2019, 2.3, w). `chosen: first`: the first token of each sentence is global
+    unless the batch marks others (Longformer classification: Beltagy et al. 2020, 3.1).
     """
 
     kind: Literal["tokens"] = "tokens"
     positions: Positions = NoPositions()
     scale: Literal["sqrt-width", "none"] = "sqrt-width"
-    tied: bool = True  # the output projection is the (target) embedding matrix
+    tied: bool = True  # share the (target) embedding matrix with the head
     types: Size | None = None
     norm: Norm | None = None
     inner: Size | None = None
@@ -93,7 +93,7 @@ class TokenEmbed(Embed):
         return self.positions.limit
 
     def vector(self, common: Common) -> int:
-        """The width of what is looked up and added."""
+        """Width of the vectors that are summed."""
         return self.inner or common.width
 
     def build(self, common: Common, vocab: int | None, tokens: nn.Embedding | None = None) -> EmbedModule:
@@ -112,7 +112,7 @@ class TokenEmbed(Embed):
         return total
 
     def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
-        found = [] if vocab is not None else [("kind", "tokens need 'vocab', the number of different ones")]
+        found = [] if vocab is not None else [("kind", "token embeddings require vocab")]
         at = self.positions.problems(self.vector(common))
         return found + [(f"positions.{key}", text) for key, text in at]
 
@@ -138,23 +138,23 @@ class TokenEmbedModule(EmbedModule):
         first = layout.positions == 0
         return replace(layout, chosen=first if layout.real is None else first & layout.real)
 
-    def check_length(self, layout: TokenLayout, places: Tensor) -> None:
-        """The device is only asked where the shape of the batch leaves it open."""
+    def check_length(self, layout: TokenLayout, positions: Tensor) -> None:
+        """Synchronizes with the device only if the batch shape does not bound the length."""
         least = (layout.start or 0) + layout.time if layout.start is not None or layout.packed else None
-        if self.limit is None or not places.numel() or (least is not None and least <= self.limit):
+        if self.limit is None or not positions.numel() or (least is not None and least <= self.limit):
             return
-        if (longest := int(places.max()) + 1) > self.limit:
-            raise UserError(f"a sentence of {longest} tokens is longer than the model's {self.limit} learned positions")
+        if (longest := int(positions.max()) + 1) > self.limit:
+            raise UserError(f"sentence of {longest} tokens exceeds the model's {self.limit} learned positions")
 
     def forward(self, given: Rows, layout: TokenLayout) -> Tensor:
-        # padding stands nowhere: it must not outgrow learned positions
-        places = layout.positions if layout.real is None else layout.positions.where(layout.real, 0)
-        self.check_length(layout, places)
+        # padding must not exceed the learned positions
+        positions = layout.positions if layout.real is None else layout.positions.where(layout.real, 0)
+        self.check_length(layout, positions)
         x: Tensor = self.tokens(given.tokens)
         x = x if self.scale == 1.0 else x * self.scale
         if self.asking is not None and layout.order is not None:
             x = torch.where((layout.order < 0)[..., None], self.asking.weight.to(x.dtype), x)
-        added = self.positions(places)
+        added = self.positions(positions)
         if added is not None:
             x = x + added.to(x.dtype)
         if self.types is not None:

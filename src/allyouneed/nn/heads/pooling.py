@@ -1,4 +1,4 @@
-"""One vector a sentence out of those of its tokens. Padding has no say, on whichever side it stands."""
+"""Pool token vectors to one vector per sentence, ignoring padding on either side."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ Pool = Literal["first", "mean", "last"]
 
 
 def pool(x: Tensor, layout: TokenLayout, how: Pool) -> Tensor:
-    """x (batch, time, width) -> (sentences, width): one a row; of packed rows one a segment, row after row.
+    """x (batch, time, width) -> (sentences, width): one per row; for packed rows one per segment, in order.
 
-    first: BERT's [CLS]; last: the end mark, which in a causal stack has seen all (GPT, CLIP); mean: of all tokens.
+    first: BERT's [CLS]; last: the end token, which in a causal stack has seen everything (GPT, CLIP); mean: of all
+    tokens.
     """
     segments = layout.segments
     if segments is None:
@@ -25,9 +26,11 @@ def pool(x: Tensor, layout: TokenLayout, how: Pool) -> Tensor:
         if how == "mean":
             weights = real.to(x.dtype)[..., None]
             return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
-        places = torch.arange(x.shape[1], device=x.device)
+        positions = torch.arange(x.shape[1], device=x.device)
         best = (
-            places.masked_fill(~real, -1).amax(1) if how == "last" else places.masked_fill(~real, len(places)).amin(1)
+            positions.masked_fill(~real, -1).amax(1)
+            if how == "last"
+            else positions.masked_fill(~real, len(positions)).amin(1)
         )
         return x[torch.arange(len(x), device=x.device), best.clamp(0, x.shape[1] - 1)]
     edge = torch.zeros_like(segments[:, :1])
@@ -36,7 +39,7 @@ def pool(x: Tensor, layout: TokenLayout, how: Pool) -> Tensor:
         return x[begins]
     if how == "last":
         return x[real & (segments != torch.cat([segments[:, 1:], edge], 1))]
-    owners = begins.flatten().cumsum(0)[real.flatten()] - 1  # (tokens): the sentence each belongs to
+    owners = begins.flatten().cumsum(0)[real.flatten()] - 1  # (tokens): sentence of each token
     count = int(begins.sum())
     sums = x.new_zeros(count, x.shape[2]).index_add(0, owners, x[real])
     sizes = x.new_zeros(count).index_add(0, owners, torch.ones_like(owners, dtype=x.dtype))

@@ -1,6 +1,6 @@
-"""Heads that say something about a sentence or its words: its class, their tags, one vector for all of it, or nothing.
+"""Heads for sentences and tokens: classification, tagging, one pooled vector, or none.
 
-What they cost besides parameters is paid once a sentence, so it is not counted among the FLOPs of a token.
+Their FLOPs are per sentence and are not counted per token.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from allyouneed.nn.channels.feedforward import ACTIVATIONS, Activation
+from allyouneed.nn.activations import ACTIVATIONS, Activation
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.cost import Cost
@@ -28,12 +28,12 @@ def _parameters(inputs: int, outputs: int, bias: bool) -> Cost:
 
 
 class ClassesHead(Head):
-    """Scores of each class for each sentence: softmax(W h + b), h one vector of the sentence.
+    """Class scores per sentence: softmax(W h + b), h a pooled vector.
 
-    `hidden`: a dense layer with this activation comes first; with `tanh` it is BERT's pooler (Devlin et al. 2019, 4.1
-    and the authors' code). `dropout`: before the last map, the model's own when not given. `distilled`: an image's
-    second vector, the distillation token's, has a map of its own, and the mean of both scores counts (DeiT: Touvron et
-    al. 2021, 4, "Classification with our approach").
+    `hidden`: a dense layer with this activation first; with `tanh` it is BERT's pooler (Devlin et al. 2019, 4.1 and the
+    authors' code). `dropout`: before the last map; default: the model's. `distilled`: a second map for the distillation
+    token of an image; the scores of both are averaged (DeiT: Touvron et al. 2021, 4, "Classification with our
+    approach").
     """
 
     kind: Literal["classes"] = "classes"
@@ -55,7 +55,7 @@ class ClassesHead(Head):
 
     def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
         if self.distilled and (vocab is not None or self.hidden is not None or self.pool != "first"):
-            return [("distilled", "reads an image's first two vectors as they are: no text, no 'hidden', pool 'first'")]
+            return [("distilled", "requires an image input, pool: first and no hidden")]
         return []
 
 
@@ -71,7 +71,7 @@ class ClassesHeadModule(HeadModule):
 
     def forward(self, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
         """(sentences, labels)"""
-        assert layout is not None, "a sentence is gathered by the facts about its tokens"
+        assert layout is not None, "pooling needs the token layout"
         vectors = pool(x, layout, self.pool)
         vectors = vectors if self.hidden is None else self.activation(self.hidden(vectors))
         scores: Tensor = self.classes(self.dropout(vectors))
@@ -79,16 +79,15 @@ class ClassesHeadModule(HeadModule):
 
 
 class TagsHead(Head):
-    """Scores of each tag for each token (Devlin et al. 2019, 5.3).
+    """Tag scores per token (Devlin et al. 2019, 5.3).
 
-    `hidden`: a dense layer with this activation comes first (ELECTRA's discriminator: Clark et al. 2020, the authors'
-    code).
+    `hidden`: a dense layer with this activation first (ELECTRA's discriminator: Clark et al. 2020, the authors' code).
     """
 
     kind: Literal["tags"] = "tags"
     labels: Count
     hidden: Activation | None = None
-    dropout: Share | None = None  # the model's own when not given
+    dropout: Share | None = None  # default: the model's
 
     def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
         return TagsHeadModule(self, common)
@@ -114,8 +113,8 @@ class TagsHeadModule(HeadModule):
 
 
 class PooledHead(Head):
-    """One vector a sentence: the mean of its tokens (Reimers, Gurevych 2019, 3), its first or its last; projected to
-    `width` if given (CLIP), and made 1 long if asked (`normalise`)."""
+    """One vector per sentence: the mean (Reimers, Gurevych 2019, 3), first or last of its tokens; projected to `width`
+    if given (CLIP) and scaled to length 1 if `normalise`."""
 
     kind: Literal["pooled"] = "pooled"
     pool: Pool = "mean"
@@ -130,7 +129,7 @@ class PooledHead(Head):
         return Cost() if self.width is None else _parameters(common.width, self.width, self.bias)
 
     def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
-        return [("bias", "belongs to a projection; give its 'width'")] if self.bias and self.width is None else []
+        return [("bias", "needs a projection; set width")] if self.bias and self.width is None else []
 
 
 class PooledHeadModule(HeadModule):
@@ -143,14 +142,14 @@ class PooledHeadModule(HeadModule):
 
     def forward(self, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
         """(sentences, width)"""
-        assert layout is not None, "a sentence is gathered by the facts about its tokens"
+        assert layout is not None, "pooling needs the token layout"
         vectors = pool(x, layout, self.pool)
         vectors = vectors if self.project is None else self.project(vectors)
         return nn.functional.normalize(vectors, dim=-1) if self.normalise else vectors
 
 
 class NoHead(Head):
-    """The stack's own vectors."""
+    """No head: the hidden states of the stack."""
 
     kind: Literal["none"] = "none"
 

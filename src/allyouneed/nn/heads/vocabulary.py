@@ -1,4 +1,4 @@
-"""From vectors to what a task asks for: scores over the vocabulary here, of texts and words in sentence.py."""
+"""Head slot, and logits over the vocabulary. Heads for sentences and tokens are in sentence.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from allyouneed.config import Config, Part
+from allyouneed.nn.activations import ACTIVATIONS, Activation
 from allyouneed.nn.batch import IGNORE
-from allyouneed.nn.channels.feedforward import ACTIVATIONS, Activation
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
@@ -22,11 +22,11 @@ from allyouneed.nn.ops.cross_entropy import linear_cross_entropy
 class Head(Part, slot="head", default="vocabulary"):
     @abstractmethod
     def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
-        """`tied`: the embedding's matrix, if it is to be shared."""
+        """`tied`: the embedding matrix to share."""
 
     @abstractmethod
     def cost(self, common: Common, vocab: int | None, inner: int, tied: bool) -> Cost:
-        """`inner`: the width of a token's vector in the embedding, which a tied head has to come back to."""
+        """`inner`: width of the token vectors, which a tied head projects back to."""
 
     def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
         return []
@@ -35,22 +35,21 @@ class Head(Part, slot="head", default="vocabulary"):
 class HeadModule(nn.Module):
     @abstractmethod
     def forward(self, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
-        """`layout` say where the vectors stand, for heads that gather a sentence."""
+        """`layout`: token layout, for heads that pool."""
 
 
 class Transform(Config):
-    """What BERT does before its output projection: Norm(activation(x W + b)) (Devlin et al. 2019, their own code)."""
+    """BERT's layer before the output projection: Norm(activation(x W + b)) (Devlin et al. 2019, the authors' code)."""
 
     activation: Activation = "gelu"
     norm: Norm = LayerNorm()
 
 
 class VocabularyHead(Head):
-    """A linear map to the vocabulary, sharing the embedding's matrix when tied (the paper, 3.4).
+    """A linear map to the vocabulary, sharing the embedding matrix when tied (the paper, 3.4).
 
-    `scale: inverse-sqrt-width` multiplies the vectors by width^-1/2 first (T5, where the embedding is tied).
-    `maxout` l: a linear map to 2 l features, and of each pair the larger one (Goodfellow et al. 2013; Bahdanau et al.
-    2015, A.2.2).
+    `scale: inverse-sqrt-width` multiplies the input by width^-1/2 (T5 with tied embeddings). `maxout` l: a linear map
+    to 2 l features and the maximum of each pair (Goodfellow et al. 2013; Bahdanau et al. 2015, A.2.2).
     """
 
     kind: Literal["vocabulary"] = "vocabulary"
@@ -73,9 +72,9 @@ class VocabularyHead(Head):
         return total if self.maxout is None else total + common.linear.cost(common.width, 2 * self.maxout, True)
 
     def problems(self, common: Common, vocab: int | None) -> list[tuple[str, str]]:
-        found = [] if vocab is not None else [("kind", "scores over a vocabulary need 'vocab', its size")]
+        found = [] if vocab is not None else [("kind", "the vocabulary head requires vocab")]
         if self.maxout is not None and self.transform is not None:
-            found.append(("maxout", "there is a transform already; say one of them"))
+            found.append(("maxout", "maxout and transform are exclusive; set one"))
         return found
 
 
@@ -89,39 +88,39 @@ class VocabularyHeadModule(HeadModule):
         self.soft_cap = config.soft_cap
         transform = config.transform
         self.transform = None if transform is None else TransformModule(transform, common, width)
-        self.product: nn.Module | None = None  # what multiplies, where it is not `weight` (linear/int8.py)
+        self.product: nn.Module | None = None  # quantized replacement of `weight` (linear/int8.py)
         maxout = config.maxout
         self.maxout = None if maxout is None else common.linear.build(common.width, 2 * maxout, True)
 
-    def prepared(self, x: Tensor) -> Tensor:
+    def project_input(self, x: Tensor) -> Tensor:
         x = x if self.transform is None else self.transform(x)
         if self.maxout is not None:
             x = self.maxout(x).unflatten(-1, (-1, 2)).amax(-1)  # (…, maxout)
         return x if self.scale == 1.0 else x * self.scale
 
-    def put(self, product: nn.Module) -> None:
-        """From here on this multiplies, bias included."""
+    def set_product(self, product: nn.Module) -> None:
+        """Replace weight and bias by this module."""
         del self.weight
         self.bias, self.product = None, product
 
     def forward(self, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
         if self.product is not None:
-            scores: Tensor = self.product(self.prepared(x))
+            scores: Tensor = self.product(self.project_input(x))
         else:
             bias = None if self.bias is None else self.bias.to(x.dtype)
-            scores = nn.functional.linear(self.prepared(x), self.weight.to(x.dtype), bias)
+            scores = nn.functional.linear(self.project_input(x), self.weight.to(x.dtype), bias)
         return scores if self.soft_cap is None else self.soft_cap * torch.tanh(scores / self.soft_cap)
 
     def loss(self, x: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        """Sums over all labelled tokens: the (smoothed) loss to train on, and the plain negative log-likelihood."""
+        """Sums over labelled tokens: the (smoothed) training loss and the negative log-likelihood."""
         if self.product is not None:
             return _cross_entropy(self(x.flatten(0, -2)), labels.flatten(), smoothing)
-        flat = self.prepared(x.flatten(0, -2))
+        flat = self.project_input(x.flatten(0, -2))
         return linear_cross_entropy(flat, self.weight, labels.flatten(), smoothing, self.bias, self.soft_cap)
 
 
 def _cross_entropy(scores: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """As `linear_cross_entropy`, of scores that are there."""
+    """`linear_cross_entropy` for given logits."""
     plain = nn.functional.cross_entropy(scores.float(), labels, ignore_index=IGNORE, reduction="sum")
     if not smoothing:
         return plain, plain
@@ -139,6 +138,6 @@ class TransformModule(nn.Module):
         self.norm = config.norm.build(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        places = torch.zeros(1, x.shape[-2] if x.dim() > 2 else 1, dtype=torch.long, device=x.device)
-        found: Tensor = self.norm(self.activation(self.linear(x)), Context(TokenLayout(places)))
+        positions = torch.zeros(1, x.shape[-2] if x.dim() > 2 else 1, dtype=torch.long, device=x.device)
+        found: Tensor = self.norm(self.activation(self.linear(x)), Context(TokenLayout(positions)))
         return found

@@ -1,4 +1,4 @@
-"""Linear maps: what every projection of every other part is made of."""
+"""Linear maps: the slot, and the dense map."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from allyouneed.nn.cost import Cost
 
 
 class Linear(Part, slot="linear map"):
-    """`outputs` may be the sizes of several maps of one input, made by one product, whose outputs stand side by side
-    (queries, keys and values): a map that measures its own weights measures each by itself."""
+    """`outputs` may list the sizes of several maps of one input that are merged into one matmul (queries, keys and
+    values); maps with weight scales scale each of them separately."""
 
     @abstractmethod
     def build(self, inputs: int, outputs: int | Sequence[int], bias: bool) -> nn.Module: ...
@@ -33,14 +33,14 @@ class Dense(Linear):
     kind: Literal["dense"] = "dense"
 
     def build(self, inputs: int, outputs: int | Sequence[int], bias: bool) -> nn.Module:
-        return nn.Linear(inputs, outputs, bias) if isinstance(outputs, int) else Joined(inputs, outputs, bias)
+        return nn.Linear(inputs, outputs, bias) if isinstance(outputs, int) else MergedLinear(inputs, outputs, bias)
 
     def cost(self, inputs: int, outputs: int, bias: bool) -> Cost:
         return Cost(parameters=outputs * (inputs + bias), flops=2 * inputs * outputs)
 
 
-class Joined(nn.Linear):
-    """Several maps of one input made by one product; `outputs`: of each of them."""
+class MergedLinear(nn.Linear):
+    """Several maps of one input in one matmul; `outputs` lists their sizes."""
 
     def __init__(self, inputs: int, outputs: Sequence[int], bias: bool) -> None:
         super().__init__(inputs, sum(outputs), bias=bias)

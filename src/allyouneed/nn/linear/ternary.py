@@ -1,8 +1,8 @@
-"""Inference from ternary weights at two bits each, with exactly the numbers that training saw.
+"""Inference from ternary weights at two bits each, with the same numbers as in training.
 
-Four weights lie in a byte: with the inputs cut into four quarters, byte j of a row holds weight j of each quarter, the
-first in its lowest bits, as w + 1. So a quarter comes out by one shift and one mask, contiguous as it is multiplied.
-int8 activations times such weights are summed as integers, and scaled as `BitLinear` scales (Ma et al. 2024, 3).
+A byte holds four weights: with the inputs cut into four quarters, byte j of a row holds weight j of each quarter, the
+first in its lowest bits, as w + 1. One shift and one mask unpack a contiguous quarter. Products of int8 activations are
+summed as integers and scaled as in `BitLinear` (Ma et al. 2024, 3).
 """
 
 from __future__ import annotations
@@ -13,12 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.kernels import usable
-from allyouneed.nn.linear.bitlinear import ALONE, MOST, SMALLEST, BitLinear, in_steps, rounded_tokens, ternary_weights
+from allyouneed.nn.linear.bitlinear import (
+    MAX_CODE,
+    MIN_SCALE,
+    SINGLE_TOKEN,
+    BitLinear,
+    quantize_ternary,
+    quantize_tokens,
+    rescale,
+)
 
-UNPACKED = 2**22  # bytes of weights that are unpacked at a time
+UNPACK_BYTES = 2**22  # bytes of weights unpacked at a time
 
 
-def packed(weights: Tensor) -> Tensor:
+def pack_weights(weights: Tensor) -> Tensor:
     """−1, 0, 1 (outputs, inputs) to bytes (outputs, ⌈inputs / 4⌉)."""
     quarter = -(-weights.shape[1] // 4)
     codes = nn.functional.pad(weights.to(torch.int8) + 1, (0, 4 * quarter - weights.shape[1])).to(torch.uint8)
@@ -26,14 +34,14 @@ def packed(weights: Tensor) -> Tensor:
     return parts[0] | parts[1] << 2 | parts[2] << 4 | parts[3] << 6
 
 
-def unpacked(bytes: Tensor, inputs: int) -> Tensor:
+def unpack_weights(bytes: Tensor, inputs: int) -> Tensor:
     """The inverse: int8 (outputs, inputs)."""
     return torch.cat([(bytes >> shift) & 3 for shift in (0, 2, 4, 6)], 1)[:, :inputs].to(torch.int8) - 1
 
 
 class PackedBitLinear(nn.Module):
-    """What a `BitLinear` computes when it does not train. The numbers are equal bit for bit in single and double
-    precision; in bfloat16 this one's are the better ones, its sums being integers."""
+    """Packed replacement of a `BitLinear`. Results are equal bit for bit in single and double precision; in bfloat16
+    they are more precise, since sums are integers."""
 
     packed: Tensor
     step: Tensor
@@ -41,27 +49,27 @@ class PackedBitLinear(nn.Module):
 
     def __init__(self, linear: BitLinear) -> None:
         super().__init__()
-        weights, step = ternary_weights(linear.weight.detach(), linear.outputs)
+        weights, step = quantize_ternary(linear.weight.detach(), linear.outputs)
         self.inputs, self.outputs = linear.in_features, linear.out_features
         self.norm = linear.norm
-        self.register_buffer("packed", packed(weights))
+        self.register_buffer("packed", pack_weights(weights))
         self.register_buffer("step", step)
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x if self.norm is None else self.norm(x, ALONE)
+        x = x if self.norm is None else self.norm(x, SINGLE_TOKEN)
         if usable(x):
-            from allyouneed.kernels.triton.ternary import linear
+            from allyouneed.kernels.triton.ternary import ternary_linear
 
             dtype = x.dtype if self.bias is None else torch.float32
-            found = linear(x, self.packed, self.step, SMALLEST, MOST, dtype)
+            found = ternary_linear(x, self.packed, self.step, MIN_SCALE, MAX_CODE, dtype)
             return found if self.bias is None else (found + self.bias).to(x.dtype)
-        tokens, token_step = rounded_tokens(x)
-        product = on_cpu if x.device.type == "cpu" else plainly
-        return in_steps(product(tokens, self.packed), token_step, self.step, self.bias).to(x.dtype)
+        tokens, token_step = quantize_tokens(x)
+        product = ternary_linear_cpu if x.device.type == "cpu" else ternary_linear_reference
+        return rescale(product(tokens, self.packed), token_step, self.step, self.bias).to(x.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedBitLinear:
-        """`model.to(bfloat16)` moves the steps, but does not round them."""
+        """`model.to(bfloat16)` moves the steps without rounding them."""
         step = self.step
         super()._apply(fn, recurse)
         self.step = step.to(self.packed.device)
@@ -71,18 +79,18 @@ class PackedBitLinear(nn.Module):
         return f"{self.inputs}, {self.outputs}, bias={self.bias is not None}"
 
 
-def plainly(tokens: Tensor, bytes: Tensor) -> Tensor:
-    """The definition, on any device: whole numbers (…, inputs) times packed weights, exact."""
-    return nn.functional.linear(tokens, unpacked(bytes, tokens.shape[-1]).to(tokens.dtype))
+def ternary_linear_reference(tokens: Tensor, bytes: Tensor) -> Tensor:
+    """The definition, for any device: integers (…, inputs) times packed weights, exact."""
+    return nn.functional.linear(tokens, unpack_weights(bytes, tokens.shape[-1]).to(tokens.dtype))
 
 
-def on_cpu(tokens: Tensor, bytes: Tensor) -> Tensor:
-    """The same in int8 with int32 sums, some rows of weights unpacked at a time: Σ (w + 1) x − Σ x."""
+def ternary_linear_cpu(tokens: Tensor, bytes: Tensor) -> Tensor:
+    """The same in int8 with int32 sums, unpacking some rows of weights at a time: Σ (w + 1) x − Σ x."""
     outputs, quarter = bytes.shape
     flat = tokens.reshape(-1, tokens.shape[-1]).to(torch.int8)
     x = nn.functional.pad(flat, (0, 4 * quarter - flat.shape[1]))
     sums = torch.empty(len(x), outputs, dtype=torch.int32)
-    rows = max(16, UNPACKED // (4 * quarter))
+    rows = max(16, UNPACK_BYTES // (4 * quarter))
     codes = torch.empty(min(rows, outputs), 4 * quarter, dtype=torch.uint8)
     for start in range(0, outputs, rows):
         block = bytes[start : start + rows]
@@ -94,15 +102,15 @@ def on_cpu(tokens: Tensor, bytes: Tensor) -> Tensor:
     return sums.view(*tokens.shape[:-1], outputs)
 
 
-def pack(model: nn.Module) -> nn.Module:
-    """The model itself with every `BitLinear` in it packed, one after the other; it does not train any more.
+def pack_model(model: nn.Module) -> nn.Module:
+    """Pack every `BitLinear` of the model in place; the model can no longer be trained.
 
-    A map that is used in several places stays one. To read what such a model's `state_dict` holds, build, pack, load.
+    A shared map stays shared. To load the `state_dict` of such a model: build, pack, load.
     """
-    done: dict[nn.Module, PackedBitLinear] = {}
+    packed: dict[nn.Module, PackedBitLinear] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, BitLinear):
-                done[child] = done.get(child) or PackedBitLinear(child)
-                setattr(parent, name, done[child])
+                packed[child] = packed.get(child) or PackedBitLinear(child)
+                setattr(parent, name, packed[child])
     return model.eval()

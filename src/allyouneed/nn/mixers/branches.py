@@ -1,7 +1,7 @@
-"""Two parts side by side on the same tokens, joined, and a third behind them.
+"""Two parallel branches on the same tokens, joined, then an optional third part.
 
-So, Liang, Le 2019, "The Evolved Transformer", section 3: the cells they search among are made of such blocks, a left
-and a right branch of any width and a way to combine them.
+So, Liang, Le 2019, "The Evolved Transformer", section 3: the search space consists of such blocks, with a left and a
+right branch of any width and a combiner.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ Piece = Annotated[Mixer | Channel, WrapValidator(_mixer_or_channel)]
 
 
 class Branches(Mixer):
-    """then(norm(join(left(x), right(x)))): dropout behind each branch, zeros behind what is narrower than the model.
+    """then(norm(join(left(x), right(x)))): dropout after each branch; a result narrower than the model is padded with
+    zeros.
 
-    `join`: `sum` (the narrower branch filled up with zeros), `product` (with ones), or `concat`. The part behind the
-    join sees as many features as it gives; what comes out at the end may have fewer than the model, not more.
+    `join`: `sum` (the narrower branch padded with zeros), `product` (padded with ones) or `concat`. `then` takes the
+    joined width; the final width may be smaller than the model's, not larger.
     """
 
     kind: Literal["branches"] = "branches"
@@ -57,12 +58,12 @@ class Branches(Mixer):
         return {name: part for name, part in found.items() if part is not None}
 
     def joined(self, common: Common) -> Common:
-        """What parts behind the join have in common."""
+        """The common settings of `then`, with the joined width."""
         widths = [part.outputs(common) for name, part in self.pieces.items() if name != "then"]
         return common.model_copy(update={"width": sum(widths) if self.join == "concat" else max(widths)})
 
     def around(self, common: Common) -> list[tuple[str, Mixer | Channel, Common]]:
-        """Each part, and what it has in common with those around it."""
+        """Each part with its common settings."""
         joined = self.joined(common)
         return [(name, part, joined if name == "then" else common) for name, part in self.pieces.items()]
 
@@ -85,14 +86,14 @@ class Branches(Mixer):
         parts = self.around(common)
         found = [(f"{name}.{key}", text) for name, part, its in parts for key, text in part.problems(its)]
         found += [
-            (f"{name}.kind", "looks at an encoder, and at nothing else: let it be the cross of a layer")
+            (f"{name}.kind", "needs an encoder; use it as the cross of a layer")
             for name, part, _ in parts
-            if isinstance(part, Mixer) and not part.mixes
+            if isinstance(part, Mixer) and not part.supports_self
         ]
         outputs = self.joined(common).width if self.then is None else self.then.outputs(self.joined(common))
         if outputs > common.width:
             key = "join" if self.then is None else "then"
-            found.append((key, f"gives {outputs} features where the model has {common.width}"))
+            found.append((key, f"outputs {outputs} features, more than the width {common.width}"))
         return found
 
 
@@ -105,7 +106,7 @@ class BranchesModule(SubLayer):
         self.norm = common.norm.build(config.joined(common).width) if config.norm else None
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        states = state.parts if isinstance(state, Several) else {}
+        states = state.parts if isinstance(state, NestedStates) else {}
         branches = [
             self.dropout(self.pieces[name](x, context, states.get(name)))
             for name in ("left", "right")
@@ -130,11 +131,11 @@ class BranchesModule(SubLayer):
     def new_state(self) -> State | None:
         parts = {name: part.new_state() for name, part in self.pieces.items() if isinstance(part, SubLayer)}
         kept = {name: state for name, state in parts.items() if state is not None}
-        return Several(kept) if kept else None
+        return NestedStates(kept) if kept else None
 
 
-class Several(State):
-    """The states of parts inside a part."""
+class NestedStates(State):
+    """The states of nested parts, by name."""
 
     def __init__(self, parts: dict[str, State]) -> None:
         self.parts = parts

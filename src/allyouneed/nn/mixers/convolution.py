@@ -1,4 +1,4 @@
-"""Convolution over time: a token mixes with its neighbours, each at its own distance, and with nobody else.
+"""Convolution over time.
 
 Full, or separable into one filter per feature and a linear map of the features (Kaiser, Gomez, Chollet 2018, "Depthwise
 Separable Convolutions for Neural Machine Translation", 2.1); `gated` as in Dauphin et al. 2017, "Language Modeling with
@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from allyouneed.nn.channels.feedforward import ACTIVATIONS, Activation
+from allyouneed.nn.activations import ACTIVATIONS, Activation
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
@@ -24,15 +24,15 @@ from allyouneed.nn.sublayer import Mixer, SubLayer
 Size = Annotated[int, Field(gt=0)]
 
 
-class Sliding(Mixer):
-    """Something that looks at `size` places around a token, or at the last ones up to it (`sees: past`)."""
+class SlidingMixer(Mixer):
+    """A mixer over `size` positions around a token, or the last `size` up to it (`sees: past`)."""
 
     size: Size
     sees: Literal["around", "past"] = "around"
 
     @property
     def reach(self) -> tuple[int, int]:
-        """Places seen on the left and on the right; an even size sees one more on the right (as padding SAME does)."""
+        """Positions to the left and to the right; an even size has one more on the right (SAME padding)."""
         right = self.size // 2 if self.sees == "around" else 0
         return self.size - 1 - right, right
 
@@ -41,18 +41,18 @@ class Sliding(Mixer):
         return self.reach[1] == 0
 
     def leak(self) -> str | None:
-        return None if self.causal else "a convolution around a token sees those on its right: say sees: past"
+        return None if self.causal else "the convolution covers later tokens; set sees: past"
 
 
-class Convolution(Sliding):
-    """y_t = activation(Σ_j W_j x_{t+j} + b) over the `size` places around t, or the last ones up to t (`sees: past`).
+class Convolution(SlidingMixer):
+    """y_t = activation(Σ_j W_j x_{t+j} + b) over `size` positions around t, or the last ones up to t (`sees: past`).
 
-    Beyond the sentence's ends there are zeros. `size: 1` is a linear map and an activation. `separable`: W_j is
-    W diag(w_j). `gated`: values times activation(gates), both made alike (with sigmoid Dauphin et al., eq. 1).
+    Sentences are padded with zeros. `size: 1` is a linear map and an activation. `separable`: W_j is W diag(w_j).
+    `gated`: values times activation(gates) (sigmoid: Dauphin et al., eq. 1).
     """
 
     kind: Literal["convolution"] = "convolution"
-    width: Size | None = None  # features that come out, as many as the model has when not given
+    width: Size | None = None  # output features; default: the model width
     separable: bool = False
     gated: bool = False
     activation: Activation = "identity"
@@ -81,18 +81,18 @@ class ConvolutionModule(SubLayer):
         super().__init__()
         self.size, self.reach = config.size, config.reach
         self.gated, self.activation = config.gated, ACTIVATIONS[config.activation]
-        # w_j, side by side; not called a weight, for inits draw those as matrices, and these only add `size` numbers up
+        # w_j as columns; not named `weight`, which inits would draw as a matrix
         self.taps = nn.Parameter(torch.empty(common.width, config.size)) if config.separable else None
         self.out = common.linear.build(*config.sizes(common), config.bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         if self.taps is not None:
-            bound = (3 / self.size) ** 0.5  # variance 1/size: as large comes out as went in
+            bound = (3 / self.size) ** 0.5  # variance 1/size preserves the variance of the input
             nn.init.uniform_(self.taps, -bound, bound)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        if isinstance(state, Recent):
+        if isinstance(state, RecentTokens):
             seen = self.gather(state.append(x, context))
         elif self.size == 1:
             seen = self.gather(x)
@@ -105,60 +105,60 @@ class ConvolutionModule(SubLayer):
         return values * self.activation(gates)
 
     def gather(self, x: Tensor) -> Tensor:
-        """(batch, time + size − 1, width) to what each of `time` tokens sees, ready for the linear map."""
+        """(batch, time + size − 1, width) to the window of each of `time` tokens, as input of the linear map."""
         if self.taps is not None:
             taps = self.taps.to(x.dtype)[:, None]
             return nn.functional.conv1d(x.transpose(1, 2), taps, groups=len(taps)).transpose(1, 2)
-        return x.unfold(1, self.size, 1).flatten(2)  # per feature, its `size` places
+        return x.unfold(1, self.size, 1).flatten(2)  # `size` positions per feature
 
     def over_sentences(self, x: Tensor, context: Context) -> Tensor:
-        """Whole sentences; each one ends in zeros, whatever the row holds beyond it."""
-        lined, places = lined_up(x, context, self.reach)
-        seen = self.gather(lined)
-        return seen if places is None else seen.gather(1, places.expand(-1, -1, seen.shape[2]))
+        """Whole sentences, each padded with zeros, whatever follows it in the row."""
+        padded, starts = pad_sentences(x, context, self.reach)
+        seen = self.gather(padded)
+        return seen if starts is None else seen.gather(1, starts.expand(-1, -1, seen.shape[2]))
 
     def new_state(self) -> State | None:
         if self.reach[1]:
-            raise ValueError("a convolution that sees later tokens cannot decode; say sees: past")
-        return Recent(self.size - 1) if self.size > 1 else None
+            raise ValueError("a convolution over later tokens cannot decode; set sees: past")
+        return RecentTokens(self.size - 1) if self.size > 1 else None
 
 
-def lined_up(x: Tensor, context: Context, reach: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
-    """Sentences with `reach` zeros before and behind each, (batch, length + sum of reach, width); and the places
-    (batch, time, 1) where what each token sees begins in it. None: token t's begins at t."""
+def pad_sentences(x: Tensor, context: Context, reach: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
+    """Sentences padded with `reach` zeros on each side, (batch, length + sum of reach, width), and the start of each
+    token's window (batch, time, 1); None: the window of token t starts at t."""
     layout, gap = context.queries, sum(reach)
     if layout.real is not None:
         x = x * layout.real[..., None]
     if not layout.packed:
         return nn.functional.pad(x, (0, 0, *reach)), None
-    # sentences of a packed row are moved apart, so that no filter reaches from one to the next
-    places, length = context.plan(("apart", gap), lambda: apart(layout, gap))
-    lined = x.new_zeros(len(x), length, x.shape[2]).scatter(1, places.expand_as(x), x)
-    return nn.functional.pad(lined, (0, 0, *reach)), places
+    # packed sentences are spread so that no filter spans two of them
+    starts, length = context.memoize(("spread segments", gap), lambda: spread_segments(layout, gap))
+    padded = x.new_zeros(len(x), length, x.shape[2]).scatter(1, starts.expand_as(x), x)
+    return nn.functional.pad(padded, (0, 0, *reach)), starts
 
 
-def apart(layout: TokenLayout, gap: int) -> tuple[Tensor, int]:
-    """Places (batch, time, 1) of packed rows' tokens with a gap wherever the segment changes; how many there are."""
+def spread_segments(layout: TokenLayout, gap: int) -> tuple[Tensor, int]:
+    """New index (batch, time, 1) of each token of packed rows, with a gap between segments, and the new length."""
     segments = layout.segments
     assert segments is not None
     changes = torch.zeros_like(segments)
     changes[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    places = torch.arange(layout.time, device=layout.device) + gap * changes.cumsum(1)
-    return places[..., None], int(places.max()) + 1
+    starts = torch.arange(layout.time, device=layout.device) + gap * changes.cumsum(1)
+    return starts[..., None], int(starts.max()) + 1
 
 
-class Recent(State):
-    """The last tokens that came in, each row's newest at the end: (batch, back + SLACK, width); zeros before them."""
+class RecentTokens(State):
+    """The most recent inputs, newest last: (batch, back + MAX_TRIM, width); zeros before the first token."""
 
     def __init__(self, back: int) -> None:
         self.back, self.size = back, back + MAX_TRIM
         self.tokens: Tensor | None = None
-        self.lengths: Tensor | None = None  # (batch,) tokens of each row
-        self.oldest: Tensor | None = None  # (batch,) position of the first token that is still known
-        self.end = 0  # places in use in the longest row
+        self.lengths: Tensor | None = None  # (batch,) row lengths
+        self.oldest: Tensor | None = None  # (batch,) position of the oldest stored token
+        self.end = 0  # slots used by the longest row
 
     def append(self, x: Tensor, context: Context) -> Tensor:
-        """Take in these tokens; return them with the `back` ones before them: (batch, back + time, width)."""
+        """Append x; return it preceded by the `back` inputs before it: (batch, back + time, width)."""
         layout, slots = context.queries, context.slots
         assert slots is not None
         (batch, time, width), starts = x.shape, layout.positions[:, 0].expand(len(x))
@@ -167,9 +167,9 @@ class Recent(State):
         both = torch.cat([self.tokens, x], 1)
         if layout.segments is None:
             self.tokens, self.lengths = both[:, time:], starts + time
-        else:  # rows got unequal numbers of tokens
+        else:  # rows of unequal length
             counts = layout.segments.sum(1)
-            self.tokens, self.lengths = _moved(both, counts)[:, : self.size], starts + counts
+            self.tokens, self.lengths = _shift(both, counts)[:, : self.size], starts + counts
         self.oldest = self.oldest.maximum(self.lengths - self.size)
         self.end = min(slots.time, self.size)
         return both[:, MAX_TRIM:]
@@ -185,8 +185,8 @@ class Recent(State):
         kept = self.lengths.clamp(max=length if each is None else each)
         gone = (kept < self.lengths) & (self.oldest > (kept - self.back).clamp(min=0))
         if bool(gone.any()):
-            raise ValueError(f"a convolution can take back {MAX_TRIM} tokens, not more: the others are gone")
-        self.tokens, self.lengths = _moved(self.tokens, kept - self.lengths), kept
+            raise ValueError(f"a convolution can trim at most {MAX_TRIM} tokens")
+        self.tokens, self.lengths = _shift(self.tokens, kept - self.lengths), kept
         self.end = min(self.end, length)
 
     @property
@@ -194,8 +194,8 @@ class Recent(State):
         return 0 if self.tokens is None else self.tokens[:, : self.end].numel() * self.tokens.itemsize
 
 
-def _moved(tokens: Tensor, by: Tensor) -> Tensor:
-    """Each row moved to the left by so many places (to the right if negative), with zeros where nothing comes in."""
-    places = torch.arange(tokens.shape[1], device=tokens.device) + by[:, None]  # (batch, time)
-    inside = (places >= 0) & (places < tokens.shape[1])
-    return tokens.gather(1, places.where(inside, 0)[..., None].expand_as(tokens)) * inside[..., None]
+def _shift(tokens: Tensor, by: Tensor) -> Tensor:
+    """Shift each row left by `by` positions (right if negative), filling with zeros."""
+    index = torch.arange(tokens.shape[1], device=tokens.device) + by[:, None]  # (batch, time)
+    inside = (index >= 0) & (index < tokens.shape[1])
+    return tokens.gather(1, index.where(inside, 0)[..., None].expand_as(tokens)) * inside[..., None]

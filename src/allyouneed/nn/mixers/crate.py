@@ -1,9 +1,9 @@
 """White-box layers that compress and sparsify (Yu et al. 2023, "White-Box Transformers via Sparse Rate Reduction").
 
-A CRATE layer is one step of descent on the sparse rate reduction (eq. 1): attention whose queries, keys and values
-are one and the same projection lowers the coding rate of tokens against subspaces U_k (2.3), then a step of ISTA writes
-them sparsely in a dictionary D (2.4). ISTA gives the new token, not something to add to the old one, so it stands on a
-wiring without a skip, in a layer of its own:
+A CRATE layer is one descent step on the sparse rate reduction (eq. 1): attention with one projection for queries, keys
+and values lowers the coding rate of tokens against subspaces U_k (2.3), then one ISTA step sparsifies them in a
+dictionary D (2.4). ISTA returns the new token instead of a residual, so it has a layer of its own without a skip
+connection:
 
     encoder: 12×(compress, sparsify)    compress: pre-norm, mssa    sparsify: no-skip, ista
 """
@@ -27,22 +27,21 @@ from allyouneed.nn.positions.relative import Heads, NoRelative
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import KVState
 from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
-from allyouneed.nn.wiring.residual import Chained, Depth, Open, Step
 
 Size = Annotated[int, Field(gt=0)]
 
 
 class MSSA(Mixer):
-    """Multi-head subspace self-attention, eq. 11–12: MSSA(Z) = [U_1 … U_K] [SSA(Z|U_1); …; SSA(Z|U_K)],
-    SSA(Z|U) = UᵀZ softmax((UᵀZ)ᵀ(UᵀZ)); decoding keeps UᵀZ, half of what attention keeps.
+    """Multi-head subspace self-attention, eq. 11–12: MSSA(Z) = [U_1 … U_K] [SSA(Z|U_1); …; SSA(Z|U_K)], SSA(Z|U) = UᵀZ
+    softmax((UᵀZ)ᵀ(UᵀZ)); decoding caches UᵀZ, half the size of a KV cache.
 
-    `out: tied` is that equation, its constant p/(nε²) left to the learning of U. `linear` puts a map of its own, with a
-    bias, in the place of [U_1 … U_K], as the authors' code does. Scores are divided by √head_width, as there.
+    `out: tied` is that equation, with the constant p/(nε²) absorbed by U. `linear` replaces [U_1 … U_K] by a separate
+    map with bias, as in the authors' code. Scores are divided by √head_width, as there.
     """
 
     kind: Literal["mssa"] = "mssa"
     heads: Size
-    head_width: Size | None = None  # width / heads when not given
+    head_width: Size | None = None  # default: width / heads
     pattern: Pattern = Full()
     out: Literal["linear", "tied"] = "linear"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -74,7 +73,7 @@ class MSSA(Mixer):
             text = f"width {common.width} is not divisible by {self.heads} heads; set head_width or change one"
             found.append(("heads", text))
         if self.out == "tied" and not isinstance(common.linear, Dense):
-            found.append(("out", "only a dense map can be used both ways; say out: linear"))
+            found.append(("out", "tied output needs linear: dense; set out: linear"))
         return found
 
 
@@ -86,15 +85,15 @@ class MSSAModule(SoftmaxAttention):
         self.heads = sizes.heads
         self.subspaces = common.linear.build(common.width, sizes.inner, False)  # rows are U_1ᵀ, …, U_Kᵀ
         self.out = common.linear.build(sizes.inner, common.width, True) if config.out == "linear" else None
-        self.exact = self.out is None  # its weights are multiplied from both sides, which packed ones cannot be
+        self.exact = self.out is None  # tied weights are used in both directions, which packed weights cannot
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         z = self.subspaces(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (batch, heads, time, head_width)
         q, k, keys = self.scores.prepare(z), z, context.queries
         if state is not None:
             assert isinstance(state, KVState)
-            k, _, keys = state.append(z, z[..., :0], context)  # keys are values
-        seen = self.look(q, k, k, context, keys).transpose(1, 2).flatten(2)
+            k, _, keys = state.append(z, z[..., :0], context)  # keys equal values
+        seen = self.attend(q, k, k, context, keys).transpose(1, 2).flatten(2)
         if self.out is not None:
             mixed: Tensor = self.out(seen)
             return mixed
@@ -103,8 +102,8 @@ class MSSAModule(SoftmaxAttention):
 
 
 class ISTA(Channel):
-    """Eq. 17: ReLU(z + η Dᵀ(z − Dz) − ηλ), one step of η toward a non-negative code of z in the dictionary D whose
-    sparsity λ weighs. Both are 0.1 in the authors' code."""
+    """Eq. 17: ReLU(z + η Dᵀ(z − Dz) − ηλ), one step of size η towards a non-negative sparse code of z in the dictionary
+    D, with sparsity weight λ. Both are 0.1 in the authors' code."""
 
     kind: Literal["ista"] = "ista"
     step: Annotated[float, Field(gt=0)] = 0.1
@@ -121,7 +120,7 @@ class ISTAModule(SubLayer):
     def __init__(self, config: ISTA, common: Common) -> None:
         super().__init__()
         self.step, self.sparsity = config.step, config.sparsity
-        # not called a weight: an init would draw it as a map of features, but it must begin as the authors' does
+        # not named `weight`: inits would draw it as a linear map
         self.dictionary = nn.Parameter(torch.empty(common.width, common.width))
         self.reset_parameters()
 
@@ -130,15 +129,5 @@ class ISTAModule(SubLayer):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         d = self.dictionary.to(x.dtype)
-        toward = (x - x @ d.T) @ d  # tokens are rows here, so this is Dᵀ(z − Dz)
-        return (x + self.step * (toward - self.sparsity)).relu()
-
-
-class NoSkip(Chained, Open):
-    """Sublayer(LayerNorm(x)): nothing goes around the sub-layer (Yu et al. 2023, eq. 17; Dong, Cordonnier, Loukas 2021,
-    "Attention is Not All You Need", on what becomes of attention without a skip)."""
-
-    kind: Literal["no-skip"] = "no-skip"
-
-    def step(self, depth: Depth) -> Step:
-        return lambda x, f, norm: f(norm(x))
+        gradient = (x - x @ d.T) @ d  # tokens are rows: Dᵀ(z − Dz)
+        return (x + self.step * (gradient - self.sparsity)).relu()

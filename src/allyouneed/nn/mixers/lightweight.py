@@ -1,7 +1,6 @@
-"""Convolutions whose filters are softmax weights (Wu et al. 2019, "Pay Less Attention with Lightweight and Dynamic
-Convolutions"): a token is a mean of its neighbours, weighed by how far they stand (lightweight, 3) or by what the token
-itself asks for (dynamic, 4). All features of a head share a filter.
-"""
+"""Convolutions with softmax-normalised filters (Wu et al. 2019, "Pay Less Attention with Lightweight and Dynamic
+Convolutions"): fixed filters (lightweight, 3) or filters predicted from the token (dynamic, 4). All features of a
+head share a filter."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
-from allyouneed.nn.mixers.convolution import Recent, Sliding, lined_up
+from allyouneed.nn.mixers.convolution import RecentTokens, SlidingMixer, pad_sentences
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.nn.sublayer import SubLayer
@@ -24,16 +23,16 @@ from allyouneed.nn.sublayer import SubLayer
 Size = Annotated[int, Field(gt=0)]
 
 
-class SoftmaxConvolution(Sliding):
-    """out(convolution(in(x))), figure 2: `gated` doubles the first map and gates one half by the sigmoid of the other.
+class SoftmaxConvolution(SlidingMixer):
+    """out(convolution(in(x))), figure 2: `gated` doubles the input map and gates one half by the sigmoid of the other.
 
-    `size` places around a token, or the last ones up to it (`sees: past`); beyond the sentence there are zeros, which
-    keep their share of the softmax. `dropout` is of the weights (DropConnect, 3).
+    `size` positions around a token, or the last ones up to it (`sees: past`); sentences are padded with zeros, which
+    keep their share of the softmax. `dropout` applies to the weights (DropConnect, 3).
     """
 
     heads: Size
     gated: bool = True
-    bias: bool = True  # of the two maps
+    bias: bool = True  # of both linear maps
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @abstractmethod
@@ -65,7 +64,7 @@ class LightweightConvolution(SoftmaxConvolution):
 
 
 class DynamicConvolution(SoftmaxConvolution):
-    """Section 4: the same with W = W^Q x_i, a filter made by the token it is for."""
+    """Section 4: the same with W = W^Q x_i, a filter per token."""
 
     kind: Literal["dynamic-convolution"] = "dynamic-convolution"
 
@@ -85,41 +84,43 @@ class SoftmaxConvolutionModule(SubLayer):
         self.dropout = Dropout(config.dropout)
 
     @abstractmethod
-    def convolve(self, x: Tensor, lined: Tensor, places: Tensor | None) -> Tensor:
-        """`lined` has `size` places for each token of x, from `places` on, or for token t from t on."""
+    def convolve(self, x: Tensor, padded: Tensor, starts: Tensor | None) -> Tensor:
+        """`padded` holds the windows of all tokens; token t's starts at starts[t], or at t if `starts` is None."""
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         x = self.inside(x)
         if self.gated:
             values, gates = x.chunk(2, -1)
             x = values * gates.sigmoid()
-        lined, places = (
-            (state.append(x, context), None) if isinstance(state, Recent) else lined_up(x, context, self.reach)
+        padded, starts = (
+            (state.append(x, context), None)
+            if isinstance(state, RecentTokens)
+            else pad_sentences(x, context, self.reach)
         )
-        mixed: Tensor = self.out(self.convolve(x, lined, places))
+        mixed: Tensor = self.out(self.convolve(x, padded, starts))
         return mixed
 
     def new_state(self) -> State | None:
         if self.reach[1]:
-            raise ValueError("a convolution that sees later tokens cannot decode; say sees: past")
-        return Recent(self.size - 1) if self.size > 1 else None
+            raise ValueError("a convolution over later tokens cannot decode; set sees: past")
+        return RecentTokens(self.size - 1) if self.size > 1 else None
 
 
 class LightweightModule(SoftmaxConvolutionModule):
     def __init__(self, config: LightweightConvolution, common: Common) -> None:
         super().__init__(config, common)
-        # not called a weight, for inits draw those as matrices, and these are logits of `size` shares
+        # not named `weight`: these are softmax logits, not a matrix
         self.taps = nn.Parameter(torch.empty(config.heads, config.size))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.xavier_uniform_(self.taps)
 
-    def convolve(self, x: Tensor, lined: Tensor, places: Tensor | None) -> Tensor:
+    def convolve(self, x: Tensor, padded: Tensor, starts: Tensor | None) -> Tensor:
         width = x.shape[2]
         taps = self.dropout(self.taps.softmax(-1)).to(x.dtype).repeat_interleave(width // self.heads, 0)
-        seen = nn.functional.conv1d(lined.transpose(1, 2), taps[:, None], groups=width).transpose(1, 2)
-        return seen if places is None else seen.gather(1, places.expand_as(x))
+        seen = nn.functional.conv1d(padded.transpose(1, 2), taps[:, None], groups=width).transpose(1, 2)
+        return seen if starts is None else seen.gather(1, starts.expand_as(x))
 
 
 class DynamicModule(SoftmaxConvolutionModule):
@@ -127,15 +128,15 @@ class DynamicModule(SoftmaxConvolutionModule):
         super().__init__(config, common)
         self.filters = common.linear.build(common.width, config.heads * config.size, False)
 
-    def convolve(self, x: Tensor, lined: Tensor, places: Tensor | None) -> Tensor:
+    def convolve(self, x: Tensor, padded: Tensor, starts: Tensor | None) -> Tensor:
         weights = self.filters(x).unflatten(-1, (self.heads, self.size)).softmax(-1)
         weights = self.dropout(weights)[..., None]  # (batch, time, heads, size, 1)
         seen = torch.zeros_like(x).unflatten(-1, (self.heads, -1))  # (batch, time, heads, width / heads)
-        for place in range(self.size):  # one place after another, so that no window is ever written out
-            there = lined[:, place : place + x.shape[1]] if places is None else _taken(lined, places + place)
-            seen = seen + weights[:, :, :, place] * there.unflatten(-1, (self.heads, -1))
+        for offset in range(self.size):  # per offset, so that windows are never materialised
+            there = padded[:, offset : offset + x.shape[1]] if starts is None else _gather(padded, starts + offset)
+            seen = seen + weights[:, :, :, offset] * there.unflatten(-1, (self.heads, -1))
         return seen.flatten(2)
 
 
-def _taken(lined: Tensor, places: Tensor) -> Tensor:
-    return lined.gather(1, places.expand(-1, -1, lined.shape[2]))
+def _gather(padded: Tensor, starts: Tensor) -> Tensor:
+    return padded.gather(1, starts.expand(-1, -1, padded.shape[2]))

@@ -1,8 +1,8 @@
 """Long-short range attention (Wu, Liu, Lin, Lin, Han 2020, "Lite Transformer with Long-Short Range Attention", 4).
 
-Half of the features look far, by attention; the other half look near, by a convolution with softmax weights. Each half
-has its own maps in and out, as in the authors' code, and both stand side by side in the end. (Their feed-forward layers
-are flat besides: hidden is as wide as the model.)
+Attention processes one half of the features, a convolution with softmax weights the other half. Each half has its own
+input and output maps, as in the authors' code, and the results are concatenated. (Their feed-forward layers are flat:
+hidden equals width.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention
-from allyouneed.nn.mixers.branches import Several
+from allyouneed.nn.mixers.branches import NestedStates
 from allyouneed.nn.mixers.lightweight import DynamicConvolution, LightweightConvolution
 from allyouneed.nn.patterns.core import Full, Pattern
 from allyouneed.nn.states.base import State
@@ -27,8 +27,8 @@ Size = Annotated[int, Field(gt=0)]
 
 
 class LSRA(Mixer):
-    """Figure 3: [attention(x_left), convolution(x_right)]. The convolution sees `size` places around a token, or only
-    the past where the attention's pattern does; both have as many `heads`."""
+    """Figure 3: [attention(x_left), convolution(x_right)]. The convolution covers `size` positions around a token, or
+    the past if the attention is causal; both have `heads` heads."""
 
     kind: Literal["lsra"] = "lsra"
     heads: Size
@@ -37,7 +37,7 @@ class LSRA(Mixer):
     convolution: Literal["dynamic", "lightweight"] = "dynamic"
     gated: bool = True
     bias: bool = True
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the weights of both
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # on the weights of both
 
     @property
     def causal(self) -> bool:
@@ -48,11 +48,11 @@ class LSRA(Mixer):
 
     @property
     def halves(self) -> dict[str, Mixer]:
-        alike = {"heads": self.heads, "bias": self.bias, "dropout": self.dropout}
+        shared = {"heads": self.heads, "bias": self.bias, "dropout": self.dropout}
         kind = DynamicConvolution if self.convolution == "dynamic" else LightweightConvolution
         sees: Literal["past", "around"] = "past" if self.causal else "around"
-        near = kind(size=self.size, sees=sees, gated=self.gated, **alike)
-        return {"far": Attention(pattern=self.pattern, **alike), "near": near}
+        near = kind(size=self.size, sees=sees, gated=self.gated, **shared)
+        return {"far": Attention(pattern=self.pattern, **shared), "near": near}
 
     @staticmethod
     def half(common: Common) -> Common:
@@ -67,7 +67,7 @@ class LSRA(Mixer):
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
         if common.width % 2:
-            return [("kind", f"width {common.width} has no halves")]
+            return [("kind", f"width {common.width} is odd; it must be even")]
         if common.width // 2 % self.heads:
             return [("heads", f"half of width {common.width} is not divisible by {self.heads} heads")]
         return []
@@ -81,9 +81,9 @@ class LSRAModule(SubLayer):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         left, right = x.chunk(2, -1)
-        kept = state.parts if isinstance(state, Several) else {}
+        kept = state.parts if isinstance(state, NestedStates) else {}
         return torch.cat((self.far(left, context, kept.get("far")), self.near(right, context, kept.get("near"))), -1)
 
     def new_state(self) -> State:
         parts = {"far": self.far.new_state(), "near": self.near.new_state()}
-        return Several({name: state for name, state in parts.items() if state is not None})
+        return NestedStates({name: state for name, state in parts.items() if state is not None})

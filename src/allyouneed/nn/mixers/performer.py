@@ -1,9 +1,9 @@
 """Performer: attention by random features, linear in the length (Choromanski et al. 2021, "Rethinking Attention with
 Performers", FAVOR+).
 
-A kernel K(q, k) = E[φ(q)·φ(k)] takes the place of exp(q·k/√head_width), so that sums over keys are made once, for all
-queries: Σ_j φ(q)·φ(k_j) v_j = φ(q) Σ_j φ(k_j) v_jᵀ (eq. 4). Whoever may see only what lies before it gets prefix sums
-(appendix B.1), here chunk by chunk.
+A kernel K(q, k) = E[φ(q)·φ(k)] replaces exp(q·k/√head_width), so that the sums over keys are computed once for all
+queries: Σ_j φ(q)·φ(k_j) v_j = φ(q) Σ_j φ(k_j) v_jᵀ (eq. 4). Causal attention uses prefix sums (appendix B.1), computed
+chunk by chunk.
 """
 
 from __future__ import annotations
@@ -18,33 +18,32 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention
-from allyouneed.nn.ops.unpack import Sentences, sentences
+from allyouneed.nn.ops.unpack import UnpackedRows, unpack_rows
 from allyouneed.nn.positions.relative import Heads
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
-CHUNK = 64  # tokens that meet pair by pair; before them come sums
-LEAST = 1e-30  # weight to divide by: what is less is nothing, and its slope would leave single precision
-FLOOR = 1e-3  # added to ReLU features, so that no query is without weight (the authors' code)
+CHUNK = 64  # tokens per chunk, within which pairs are computed
+MIN_WEIGHT = 1e-30  # smallest divisor: below it the gradient would overflow single precision
+RELU_FLOOR = 1e-3  # added to ReLU features so that the weights of a query never sum to 0 (the authors' code)
 
 
 class Performer(Mixer):
-    """`kernel: softmax` has φ(x)_r = exp(ω_r·x − ‖x‖²/2) with x times head_width^−1/4 (eq. 5-7: positive features),
-    `relu` has φ(x)_r = max(0, ω_r·x) (2.2, "generalized attention"). The ω are orthogonal in blocks of head_width and
-    as long as if they were drawn one by one (2.4); all heads of a layer share them. They are no weights: they are drawn
-    once and kept with the model, or drawn anew after every `redraw` passes of training (4.2).
-    """
+    """`kernel: softmax` uses φ(x)_r = exp(ω_r·x − ‖x‖²/2) with x scaled by head_width^−1/4 (eq. 5-7: positive
+    features), `relu` uses φ(x)_r = max(0, ω_r·x) (2.2, "generalized attention"). The ω are orthogonal in blocks of
+    head_width with the norms of Gaussian vectors (2.4) and shared by all heads of a layer. They are not trained:
+    they are drawn once and stored with the model, or redrawn after every `redraw` training passes (4.2)."""
 
-    crosses: ClassVar[bool] = True
+    supports_cross: ClassVar[bool] = True
 
     kind: Literal["performer"] = "performer"
     heads: Size
     head_width: Size | None = None
     features: Size = 256  # m
     kernel: Literal["softmax", "relu"] = "softmax"
-    sees: Literal["past", "around"] = "past"  # of the own tokens; a source is always seen as a whole
+    sees: Literal["past", "around"] = "past"  # self-attention only; a source is always seen as a whole
     redraw: Size | None = None
     bias: bool = True
 
@@ -53,14 +52,14 @@ class Performer(Mixer):
         return self.sees == "past"
 
     def leak(self) -> str | None:
-        return None if self.causal else "its sums are over all tokens: say sees: past"
+        return None if self.causal else "its sums cover all tokens; set sees: past"
 
     def sizes(self, common: Common) -> Heads:
         return self.attention.sizes(common)
 
     @property
     def attention(self) -> Attention:
-        """What it stands for."""
+        """The attention it approximates."""
         return Attention(heads=self.heads, head_width=self.head_width, bias=self.bias)
 
     def build(self, common: Common) -> SubLayer:
@@ -73,7 +72,7 @@ class Performer(Mixer):
         sizes, linear = self.sizes(common), common.linear
         inner, sums = sizes.inner, self.heads * self.features * (sizes.head_width + 1)
         total = linear.cost(common.width, inner, self.bias) + linear.cost(inner, common.width, self.bias)
-        total += Cost(flops=2 * inner * self.features + 2 * sums)  # φ(q), and what it finds
+        total += Cost(flops=2 * inner * self.features + 2 * sums)  # φ(q) and its product with the sums
         keys = linear.cost(common.width, inner, self.bias) * 2
         if cross:
             return total + Cost(keys.parameters, state_constant=sums)
@@ -91,18 +90,16 @@ class Performer(Mixer):
 
 
 def orthogonal_features(count: int, width: int) -> Tensor:
-    """(count, width): blocks of orthogonal directions, each as long as a normal vector is (2.4)."""
+    """(count, width): blocks of orthogonal directions with the norms of Gaussian vectors (2.4)."""
     blocks = [torch.linalg.qr(torch.randn(width, width, dtype=torch.float32))[0].T for _ in range(-(-count // width))]
     return torch.cat(blocks)[:count] * torch.randn(count, width, dtype=torch.float32).norm(dim=1, keepdim=True)
 
 
 class _Features(SubLayer):
-    """What self- and cross-attention share: the feature maps and what is made of them."""
+    """Feature maps shared by self- and cross-attention."""
 
-    bits: (
-        Tensor  # the features as whole numbers, so that neither a half-precision model nor a mean of weights bends them
-    )
-    passes: Tensor  # of training since the beginning; kept with the model, so that a resumed run redraws when due
+    bits: Tensor  # ω as int32 bits: immune to casting the model and to averaging weights
+    passes: Tensor  # training passes so far; stored, so that a resumed run redraws on schedule
 
     def __init__(self, config: Performer, common: Common) -> None:
         super().__init__()
@@ -122,52 +119,52 @@ class _Features(SubLayer):
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (batch, heads, time, head_width)
 
-    def joined(self, y: Tensor) -> Tensor:
+    def merge_heads(self, y: Tensor) -> Tensor:
         return y.transpose(1, 2).flatten(2)  # (batch, time, heads * head_width)
 
     @torch.no_grad()
     def count_pass(self, context: Context) -> None:
-        if self.redraw is None or not self.training or context.again:
+        if self.redraw is None or not self.training or context.is_recomputing:
             return
         self.passes += 1
-        if int(self.passes) % self.redraw == 0:  # drawn on the CPU: the same features whatever the device
+        if int(self.passes) % self.redraw == 0:  # drawn on CPU for reproducibility across devices
             self.bits.copy_(orthogonal_features(*self.bits.shape).view(torch.int32))
 
     def exponents(self, x: Tensor) -> Tensor:
-        """log φ (batch, heads, time, m) of the softmax kernel, or ω·x of the other; in 32 bits at least."""
-        x = _wide(x) * self.head_width**-0.25
+        """log φ (batch, heads, time, m) of the softmax kernel, or ω·x of the relu kernel; at least fp32."""
+        x = _to_fp32(x) * self.head_width**-0.25
         found = x @ self.features.to(x.dtype).T
         return found if self.kernel == "relu" else found - x.square().sum(-1, keepdim=True) / 2
 
     def queries(self, q: Tensor) -> Tensor:
         found = self.exponents(q)
         if self.kernel == "relu":
-            return found.relu() + FLOOR
-        return (found - found.detach().amax(-1, keepdim=True)).exp()  # a query's own factor is divided away again
+            return found.relu() + RELU_FLOOR
+        return (found - found.detach().amax(-1, keepdim=True)).exp()  # a factor per query cancels in the normalisation
 
     def keys(self, k: Tensor, real: Tensor | None, top: Tensor) -> tuple[Tensor, Tensor]:
-        """φ(k) / exp(top), zero for padding, for the new top: all exponents so far are at most this.
+        """φ(k) / exp(top), zero for padding, and the new top: the maximum exponent so far.
 
-        One factor for all keys is divided away again, since the sum of weights has it too.
+        A common factor of all keys cancels in the normalisation.
         """
         found = self.exponents(k)
         hidden = None if real is None else ~real[:, None, :, None]
         if self.kernel == "relu":
-            found = found.relu() + FLOOR
+            found = found.relu() + RELU_FLOOR
             return found if hidden is None else found.masked_fill(hidden, 0), top
         found = found if hidden is None else found.masked_fill(hidden, float("-inf"))
         top = top.maximum(found.detach().amax((-1, -2), keepdim=True))
         return (found - top).exp(), top
 
-    def summed(self, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
+    def sum_features(self, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
         """Σ φ(k) (v, 1)ᵀ over each row: (batch, heads, m, head_width + 1)."""
-        keys, _ = self.keys(k, real, _nothing(k))
-        return keys.transpose(-1, -2) @ _with_one(v)
+        keys, _ = self.keys(k, real, _initial_max(k))
+        return keys.transpose(-1, -2) @ _append_ones(v)
 
     def begin(self, batch: int, like: Tensor) -> Carry:
         dtype = torch.promote_types(like.dtype, torch.float32)
         sums = like.new_zeros(batch, self.heads, len(self.bits), self.head_width + 1, dtype=dtype)
-        return sums, _nothing(sums)
+        return sums, _initial_max(sums)
 
 
 class PerformerModule(_Features):
@@ -182,42 +179,42 @@ class PerformerModule(_Features):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         self.count_pass(context)
-        lines = sentences(context)
-        q, k, v = self.project(lines.gather(x))
+        unpacked = unpack_rows(context)
+        q, k, v = self.project(unpacked.gather(x))
         with torch.autocast(x.device.type, enabled=False):
             if self.sees == "around":
-                y = _divided(self.queries(q) @ self.summed(k, v, lines.real))
+                y = _normalise(self.queries(q) @ self.sum_features(k, v, unpacked.real))
             else:
                 old = state.carry(len(x), x) if isinstance(state, Recurrent) else self.begin(len(q), q)
-                y, new = self.past(q, k, v, lines.real, old)
+                y, new = self.attend_causal(q, k, v, unpacked.real, old)
                 if isinstance(state, Recurrent):
                     state.keep(x, new, context)
-        mixed: Tensor = self.out(lines.scatter(self.joined(y.to(v.dtype)), x))
+        mixed: Tensor = self.out(unpacked.scatter(self.merge_heads(y.to(v.dtype)), x))
         return mixed
 
-    def past(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, carry: Carry) -> tuple[Tensor, Carry]:
-        """What each token finds among those up to itself, after those that the carry knows."""
+    def attend_causal(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, carry: Carry) -> tuple[Tensor, Carry]:
+        """Causal attention of each token, continuing from the carry."""
         sums, old = carry
         keys, top = self.keys(k, real, old)
-        found, sums = prefix_sums(self.queries(q), keys, _with_one(v), sums * (old - top).exp())
-        return _divided(found), (sums, top)
+        found, sums = prefix_sums(self.queries(q), keys, _append_ones(v), sums * (old - top).exp())
+        return _normalise(found), (sums, top)
 
     def fold(self, carry: Carry, inputs: Tensor, real: Tensor | None) -> Carry:
         _, k, v = self.project(inputs)
         sums, old = carry
         keys, top = self.keys(k, real, old)
-        return sums * (old - top).exp() + keys.transpose(-1, -2) @ _with_one(v), top
+        return sums * (old - top).exp() + keys.transpose(-1, -2) @ _append_ones(v), top
 
     def new_state(self) -> State:
         if self.sees == "around":
-            raise ValueError("a performer that sees later tokens cannot decode; say sees: past")
+            raise ValueError("a performer that sees later tokens cannot decode; set sees: past")
         return Recurrent(self.begin, self.fold)
 
 
 def prefix_sums(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_{j ≤ i} (q_i·k_j) v_j, and the sums `before` (batch, heads, m, width of v) with all of these added.
+    """Σ_{j ≤ i} (q_i·k_j) v_j, and the sums `before` (batch, heads, m, width of v) plus those of all tokens.
 
-    Within a chunk pair by pair, across chunks by their sums: no loop over time, and memory linear in it.
+    Pairs within a chunk, sums between chunks: no loop over time, and memory linear in the length.
     """
     time = q.shape[2]
     size = min(CHUNK, time)
@@ -236,48 +233,48 @@ class PerformerCross(_Features):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         memory = context.memory
-        assert memory is not None, "cross-attention needs an encoder's memory"
+        assert memory is not None, "cross-attention needs encoder memory"
         self.count_pass(context)
         here, there = context.queries, memory.layout
         if here.packed != there.packed:
-            raise ValueError(
-                "one side holds several sentences a row (segments), the other does not: they cannot be matched"
-            )
+            raise ValueError("one side is packed (segments), the other is not; pack both or neither")
         if here.packed:
-            lines, theirs, match, known = context.plan("sources", lambda: _matched(sentences(context), here, there))
+            unpacked, theirs, match, known = context.memoize(
+                "sources", lambda: _match_sources(unpack_rows(context), here, there)
+            )
             each = self.source(theirs.gather(memory.hidden), theirs.real)
-            y = self.find(lines.gather(x), each.index_select(0, match) * known[:, None, None, None])
-            return self.finish(lines.scatter(y, x))
-        if isinstance(state, SourceSums) and state.sums is not None:
+            y = self.attend(unpacked.gather(x), each.index_select(0, match) * known[:, None, None, None])
+            return self.project_out(unpacked.scatter(y, x))
+        if isinstance(state, SourceFeatureSums) and state.sums is not None:
             sums = state.sums
         else:
             sums = self.source(memory.hidden, there.real)
-            if isinstance(state, SourceSums):
+            if isinstance(state, SourceFeatureSums):
                 state.sums = sums
-        # beams of one sentence stand side by side as its queries, so its sums need no copies
+        # beams of one source become its queries, so its sums are not copied
         beams = x.unflatten(0, (len(sums), -1)).flatten(1, 2)  # (sources, beams * time, width)
-        return self.finish(self.find(beams, sums).unflatten(1, (-1, x.shape[1])).flatten(0, 1))
+        return self.project_out(self.attend(beams, sums).unflatten(1, (-1, x.shape[1])).flatten(0, 1))
 
     def source(self, hidden: Tensor, real: Tensor | None) -> Tensor:
         k, v = map(self.split, self.kv(hidden).chunk(2, -1))
         with torch.autocast(hidden.device.type, enabled=False):
-            return self.summed(k, v, real)
+            return self.sum_features(k, v, real)
 
-    def find(self, x: Tensor, sums: Tensor) -> Tensor:
+    def attend(self, x: Tensor, sums: Tensor) -> Tensor:
         q = self.split(self.q(x))
         with torch.autocast(x.device.type, enabled=False):
-            return self.joined(_divided(self.queries(q) @ sums).to(q.dtype))
+            return self.merge_heads(_normalise(self.queries(q) @ sums).to(q.dtype))
 
-    def finish(self, y: Tensor) -> Tensor:
+    def project_out(self, y: Tensor) -> Tensor:
         found: Tensor = self.out(y)
         return found
 
     def new_state(self) -> State:
-        return SourceSums()
+        return SourceFeatureSums()
 
 
-class SourceSums(State):
-    """What a source comes to, (sources, heads, m, head_width + 1): computed once, shared by all beams."""
+class SourceFeatureSums(State):
+    """Feature sums of a source, (sources, heads, m, head_width + 1): computed once, shared by all beams."""
 
     shared = True
 
@@ -288,43 +285,45 @@ class SourceSums(State):
         self.sums = None if self.sums is None else self.sums.index_select(0, rows)
 
     def trim(self, length: int, each: Tensor | None = None) -> None:
-        pass  # the source sentence stays what it is
+        pass  # the source is constant
 
     @property
     def bytes(self) -> int:
         return 0 if self.sums is None else self.sums.numel() * self.sums.itemsize
 
 
-def _matched(lines: Sentences, here: TokenLayout, there: TokenLayout) -> tuple[Sentences, Sentences, Tensor, Tensor]:
-    """Sentences of both sides; for each of ours the number of its source, and whether it has one."""
+def _match_sources(
+    unpacked: UnpackedRows, here: TokenLayout, there: TokenLayout
+) -> tuple[UnpackedRows, UnpackedRows, Tensor, Tensor]:
+    """Unpacked rows of both sides; for each target sentence the index of its source, and whether it exists."""
     assert here.segments is not None and there.segments is not None
     most = torch.maximum(here.segments.max(), there.segments.max()) + 1
     numbers = []
     for segments in (here.segments, there.segments):
         rows = torch.arange(len(segments), device=segments.device)[:, None] * most
-        numbers.append((rows + segments)[segments > 0].unique())  # in the order of Sentences
-    ours, theirs = numbers
-    match = torch.searchsorted(theirs, ours).clamp(max=len(theirs) - 1)
-    return lines, Sentences.of(there), match, theirs[match] == ours
+        numbers.append((rows + segments)[segments > 0].unique())  # in the order of UnpackedRows
+    targets, sources = numbers
+    match = torch.searchsorted(sources, targets).clamp(max=len(sources) - 1)
+    return unpacked, UnpackedRows.of(there), match, sources[match] == targets
 
 
-def _wide(x: Tensor) -> Tensor:
+def _to_fp32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-def _with_one(v: Tensor) -> Tensor:
-    """Values and a one beside them, which adds up to the sum of weights."""
-    v = _wide(v)
+def _append_ones(v: Tensor) -> Tensor:
+    """Values with an extra column of ones, which sums up to the weights."""
+    v = _to_fp32(v)
     return torch.cat((v, torch.ones_like(v[..., :1])), -1)
 
 
-def _nothing(like: Tensor) -> Tensor:
-    """The top of no exponents (batch, heads, 1, 1): finite, so that it can be subtracted from itself."""
-    like = _wide(like)
+def _initial_max(like: Tensor) -> Tensor:
+    """Initial maximum exponent (batch, heads, 1, 1): finite, so that differences are defined."""
+    like = _to_fp32(like)
     return torch.full_like(like[:, :, :1, :1], torch.finfo(like.dtype).min)
 
 
-def _divided(found: Tensor) -> Tensor:
-    """By the sum of weights, which stands last; a query that has seen nothing gets zeros."""
+def _normalise(found: Tensor) -> Tensor:
+    """Divide by the sum of weights in the last column; zeros for a query without keys."""
     values, weight = found[..., :-1], found[..., -1:]
-    return values / weight.clamp(min=LEAST)
+    return values / weight.clamp(min=MIN_WEIGHT)

@@ -1,8 +1,8 @@
-"""Retention: attention without softmax whose past fades, so that it is a recurrence as well.
+"""Retention: attention without softmax and with decay, which is also a recurrence.
 
-Sun et al. 2023, "Retentive Network: A Successor to Transformer for Large Language Models", arXiv:2307.08621, section
-2; with decays that depend on the data: Sun et al. 2024, "You Only Cache Once: Decoder-Decoder Architectures for
-Language Models", arXiv:2405.05254, section 3.1.
+Sun et al. 2023, "Retentive Network: A Successor to Transformer for Large Language Models", arXiv:2307.08621, section 2;
+with data-dependent decay: Sun et al. 2024, "You Only Cache Once: Decoder-Decoder Architectures for Language Models",
+arXiv:2405.05254, section 3.1.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.norms import Norm, RMSNorm
-from allyouneed.nn.ops.retention import chunkwise, fold, nothing, wide
-from allyouneed.nn.ops.unpack import sentences
+from allyouneed.nn.ops.retention import accumulator_dtype, chunkwise, fold, initial_state
+from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.positions.relative import Heads
 from allyouneed.nn.positions.rotary import Rotary
 from allyouneed.nn.positions.rotary_scaling import Inclusive
@@ -29,14 +29,14 @@ from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
 
-TURNS = Rotary(order="interleaved", scaling=Inclusive())  # the Θ of eq. 5, as the authors' code spreads its angles
+ROTARY = Rotary(order="interleaved", scaling=Inclusive())  # Θ of eq. 5, with the angles of the authors' code
 
 
 class _Retaining(Mixer):
     heads: Size
-    head_width: Size | None = None  # of queries and keys, width / heads when not given
-    value_width: Size | None = None  # of one head
-    head_norm: Norm = RMSNorm(weight=False)  # of each head's output: the GroupNorm of eq. 8, in the authors' code RMS
+    head_width: Size | None = None  # of queries and keys; default: width / heads
+    value_width: Size | None = None  # per head
+    head_norm: Norm = RMSNorm(weight=False)  # per head: the GroupNorm of eq. 8, RMS in the authors' code
 
     @property
     def causal(self) -> bool:
@@ -44,18 +44,18 @@ class _Retaining(Mixer):
 
     @abstractmethod
     def values(self, keys: int) -> int:
-        """Width of a head's values where its keys have this one."""
+        """Value width per head for this key width."""
 
     @abstractmethod
     def build(self, common: Common) -> RetentionModule: ...
 
     def sizes(self, common: Common) -> tuple[int, int]:
-        """Widths of a head's keys and values."""
+        """Key and value width per head."""
         keys = self.head_width or max(1, common.width // self.heads)
         return keys, self.value_width or self.values(keys)
 
     def features(self, common: Common) -> int:
-        """What a token must be remembered by, to be folded again."""
+        """Elements stored per token, so that it can be folded again."""
         return self.heads * sum(self.sizes(common))
 
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
@@ -63,7 +63,7 @@ class _Retaining(Mixer):
         inner, outer, linear = self.heads * keys, self.heads * values, common.linear
         total = linear.cost(common.width, inner, False) * 2 + linear.cost(common.width, outer, False) * 2
         total += linear.cost(outer, common.width, False) + self.head_norm.cost(values)
-        total += Cost(flops=4 * inner * values)  # into S and out of it, token by token
+        total += Cost(flops=4 * inner * values)  # update and read of S
         return total + recurrent_cost(inner * (values + 1), self.features(common))
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
@@ -72,18 +72,18 @@ class _Retaining(Mixer):
             text = f"width {common.width} is not divisible by {self.heads} heads; set head_width or change one"
             found.append(("heads", text))
         elif (keys := self.sizes(common)[0]) % 2:
-            found.append(("head_width", f"features of queries and keys turn in pairs; {keys} is odd"))
+            found.append(("head_width", f"{keys} is odd; rotary features come in pairs"))
         if not self.head_norm.tokenwise:
-            found.append(("head_norm", "a head's output is normalised token by token; this norm is not"))
+            found.append(("head_norm", "needs a norm over one token's features; this norm uses other tokens"))
         return found
 
 
 class Retention(_Retaining):
     """o_n = Σ_{m≤n} γ^{n−m} (q_n e^{inθ}) (k_m e^{imθ})† v_m, γ = 1 − 2^{−5−h} for head h; then normalised, gated by
-    swish(X W_G), and W_O (eq. 3, 8). Values are twice as wide as keys (section 3.1).
+    swish(X W_G) and projected by W_O (eq. 3, 8). Values are twice as wide as keys (section 3.1).
 
-    o_n is divided by max(|Σ_m score_nm|, √Σ_m γ^{n−m}) (section 2.2, "retention score normalization"), which the norm
-    takes back up to its eps, and gradients do not see.
+    o_n is divided by max(|Σ_m score_nm|, √Σ_m γ^{n−m}) (section 2.2, "retention score normalization"); the norm cancels
+    this up to its eps, and it carries no gradient.
     """
 
     kind: Literal["retention"] = "retention"
@@ -92,12 +92,12 @@ class Retention(_Retaining):
         return 2 * keys
 
     def build(self, common: Common) -> RetentionModule:
-        return MultiScale(self, common)
+        return MultiScaleRetentionModule(self, common)
 
 
 class GatedRetention(_Retaining):
-    """The same with γ_n = σ(X W_γ)^{1/τ} of each token and head, τ = `temperature` (Sun et al. 2024, eq. 4, 5). Values
-    are as wide as keys; scores are not normalised."""
+    """Retention with γ_n = σ(X W_γ)^{1/τ} per token and head, τ = `temperature` (Sun et al. 2024, eq. 4, 5). Values are
+    as wide as keys; scores are not normalised."""
 
     kind: Literal["gated-retention"] = "gated-retention"
     temperature: Annotated[float, Field(gt=0)] = 16.0
@@ -109,14 +109,14 @@ class GatedRetention(_Retaining):
         return super().features(common) + self.heads
 
     def build(self, common: Common) -> RetentionModule:
-        return Gated(self, common)
+        return GatedRetentionModule(self, common)
 
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
         return super().cost(common, length, cross) + common.linear.cost(common.width, self.heads, False)
 
 
 class RetentionModule(SubLayer):
-    """What both do: token by token over the sums, and chunk by chunk wherever more tokens come at once."""
+    """Recurrent for one token, chunkwise for several."""
 
     def __init__(self, config: _Retaining, common: Common) -> None:
         super().__init__()
@@ -126,26 +126,26 @@ class RetentionModule(SubLayer):
         self.v, self.gate = build(common.width, outer, False), build(common.width, outer, False)
         self.out = build(outer, common.width, False)
         self.norm = config.head_norm.build(self.values)
-        self.turns = TURNS.build(Heads(self.heads, self.heads, self.keys, True), common)
+        self.rotary = ROTARY.build(Heads(self.heads, self.heads, self.keys, True), common)
 
     @abstractmethod
     def decay(self, x: Tensor) -> Tensor:
-        """log γ of each token (batch, heads, time), or (1, heads, 1) if it is always the same; at least 32 bits."""
+        """log γ per token (batch, heads, time), or (1, heads, 1) if constant; at least fp32."""
 
     @abstractmethod
-    def scaled(self, o: Tensor, r: Tensor, context: Context) -> Tensor:
-        """What the norm gets, given also the sums of the scores r (batch, heads, time)."""
+    def normalise(self, o: Tensor, r: Tensor, context: Context) -> Tensor:
+        """Input of the norm, given the score sums r (batch, heads, time)."""
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         q, k, v = map(self.split, (self.q(x), self.k(x) * self.keys**-0.5, self.v(x)))
-        q, k, v = self.turns.turn(q, k, v, context)
+        q, k, v = self.rotary.apply_positions(q, k, v, context)
         log = self.decay(x)
         if state is None:
             o, r = self.over_sentences(q, k, v, log, context)
         else:
             assert isinstance(state, Recurrent)
-            o, r = self.after(state, q, k, v, log, context)
-        y = self.norm(self.scaled(o, r, context).to(x.dtype), context)
+            o, r = self.continue_from(state, q, k, v, log, context)
+        y = self.norm(self.normalise(o, r, context).to(x.dtype), context)
         mixed: Tensor = self.out(nn.functional.silu(self.gate(x)) * y.transpose(1, 2).flatten(2))
         return mixed
 
@@ -153,62 +153,62 @@ class RetentionModule(SubLayer):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (batch, heads, time, …)
 
     def over_sentences(self, q: Tensor, k: Tensor, v: Tensor, log: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Padding on the right comes after all tokens, so none of them sees it."""
-        found, like = sentences(context), q.transpose(1, 2)
+        """Whole sentences; padding on the right is never attended to."""
+        unpacked, like = unpack_rows(context), q.transpose(1, 2)
 
-        def lined(x: Tensor) -> Tensor:
-            return found.gather(x.transpose(1, 2)).transpose(1, 2)
+        def unpack(x: Tensor) -> Tensor:
+            return unpacked.gather(x.transpose(1, 2)).transpose(1, 2)
 
-        o, r = chunkwise(lined(q), lined(k), lined(v), log if log.shape[-1] == 1 else lined(log))
-        o, r = (found.scatter(y.transpose(1, 2), like).transpose(1, 2) for y in (o, r))
+        o, r = chunkwise(unpack(q), unpack(k), unpack(v), log if log.shape[-1] == 1 else unpack(log))
+        o, r = (unpacked.scatter(y.transpose(1, 2), like).transpose(1, 2) for y in (o, r))
         return o, r
 
-    def after(
+    def continue_from(
         self, state: Recurrent, q: Tensor, k: Tensor, v: Tensor, log: Tensor, context: Context
     ) -> tuple[Tensor, Tensor]:
-        """New tokens, after those in the state."""
+        """New tokens, continuing from the state."""
         sums = state.carry(len(q), q)
-        inputs = torch.cat([y.transpose(1, 2).flatten(2) for y in self.remembered(k, v, log)], -1)
+        inputs = torch.cat([y.transpose(1, 2).flatten(2) for y in self.pack_inputs(k, v, log)], -1)
         then = self.fold(sums, inputs, context.queries.real)
         state.keep(inputs, then, context)
         if q.shape[2] == 1:
             s, z = (part.to(q.dtype) for part in then)
             return q @ s, (q @ z[..., None])[..., 0]
-        return chunkwise(q, k, v, log, (sums[0], sums[1]))  # padding comes after all new tokens
+        return chunkwise(q, k, v, log, (sums[0], sums[1]))  # padding follows all new tokens
 
-    def remembered(self, k: Tensor, v: Tensor, log: Tensor) -> list[Tensor]:
+    def pack_inputs(self, k: Tensor, v: Tensor, log: Tensor) -> list[Tensor]:
         return [k, v]
 
-    def recalled(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """k, v and log γ of what was remembered."""
+    def unpack_inputs(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """k, v and log γ of stored inputs."""
         k, v = inputs.split([self.heads * self.keys, self.heads * self.values], -1)
         time = inputs.shape[1]
         return self.split(k), self.split(v), self.decay(inputs).expand(-1, -1, time)
 
     def fold(self, carry: Carry, inputs: Tensor, real: Tensor | None) -> Carry:
-        k, v, log = self.recalled(inputs)
+        k, v, log = self.unpack_inputs(inputs)
         if real is not None:
             k, log = k * real[:, None, :, None], log * real[:, None]
         return fold((carry[0], carry[1]), k, v, log)
 
     def new_state(self) -> State:
-        return Recurrent(lambda batch, like: nothing(batch, self.heads, self.keys, self.values, like), self.fold)
+        return Recurrent(lambda batch, like: initial_state(batch, self.heads, self.keys, self.values, like), self.fold)
 
 
-class MultiScale(RetentionModule):
+class MultiScaleRetentionModule(RetentionModule):
     def decay(self, x: Tensor) -> Tensor:
-        """In double precision until the logarithm is taken: the slowest heads are near 1."""
+        """In float64 up to the logarithm: γ of the slowest heads is close to 1."""
         powers = -5 - torch.arange(self.heads, dtype=torch.float64, device=x.device)
-        return torch.log1p(-(2**powers)).to(wide(x.dtype))[None, :, None]
+        return torch.log1p(-(2**powers)).to(accumulator_dtype(x.dtype))[None, :, None]
 
-    def scaled(self, o: Tensor, r: Tensor, context: Context) -> Tensor:
+    def normalise(self, o: Tensor, r: Tensor, context: Context) -> Tensor:
         log = self.decay(r)
         steps = context.queries.positions[:, None] + 1  # (batch or 1, 1, time)
         mass = torch.expm1(steps * log) / torch.expm1(log)  # Σ_{m≤n} γ^{n−m}
         return o / r.detach().abs().maximum(mass.sqrt())[..., None]
 
 
-class Gated(RetentionModule):
+class GatedRetentionModule(RetentionModule):
     def __init__(self, config: GatedRetention, common: Common) -> None:
         super().__init__(config, common)
         self.temperature = config.temperature
@@ -216,14 +216,14 @@ class Gated(RetentionModule):
 
     def decay(self, x: Tensor) -> Tensor:
         found: Tensor = self.decays(x)
-        return nn.functional.logsigmoid(found.to(wide(found.dtype))).transpose(1, 2) / self.temperature
+        return nn.functional.logsigmoid(found.to(accumulator_dtype(found.dtype))).transpose(1, 2) / self.temperature
 
-    def scaled(self, o: Tensor, r: Tensor, context: Context) -> Tensor:
+    def normalise(self, o: Tensor, r: Tensor, context: Context) -> Tensor:
         return o
 
-    def remembered(self, k: Tensor, v: Tensor, log: Tensor) -> list[Tensor]:
+    def pack_inputs(self, k: Tensor, v: Tensor, log: Tensor) -> list[Tensor]:
         return [k, v, log.to(k.dtype)[..., None]]
 
-    def recalled(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def unpack_inputs(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         k, v, log = inputs.split([self.heads * self.keys, self.heads * self.values, self.heads], -1)
-        return self.split(k), self.split(v), log.to(wide(log.dtype)).transpose(1, 2)
+        return self.split(k), self.split(v), log.to(accumulator_dtype(log.dtype)).transpose(1, 2)

@@ -1,6 +1,6 @@
-"""Recurrent networks as token mixers: what came before attention, under the same wiring, with states like any other.
+"""LSTM and GRU as token mixers, with states for decoding.
 
-Whole sentences go through torch's own kernels, so a model's `linear` does not reach these maps.
+Sentences run through torch's own kernels, so the model's `linear` does not apply to these maps.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.ops.unpack import sentences
+from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 
 class RNN(Mixer):
-    """h_t = f(x_t, h_{t−1}). `bidirectional`: a second one reads the sentence from its end, and both stand side by side
-    (Schuster, Paliwal 1997)."""
+    """h_t = f(x_t, h_{t−1}). `bidirectional`: a second one runs from the end of the sentence, and both outputs are
+    concatenated (Schuster, Paliwal 1997)."""
 
-    gates: ClassVar[int]  # maps of the input, and of the state
-    carries: ClassVar[int]  # vectors from one token to the next
+    gates: ClassVar[int]  # number of gates
+    carries: ClassVar[int]  # vectors carried from token to token
 
-    hidden: Annotated[int, Field(gt=0)] | None = None  # of each direction; together the model's width when not given
+    hidden: Annotated[int, Field(gt=0)] | None = None  # per direction; default: the model width in total
     bidirectional: bool = False
     bias: bool = True
 
@@ -42,7 +42,7 @@ class RNN(Mixer):
         return not self.bidirectional
 
     def leak(self) -> str | None:
-        return "half of it reads the sentence from its end: say bidirectional: false" if self.bidirectional else None
+        return "its backward half reads later tokens; set bidirectional: false" if self.bidirectional else None
 
     def size(self, common: Common) -> int:
         return self.hidden or max(1, common.width // self.directions)
@@ -58,7 +58,7 @@ class RNN(Mixer):
 
 
 class LSTM(RNN):
-    """Hochreiter, Schmidhuber 1997, with the forget gate of Gers et al. 2000, as torch.nn.LSTM has it."""
+    """Hochreiter, Schmidhuber 1997, with the forget gate of Gers et al. 2000, as in torch.nn.LSTM."""
 
     gates: ClassVar[int] = 4
     carries: ClassVar[int] = 2
@@ -72,8 +72,8 @@ class LSTM(RNN):
 class GRU(RNN):
     """Cho et al. 2014, "Learning Phrase Representations using RNN Encoder–Decoder", eq. 5–8.
 
-    The paper's reset gate comes `before` the state's matrix, U (r ⊙ h); torch.nn.GRU, cuDNN and most others put it
-    `after`, r ⊙ (U h). Before costs the fast kernel: it is computed token by token.
+    The paper applies the reset gate `before` the state matrix, U (r ⊙ h); torch.nn.GRU and cuDNN apply it `after`, r ⊙
+    (U h). `before` has no fused kernel and runs token by token.
     """
 
     gates: ClassVar[int] = 3
@@ -99,25 +99,25 @@ class RNNModule(SubLayer):
             y, carry = self.run(x, state.carry(len(x), x), context.queries.real)
             state.keep(x, carry, context)
             return y
-        lined = sentences(context)
-        rows = lined.gather(x)
+        unpacked = unpack_rows(context)
+        rows = unpacked.gather(x)
         if not rows.numel():
             return x.new_zeros(*x.shape[:2], self.hidden * (1 + self.bidirectional))
-        return lined.scatter(self.whole(rows, lined.real), x)
+        return unpacked.scatter(self.run_sentences(rows, unpacked.real), x)
 
-    def whole(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """Sentences (batch, time, width), padded on the right, which only who comes from there would notice."""
+    def run_sentences(self, x: Tensor, real: Tensor | None) -> Tensor:
+        """Sentences (batch, time, width), padded on the right."""
         y: Tensor
         if real is None or not self.bidirectional:
             y, _ = self.rnn(x)
             return y
-        packed, _ = self.rnn(_packed(x, real))
+        packed, _ = self.rnn(_pack(x, real))
         return pad_packed_sequence(packed, True, total_length=x.shape[1])[0]
 
     def run(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
-        """New tokens after a carry; padding on the right does not enter it."""
+        """New tokens, continuing from the carry; padding on the right does not change it."""
         begin = tuple(value[None].to(x.dtype) for value in carry)  # (1, batch, hidden) each
-        y, after = self.rnn(x if real is None else _packed(x, real), begin if len(begin) > 1 else begin[0])
+        y, after = self.rnn(x if real is None else _pack(x, real), begin if len(begin) > 1 else begin[0])
         after = after if len(begin) > 1 else (after,)
         if real is None:
             return y, tuple(value[0] for value in after)
@@ -133,28 +133,28 @@ class RNNModule(SubLayer):
 
     def new_state(self) -> State:
         if self.bidirectional:
-            raise ValueError("a bidirectional recurrence cannot decode: half of it reads the sentence from its end")
+            raise ValueError("a bidirectional RNN cannot decode; set bidirectional: false")
         return Recurrent(self.begin, self.fold)
 
 
-def _packed(x: Tensor, real: Tensor) -> nn.utils.rnn.PackedSequence:
-    """As torch's kernels want rows of unequal lengths; a row without tokens cannot be said there, so it gets one."""
+def _pack(x: Tensor, real: Tensor) -> nn.utils.rnn.PackedSequence:
+    """A PackedSequence; rows without tokens count as length 1, which torch requires."""
     lengths = real.sum(1).clamp(min=1).cpu()
     return pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
 
 
 class ResetBeforeModule(RNNModule):
-    """The same weights: rows of the input's and the state's maps are those of r, z and the candidate."""
+    """Same weights as nn.GRU, in the order r, z, candidate."""
 
-    def whole(self, x: Tensor, real: Tensor | None) -> Tensor:
+    def run_sentences(self, x: Tensor, real: Tensor | None) -> Tensor:
         forwards, _ = self.loop(x, self.begin(len(x), x)[0], None, "")
         if not self.bidirectional:
             return forwards
         lengths = torch.full((len(x),), x.shape[1], device=x.device) if real is None else real.sum(1)
         steps = torch.arange(x.shape[1], device=x.device)
-        turned = (lengths[:, None] - 1 - steps).where(steps < lengths[:, None], steps)[..., None]  # last place first
-        reversed_, _ = self.loop(x.gather(1, turned.expand_as(x)), self.begin(len(x), x)[0], None, "_reverse")
-        return torch.cat((forwards, reversed_.gather(1, turned.expand_as(reversed_))), -1)
+        backward = (lengths[:, None] - 1 - steps).where(steps < lengths[:, None], steps)[..., None]  # reversed time
+        reversed_, _ = self.loop(x.gather(1, backward.expand_as(x)), self.begin(len(x), x)[0], None, "_reverse")
+        return torch.cat((forwards, reversed_.gather(1, backward.expand_as(reversed_))), -1)
 
     def run(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
         y, after = self.loop(x, carry[0], real, "")
@@ -176,7 +176,7 @@ class ResetBeforeModule(RNNModule):
 
 
 def gru_step(seen: Tensor, h: Tensor, gates: Tensor, own: Tensor) -> Tensor:
-    """Cho et al. 2014, eq. 5–8, with what is seen of the input (r, z, candidate) already there; z keeps the old."""
+    """Cho et al. 2014, eq. 5–8; `seen` is the projected input (r, z, candidate), z is the share of the old state."""
     r, z, new = seen.chunk(3, -1)
     reset, update = (h @ gates).chunk(2, -1)
     r, z = (r + reset).sigmoid(), (z + update).sigmoid()

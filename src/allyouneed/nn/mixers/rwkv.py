@@ -1,7 +1,7 @@
 """RWKV-4 (Peng et al. 2023, "RWKV: Reinventing RNNs for the Transformer Era", arXiv:2305.13048).
 
-Trained as a whole, decoded as a recurrence: what a token remembers of the past is as large after a million tokens as
-after one. Time-mixing is a mixer, channel-mixing a channel that also looks at the token before it.
+Trained in parallel, decoded as a recurrence with a state of constant size. Time-mixing is a token mixer; channel-mixing
+is a channel mixer that also reads the previous token.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.mixers.convolution import Recent
-from allyouneed.nn.ops.unpack import sentences
-from allyouneed.nn.ops.wkv import after, along, nothing
+from allyouneed.nn.mixers.convolution import RecentTokens
+from allyouneed.nn.ops.unpack import unpack_rows
+from allyouneed.nn.ops.wkv import after_last_real, initial_state, run_wkv
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
 from allyouneed.nn.states.window import MAX_TRIM
@@ -27,10 +27,10 @@ Size = Annotated[int, Field(gt=0)]
 
 
 class RWKV(Mixer):
-    """Eq. 11–17: r, k, v from a token mixed with the one before it, out = W_o (σ(r) ⊙ wkv(k, v))."""
+    """Eq. 11–17: r, k, v from each token mixed with the previous one, out = W_o (σ(r) ⊙ wkv(k, v))."""
 
     kind: Literal["rwkv"] = "rwkv"
-    hidden: Size | None = None  # features of r, k and v, as many as the model has when not given
+    hidden: Size | None = None  # width of r, k and v; default: the model width
 
     @property
     def causal(self) -> bool:
@@ -42,13 +42,13 @@ class RWKV(Mixer):
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
         width, hidden = common.width, self.hidden or common.width
         total = common.linear.cost(width, hidden, False) * 3 + common.linear.cost(hidden, width, False)
-        # two multiply-adds a mixed feature; as many for numerator and denominator, in the output and in what is carried
+        # two multiply-adds per mixed feature; the same for numerator and denominator, in the output and in the carry
         total += Cost(parameters=3 * width + 2 * hidden, flops=4 * 3 * width + 4 * 2 * 2 * hidden)
         return total + recurrent_cost(width + 3 * hidden, width)
 
 
 class RWKVModule(SubLayer):
-    """The carry: the token before, and the sums of ops/wkv.py."""
+    """The carry: the previous token and the state of ops/wkv.py."""
 
     def __init__(self, config: RWKV, common: Common) -> None:
         super().__init__()
@@ -61,54 +61,53 @@ class RWKVModule(SubLayer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The authors' start (appendix E) for a layer in the middle of the stack: features that forget at once up to
-        those that hardly do."""
+        """The authors' initialisation (appendix E) for a middle layer: decay rates from fast to slow."""
         with torch.no_grad():
             for mix, power in ((self.mix_r, 0.25), (self.mix_k, 0.5), (self.mix_v, 0.5)):
                 mix.copy_(ramp(mix) ** power)
             self.mix_v.add_(0.15)
             self.decay.copy_(-5 + 8 * ramp(self.decay) ** 1.35)
-            self.bonus.copy_(torch.arange(1, self.hidden + 1) % 3 * 0.5 - 0.5 - 1.2)  # around ln 0.3
+            self.bonus.copy_(torch.arange(1, self.hidden + 1) % 3 * 0.5 - 0.5 - 1.2)  # about ln 0.3
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         if isinstance(state, Recurrent):
             y, carry = self.run(x, state.carry(len(x), x), context.queries.real)
             state.keep(x, carry, context)
             return y
-        lined = sentences(context)
-        rows = lined.gather(x)
-        return lined.scatter(self.run(rows, self.begin(len(rows), rows), None)[0], x)
+        unpacked = unpack_rows(context)
+        rows = unpacked.gather(x)
+        return unpacked.scatter(self.run(rows, self.begin(len(rows), rows), None)[0], x)
 
     def run(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
-        shifted, wkv, then = self.summed(x, carry, real)
-        r = self.r(mixed(x, shifted, self.mix_r))
+        shifted, wkv, then = self.run_sums(x, carry, real)
+        r = self.r(token_shift(x, shifted, self.mix_r))
         y: Tensor = self.out(r.sigmoid() * wkv.to(r.dtype))
         return y, then
 
-    def summed(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Tensor, Carry]:
-        """The tokens before these, wkv (batch, time, hidden), and the carry behind each row's last real token."""
+    def run_sums(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Tensor, Carry]:
+        """Previous tokens, wkv (batch, time, hidden), and the carry after each row's last real token."""
         before, scale, above, below = carry
         tokens = torch.cat((before[:, None].to(x.dtype), x), 1)
         shifted = tokens[:, :-1]
-        k, v = self.k(mixed(x, shifted, self.mix_k)), self.v(mixed(x, shifted, self.mix_v))
+        k, v = self.k(token_shift(x, shifted, self.mix_k)), self.v(token_shift(x, shifted, self.mix_v))
         decay = self.decay.to(scale.dtype).exp()
-        wkv, sums = along((scale, above, below), k, v, decay, self.bonus, real)
-        return shifted, wkv, (tokens[:, -1] if real is None else after(tokens, real), *sums)
+        wkv, sums = run_wkv((scale, above, below), k, v, decay, self.bonus, real)
+        return shifted, wkv, (tokens[:, -1] if real is None else after_last_real(tokens, real), *sums)
 
     def begin(self, batch: int, like: Tensor) -> Carry:
-        return like.new_zeros(batch, like.shape[2]), *nothing(batch, self.hidden, like)
+        return like.new_zeros(batch, like.shape[2]), *initial_state(batch, self.hidden, like)
 
     def fold(self, carry: Carry, x: Tensor, real: Tensor | None) -> Carry:
-        return self.summed(x, carry, real)[2]
+        return self.run_sums(x, carry, real)[2]
 
     def new_state(self) -> State:
         return Recurrent(self.begin, self.fold)
 
 
 class RWKVChannel(Channel):
-    """Eq. 18–20: σ(r) ⊙ (W_v max(k, 0)²), r and k from a token mixed with the one before it."""
+    """Eq. 18–20: σ(r) ⊙ (W_v max(k, 0)²), r and k from each token mixed with the previous one."""
 
-    remembers: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
 
     kind: Literal["rwkv-channel"] = "rwkv-channel"
     hidden: Size
@@ -141,24 +140,24 @@ class RWKVChannelModule(SubLayer):
                 mix.copy_(ramp(mix) ** 0.5)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        if isinstance(state, Recent):
+        if isinstance(state, RecentTokens):
             shifted = state.append(x, context)[:, :-1]
-        else:  # what stands before a sentence is no part of it
+        else:  # the first token of a sentence has no previous one
             inside = (context.queries.positions > 0)[..., None]
             shifted = nn.functional.pad(x, (0, 0, 1, 0))[:, :-1] * inside
-        hidden = self.up(mixed(x, shifted, self.mix_k)).relu().square()
-        y: Tensor = self.r(mixed(x, shifted, self.mix_r)).sigmoid() * self.down(hidden)
+        hidden = self.up(token_shift(x, shifted, self.mix_k)).relu().square()
+        y: Tensor = self.r(token_shift(x, shifted, self.mix_r)).sigmoid() * self.down(hidden)
         return y
 
     def new_state(self) -> State:
-        return Recent(1)
+        return RecentTokens(1)
 
 
-def mixed(x: Tensor, shifted: Tensor, mix: Tensor) -> Tensor:
+def token_shift(x: Tensor, shifted: Tensor, mix: Tensor) -> Tensor:
     """μ ⊙ x_t + (1 − μ) ⊙ x_{t−1} (eq. 11–13)."""
     return torch.lerp(shifted, x, mix.to(x.dtype))
 
 
 def ramp(like: Tensor) -> Tensor:
-    """0 … 1, feature by feature."""
+    """0 … 1 over the features."""
     return torch.arange(len(like), device=like.device) / max(len(like) - 1, 1)

@@ -1,6 +1,6 @@
-"""Whole models: a stack or two between embeddings and a head. There is no class per architecture.
+"""Base of whole models: one or two stacks between embeddings and a head. There is no class per architecture.
 
-The kinds are files of their own: encoder.py, decoder.py, encoder_decoder.py, decoder_decoder.py, two_towers.py.
+The kinds: encoder.py, decoder.py, encoder_decoder.py, decoder_decoder.py, two_towers.py, retro.py.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from allyouneed.config import Config, Part, model_validator
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Asks, Context, Record, TokenLayout, Wanted
+from allyouneed.nn.context import Context, MemoryBuilder, TokenLayout, WeightRecord, WeightRequest
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.embed.tokens import Embed, TokenEmbed
 from allyouneed.nn.heads.vocabulary import Head, VocabularyHead
 from allyouneed.nn.models.block import Layer
-from allyouneed.nn.models.layer_text import written_out
+from allyouneed.nn.models.layer_text import expand_layers
 from allyouneed.nn.models.stack import Stack, behind, changes
 from allyouneed.nn.states.base import States
 
@@ -33,7 +33,7 @@ STACKS = ("encoder", "decoder")
 
 
 class Vocab(Config):
-    """Separate vocabularies of the two languages."""
+    """Separate source and target vocabularies."""
 
     source: Size
     target: Size
@@ -42,11 +42,11 @@ class Vocab(Config):
 class Model(Part, Common, slot="model"):
     """A config that builds a whole model.
 
-    `layers` names layers, so that a stack can be written as a text: `decoder: "3×local, 1×full"`. The config itself
-    holds the stacks written out.
+    `layers` names layers for stacks written as text: `decoder: "3×local, 1×full"`. The validated config holds the
+    expanded stacks.
     """
 
-    stacks: ClassVar[tuple[str, ...]] = STACKS  # the keys under which stacks can stand
+    stacks: ClassVar[tuple[str, ...]] = STACKS  # fields that hold stacks
 
     @abstractmethod
     def build(self) -> nn.Module: ...
@@ -57,26 +57,26 @@ class Model(Part, Common, slot="model"):
 
     @property
     def vocabs(self) -> Vocab | None:
-        """How many different tokens it reads and says; None when it reads no text."""
+        """Vocabulary sizes; None for models without text."""
         return None
 
     @property
     def limit(self) -> int | None:
-        """The longest text it can place; None when there is no limit."""
+        """Maximum text length; None: unlimited."""
         return None
 
     @property
     def generates(self) -> bool:
-        """Whether it can say something token by token."""
+        """Whether it generates text token by token."""
         return False
 
     def problems(self) -> Iterator[Problem]:
-        """Combinations that cannot work, by path."""
+        """Invalid combinations, as (path, message)."""
         yield from ()
 
     @model_validator(mode="before")
     @classmethod
-    def _write_out_stacks(cls, data: Any) -> Any:
+    def _expand_stacks(cls, data: Any) -> Any:
         if not isinstance(data, Mapping) or not any(isinstance(data.get(name), str) for name in cls.stacks):
             return data
         tree = dict(data)
@@ -84,19 +84,19 @@ class Model(Part, Common, slot="model"):
         for name in cls.stacks:
             if isinstance(tree.get(name), str):
                 try:
-                    tree[name] = written_out(tree[name], named)
+                    tree[name] = expand_layers(tree[name], named)
                 except ValueError as error:
-                    raise _refusal(cls, [((name,), str(error))]) from None
+                    raise _validation_error(cls, [((name,), str(error))]) from None
         return tree
 
     @model_validator(mode="after")
-    def _refuse_impossible(self) -> Self:
+    def _check_problems(self) -> Self:
         if found := list(self.problems()):
-            raise _refusal(type(self), found)
+            raise _validation_error(type(self), found)
         return self
 
 
-def _refusal(cls: type, problems: list[Problem]) -> ValidationError:
+def _validation_error(cls: type, problems: list[Problem]) -> ValidationError:
     details = [
         InitErrorDetails(type=PydanticCustomError("config", "{text}", {"text": text}), loc=loc, input=None)
         for loc, text in problems
@@ -104,8 +104,8 @@ def _refusal(cls: type, problems: list[Problem]) -> ValidationError:
     return ValidationError.from_exception_data(cls.__name__, details)
 
 
-class Writer(Model):
-    """A model that goes on writing a text: one vocabulary, one embedding, one head."""
+class GenerativeModel(Model):
+    """A generative text model: one vocabulary, one embedding, one head."""
 
     vocab: Size
     embed: Embed = TokenEmbed()
@@ -125,10 +125,10 @@ class Writer(Model):
 
 
 def stack_problems(
-    name: str, layers: Layers, common: Common, crosses: bool, decodes: bool, widens: bool = False
+    name: str, layers: Layers, common: Common, has_source: bool, decodes: bool, widens: bool = False
 ) -> Iterator[Problem]:
-    """What cannot work in a stack. `crosses`: there is a source to look at. `decodes`: nothing may see the future.
-    `widens`: what reads it may be wider than the model."""
+    """Invalid combinations in a stack. `has_source`: cross-attention has a source. `decodes`: no token may attend to a
+    later one. `widens`: the output may be wider than the model."""
     for number, layer in enumerate(layers):
         for slot, part in layer.sublayers.items():
             for key, text in part.problems(common):
@@ -137,23 +137,23 @@ def stack_problems(
             yield (name, number, key), text
         closes = number + 1 == len(layers) or changes(layer.wiring, layers[number + 1].wiring)
         if closes and layer.wiring.outputs(common) != common.width and not (widens and number + 1 == len(layers)):
-            text = f"ends {layer.wiring.outputs(common)} wide, where {common.width} features are expected"
+            text = f"outputs {layer.wiring.outputs(common)} features; the next part needs {common.width}"
             yield (name, number, "wiring"), text
         if not layer.sublayers:
-            yield (name, number), "a layer needs a mixer, a cross or a channel"
-        if layer.mixer is not None and not layer.mixer.mixes:
-            yield (name, number, "mixer", "kind"), "looks at an encoder, and at nothing else: let it be the cross"
-        if layer.cross is not None and not crosses:
-            yield (name, number, "cross"), "an encoder has nothing to look across at"
-        elif layer.cross is not None and not layer.cross.crosses:
-            yield (name, number, "cross", "kind"), "cannot look at an encoder (attention can)"
+            yield (name, number), "empty layer; set mixer, cross or channel"
+        if layer.mixer is not None and not layer.mixer.supports_self:
+            yield (name, number, "mixer", "kind"), "needs an encoder; use it as cross"
+        if layer.cross is not None and not has_source:
+            yield (name, number, "cross"), "this stack has no source to attend to; remove cross"
+        elif layer.cross is not None and not layer.cross.supports_cross:
+            yield (name, number, "cross", "kind"), "does not support cross-attention; use attention"
         elif layer.cross is not None:
             for key, text in layer.cross.cross_problems(common):
                 yield (name, number, "cross", key), text
-        if decodes and layer.mixer is not None and layer.mixer.mixes and not layer.mixer.causal:
+        if decodes and layer.mixer is not None and layer.mixer.supports_self and not layer.mixer.causal:
             why = layer.mixer.leak()
-            text = "a decoder must not see later tokens" + (f", and {why}" if why else "")
-            yield (name, number, "mixer"), f"{text}; give it a causal pattern"
+            text = "a decoder must not attend to later tokens" + (f", but {why}" if why else "")
+            yield (name, number, "mixer"), text if why and ";" in why else f"{text}; set a causal pattern"
     if not layers:
         yield (name,), "needs at least 1 layer"
 
@@ -161,7 +161,7 @@ def stack_problems(
 def outer_problems(
     embed: Embed, head: Head, common: Common, vocab: int | None, layers: Layers = ()
 ) -> Iterator[Problem]:
-    """What cannot work before and after the stacks. `layers`: those that the head reads, if they may widen."""
+    """Invalid combinations of embedding and head. `layers`: the stack read by the head, if it may widen."""
     yield from ((("embed", key), text) for key, text in embed.problems(common, vocab))
     common = behind(layers, common) if layers else common
     yield from ((("head", key), text) for key, text in head.problems(common, vocab))
@@ -170,9 +170,9 @@ def outer_problems(
     vector = embed.vector(common)
     if embed.ties and head.maxout is not None:
         if head.maxout != vector:
-            yield ("head", "maxout"), f"tied to token vectors of width {vector}, it must be {vector}"
+            yield ("head", "maxout"), f"must be {vector}, the width of the tied token vectors"
     elif embed.ties and vector != common.width and head.transform is None:
-        text = f"tied to token vectors of width {vector}, it must come back to it: set head.transform"
+        text = f"the tied token vectors have width {vector}; set head.transform to project back to it"
         yield ("head", "transform"), text
 
 
@@ -180,22 +180,24 @@ def count_layers(layers: Sequence[Layer]) -> int:
     return sum(layer.repeat for layer in layers)
 
 
-def watched(stack: Stack, part: str, layers: Sequence[int] | None, heads: Sequence[int] | None) -> tuple[Any, Record]:
-    """(layer number -> module, what to record) for the attention of some layers; of layers without it, nothing."""
+def request_weights(
+    stack: Stack, part: str, layers: Sequence[int] | None, heads: Sequence[int] | None
+) -> tuple[Any, WeightRecord]:
+    """(layer -> module, recording requests) for the attention of some layers; layers without it are skipped."""
     found: list[Any] = [block.sublayers for block in stack.blocks]
     numbers = [n for n, parts in enumerate(found) if part in parts] if layers is None else layers
     modules = {number: found[number][part] for number in numbers}
-    return modules, {module: Wanted(heads) for module in modules.values()}
+    return modules, {module: WeightRequest(heads) for module in modules.values()}
 
 
-def weights_of(stack: Stack, part: str, modules: dict[int, nn.Module], record: Record) -> dict[int, Tensor]:
-    """What was recorded, by layer: a module that layers share was called once by each of them, in order."""
+def recorded_weights(stack: Stack, part: str, modules: dict[int, nn.Module], record: WeightRecord) -> dict[int, Tensor]:
+    """Recorded weights by layer: a shared module was called once per layer, in order."""
     sublayers: list[Any] = [block.sublayers for block in stack.blocks]
     all_modules = [parts[part] if part in parts else None for parts in sublayers]  # noqa: SIM401  # ModuleDict has no get
     return {
-        number: record[module].found[sum(other is module for other in all_modules[:number])]
+        number: record[module].weights[sum(other is module for other in all_modules[:number])]
         for number, module in modules.items()
-        if record[module].found  # a mixer of another kind has no weights to show
+        if record[module].weights  # other mixers record nothing
     }
 
 
@@ -206,44 +208,44 @@ def advance(
     states: States,
     last: bool = False,
     losses: list[Tensor] | None = None,
-    asks: Asks | None = None,
+    memory_builder: MemoryBuilder | None = None,
 ) -> Tensor:
-    """Take in the next tokens of every row (one or many, unequal lengths padded right); hidden states of them, or of
-    each row's `last` one only (batch, 1, width)."""
-    assert new.side == "right" and new.segments is None, "decoding takes one sentence a row, padded on the right"
+    """Prefill or decode: run the next tokens of every row (one or many, padded on the right) over `states`. Hidden
+    states of all of them, or of the `last` of each row (batch, 1, width)."""
+    assert new.side == "right" and new.segments is None, "decoding needs one sentence per row, padded on the right"
     time = new.tokens.shape[1]
     layout = TokenLayout.following(states.lengths, new)
     end = max(states.lengths, default=0) + time
     states.mark(layout, end)
     x = embed(new, layout)
-    context = Context(layout, states.slots(end), states.memory, x, losses=losses, asks=asks)
+    context = Context(layout, states.slots(end), states.memory, x, losses=losses, memory_builder=memory_builder)
     hidden = stack(x, context, states.layers)
     if last:
-        hidden = hidden.take_along_dim(last_places(layout)[..., None], 1)
+        hidden = hidden.take_along_dim(last_positions(layout)[..., None], 1)
     added = [time] * len(states.lengths) if new.lengths is None else new.lengths.tolist()
     states.lengths = [seen + count for seen, count in zip(states.lengths, added, strict=True)]
     return hidden
 
 
-def last_places(new: TokenLayout) -> Tensor:
-    """(batch or 1, 1): where each row's last new token stands; rows without one say the first place."""
+def last_positions(new: TokenLayout) -> Tensor:
+    """(batch or 1, 1): index of each row's last new token, 0 for rows without one."""
     if new.segments is None:
         return torch.full((1, 1), new.time - 1, device=new.device)
     return (new.segments.sum(1, keepdim=True) - 1).clamp(min=0)
 
 
 class ModelModule(nn.Module):
-    """What every model answers: `model(batch)` gives hidden states, `logits` what the head makes of them."""
+    """`model(batch)` gives hidden states, `logits(batch)` the output of the head."""
 
     config: Model
     head: Any
 
     @abstractmethod
     def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
-        """Hidden states (batch, time, width) and where they stand."""
+        """Hidden states (batch, time, width) and their layout."""
 
     def forward(self, batch: Batch, losses: list[Tensor] | None = None) -> Tensor:
-        """`losses` collects what parts add to the loss; the task asks the head for a loss or for logits."""
+        """`losses` collects auxiliary losses of parts; tasks use the head for losses or logits."""
         return self.run(batch, losses)[0]
 
     def logits(self, batch: Batch) -> Tensor:

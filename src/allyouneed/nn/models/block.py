@@ -14,10 +14,11 @@ from allyouneed.config import Config
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, call_part
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.depth import Depth
 from allyouneed.nn.positions.absolute import NoPositions, Positions
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
-from allyouneed.nn.wiring.residual import Depth, PostNorm, ResidualModule, Wiring
+from allyouneed.nn.wiring.residual import PostNorm, ResidualModule, Wiring
 from allyouneed.nn.wiring.universal import Halt, Recurrence
 
 
@@ -92,9 +93,9 @@ class Block(nn.Module):
         self.wiring = config.wiring.build(common, len(self.sublayers), depth)
 
     @property
-    def traces(self) -> bool:
+    def traceable(self) -> bool:
         """Every part of it does: it can be compiled as a whole."""
-        return isinstance(self.wiring, ResidualModule) and all(part.traces for part in self.sublayers.values())
+        return isinstance(self.wiring, ResidualModule) and all(part.traceable for part in self.sublayers.values())
 
     def prepare(self, context: Context, rows: int) -> None:
         for part in self.sublayers.values():
@@ -108,5 +109,5 @@ class Block(nn.Module):
     def new_states(self, segments: bool = False) -> dict[str, State]:
         """A fresh state for each sub-layer that keeps one; `segments`: to remember whole segments, not to decode."""
         parts = {name: part for name, part in self.sublayers.items() if isinstance(part, SubLayer)}
-        states = {name: part.new_memory() if segments else part.new_state() for name, part in parts.items()}
+        states = {name: part.new_segment_state() if segments else part.new_state() for name, part in parts.items()}
         return {name: state for name, state in states.items() if state is not None}

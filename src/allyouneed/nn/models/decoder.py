@@ -1,4 +1,4 @@
-"""A stack that goes on writing: GPT-2, Llama."""
+"""Decoder-only models: GPT-2, Llama."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import torch
 from torch import Tensor
 
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.context import Context, Record, TokenLayout
+from allyouneed.nn.context import Context, TokenLayout, WeightRecord
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.depth import Depth
 from allyouneed.nn.models.base import (
+    GenerativeModel,
     Layers,
     ModelModule,
     Problem,
-    Writer,
     advance,
     count_layers,
     outer_problems,
+    recorded_weights,
+    request_weights,
     stack_problems,
-    watched,
-    weights_of,
 )
 from allyouneed.nn.models.stack import Stack, behind, stack_cost
 from allyouneed.nn.states.base import States
-from allyouneed.nn.wiring.residual import Depth
 
 
-class Decoder(Writer):
-    """Embeddings, a stack that never sees the future, a head (Radford et al. 2018, eq. 2)."""
+class Decoder(GenerativeModel):
+    """Embeddings, a causal stack, a head (Radford et al. 2018, eq. 2)."""
 
     kind: Literal["decoder"] = "decoder"
     decoder: Layers
@@ -42,14 +42,14 @@ class Decoder(Writer):
         return total + self.head.cost(behind(self.decoder, self), self.vocab, self.embed.vector(self), self.embed.ties)
 
     def problems(self) -> Iterator[Problem]:
-        yield from stack_problems("decoder", self.decoder, self, crosses=False, decodes=True, widens=True)
+        yield from stack_problems("decoder", self.decoder, self, has_source=False, decodes=True, widens=True)
         yield from outer_problems(self.embed, self.head, self, self.vocab, self.decoder)
         if self.embed.reads is not Rows:
-            yield ("embed", "kind"), "what is written is text; its embedding must be 'tokens'"
+            yield ("embed", "kind"), "a generative model needs embed.kind: tokens"
 
 
 class DecoderModel(ModelModule):
-    """The whole text at once (training), or tokens as they come, over `States`."""
+    """Runs whole texts (training) or new tokens over `States` (decoding)."""
 
     def __init__(self, config: Decoder) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class DecoderModel(ModelModule):
         self.head = config.head.build(behind(config.decoder, config), config.vocab, tied)
         config.init.apply(self, config.width)
 
-    def decode(self, target: Rows, record: Record | None = None, losses: list[Tensor] | None = None) -> Tensor:
+    def decode(self, target: Rows, record: WeightRecord | None = None, losses: list[Tensor] | None = None) -> Tensor:
         layout: TokenLayout = self.embed.layout(target)
         hidden: Tensor = self.decoder(self.embed(target, layout), Context(layout, record=record, losses=losses))
         return hidden
@@ -72,16 +72,15 @@ class DecoderModel(ModelModule):
         self, batch: Batch, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
     ) -> dict[int, Tensor]:
         """Attention weights by layer: (batch, heads, queries, keys)."""
-        modules, record = watched(self.decoder, "mixer", layers, heads)
+        modules, record = request_weights(self.decoder, "mixer", layers, heads)
         self.decode(batch.rows, record)
-        return weights_of(self.decoder, "mixer", modules, record)
+        return recorded_weights(self.decoder, "mixer", modules, record)
 
     def start(self, rows: int, device: torch.device | str | None = None) -> States:
-        """Ready to write so many texts: nothing seen yet."""
+        """Empty states for `rows` texts."""
         where = next(self.parameters()).device if device is None else torch.device(device)
         return States(self.decoder.new_states(), rows, where, None)
 
     def advance(self, new: Rows, states: States, last: bool = False, losses: list[Tensor] | None = None) -> Tensor:
-        """Take in the next tokens of every row (one or many, unequal lengths padded right); hidden states of them, or
-        of each row's `last` one only (batch, 1, width)."""
+        """Prefill or decode the next tokens of every row: see `base.advance`."""
         return advance(self.embed, self.decoder, new, states, last, losses)

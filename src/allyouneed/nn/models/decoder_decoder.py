@@ -1,4 +1,4 @@
-"""Two stacks that write, one after the other: the first remembers little, the second looks at one cache (YOCO)."""
+"""Decoder-decoder models with one shared KV cache: YOCO."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import torch
 from torch import Tensor
 
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.context import Context, Memory, Record, TokenLayout
+from allyouneed.nn.context import Context, Memory, TokenLayout, WeightRecord
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.depth import Depth
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.mixers.attention.shared_kv import SharedAttention, SharedKeys
 from allyouneed.nn.models.base import (
+    GenerativeModel,
     Layers,
     ModelModule,
     Problem,
-    Writer,
     advance,
     count_layers,
-    last_places,
+    last_positions,
     outer_problems,
+    recorded_weights,
+    request_weights,
     stack_problems,
-    watched,
-    weights_of,
 )
 from allyouneed.nn.models.stack import Stack, stack_cost
 from allyouneed.nn.states.base import State, States
 from allyouneed.nn.states.kv_cache import KVCache, KVState
-from allyouneed.nn.wiring.residual import Depth
 
 
-class DecoderDecoder(Writer):
+class DecoderDecoder(GenerativeModel):
     """Sun et al. 2024, "You Only Cache Once", figure 2: the output of the `first` stack (window attention, gated
-    retention, …) makes keys and values once, and every layer of the `second` crosses over to them.
+    retention, …) is projected to keys and values once, and every layer of the `second` stack cross-attends to them.
 
-    So one cache grows with the text, whatever the number of layers. And of a prompt only the last token has to go
-    through the second stack. The layers' `cross` says how the keys are made, in the same way in all of them.
+    One KV cache grows with the text, whatever the number of layers, and only the last token of a prompt runs through
+    the second stack. The `cross` of the layers defines how keys are projected and must agree in all of them.
     """
 
     shares_keys: ClassVar[bool] = True
@@ -51,7 +51,7 @@ class DecoderDecoder(Writer):
 
     @property
     def reader(self) -> Attention:
-        """One of those who look at the shared keys; the others want the same ones."""
+        """The cross-attention that defines the shared keys."""
         return next(layer.cross for layer in self.second if isinstance(layer.cross, Attention))
 
     def build(self) -> DecoderDecoderModel:
@@ -63,30 +63,30 @@ class DecoderDecoder(Writer):
         return total + self.head.cost(self, self.vocab, self.embed.vector(self), self.embed.ties)
 
     def problems(self) -> Iterator[Problem]:
-        yield from stack_problems("first", self.first, self, crosses=False, decodes=True)
-        yield from stack_problems("second", self.second, self, crosses=True, decodes=True)
+        yield from stack_problems("first", self.first, self, has_source=False, decodes=True)
+        yield from stack_problems("second", self.second, self, has_source=True, decodes=True)
         readers = [(n, layer.cross) for n, layer in enumerate(self.second) if isinstance(layer.cross, Attention)]
         for number, layer in enumerate(self.second):
             if layer.mixer is not None:
-                text = "remembers tokens, and of a prompt only the last one comes here; say it in the first stack"
+                text = "not supported: only the last prompt token reaches the second stack; use it in the first stack"
                 yield ("second", number, "mixer"), text
-            if layer.cross is not None and layer.cross.crosses and not isinstance(layer.cross, Attention):
-                yield ("second", number, "cross", "kind"), "only attention looks at keys made for all layers"
+            if layer.cross is not None and layer.cross.supports_cross and not isinstance(layer.cross, Attention):
+                yield ("second", number, "cross", "kind"), "must be attention, which can share keys"
         for number, cross in readers:
             if not cross.causal:
-                text = "it looks at the text it is part of, and must not see later tokens; give it a causal pattern"
+                text = "must not attend to later tokens; set a causal pattern"
                 yield ("second", number, "cross", "pattern"), text
-            if keys_wanted(cross, self) != keys_wanted(readers[0][1], self):
-                text = "all layers look at the same keys; kv_heads, head_width, positions, qk_norm and bias must agree"
+            if key_settings(cross, self) != key_settings(readers[0][1], self):
+                text = "all layers share the keys, so kv_heads, head_width, positions, qk_norm and bias must agree"
                 yield ("second", number, "cross"), text
         if self.second and not readers:
-            yield ("second",), "no layer has a cross: nobody would look at what the first stack has made"
+            yield ("second",), "no layer has a cross, so the output of the first stack would be unused; add one"
         yield from outer_problems(self.embed, self.head, self, self.vocab)
         if self.embed.reads is not Rows:
-            yield ("embed", "kind"), "what is written is text; its embedding must be 'tokens'"
+            yield ("embed", "kind"), "a generative model needs embed.kind: tokens"
 
 
-def keys_wanted(cross: Attention, config: DecoderDecoder) -> tuple[object, ...]:
+def key_settings(cross: Attention, config: DecoderDecoder) -> tuple[object, ...]:
     sizes, biases = cross.sizes(config), cross.biases
     return sizes.kv_heads, sizes.head_width, cross.positions, cross.qk_norm, biases.k, biases.v
 
@@ -104,10 +104,10 @@ class DecoderDecoderModel(ModelModule):
         self.head = config.head.build(config, config.vocab, tied)
         config.init.apply(self, config.width)
 
-    def through(
+    def run_stacks(
         self, x: Tensor, context: Context, states: list[dict[str, State]] | None = None, last: bool = False
     ) -> Tensor:
-        """Both stacks; `last`: the second one only with each row's last token."""
+        """Both stacks; `last`: the second one for each row's last token only."""
         count = len(self.first.blocks)
         x = self.first(x, context, None if states is None else states[:count])
         reader = next(part for part in self.second.modules() if isinstance(part, SharedAttention))
@@ -117,16 +117,16 @@ class DecoderDecoderModel(ModelModule):
             assert isinstance(cache, KVState)
             k, v, layout = cache.append(k, v, context)
         if last:
-            places = last_places(context.queries)
-            x = x.take_along_dim(places[..., None], 1)
-            context = replace(context, queries=context.queries.at(places), plans={})
+            positions = last_positions(context.queries)
+            x = x.take_along_dim(positions[..., None], 1)
+            context = replace(context, queries=context.queries.at(positions), memo={})
         context = replace(context, memory=Memory(x, layout, (k, v)))
         hidden: Tensor = self.second(x, context, None if states is None else states[count + 1 :])
         return hidden
 
-    def decode(self, target: Rows, record: Record | None = None, losses: list[Tensor] | None = None) -> Tensor:
+    def decode(self, target: Rows, record: WeightRecord | None = None, losses: list[Tensor] | None = None) -> Tensor:
         layout: TokenLayout = self.embed.layout(target)
-        return self.through(self.embed(target, layout), Context(layout, record=record, losses=losses))
+        return self.run_stacks(self.embed(target, layout), Context(layout, record=record, losses=losses))
 
     def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
         return self.decode(batch.rows, losses=losses), self.embed.layout(batch.rows)
@@ -140,17 +140,17 @@ class DecoderDecoderModel(ModelModule):
     ) -> dict[int, Tensor]:
         """Attention weights by layer: (batch, heads, queries, keys)."""
         stack, part = (self.first, "mixer") if where == "first" else (self.second, "cross")
-        modules, record = watched(stack, part, layers, heads)
+        modules, record = request_weights(stack, part, layers, heads)
         self.decode(batch.rows, record)
-        return weights_of(stack, part, modules, record)
+        return recorded_weights(stack, part, modules, record)
 
     def start(self, rows: int, device: torch.device | str | None = None) -> States:
-        """Ready to write so many texts: nothing seen yet."""
+        """Empty states for `rows` texts."""
         where = next(self.parameters()).device if device is None else torch.device(device)
         shared: list[dict[str, State]] = [{"keys": KVCache()}]
         return States([*self.first.new_states(), *shared, *self.second.new_states()], rows, where, None)
 
     def advance(self, new: Rows, states: States, last: bool = False) -> Tensor:
-        """Take in the next tokens of every row (one or many, unequal lengths padded right); hidden states of them, or
-        of each row's `last` one only (batch, 1, width), which spares the others the second stack."""
-        return advance(self.embed, partial(self.through, last=last), new, states)
+        """Prefill or decode the next tokens of every row: see `base.advance`. With `last`, the others skip the second
+        stack."""
+        return advance(self.embed, partial(self.run_stacks, last=last), new, states)

@@ -1,4 +1,4 @@
-"""A stack that reads: BERT, ViT."""
+"""Encoder models: BERT, ViT."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Literal
 from torch import Tensor
 
 from allyouneed.nn.batch import Batch, Input, Rows
-from allyouneed.nn.context import Context, Memory, Record, TokenLayout
+from allyouneed.nn.context import Context, Memory, TokenLayout, WeightRecord
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.depth import Depth
 from allyouneed.nn.embed.tokens import Embed, TokenEmbed
 from allyouneed.nn.heads.vocabulary import Head, VocabularyHead
 from allyouneed.nn.models.base import (
@@ -22,21 +23,20 @@ from allyouneed.nn.models.base import (
     Vocab,
     count_layers,
     outer_problems,
+    recorded_weights,
+    request_weights,
     stack_problems,
-    watched,
-    weights_of,
 )
 from allyouneed.nn.models.stack import Stack, behind, stack_cost
-from allyouneed.nn.models.two_stream import read_on
+from allyouneed.nn.models.two_stream import advance_segment
 from allyouneed.nn.states.base import States
-from allyouneed.nn.wiring.residual import Depth
 
 
 class Encoder(Model):
     """Embeddings, a stack, a head (Devlin et al. 2019, 3; Dosovitskiy et al. 2021, eq. 1-4)."""
 
     kind: Literal["encoder"] = "encoder"
-    vocab: Size | None = None  # none where the input is no text
+    vocab: Size | None = None  # None for images and audio
     embed: Embed = TokenEmbed()
     encoder: Layers
     head: Head = VocabularyHead()
@@ -55,13 +55,13 @@ class Encoder(Model):
     def cost(self, length: int = 1024) -> Cost:
         total = self.embed.cost(self, self.vocab) + stack_cost(self.encoder, self, length)
         total += self.head.cost(behind(self.encoder, self), self.vocab, self.embed.vector(self), self.embed.ties)
-        return replace(total, state_per_token=0, state_constant=0)  # it keeps nothing
+        return replace(total, state_per_token=0, state_constant=0)  # an encoder has no decoding state
 
     def problems(self) -> Iterator[Problem]:
-        yield from stack_problems("encoder", self.encoder, self, crosses=False, decodes=False, widens=True)
+        yield from stack_problems("encoder", self.encoder, self, has_source=False, decodes=False, widens=True)
         yield from outer_problems(self.embed, self.head, self, self.vocab, self.encoder)
         if getattr(self.head, "distilled", False) and not getattr(self.embed, "distillation_token", False):
-            yield ("head", "distilled"), "reads the distillation token: set embed.distillation_token"
+            yield ("head", "distilled"), "requires embed.distillation_token"
 
 
 class EncoderModel(ModelModule):
@@ -74,7 +74,7 @@ class EncoderModel(ModelModule):
         self.head = config.head.build(behind(config.encoder, config), config.vocab, tied)
         config.init.apply(self, config.width)
 
-    def encode(self, given: Input, record: Record | None = None, losses: list[Tensor] | None = None) -> Memory:
+    def encode(self, given: Input, record: WeightRecord | None = None, losses: list[Tensor] | None = None) -> Memory:
         layout: TokenLayout = self.embed.layout(given)
         x = self.embed(given, layout)
         return Memory(self.encoder(x, Context(layout, record=record, losses=losses)), layout)
@@ -84,20 +84,20 @@ class EncoderModel(ModelModule):
         return memory.hidden, memory.layout
 
     def start(self, rows: int) -> States:
-        """Ready to read so many texts in segments: nothing seen yet."""
+        """Empty states for `rows` texts read in segments."""
         device = next(self.parameters()).device
         return States(self.encoder.new_states(segments=True), rows, device, None)
 
     def advance(
-        self, new: Rows, states: States, asking: Rows | None = None, losses: list[Tensor] | None = None
+        self, new: Rows, states: States, query_stream: Rows | None = None, losses: list[Tensor] | None = None
     ) -> Tensor:
-        """The next segment of every row, see `read_on`."""
-        return read_on(self.embed, self.encoder, new, states, asking, losses)
+        """The next segment of every row: see `advance_segment`."""
+        return advance_segment(self.embed, self.encoder, new, states, query_stream, losses)
 
     def attention(
         self, batch: Batch, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
     ) -> dict[int, Tensor]:
         """Attention weights by layer: (batch, heads, queries, keys)."""
-        modules, record = watched(self.encoder, "mixer", layers, heads)
+        modules, record = request_weights(self.encoder, "mixer", layers, heads)
         self.encode(batch.target, record)
-        return weights_of(self.encoder, "mixer", modules, record)
+        return recorded_weights(self.encoder, "mixer", modules, record)

@@ -1,4 +1,4 @@
-"""A stack that reads and one that writes: the paper, T5, Whisper."""
+"""Encoder-decoder models: the paper, T5, Whisper."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pydantic import TypeAdapter, WrapValidator
 from torch import Tensor
 
 from allyouneed.nn.batch import Batch, Input, Rows
-from allyouneed.nn.context import Context, Memory, Record, TokenLayout
+from allyouneed.nn.context import Context, Memory, TokenLayout, WeightRecord
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.depth import Depth
 from allyouneed.nn.embed.tokens import Embed, TokenEmbed
 from allyouneed.nn.heads.vocabulary import Head, VocabularyHead
 from allyouneed.nn.models.base import (
@@ -23,31 +24,30 @@ from allyouneed.nn.models.base import (
     advance,
     count_layers,
     outer_problems,
+    recorded_weights,
+    request_weights,
     stack_problems,
-    watched,
-    weights_of,
 )
 from allyouneed.nn.models.stack import Stack, stack_cost
 from allyouneed.nn.states.base import States
-from allyouneed.nn.wiring.residual import Depth
 
 _COUNT: TypeAdapter[int] = TypeAdapter(Size)
 
 
 def _one_or_two(value: Any, _: Any) -> int | Vocab:
-    """Chosen by what was written, so that a mistake is named by its own path and not once for each alternative."""
+    """Validate by the type given, so that an error is reported once, by its own path."""
     return Vocab.model_validate(value) if isinstance(value, Mapping | Vocab) else _COUNT.validate_python(value)
 
 
 class EncoderDecoder(Model):
     """ "Attention Is All You Need", figure 1.
 
-    `source_embed`: an embedding of the source with its own keys (BART's own positions, Whisper's frames); as the
-    target's when not given. With one vocabulary its token matrix is the target's all the same.
+    `source_embed`: a separate embedding of the source (BART's positions, Whisper's frames); default: as the target's.
+    With a joint vocabulary both share the token matrix.
     """
 
     kind: Literal["encoder-decoder"] = "encoder-decoder"
-    # one number: both languages share it, and one embedding matrix
+    # one number: a joint vocabulary with one embedding matrix
     vocab: Annotated[int | Vocab, WrapValidator(_one_or_two)]
     embed: Embed = TokenEmbed()
     source_embed: Embed | None = None
@@ -84,28 +84,28 @@ class EncoderDecoder(Model):
         if not self.joint or self.source_embed is not None:
             total += (self.source_embed or self.embed).cost(self, self.vocabs.source, shared=self.joint)
         encoder = stack_cost(self.encoder, self, length)
-        total += Cost(encoder.parameters, encoder.flops)  # an encoder keeps nothing while decoding
+        total += Cost(encoder.parameters, encoder.flops)  # an encoder has no decoding state
         total += stack_cost(self.decoder, self, length)
-        for layer in self.decoder:  # keys and values of the source, once per source token
+        for layer in self.decoder:  # keys and values, once per source token
             if layer.cross is not None:
                 total += Cost(flops=layer.repeat * layer.cross.source_flops(self))
         return total + self.head.cost(self, self.vocabs.target, self.embed.vector(self), self.embed.ties)
 
     def problems(self) -> Iterator[Problem]:
-        yield from stack_problems("encoder", self.encoder, self, crosses=False, decodes=False)
-        yield from stack_problems("decoder", self.decoder, self, crosses=True, decodes=True)
+        yield from stack_problems("encoder", self.encoder, self, has_source=False, decodes=False)
+        yield from stack_problems("decoder", self.decoder, self, has_source=True, decodes=True)
         if self.decoder and not any(layer.cross for layer in self.decoder):
-            yield ("decoder",), "no layer has a cross: the decoder would never see the source"
+            yield ("decoder",), "no layer has a cross, so the decoder would ignore the source; add one"
         yield from outer_problems(self.embed, self.head, self, self.vocabs.target)
         if self.embed.reads is not Rows:
-            yield ("embed", "kind"), "what is written is text; its embedding must be 'tokens'"
+            yield ("embed", "kind"), "a generative model needs embed.kind: tokens"
         if self.source_embed is not None:
             found = self.source_embed.problems(self, self.vocabs.source)
             yield from ((("source_embed", key), text) for key, text in found)
 
 
 class EncoderDecoderModel(ModelModule):
-    """`encode` once, then either the whole target at once (training) or tokens as they come, over `States`."""
+    """`encode` the source, then run whole targets (training) or new tokens over `States` (decoding)."""
 
     def __init__(self, config: EncoderDecoder) -> None:
         super().__init__()
@@ -122,14 +122,14 @@ class EncoderDecoderModel(ModelModule):
         self.head = config.head.build(config, config.vocabs.target, tied)
         config.init.apply(self, config.width)
 
-    def encode(self, source: Input, record: Record | None = None, losses: list[Tensor] | None = None) -> Memory:
+    def encode(self, source: Input, record: WeightRecord | None = None, losses: list[Tensor] | None = None) -> Memory:
         embed = self.embed if self.source_embed is None else self.source_embed
         layout: TokenLayout = embed.layout(source)
         x = embed(source, layout)
         return Memory(self.encoder(x, Context(layout, inputs=x, record=record, losses=losses)), layout, inputs=x)
 
     def decode(
-        self, target: Rows, memory: Memory, record: Record | None = None, losses: list[Tensor] | None = None
+        self, target: Rows, memory: Memory, record: WeightRecord | None = None, losses: list[Tensor] | None = None
     ) -> Tensor:
         layout: TokenLayout = self.embed.layout(target)
         x = self.embed(target, layout)
@@ -152,16 +152,15 @@ class EncoderDecoderModel(ModelModule):
         """Attention weights by layer: (batch, heads, queries, keys)."""
         assert batch.source is not None, "an encoder-decoder needs a source"
         stack, part = (self.encoder if where == "encoder" else self.decoder), ("cross" if where == "cross" else "mixer")
-        modules, record = watched(stack, part, layers, heads)
+        modules, record = request_weights(stack, part, layers, heads)
         self.decode(batch.rows, self.encode(batch.source, record), record)
-        return weights_of(stack, part, modules, record)
+        return recorded_weights(stack, part, modules, record)
 
     def start(self, source: Input) -> States:
-        """Ready to decode these sources: nothing of the target seen yet."""
+        """Encode these sources; states with an empty target."""
         memory = self.encode(source)
         return States(self.decoder.new_states(), len(memory.hidden), memory.hidden.device, memory)
 
     def advance(self, new: Rows, states: States, last: bool = False) -> Tensor:
-        """Take in the next tokens of every row (one or many, unequal lengths padded right); hidden states of them, or
-        of each row's `last` one only (batch, 1, width)."""
+        """Prefill or decode the next tokens of every row: see `base.advance`."""
         return advance(self.embed, self.decoder, new, states, last)

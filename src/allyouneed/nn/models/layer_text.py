@@ -1,6 +1,6 @@
-"""Layers of different kinds in one line: `"3×local, 1×full"`, `"2×(3×local, full), local"`.
+"""Stacks as text: `"3×local, 1×full"`, `"2×(3×local, full), local"`.
 
-The words are names that the model gives to layers; the text stands for the list of them.
+Names refer to the layers defined under `layers`; the text expands to a list of them.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 _TIMES = r"(\d+)\s*[×x*]"
 
 
-def written_out(text: str, named: Any) -> list[dict[str, Any]]:
+def expand_layers(text: str, named: Any) -> list[dict[str, Any]]:
     """`list := item (',' item)*   item := [number ('×' | 'x' | '*')] (name | '(' list ')')`"""
     if not isinstance(named, Mapping) or not all(isinstance(layer, Mapping) for layer in named.values()):
-        raise ValueError(f"{text!r} needs 'layers', which gives each name the keys of a layer")
-    reader = _Reader(text, named)
-    found = reader.items()
-    if reader.at < len(reader.words):
-        raise ValueError(f"{reader.words[reader.at]!r} does not belong here, in {text!r}")
+        raise ValueError(f"{text!r} requires `layers`, a mapping of names to layers")
+    parser = _LayerParser(text, named)
+    found = parser.items()
+    if parser.at < len(parser.words):
+        raise ValueError(f"unexpected {parser.words[parser.at]!r} in {text!r}")
     return found
 
 
-class _Reader:
+class _LayerParser:
     def __init__(self, text: str, named: Mapping[str, Mapping[str, Any]]) -> None:
         self.text, self.named = text, named
         self.words = [match[0] for match in re.finditer(rf"{_TIMES}|[A-Za-z][\w-]*|\S", text)]
@@ -40,17 +40,17 @@ class _Reader:
         if self._take("("):
             inside = self.items()
             if not self._take(")"):
-                raise ValueError(f"a ')' is missing, in {self.text!r}")
+                raise ValueError(f"missing ')' in {self.text!r}")
             return inside * times
         if self.at == len(self.words):
-            raise ValueError(f"a layer is missing at the end of {self.text!r}")
+            raise ValueError(f"missing layer at the end of {self.text!r}")
         word = self.words[self.at]
         if word not in self.named:
-            known = ", ".join(sorted(self.named)) or "none; name them under 'layers'"
-            raise ValueError(f"{word!r} is no layer (known: {known}), in {self.text!r}")
+            known = ", ".join(sorted(self.named)) or "none; define them under `layers`"
+            raise ValueError(f"unknown layer {word!r} in {self.text!r} (allowed: {known})")
         self.at += 1
         layer, repeat = self.named[word], self.named[word].get("repeat", 1)
-        if not isinstance(repeat, int):  # wrong, and said where the layer is read
+        if not isinstance(repeat, int):  # reported when the layer is validated
             return [dict(layer)]
         return [{**layer, "repeat": times * repeat}]
 
@@ -60,7 +60,7 @@ class _Reader:
             return 1
         self.at += 1
         if int(number[1]) < 1:
-            raise ValueError(f"a layer stands at least once, not {number[1]} times, in {self.text!r}")
+            raise ValueError(f"repeat must be at least 1, not {number[1]}, in {self.text!r}")
         return int(number[1])
 
     def _take(self, word: str) -> bool:

@@ -1,5 +1,5 @@
-"""Models that are stored, and computed with, in fewer bits than they were trained in. A folder's config says which
-(`stored`); its model is built as always and shrunk before its weights are put in."""
+"""Models stored and run at reduced precision (`stored` in the config of a folder): built as usual, quantized, then
+loaded."""
 
 from __future__ import annotations
 
@@ -9,60 +9,97 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.errors import UserError
+from allyouneed.nn.embed.tokens import EmbedModule
+from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
 from allyouneed.nn.linear.bitlinear import BitLinear
-from allyouneed.nn.linear.int8 import Int8Linear, Int8Table, to_int8
-from allyouneed.nn.linear.ternary import PackedBitLinear, pack
-from allyouneed.nn.models.weights import named, one_dtype
+from allyouneed.nn.linear.dense import MergedLinear
+from allyouneed.nn.linear.int8 import Int8Linear, Int8Table, Int8Weight
+from allyouneed.nn.linear.ternary import PackedBitLinear, pack_model
+from allyouneed.nn.models.weights import cast_weights, named_tensors
+
+
+def to_int8(model: nn.Module) -> nn.Module:
+    """Quantize dense maps, token embeddings and the vocabulary head to int8 in place; everything else becomes fp32. The
+    model can no longer be trained.
+
+    Shared weights stay shared. To load the `state_dict` of such a model: build, `to_int8`, load.
+    """
+
+    known: dict[int, Int8Weight] = {}  # by id of the weight
+    keep: list[Tensor] = []  # keeps ids unique
+
+    def codes(weight: Tensor) -> Int8Weight:
+        if id(weight) not in known:
+            known[id(weight)] = Int8Weight.of(weight)
+            keep.append(weight)
+        return known[id(weight)]
+
+    made: dict[nn.Module, nn.Module] = {}
+    for parent in list(model.modules()):
+        if isinstance(parent, VocabularyHeadModule) and parent.product is None:
+            parent.set_product(Int8Linear(codes(parent.weight), parent.bias))
+        if isinstance(parent, EmbedModule) and type(getattr(parent, "tokens", None)) is nn.Embedding:
+            tokens = parent.tokens
+            made[tokens] = made.get(tokens) or Int8Table(codes(tokens.weight))
+            parent.tokens = made[tokens]  # type: ignore[assignment]
+        for name, child in list(parent.named_children()):
+            if (
+                isinstance(child, nn.Linear)
+                and type(child) in (nn.Linear, MergedLinear)
+                and not getattr(parent, "exact", False)
+            ):
+                made[child] = made.get(child) or Int8Linear(codes(child.weight), child.bias)
+                setattr(parent, name, made[child])
+    return model.float().eval()
 
 
 def _int8(model: nn.Module) -> nn.Module:
     if not any(isinstance(part, Int8Linear) for part in to_int8(model).modules()):
-        raise UserError("int8: the model has no dense map to store so")
+        raise UserError("int8: the model has no dense linear map to quantize")
     return model
 
 
 def _bf16(model: nn.Module) -> nn.Module:
-    one_dtype(model, torch.bfloat16)
+    cast_weights(model, torch.bfloat16)
     return model.eval()
 
 
 def _ternary(model: nn.Module) -> nn.Module:
     if not any(isinstance(part, BitLinear | PackedBitLinear) for part in model.modules()):
         raise UserError(
-            "ternary: the model's maps are not of kind 'bit', and no rounding makes them so without training; train "
-            "one with `linear: {kind: bit}`, or store this one as int8"
+            "ternary: needs linear maps of kind 'bit', which must be trained as such; train "
+            "with `linear: {kind: bit}`, or store this model as int8"
         )
-    return pack(model)
+    return pack_model(model)
 
 
 STORED: dict[str, Callable[[nn.Module], nn.Module]] = {"int8": _int8, "bf16": _bf16, "ternary": _ternary}
 
 
-def quantize(model: nn.Module, manner: str) -> nn.Module:
-    """The model itself, in this manner. It does not train any more (bf16 does)."""
-    if manner not in STORED:
-        raise UserError(f"stored as {manner!r}: it may be {', '.join(STORED)}")
-    return STORED[manner](model)
+def quantize(model: nn.Module, precision: str) -> nn.Module:
+    """Convert the model in place. It can no longer be trained (except bf16)."""
+    if precision not in STORED:
+        raise UserError(f"unknown precision {precision!r} (allowed: {', '.join(STORED)})")
+    return STORED[precision](model)
 
 
 def dequantize(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model by the names of one that trains: what was stored in eight bits, in 32. What two bits stand
-    for was lost when they were packed."""
-    if (manner := stored_as(model)) == "ternary":
-        raise UserError(f"its weights are stored as {manner}, which cannot be trained; start from what it was made of")
-    found, wide = named(model), {}
+    """Weights under the names of the trainable model, int8 dequantized to fp32. Ternary weights cannot be restored."""
+    if (precision := stored_as(model)) == "ternary":
+        raise UserError(f"weights stored as {precision} cannot be trained; start from the original model")
+    found, weights = named_tensors(model), {}
     for name, tensor in found.items():
         home, _, leaf = name.rpartition(".")
         if leaf == "codes":
             tensor, leaf = tensor * found[f"{home}.step"][:, None], "weight"
         elif leaf == "step" and f"{home}.codes" in found:
             continue
-        wide[".".join(part for part in (*home.split("."), leaf) if part != "product")] = tensor
-    return wide
+        weights[".".join(part for part in (*home.split("."), leaf) if part != "product")] = tensor
+    return weights
 
 
 def stored_as(model: nn.Module) -> str | None:
-    """The manner of a model that was shrunk; None where its weights are plain tensors of some precision."""
+    """Stored precision of a quantized model; None for plain tensors."""
     for part in model.modules():
         if isinstance(part, Int8Linear | Int8Table):
             return "int8"

@@ -1,10 +1,10 @@
-"""Long texts, a segment at a time: Transformer-XL's recurrence (Dai et al. 2019, 3.2), for any model that decodes.
+"""Segment-level recurrence (Transformer-XL: Dai et al. 2019, 3.2), for any model that decodes.
 
-A segment sees what the model remembers of those before it, through which no gradient flows: h̃ = [SG(h_τ) ∘ h_{τ+1}].
-How far back that reaches is said by the pattern, in places, not by the way a text is cut. Where all segments are as
-long as the blocks, `causal & block-window(n, 1 + m)` is the authors' mask: everything of the own segment that came
-before, and the m segments before it as a whole. `causal & window(n)` is the one they evaluate with (`same_length`):
-every token sees as many. Attention that keeps its `hidden` states is theirs to the gradient.
+A segment attends to the cached states of earlier segments, through which no gradient flows: h̃ = [SG(h_τ) ∘ h_{τ+1}].
+The pattern sets how far back it reaches, in positions, independent of the segment length. If segments are as long as
+the blocks, `causal & block-window(n, 1 + m)` is the authors' mask: all earlier tokens of the segment, and the m
+segments before it. `causal & window(n)` is their evaluation mask (`same_length`): the same number of keys for every
+token. Attention with `cache: hidden` reproduces their gradients.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
 
 
-def segment_by_segment(model: Any, tokens: Tensor, length: int, states: States) -> Iterator[tuple[slice, Tensor]]:
-    """The hidden states of `length` tokens (rows, time) after another, and which these are; `states` go on.
+def run_segments(model: Any, tokens: Tensor, length: int, states: States) -> Iterator[tuple[slice, Tensor]]:
+    """Yields (span, hidden states) of consecutive segments of `length` tokens (rows, time), updating `states`.
 
-    Whoever trains does so before asking for the next segment: the loss of one is what there is to go backward through.
+    To train, call backward before requesting the next segment: `states` are detached after each.
     """
     for begin in range(0, tokens.shape[1], length):
         span = slice(begin, min(begin + length, tokens.shape[1]))

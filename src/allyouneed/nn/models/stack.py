@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.depth import Depth
 from allyouneed.nn.models.block import Block, Layer
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Mixer
-from allyouneed.nn.wiring.residual import Depth, Open, Wiring
+from allyouneed.nn.wiring.residual import FinalNorm, Wiring
 
 
 class Stack(nn.Module):
@@ -84,7 +85,7 @@ class Stack(nn.Module):
 def changes(before: Wiring, after: Wiring) -> bool:
     """Whether the stream of one wiring must be closed before another can go on. What leaves the stream open and
     normalises only copies of it (pre-norm, parallel, …) can take turns on one stream."""
-    return before != after and not (isinstance(before, Open) and isinstance(after, Open))
+    return before != after and not (isinstance(before, FinalNorm) and isinstance(after, FinalNorm))
 
 
 def behind(layers: Sequence[Layer], common: Common) -> Common:

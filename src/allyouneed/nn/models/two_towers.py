@@ -1,4 +1,4 @@
-"""Two stacks that meet in one space: CLIP."""
+"""Two-tower models: CLIP."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Positive = Annotated[float, Field(gt=0)]
 class TwoTowers(Model):
     """Radford et al. 2021, "Learning Transferable Visual Models From Natural Language Supervision", figure 3.
 
-    Each tower is an encoder with its own width, norm, … and a `pooled` head, which makes one vector of `width`, that of
-    the space in which they meet. `temperature` divides the cosines; it is learned, from this start, and never makes
-    them more than `max_scale` times as large (2.5).
+    Each tower is an encoder with its own width, norm, … and a `pooled` head that gives one vector of `width`, the joint
+    embedding space. `temperature` divides the cosines; it is learned, from this initial value, and the scale is capped
+    at `max_scale` (2.5).
     """
 
     TOWERS: ClassVar[tuple[str, str]] = ("image", "text")
@@ -50,7 +50,7 @@ class TwoTowers(Model):
         return TwoTowersModel(self)
 
     def cost(self, length: int = 1024) -> Cost:
-        """FLOPs of one token of the image and one of the text together."""
+        """FLOPs of one image token and one text token together."""
         total = self.image.cost(length) + self.text.cost(length) + Cost(parameters=1)
         return replace(total, flops=total.flops + 2 * self.width)
 
@@ -58,18 +58,18 @@ class TwoTowers(Model):
         for name in self.TOWERS:
             head = getattr(self, name).head
             if not isinstance(head, PooledHead):
-                yield (name, "head", "kind"), "a tower ends in one vector; its head must be 'pooled'"
+                yield (name, "head", "kind"), "a tower needs head.kind: pooled"
             elif (head.width or getattr(self, name).width) != self.width:
-                yield (name, "head", "width"), f"must be {self.width}, the width of the space in which the towers meet"
+                yield (name, "head", "width"), f"must be {self.width}, the width of the joint space"
         if self.text.embed.reads is not Rows:
-            yield ("text", "embed", "kind"), "this tower reads text; its embedding must be 'tokens'"
+            yield ("text", "embed", "kind"), "the text tower needs embed.kind: tokens"
         for name, field in Common.model_fields.items():
             if name != "width" and getattr(self, name) != field.get_default():
-                yield (name,), "each tower has its own; say it under 'image' or 'text'"
+                yield (name,), "set it under `image` or `text`: each tower has its own"
 
 
 class TwoTowersModel(ModelModule):
-    """The target of a batch is the texts, the source the images that belong to them, in the same order."""
+    """The target of a batch is the texts, the source the matching images, in the same order."""
 
     def __init__(self, config: TwoTowers) -> None:
         super().__init__()
@@ -81,16 +81,16 @@ class TwoTowersModel(ModelModule):
 
     @property
     def scale(self) -> Tensor:
-        """1 / temperature. Where it is cut off, the gradient passes all the same, so that it can come back."""
+        """1 / temperature, capped; the gradient passes through the cap."""
         return (self.log_scale - (self.log_scale - self.most).clamp(min=0).detach()).exp()
 
     def vectors(self, tower: Literal["image", "text"], given: Input) -> Tensor:
-        """(batch, width), each of length 1."""
+        """(batch, width), normalised."""
         made: Tensor = (self.image if tower == "image" else self.text).logits(Batch(target=given))
         return nn.functional.normalize(made, dim=-1)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Scaled cosines: (images, texts); those on the diagonal belong together."""
+        """Scaled cosines: (images, texts); matching pairs are on the diagonal."""
         assert batch.source is not None, "two towers need images as the source and texts as the target"
         return self.scale * self.vectors("image", batch.source) @ self.vectors("text", batch.target).T
 
@@ -98,4 +98,4 @@ class TwoTowersModel(ModelModule):
         return self.logits(batch)
 
     def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
-        raise NotImplementedError("two towers have no hidden states of one target; ask for logits or vectors")
+        raise NotImplementedError("two-tower models have no joint hidden states; use logits() or vectors()")

@@ -1,8 +1,8 @@
-"""Cross-entropy of a linear map, in chunks that never keep the logits.
+"""Cross-entropy of a linear map in chunks that never store all logits.
 
-A vocabulary is wide and a batch is long: their logits would be the largest tensor of a training step. Here each chunk
-of tokens gets its logits, its loss and its gradients in one go, and the next chunk reuses the memory. The plain
-definition, `cross_entropy(x @ weight.T + bias, labels, label_smoothing, reduction="sum")`, is its judge in the tests.
+The logits of a batch over a large vocabulary would be the largest tensor of a training step. Here each chunk of tokens
+computes logits, loss and gradients together, and the next chunk reuses the memory. Tests compare it with the plain
+definition, `cross_entropy(x @ weight.T + bias, labels, label_smoothing, reduction="sum")`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from allyouneed.kernels import usable
 from allyouneed.nn.batch import IGNORE
 
-CHUNK_BYTES = 1 << 24  # logits of one chunk: small enough to stay near the cores, large enough to feed them
-GPU_SHARE, LEAST_ON_GPU = 32, 1 << 30  # a GPU's: such a part of its memory, in fp32; they are kept in half of that
-TILE = 256  # rows that a GPU's matrix product computes together
-EVEN = 64  # a GPU's product is slow where rows have an odd length: the vocabulary is then filled up to a multiple of it
+CHUNK_BYTES = 1 << 24  # logits per chunk on CPU: fits the cache, large enough for all cores
+GPU_SHARE, MIN_GPU_BYTES = 32, 1 << 30  # on GPU: this fraction of its memory, in fp32; stored in half of that
+ROW_TILE = 256  # rows per tile of a GPU matmul
+VOCAB_MULTIPLE = 64  # GPU matmuls are slow for odd row lengths: the vocabulary is padded to a multiple
 
 
 def linear_cross_entropy(
@@ -32,11 +32,11 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """x (tokens, width), weight (vocab, width), labels (tokens,): summed smoothed loss and summed plain loss.
 
-    With label smoothing ε the target is (1 − ε) on the label plus ε / vocab everywhere (the paper, 5.4; Szegedy et
-    al. 2015, 7). The plain loss is for reporting: no gradient flows from it. `cap` c turns a logit z into c·tanh(z/c).
+    With label smoothing ε the target is (1 − ε) on the label plus ε / vocab everywhere (the paper, 5.4; Szegedy et al.
+    2015, 7). The plain loss is for reporting and has no gradient. `cap` c maps a logit z to c·tanh(z/c).
     """
     keep = labels != IGNORE
-    if x.device.type == "cpu" and not bool(keep.all()):  # a GPU would have to wait for the count
+    if x.device.type == "cpu" and not bool(keep.all()):  # a GPU would have to synchronize for the count
         x, labels = x[keep], labels[keep]
     training = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     total, plain = _LinearCrossEntropy.apply(x, weight, bias, labels, smoothing, cap, training)
@@ -44,27 +44,26 @@ def linear_cross_entropy(
 
 
 def chunk_bytes(device: torch.device) -> int:
-    """Of the logits of a chunk, in fp32."""
+    """fp32 bytes of the logits of a chunk."""
     if device.type == "cpu":
         return CHUNK_BYTES
-    return max(LEAST_ON_GPU, torch.cuda.get_device_properties(device).total_memory // GPU_SHARE)
+    return max(MIN_GPU_BYTES, torch.cuda.get_device_properties(device).total_memory // GPU_SHARE)
 
 
-def _rows(device: torch.device, tokens: int, vocab: int) -> int:
-    """Tokens whose logits are computed together. On a GPU chunks are alike, and whole tiles: a small one at the end
-    would leave most of it idle."""
+def _chunk_rows(device: torch.device, tokens: int, vocab: int) -> int:
+    """Tokens per chunk. GPU chunks have equal size in whole tiles, since a small last one would leave the GPU idle."""
     if device.type == "cpu":
         return max(1, chunk_bytes(device) // (4 * vocab))
     most = max(1024, chunk_bytes(device) // (4 * vocab))
     each = -(-tokens // max(1, -(-tokens // most)))
-    return max(TILE, -(-each // TILE) * TILE)
+    return max(ROW_TILE, -(-each // ROW_TILE) * ROW_TILE)
 
 
-def judged(
+def chunk_loss(
     logits: Tensor, labels: Tensor, bias: Tensor | None, smoothing: float, cap: float | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of a chunk (rows, vocab): the loss, the plain loss, and the loss's gradients by the logits and by the bias. The
-    same as below without writing over anything: what a compiler makes a kernel or two of."""
+    """For a chunk (rows, vocab): loss, plain loss, and gradients with respect to logits and bias. The same as
+    `_run_eager` without in-place operations, for torch.compile."""
     kept = (labels != IGNORE).float()[:, None]
     scores = logits.float() if bias is None else logits.float() + bias.float()
     if cap is not None:
@@ -85,12 +84,12 @@ def judged(
 
 
 @cache
-def _compiled_judged() -> Any:
-    return torch.compile(judged, dynamic=False)
+def _compiled_chunk_loss() -> Any:
+    return torch.compile(chunk_loss, dynamic=False)
 
 
-class _Sums:
-    """What chunk after chunk adds up to. The matrix may have more rows than the vocabulary, of zeros."""
+class _Accumulator:
+    """Accumulated losses and gradients. The matrix may have extra rows of zeros beyond the vocabulary."""
 
     def __init__(self, features: Tensor, matrix: Tensor, vocab: int, biased: bool, training: bool) -> None:
         self.features, self.matrix, self.vocab = features, matrix, vocab
@@ -102,7 +101,7 @@ class _Sums:
         self.bias = torch.zeros(vocab, **fp32) if training and biased else None
 
     def add(self, start: int, gradient: Tensor) -> None:
-        """The gradient by the logits of the rows from here on."""
+        """Add the gradient with respect to the logits of the rows from `start` on."""
         assert self.x is not None and self.weight is not None
         rows = slice(start, start + len(gradient))
         torch.mm(gradient, self.matrix, out=self.x[rows])
@@ -110,11 +109,10 @@ class _Sums:
 
 
 def add_product(into: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """into += a @ b, or into = a @ b if it is the first. `into` has fp32; a GPU adds products of bf16 up in that too,
-    and none need be rounded, laid down and taken up again."""
+    """into += a @ b, or into = a @ b if `first`. `into` is fp32; GPUs accumulate bf16 products into it directly."""
     if a.dtype == into.dtype:
         torch.addmm(into, a, b, beta=0 if first else 1, out=into)
-    elif _adds_wide(a.device, a.dtype):
+    elif _supports_fp32_addmm(a.device, a.dtype):
         torch.addmm(into, a, b, into.dtype, beta=0 if first else 1, out=into)
     elif first:
         into.copy_(a @ b)
@@ -123,8 +121,8 @@ def add_product(into: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
 
 
 @cache
-def _adds_wide(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this torch adds products of such numbers to fp32 there."""
+def _supports_fp32_addmm(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this torch supports addmm of this dtype into fp32 on this device."""
     into, few = torch.zeros(16, 16, device=device), torch.zeros(16, 16, dtype=dtype, device=device)
     try:
         torch.addmm(into, few, few, into.dtype, out=into)
@@ -133,12 +131,12 @@ def _adds_wide(device: torch.device, dtype: torch.dtype) -> bool:
     return True
 
 
-def _by_kernel(sums: _Sums, labels: Tensor, bias: Tensor | None, smoothing: float, cap: float | None) -> None:
-    """A chunk's logits are read by one kernel, which leaves their gradient in their place."""
-    from allyouneed.kernels.triton.cross_entropy import judge
+def _run_triton(sums: _Accumulator, labels: Tensor, bias: Tensor | None, smoothing: float, cap: float | None) -> None:
+    """One Triton kernel per chunk replaces the logits by their gradient."""
+    from allyouneed.kernels.triton.cross_entropy import cross_entropy_rows
 
     tokens, wide = len(labels), len(sums.matrix)
-    rows = min(tokens, _rows(labels.device, tokens, wide))
+    rows = min(tokens, _chunk_rows(labels.device, tokens, wide))
     logits = torch.empty(rows, wide, dtype=sums.features.dtype, device=labels.device)
     labels = labels.contiguous()
     losses = torch.empty(2, tokens, dtype=torch.float32, device=labels.device)
@@ -146,7 +144,9 @@ def _by_kernel(sums: _Sums, labels: Tensor, bias: Tensor | None, smoothing: floa
         part = slice(start, min(start + rows, tokens))
         here = torch.mm(sums.features[part], sums.matrix.T, out=logits[: part.stop - start])
         total, plain = losses[0, part], losses[1, part]
-        judge(here, labels[part], IGNORE, bias, smoothing, cap, sums.vocab, total, plain, gradient=sums.x is not None)
+        cross_entropy_rows(
+            here, labels[part], IGNORE, bias, smoothing, cap, sums.vocab, total, plain, gradient=sums.x is not None
+        )
         if sums.x is not None:
             sums.add(start, here)
         if sums.bias is not None:
@@ -154,21 +154,21 @@ def _by_kernel(sums: _Sums, labels: Tensor, bias: Tensor | None, smoothing: floa
     sums.total, sums.plain = losses[0].sum(), losses[1].sum()
 
 
-def _compiled(sums: _Sums, labels: Tensor, bias: Tensor | None, smoothing: float, cap: float | None) -> None:
-    rows, judge = _rows(labels.device, len(labels), sums.vocab), _compiled_judged()
+def _run_compiled(sums: _Accumulator, labels: Tensor, bias: Tensor | None, smoothing: float, cap: float | None) -> None:
+    rows, compute = _chunk_rows(labels.device, len(labels), sums.vocab), _compiled_chunk_loss()
     for start in range(0, len(labels), rows):
         logits = sums.features[start : start + rows] @ sums.matrix.T
-        total, plain, gradient, slant = judge(logits, labels[start : start + rows], bias, smoothing, cap)
+        total, plain, gradient, bias_gradient = compute(logits, labels[start : start + rows], bias, smoothing, cap)
         sums.total += total
         sums.plain += plain
         if sums.x is not None:
             sums.add(start, gradient)
         if sums.bias is not None:
-            sums.bias += slant
+            sums.bias += bias_gradient
 
 
-def _written(sums: _Sums, labels: Tensor, bias: Tensor | None, smoothing: float, cap: float | None) -> None:
-    rows = _rows(labels.device, len(labels), sums.vocab)
+def _run_eager(sums: _Accumulator, labels: Tensor, bias: Tensor | None, smoothing: float, cap: float | None) -> None:
+    rows = _chunk_rows(labels.device, len(labels), sums.vocab)
     for start in range(0, len(labels), rows):
         label = labels[start : start + rows]
         kept = (label != IGNORE).float()
@@ -189,7 +189,7 @@ def _written(sums: _Sums, labels: Tensor, bias: Tensor | None, smoothing: float,
             sums.total += (nll * kept).sum()
         if sums.x is None:
             continue
-        # d loss / d logits = softmax − target, written over the logits
+        # d loss / d logits = softmax − target, in place
         gradient = logits.sub_(log_sum[:, None]).exp_()
         if smoothing:
             gradient.sub_(smoothing / sums.vocab)
@@ -202,12 +202,12 @@ def _written(sums: _Sums, labels: Tensor, bias: Tensor | None, smoothing: float,
         sums.add(start, gradient.to(sums.features.dtype))
 
 
-def _filled_up(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """The matrix in this precision, rows of zeros below it where the vocabulary is odd."""
+def _pad_vocab(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The matrix in this dtype, padded with rows of zeros if the vocabulary is odd."""
     vocab, width = weight.shape
     if vocab % 8 == 0:
         return weight.to(dtype)
-    matrix = weight.new_zeros(-(-vocab // EVEN) * EVEN, width, dtype=dtype)
+    matrix = weight.new_zeros(-(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE, width, dtype=dtype)
     matrix[:vocab] = weight
     return matrix
 
@@ -227,10 +227,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         features, vocab = x.to(dtype), len(weight)
         kernel = len(x) > 0 and usable(features)
-        matrix = _filled_up(weight, dtype) if kernel else weight.to(dtype)
-        sums = _Sums(features, matrix, vocab, bias is not None, training)
-        way = _by_kernel if kernel else _compiled if x.is_cuda else _written
-        way(sums, labels, bias, smoothing, cap)
+        matrix = _pad_vocab(weight, dtype) if kernel else weight.to(dtype)
+        sums = _Accumulator(features, matrix, vocab, bias is not None, training)
+        run = _run_triton if kernel else _run_compiled if x.is_cuda else _run_eager
+        run(sums, labels, bias, smoothing, cap)
         ctx.save_for_backward(sums.x, None if sums.weight is None else sums.weight[:vocab], sums.bias)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(sums.plain)

@@ -1,16 +1,12 @@
-"""What LSH attention (mixers/attention/lsh.py) is executed with: tokens sorted by bucket and cut into chunks, and a cache that knows the
-bucket of every key."""
+"""LSH attention over tokens sorted by bucket and cut into chunks (used by mixers/attention/lsh.py)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.nn.states.kv_cache import KVCache
 
-
-def by_chunks(
+def chunked_lsh_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -20,32 +16,32 @@ def by_chunks(
     causal: bool,
     limited: bool = False,
     dropout: float = 0.0,
-    alike: bool = True,
+    same_bucket: bool = True,
 ) -> Tensor:
-    """Attention of tokens to those with the same id in some round: q, k, v (batch, heads, time, head_width), ids
-    (batch, heads, time, rounds).
+    """Attention among tokens that share an id in some round: q, k, v (batch, heads, time, head_width), ids (batch,
+    heads, time, rounds).
 
-    A round's softmax sees the chunk of a query and `beside` chunks on each side, or only before it if `causal` or
-    `limited`; they are enough for whole buckets unless `limited`. Rounds are joined by their shares of the whole sum,
-    in which a pair that meets in n of them counts 1/n in each (Kitaev et al. 2020, appendix A). `alike` False: in a
-    chunk all meet, whatever their ids.
+    The softmax of a round covers the chunk of a query and `beside` chunks on each side, or only before it if `causal`
+    or `limited`; they hold whole buckets unless `limited`. Rounds are merged by their shares of the total sum, in which
+    a pair found in n rounds counts 1/n in each (Kitaev et al. 2020, appendix A). `same_bucket` False: all tokens of a
+    chunk attend to each other.
     """
     ids = ids.transpose(2, 3)  # (batch, heads, rounds, time)
     (batch, heads, rounds, time), width = ids.shape, v.shape[-1]
-    order = ids.argsort(dim=-1, stable=True)  # within a bucket, in the order of the text
+    order = ids.argsort(dim=-1, stable=True)  # stable: text order within a bucket
     chunks = -(-time // chunk)
     beside = min(beside, chunks - 1)
     ahead = 0 if causal or limited else beside
 
     def cut(x: Tensor) -> Tensor:
-        """(batch, heads, rounds, time, …) in the order of the text to (…, chunks, chunk, …) in the sorted one."""
+        """(batch, heads, rounds, time, …) in text order to (…, chunks, chunk, …) in sorted order."""
         index = order.reshape(*order.shape, *[1] * (x.dim() - 4)).expand(*order.shape, *x.shape[4:])
         x = x.expand(-1, -1, rounds, *x.shape[3:]).gather(3, index)
         rest = x.new_full((*x.shape[:3], chunks * chunk - time, *x.shape[4:]), -1)
         return torch.cat((x, rest), 3).unflatten(3, (chunks, chunk))
 
     def around(x: Tensor) -> Tensor:
-        """The chunks a chunk looks at, side by side: (batch, heads, rounds, chunks, seen, …)."""
+        """The chunks a chunk attends to, concatenated: (batch, heads, rounds, chunks, seen, …)."""
         edge = x.new_full((*x.shape[:3], 1, *x.shape[4:]), -2)
         padded = torch.cat((*[edge] * beside, x, *[edge] * ahead), 3)
         return torch.cat([padded[:, :, :, n : n + chunks] for n in range(beside + 1 + ahead)], 4)
@@ -53,14 +49,16 @@ def by_chunks(
     place = torch.arange(time, device=q.device).expand(batch, heads, rounds, time)
     own, place = cut(ids), cut(place)
     its, there = around(own), around(place)
-    met = (own[..., :, None] == its[..., None, :]) if alike else (its >= 0)[..., None, :] & (own >= 0)[..., :, None]
+    met = (
+        (own[..., :, None] == its[..., None, :]) if same_bucket else (its >= 0)[..., None, :] & (own >= 0)[..., :, None]
+    )
     met = met & (place[..., :, None] > there[..., None, :] if causal else place[..., :, None] != there[..., None, :])
     met = met & (there >= 0)[..., None, :]
     scores = cut(q[:, :, None]) @ around(cut(k[:, :, None])).transpose(-1, -2)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     back = order.argsort(-1)
     if rounds > 1:
-        often = torch.zeros_like(met, dtype=torch.int8)  # in how many rounds a pair meets
+        rounds_met = torch.zeros_like(met, dtype=torch.int8)  # rounds in which a pair shares a bucket
         for number in range(rounds):
             mine = cut(ids[:, :, number : number + 1])
             meets = mine[..., :, None] == around(mine)[..., None, :]
@@ -68,22 +66,24 @@ def by_chunks(
                 cell = cut(back[:, :, number : number + 1] // chunk)
                 far = cell[..., :, None] - around(cell)[..., None, :]
                 meets = meets & (far >= 0) & (far <= 1)
-            often += meets
-        scores = scores - often.clamp(min=1).to(scores.dtype).log()
+            rounds_met += meets
+        scores = scores - rounds_met.clamp(min=1).to(scores.dtype).log()
     scores = scores.masked_fill(~met, torch.finfo(scores.dtype).min)
     weights = torch.nn.functional.dropout((scores.softmax(-1) * met).to(v.dtype), dropout, dropout > 0)
-    said = weights @ around(cut(v[:, :, None]))  # (batch, heads, rounds, chunks, chunk, head_width)
+    out = weights @ around(cut(v[:, :, None]))  # (batch, heads, rounds, chunks, chunk, head_width)
     some = met.any(-1)
     total = scores.logsumexp(-1).masked_fill(~some, torch.finfo(scores.dtype).min)
 
-    said = said.flatten(3, 4).gather(3, back[..., None].expand(-1, -1, -1, -1, width))
-    shares = total.flatten(3).gather(3, back).softmax(2).to(v.dtype)  # of rounds: (batch, heads, rounds, time)
-    alone = ~some.flatten(3).gather(3, back).any(2)  # (batch, heads, time): nobody but itself
-    return torch.where(alone[..., None], v, (shares[..., None] * said).sum(2))
+    out = out.flatten(3, 4).gather(3, back[..., None].expand(-1, -1, -1, -1, width))
+    shares = (
+        total.flatten(3).gather(3, back).softmax(2).to(v.dtype)
+    )  # weight of each round: (batch, heads, rounds, time)
+    alone = ~some.flatten(3).gather(3, back).any(2)  # (batch, heads, time): no other token in the bucket
+    return torch.where(alone[..., None], v, (shares[..., None] * out).sum(2))
 
 
-def needed(ids: Tensor, chunk: int, real: Tensor | None) -> int:
-    """How many chunks beside its own a token of the largest bucket, padding aside, may have to look at."""
+def chunks_needed(ids: Tensor, chunk: int, real: Tensor | None) -> int:
+    """Neighbouring chunks needed to cover the largest bucket, padding excluded."""
     ids = ids.transpose(2, 3)  # (batch, heads, rounds, time)
     if real is not None:
         ids = ids.masked_fill(~real[:, None, None], -1)
@@ -94,27 +94,3 @@ def needed(ids: Tensor, chunk: int, real: Tensor | None) -> int:
     run = steps - torch.where(begins, steps, 0).cummax(-1).values + 1
     largest = max(1, int(run.where(ordered >= 0, 0).max()))
     return -(-(largest - 1) // chunk)
-
-
-class Hashed(KVCache):
-    """A cache that grows with the sentence: keys, values, and buckets (batch, heads, capacity, rounds)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.buckets: Tensor | None = None
-
-    def take(
-        self, k: Tensor, v: Tensor, buckets: Tensor, context: Context
-    ) -> tuple[Tensor, Tensor, Tensor, TokenLayout]:
-        keys, values, slots = self.append(k, v, context)
-        self.buckets = self._stored(self.buckets, buckets, context.queries)
-        return keys, values, self.buckets[:, :, : self.end], slots
-
-    def select(self, rows: Tensor) -> None:
-        super().select(rows)
-        self.buckets = None if self.buckets is None else self.buckets.index_select(0, rows)
-
-    @property
-    def bytes(self) -> int:
-        kept = 0 if self.buckets is None else self.buckets[:, :, : self.end].numel() * self.buckets.itemsize
-        return super().bytes + kept

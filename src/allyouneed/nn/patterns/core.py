@@ -1,9 +1,9 @@
-"""Who may look at whom, as an algebra: `Causal() & Window(256) | Global(0)`, or the same words as text in YAML.
+"""Attention patterns as an algebra: `Causal() & Window(256) | Global(0)`, or the same as text in YAML.
 
-One object answers every question about itself: the dense mask (the truth), which tiles of that mask are empty or full
-(so that a sparse pattern costs what it shows, see ops/attention/block_mask.py), the block mask of FlexAttention, whether SDPA's
-`is_causal` fits, what decoding must remember, and its picture. A new pattern is a subclass with `allowed` and `reach`;
-the text language and the tests find it by its kind. More of them: sparse.py.
+One object gives the dense mask (the definition), the empty and full blocks of that mask (so that sparse patterns cost
+little, see ops/attention/block_mask.py), the block mask of FlexAttention, whether SDPA's `is_causal` applies, the keys
+that decoding must cache, and a picture. A new pattern is a subclass with `allowed` and `reach`; the text language and
+the tests find it by its kind. More patterns: sparse.py, marked.py.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Positive = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
 
 
-class Place(NamedTuple):
-    """Where tokens stand: position in their own sentence, and number of that sentence in the row (0: padding).
+class TokenFields(NamedTuple):
+    """Fields of tokens: position in the sentence, and index of the sentence in the row (0: padding).
 
-    `prompt`, `chosen` and `order` are what the batch may say besides (see `Rows`).
+    `prompt`, `chosen` and `order` are optional marks of the batch (see `Rows`).
     """
 
     position: Tensor
@@ -37,32 +37,32 @@ class Place(NamedTuple):
     order: Tensor | None = None
 
 
-Allowed = Callable[[Place, Place], Tensor]
+Allowed = Callable[[TokenFields, TokenFields], Tensor]
 
 
-class Stretch(Protocol):
-    """Many stretches of tokens, of which only the least and the greatest `feature` of a pattern are known."""
+class BlockRange(Protocol):
+    """Ranges of tokens, of which the minimum and maximum `feature` of a pattern are known."""
 
     def bounds(self, pattern: Pattern) -> tuple[Tensor, Tensor]: ...
 
 
 class KVWindow(NamedTuple):
-    """What decoding must remember: the first places of a sentence, and the most recent (the newest included)."""
+    """Keys that decoding must cache: the first positions, and the most recent ones (the newest included)."""
 
     first: int
     recent: int
 
 
 class Pattern(Part, slot="pattern"):
-    """A relation between query and key places."""
+    """A relation between query and key tokens."""
 
     @abstractmethod
-    def allowed(self, query: Place, key: Place) -> Tensor:
-        """True where the query may look at the key; the places broadcast against each other."""
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
+        """True where the query may attend to the key; fields broadcast against each other."""
 
     def quick(self, longest: Callable[[], int], device: torch.device) -> Allowed:
-        """`allowed` for a kernel that asks about one pair after the other: what takes long to find out is looked up in
-        a table, of all positions below `longest`."""
+        """`allowed` for a kernel that evaluates single pairs: expensive values are precomputed in a table of positions
+        below `longest`."""
         return self.allowed
 
     @property
@@ -70,82 +70,83 @@ class Pattern(Part, slot="pattern"):
     def reach(self) -> tuple[float, float]:
         """Bounds on (key position − query position) that `allowed` may permit; infinities where there are none."""
 
-    # --- tiles: what is known of a whole stretch of queries and a whole stretch of keys
+    # --- blocks: bounds for a range of queries and a range of keys
 
-    def feature(self, place: Place) -> Tensor:
-        """The whole number about a token that this pattern decides by. Who changes it writes `some` and `every`."""
-        return place.position
+    def feature(self, token: TokenFields) -> Tensor:
+        """The integer per token that this pattern decides by. A subclass that overrides it overrides `some` and
+        `every`."""
+        return token.position
 
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
-        """False only where no query may look at any key."""
+    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
+        """False only where no query may attend to any key."""
         (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
         back, ahead = self.reach
         near = torch.ones_like(k_low - q_high, dtype=torch.bool)
-        if not math.isinf(ahead):  # compared as whole numbers: a float would round long distances
+        if not math.isinf(ahead):  # integers: a float would round long distances
             near = near & (k_low - q_high <= int(ahead))
         if not math.isinf(back):
             near = near & (k_high - q_low >= int(back))
         return near if ahead > -math.inf else torch.zeros_like(near)
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
-        """True only where every query may look at every key."""
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
+        """True only where every query may attend to every key."""
         (low, _), (_, high) = query.bounds(self), key.bounds(self)
         return torch.zeros_like(low - high, dtype=torch.bool)
 
     @property
     def modulus(self) -> int:
-        """Query and key always stand a multiple of this apart, so tokens may be sorted by position % modulus."""
+        """Query and key positions differ by a multiple of this, so tokens may be sorted by position % modulus."""
         return 1
 
-    def marks(self, place: Place) -> list[Tensor]:
-        """Flags of scattered tokens that many look at, or that look at many: such tokens are best sorted together."""
+    def marks(self, token: TokenFields) -> list[Tensor]:
+        """Flags of scattered tokens with many queries or keys, which are best sorted together."""
         return []
 
     # --- decoding
 
     @property
     def causal(self) -> bool:
-        """No query sees a later key."""
+        """No query attends to a later key."""
         return self.reach[1] <= 0
 
     @property
     def ahead(self) -> float:
-        """The upper bound of `reach` for keys that are not in the prompt."""
+        """Upper bound of `reach` for keys outside the prompt."""
         return self.reach[1]
 
     @property
     def decodes(self) -> bool:
-        """No query sees a later key, once the prompt has been read at once."""
+        """No query attends to a later key when the prompt is prefilled at once."""
         return self.ahead <= 0
 
     @property
     def kv_window(self) -> KVWindow | None:
-        """Earlier keys that a query sees are among these; None when what must be kept grows without bound."""
+        """Keys that a later query can reach; None if unbounded."""
         back = self.reach[0]
         return None if math.isinf(back) else KVWindow(0, max(0, int(-back) + 1))
 
     def leak(self) -> str | None:
-        """Which part of it lets later tokens in; None when nothing does."""
-        return None if self.decodes else f"{self} lets tokens see later ones"
+        """Which part of the pattern attends to later tokens; None if none does."""
+        return None if self.decodes else f"{self} attends to later tokens"
 
-    # --- looks
+    # --- dense masks and pictures
 
     def mask(self, queries: int, keys: int) -> Tensor:
-        """The dense truth for one sentence: (queries, keys) bool; queries are the last of the keys."""
+        """The mask of one sentence: (queries, keys) bool; queries are the last of the keys."""
         key = torch.arange(keys)[None, :]
         query = torch.arange(keys - queries, keys)[:, None]
         one = torch.ones((), dtype=torch.long)
-        return self.allowed(Place(query, one), Place(key, one)).expand(queries, keys)
+        return self.allowed(TokenFields(query, one), TokenFields(key, one)).expand(queries, keys)
 
     def mean_keys(self, length: int, samples: int = 64) -> float:
-        """Keys a query sees on average in a sentence of this length (queries sampled evenly, so it is quick)."""
+        """Average number of keys per query in a sentence of this length, over evenly sampled queries."""
         return _mean_keys(self, length, samples)
 
     def picture(self, size: int = 16) -> str:
-        """Rows are queries, columns are keys; a block is a look."""
+        """Rows are queries, columns are keys; a block is an allowed pair."""
         return "\n".join("".join("█" if seen else "·" for seen in row) for row in self.mask(size, size).tolist())
 
-    # --- words
+    # --- operators and text
 
     def __and__(self, other: Pattern) -> Pattern:
         return And(left=self, right=other)
@@ -166,90 +167,90 @@ class Pattern(Part, slot="pattern"):
 
     @classmethod
     def from_text(cls, text: str) -> Pattern:
-        from allyouneed.nn.patterns.parser import Reader
+        from allyouneed.nn.patterns.parser import PatternParser
 
-        return Reader(text).read()
+        return PatternParser(text).read()
 
     def to_text(self) -> str:
         return str(self)
 
 
-@lru_cache(maxsize=4096)  # every layer of a model asks the same
+@lru_cache(maxsize=4096)  # every layer of a model calls it with the same arguments
 def _mean_keys(pattern: Pattern, length: int, samples: int) -> float:
     with torch.device("cpu"):
         query = ((torch.arange(min(samples, length)) + 0.5) * (length / min(samples, length))).floor().long()
         one = torch.ones((), dtype=torch.long)
-        seen = pattern.allowed(Place(query[:, None], one), Place(torch.arange(length)[None, :], one))
+        seen = pattern.allowed(TokenFields(query[:, None], one), TokenFields(torch.arange(length)[None, :], one))
         return float(seen.expand(len(query), length).sum(-1).double().mean())
 
 
 class Full(Pattern):
-    """Everyone sees everyone (encoder self-attention, cross-attention)."""
+    """All pairs (encoder self-attention, cross-attention)."""
 
     kind: Literal["full"] = "full"
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (key.position == key.position) & (query.position == query.position)
 
     @property
     def reach(self) -> tuple[float, float]:
         return -math.inf, math.inf
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         return self.some(query, key)
 
 
 class Causal(Pattern):
-    """Nobody sees the future ("Attention Is All You Need", 3.2.3)."""
+    """Keys up to the query ("Attention Is All You Need", 3.2.3)."""
 
     kind: Literal["causal"] = "causal"
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return key.position <= query.position
 
     @property
     def reach(self) -> tuple[float, float]:
         return -math.inf, 0
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         return key.bounds(self)[1] <= query.bounds(self)[0]
 
 
 class Window(Pattern):
-    """Fewer than `size` places away, on both sides; `causal & window(n)` sees itself and n − 1 before."""
+    """Keys fewer than `size` positions away, on both sides; `causal & window(n)` covers the query and n − 1 before."""
 
     kind: Literal["window"] = "window"
     size: Positive
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (query.position - key.position).abs() < self.size
 
     @property
     def reach(self) -> tuple[float, float]:
         return 1 - self.size, self.size - 1
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
         return (k_high - q_low < self.size) & (q_high - k_low < self.size)
 
 
 class Prefix(Pattern):
-    """Everyone sees the first `length` places: `causal | prefix(n)` is the prefix language model of T5, 3.2.1."""
+    """The first `length` positions: `causal | prefix(n)` is the prefix language model of T5, 3.2.1."""
 
     kind: Literal["prefix"] = "prefix"
     length: Natural
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (key.position < self.length) & (query.position == query.position)
 
     @property
     def reach(self) -> tuple[float, float]:
         return -math.inf, self.length - 1 if self.length else -math.inf
 
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
+    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         return key.bounds(self)[0] < self.length
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         return key.bounds(self)[1] < self.length
 
     @property
@@ -257,29 +258,29 @@ class Prefix(Pattern):
         return KVWindow(self.length, 0)
 
     def leak(self) -> str | None:
-        return f"{self} lets the first {self.length} places see each other" if self.length > 1 else None
+        return f"{self} lets the first {self.length} positions attend to each other" if self.length > 1 else None
 
 
 class SameSegment(Pattern):
-    """Sentences packed into one row do not see each other. Batches with segments add this by themselves."""
+    """Sentences packed into one row do not attend to each other. Added automatically for packed batches."""
 
     kind: Literal["same-segment"] = "same-segment"
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return query.segment == key.segment
 
     @property
     def reach(self) -> tuple[float, float]:
         return -math.inf, math.inf
 
-    def feature(self, place: Place) -> Tensor:
-        return place.segment
+    def feature(self, token: TokenFields) -> Tensor:
+        return token.segment
 
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
+    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
         return (k_low <= q_high) & (q_low <= k_high)
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
         return (q_low == k_high) & (q_high == k_low)
 
@@ -289,7 +290,7 @@ class And(Pattern):
     left: Pattern
     right: Pattern
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return self.left.allowed(query, key) & self.right.allowed(query, key)
 
     def quick(self, longest: Callable[[], int], device: torch.device) -> Allowed:
@@ -300,18 +301,18 @@ class And(Pattern):
     def reach(self) -> tuple[float, float]:
         return max(self.left.reach[0], self.right.reach[0]), min(self.left.reach[1], self.right.reach[1])
 
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
+    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         return self.left.some(query, key) & self.right.some(query, key)
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         return self.left.every(query, key) & self.right.every(query, key)
 
     @property
     def modulus(self) -> int:
         return math.lcm(self.left.modulus, self.right.modulus)
 
-    def marks(self, place: Place) -> list[Tensor]:
-        return self.left.marks(place) + self.right.marks(place)
+    def marks(self, token: TokenFields) -> list[Tensor]:
+        return self.left.marks(token) + self.right.marks(token)
 
     @property
     def ahead(self) -> float:
@@ -334,7 +335,7 @@ class Or(Pattern):
     left: Pattern
     right: Pattern
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return self.left.allowed(query, key) | self.right.allowed(query, key)
 
     def quick(self, longest: Callable[[], int], device: torch.device) -> Allowed:
@@ -345,18 +346,18 @@ class Or(Pattern):
     def reach(self) -> tuple[float, float]:
         return min(self.left.reach[0], self.right.reach[0]), max(self.left.reach[1], self.right.reach[1])
 
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
+    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         return self.left.some(query, key) | self.right.some(query, key)
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         return self.left.every(query, key) | self.right.every(query, key)
 
     @property
     def modulus(self) -> int:
         return math.gcd(self.left.modulus, self.right.modulus)
 
-    def marks(self, place: Place) -> list[Tensor]:
-        return self.left.marks(place) + self.right.marks(place)
+    def marks(self, token: TokenFields) -> list[Tensor]:
+        return self.left.marks(token) + self.right.marks(token)
 
     @property
     def ahead(self) -> float:
@@ -380,7 +381,7 @@ class Not(Pattern):
     kind: Literal["not"] = "not"
     inner: Pattern
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return ~self.inner.allowed(query, key)
 
     def quick(self, longest: Callable[[], int], device: torch.device) -> Allowed:
@@ -391,14 +392,14 @@ class Not(Pattern):
     def reach(self) -> tuple[float, float]:
         return -math.inf, math.inf
 
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
+    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         return ~self.inner.every(query, key)
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         return ~self.inner.some(query, key)
 
-    def marks(self, place: Place) -> list[Tensor]:
-        return self.inner.marks(place)
+    def marks(self, token: TokenFields) -> list[Tensor]:
+        return self.inner.marks(token)
 
     def __str__(self) -> str:
         return f"~({self.inner})" if isinstance(self.inner, And | Or) else f"~{self.inner}"

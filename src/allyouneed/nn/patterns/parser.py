@@ -13,23 +13,23 @@ from allyouneed.nn.patterns.core import Pattern
 COMBINATORS = ("and", "or", "not")
 
 
-class Reader:
+class PatternParser:
     """`or := and ('|' and)*   and := not ('&' not)*   not := '~' not | '(' or ')' | word ['(' numbers ')']`"""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.words = re.findall(r"[a-z][a-z0-9-]*|\d+|\S", text)
-        self.at = 0
+        self.tokens = re.findall(r"[a-z][a-z0-9-]*|\d+|\S", text)
+        self.index = 0
 
     def read(self) -> Pattern:
         pattern = self._or()
-        if self.at < len(self.words):
-            raise self._error(f"{self.words[self.at]!r} does not belong here")
+        if self.index < len(self.tokens):
+            raise self._error(f"unexpected {self.tokens[self.index]!r}")
         return pattern
 
     def _take(self, word: str) -> bool:
-        found = self.at < len(self.words) and self.words[self.at] == word
-        self.at += found
+        found = self.index < len(self.tokens) and self.tokens[self.index] == word
+        self.index += found
         return found
 
     def _or(self) -> Pattern:
@@ -50,33 +50,33 @@ class Reader:
         if self._take("("):
             pattern = self._or()
             if not self._take(")"):
-                raise self._error("a ')' is missing")
+                raise self._error("missing ')'")
             return pattern
         return self._word()
 
     def _word(self) -> Pattern:
-        if self.at == len(self.words):
-            raise self._error("a pattern is missing at the end")
-        word = self.words[self.at]
+        if self.index == len(self.tokens):
+            raise self._error("missing pattern at the end")
+        word = self.tokens[self.index]
         names = {kind: part for kind, part in Pattern.registry.items() if kind not in COMBINATORS}
         if word not in names:
             close = difflib.get_close_matches(word, names, n=1)
             near = f"; did you mean {close[0]!r}?" if close else ""
-            raise self._error(f"{word!r} is no pattern{near} (allowed: {', '.join(sorted(names))})")
-        self.at += 1
+            raise self._error(f"unknown pattern {word!r}{near} (allowed: {', '.join(sorted(names))})")
+        self.index += 1
         values: list[int] = []
         if self._take("("):
             while not self._take(")"):
-                value = self.words[self.at] if self.at < len(self.words) else ""
+                value = self.tokens[self.index] if self.index < len(self.tokens) else ""
                 if not value.isdecimal():
-                    raise self._error(f"{word}(…) takes whole numbers, not {value!r}")
+                    raise self._error(f"{word}(…) takes integers, not {value!r}")
                 values.append(int(value))
-                self.at += 1
+                self.index += 1
                 self._take(",")
         fields = [name for name in names[word].__pydantic_fields__ if name != "kind"]
         if len(values) != len(fields):
-            wanted = f"({', '.join(fields)})" if fields else "no numbers"
-            raise self._error(f"{word} takes {wanted}, {len(values)} given")
+            wanted = f"({', '.join(fields)})" if fields else "no arguments"
+            raise self._error(f"{word} takes {wanted}, got {len(values)}")
         tree: dict[str, Any] = {"kind": word} | dict(zip(fields, values, strict=True))
         chosen: Pattern = Pattern.choose(tree)
         return chosen

@@ -1,10 +1,9 @@
-"""Patterns that leave most keys out, by position.
+"""Sparse patterns by position.
 
-Child et al. 2019, 4.3 (Sparse Transformer), strided: `causal & (window(l) | strided(l))`; fixed:
-`causal & (block(l) | fixed(l, c))`. Liu et al. 2018, 4.2.4, block-local: `causal & block(n)`. Beltagy et al. 2020, 3.1
-(Longformer): `dilated(w, d) | chosen`. Zaheer et al. 2020, 2 (BigBird):
-`block-window(b, 2) | global-prefix(b) | random-blocks(b, r, seed)`. Ding et al. 2023, 3.2 (LongNet), one head of one
-branch: `segment-dilated(w, r, head)`.
+Child et al. 2019, 4.3 (Sparse Transformer), strided: `causal & (window(l) | strided(l))`; fixed: `causal & (block(l) |
+fixed(l, c))`. Liu et al. 2018, 4.2.4, block-local: `causal & block(n)`. Beltagy et al. 2020, 3.1 (Longformer):
+`dilated(w, d) | chosen`. Zaheer et al. 2020, 2 (BigBird): `block-window(b, 2) | global-prefix(b) | random-blocks(b, r,
+seed)`. Ding et al. 2023, 3.2 (LongNet), one head of one branch: `segment-dilated(w, r, head)`.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from allyouneed.nn.patterns.core import Allowed, KVWindow, Natural, Pattern, Place, Positive, Stretch, Window
+from allyouneed.nn.patterns.core import Allowed, BlockRange, KVWindow, Natural, Pattern, Positive, TokenFields, Window
 
 
 class Anywhere(Pattern):
-    """Nothing can be said of how far it looks."""
+    """A pattern of unbounded reach."""
 
     @property
     def reach(self) -> tuple[float, float]:
@@ -28,11 +27,11 @@ class Anywhere(Pattern):
 
 
 class Self(Pattern):
-    """A token sees itself."""
+    """The token itself."""
 
     kind: Literal["self"] = "self"
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return query.position == key.position
 
     @property
@@ -41,22 +40,22 @@ class Self(Pattern):
 
 
 class Strided(Anywhere):
-    """Every `step`-th place, counted from oneself: atrous attention; the far half of Child et al. 2019, 4.3."""
+    """Every `step`-th position, counted from the query: atrous attention; the far half of Child et al. 2019, 4.3."""
 
     kind: Literal["strided"] = "strided"
     step: Positive
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (query.position - key.position) % self.step == 0
 
-    def feature(self, place: Place) -> Tensor:
-        return place.position % self.step
+    def feature(self, token: TokenFields) -> Tensor:
+        return token.position % self.step
 
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
+    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
         return (k_low <= q_high) & (q_low <= k_high)
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
         return (q_low == k_high) & (q_high == k_low)
 
@@ -66,7 +65,7 @@ class Strided(Anywhere):
 
 
 class Dilated(Pattern):
-    """A window with gaps: fewer than `size` steps of `dilation` places away (Longformer, 3.1)."""
+    """A dilated window: fewer than `size` steps of `dilation` positions away (Longformer, 3.1)."""
 
     kind: Literal["dilated"] = "dilated"
     size: Positive
@@ -76,7 +75,7 @@ class Dilated(Pattern):
     def _both(self) -> Pattern:
         return Window(size=(self.size - 1) * self.dilation + 1) & Strided(step=self.dilation)
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         far = query.position - key.position
         return (far % self.dilation == 0) & (far.abs() < self.size * self.dilation)
 
@@ -84,10 +83,10 @@ class Dilated(Pattern):
     def reach(self) -> tuple[float, float]:
         return self._both.reach
 
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
+    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         return self._both.some(query, key)
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         return self._both.every(query, key)
 
     @property
@@ -96,33 +95,33 @@ class Dilated(Pattern):
 
 
 class BlockWindow(Pattern):
-    """Fewer than `count` blocks of `block` places away, as `window` in blocks: BigBird's window is count 2."""
+    """Fewer than `count` blocks of `block` positions away; BigBird's window has count 2."""
 
     kind: Literal["block-window"] = "block-window"
     block: Positive
     count: Positive
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (query.position // self.block - key.position // self.block).abs() < self.count
 
     @property
     def reach(self) -> tuple[float, float]:
         return 1 - self.count * self.block, self.count * self.block - 1
 
-    def feature(self, place: Place) -> Tensor:
-        return place.position // self.block
+    def feature(self, token: TokenFields) -> Tensor:
+        return token.position // self.block
 
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
+    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
         return (k_low - q_high < self.count) & (q_low - k_high < self.count)
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
         return (k_high - q_low < self.count) & (q_high - k_low < self.count)
 
 
-class Block(Pattern):
-    """The own block of `size` places (Liu et al. 2018, 4.2.4)."""
+class BlockDiagonal(Pattern):
+    """The query's block of `size` positions (Liu et al. 2018, 4.2.4)."""
 
     kind: Literal["block"] = "block"
     size: Positive
@@ -131,25 +130,25 @@ class Block(Pattern):
     def _window(self) -> Pattern:
         return BlockWindow(block=self.size, count=1)
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return query.position // self.size == key.position // self.size
 
     @property
     def reach(self) -> tuple[float, float]:
         return self._window.reach
 
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
+    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         return self._window.some(query, key)
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         return self._window.every(query, key)
 
 
 class SegmentDilated(Pattern):
-    """Among the own segment's places every `dilation`-th, from `offset` on: one head of one branch of LongNet.
+    """Every `dilation`-th position of the query's segment, from `offset` on: one head of one branch of LongNet.
 
-    Those places see each other, the others nobody (Ding et al. 2023, eq. 4-6, with the heads' shift of 3.2.3). LongNet
-    itself joins several of them, see mixers/attention/longnet.py.
+    These positions attend to each other, the others to nothing (Ding et al. 2023, eq. 4-6, with the shift per head of
+    3.2.3). LongNet combines several of them, see mixers/attention/longnet.py.
     """
 
     kind: Literal["segment-dilated"] = "segment-dilated"
@@ -157,7 +156,7 @@ class SegmentDilated(Pattern):
     dilation: Positive
     offset: Natural
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         mine, other = self.feature(query), self.feature(key)
         return (mine == other) & (mine >= 0)
 
@@ -167,16 +166,16 @@ class SegmentDilated(Pattern):
         far = (last - shift) // self.dilation * self.dilation if last >= shift else -math.inf
         return -far, far
 
-    def feature(self, place: Place) -> Tensor:
-        """The number of the segment, or -1 for places that are left out."""
-        taken = (place.position % self.segment) % self.dilation == self.offset % self.dilation
-        return torch.where(taken, place.position // self.segment, -1)
+    def feature(self, token: TokenFields) -> Tensor:
+        """Index of the segment, or -1 for skipped positions."""
+        taken = (token.position % self.segment) % self.dilation == self.offset % self.dilation
+        return torch.where(taken, token.position // self.segment, -1)
 
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
+    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
         return (k_low <= q_high) & (q_low <= k_high) & (q_high >= 0) & (k_high >= 0)
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
         return (q_low == k_high) & (q_high == k_low) & (q_low >= 0)
 
@@ -184,43 +183,43 @@ class SegmentDilated(Pattern):
     def kv_window(self) -> KVWindow:
         return KVWindow(0, self.segment)
 
-    def marks(self, place: Place) -> list[Tensor]:
-        return [] if self.dilation == 1 else [(self.feature(place) >= 0).long()]
+    def marks(self, token: TokenFields) -> list[Tensor]:
+        return [] if self.dilation == 1 else [(self.feature(token) >= 0).long()]
 
 
 class Fixed(Anywhere):
-    """Everyone sees the last `count` places of every block of `block`, which sum their block up (Child et al., 4.3)."""
+    """The last `count` positions of every block of `block`, which summarise it (Child et al., 4.3)."""
 
     kind: Literal["fixed"] = "fixed"
     block: Positive
     count: Positive
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (self.feature(key) > 0) & (query.position == query.position)
 
-    def feature(self, place: Place) -> Tensor:
-        return (place.position % self.block >= self.block - self.count).long()
+    def feature(self, token: TokenFields) -> Tensor:
+        return (token.position % self.block >= self.block - self.count).long()
 
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
+    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         return key.bounds(self)[1] > 0
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         return key.bounds(self)[0] > 0
 
-    def marks(self, place: Place) -> list[Tensor]:
-        return [self.feature(place)]
+    def marks(self, token: TokenFields) -> list[Tensor]:
+        return [self.feature(token)]
 
 
 class Global(Anywhere):
-    """One place sees all and is seen by all."""
+    """One position attends to all and is attended to by all."""
 
     kind: Literal["global"] = "global"
     place: Natural
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (query.position == self.place) | (key.position == self.place)
 
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
+    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
         here = self.place
         return ((q_low <= here) & (here <= q_high)) | ((k_low <= here) & (here <= k_high))
@@ -230,26 +229,27 @@ class Global(Anywhere):
         return KVWindow(self.place + 1, 0)
 
     def leak(self) -> str:
-        return f"{self} lets place {self.place} see everything"
+        return f"{self} lets position {self.place} attend to everything"
 
 
 class GlobalPrefix(Anywhere):
-    """The first `length` places see all and are seen by all: BigBird's first global block (Zaheer et al. 2020, 2).
+    """The first `length` positions attend to all and are attended to by all: BigBird's first global block (Zaheer et
+    al. 2020, 2).
 
-    BigBird-ITC has the last block global too. A place does not know how long its sentence is; a batch that does may
-    mark those tokens as chosen, and the pattern say `| chosen`.
+    BigBird-ITC also has a global last block. Positions do not know the sentence length; a batch may mark those tokens
+    as chosen, with the pattern `| chosen`.
     """
 
     kind: Literal["global-prefix"] = "global-prefix"
     length: Natural
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (query.position < self.length) | (key.position < self.length)
 
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
+    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         return (query.bounds(self)[0] < self.length) | (key.bounds(self)[0] < self.length)
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         return (query.bounds(self)[1] < self.length) | (key.bounds(self)[1] < self.length)
 
     @property
@@ -257,16 +257,16 @@ class GlobalPrefix(Anywhere):
         return KVWindow(self.length, 0)
 
     def leak(self) -> str:
-        return f"{self} lets the first {self.length} places see everything"
+        return f"{self} lets the first {self.length} positions attend to everything"
 
 
 class RandomBlocks(Anywhere):
-    """Blocks of `block` places look at random others (Zaheer et al. 2020, 2).
+    """Blocks of `block` positions attend to random blocks (Zaheer et al. 2020, 2).
 
-    BigBird draws `count` of all blocks of the sentence. Here the draw must not know how long the sentence is, or the
-    same tokens would get other numbers with more text behind them: every block draws `count` of the blocks before it
-    (perhaps one twice), and those it has drawn see it in turn. That is still a random graph with `count` edges a block,
-    and `causal & random-blocks(…)` is its half that decodes. The draw depends on nothing but `seed` and block numbers.
+    BigBird draws `count` of all blocks of the sentence. Here the draw is independent of the sentence length, so that
+    appended text does not change earlier results: every block draws `count` of the blocks before it (with replacement),
+    and attention is symmetric. It is still a random graph with `count` edges per block, and `causal & random-blocks(…)`
+    is its half for decoding. The draw depends only on `seed` and the block indices.
     """
 
     kind: Literal["random-blocks"] = "random-blocks"
@@ -274,37 +274,37 @@ class RandomBlocks(Anywhere):
     count: Positive
     seed: Natural
 
-    def allowed(self, query: Place, key: Place) -> Tensor:
+    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         one, other = self.feature(query), self.feature(key)
         return self._draws(one, other, other) | self._draws(other, one, one)
 
     def quick(self, longest: Callable[[], int], device: torch.device) -> Allowed:
         block = torch.arange(-(-longest() // self.block), device=device)
-        tables = [self._drawn(block, turn).where(block > 0, -1).to(torch.int32) for turn in range(self.count)]
+        tables = [self._drawn(block, draw).where(block > 0, -1).to(torch.int32) for draw in range(self.count)]
 
-        def looked_up(query: Place, key: Place) -> Tensor:
+        def lookup(query: TokenFields, key: TokenFields) -> Tensor:
             one, other = self.feature(query), self.feature(key)
             found = one != one
             for table in tables:
                 found = found | (table[one] == other) | (table[other] == one)
             return found
 
-        return looked_up
+        return lookup
 
-    def feature(self, place: Place) -> Tensor:
-        return place.position // self.block
+    def feature(self, token: TokenFields) -> Tensor:
+        return token.position // self.block
 
-    def some(self, query: Stretch, key: Stretch) -> Tensor:
+    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
         return self._any_draws(q_low, q_high, k_low, k_high) | self._any_draws(k_low, k_high, q_low, q_high)
 
-    def every(self, query: Stretch, key: Stretch) -> Tensor:
+    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
         drawn = self._draws(q_low, k_low, k_low) | self._draws(k_low, q_low, q_low)
         return drawn & (q_low == q_high) & (k_low == k_high)
 
     def _any_draws(self, low: Tensor, high: Tensor, least: Tensor, most: Tensor, look: int = 16) -> Tensor:
-        """Whether a block from `low` to `high` may have drawn one from `least` to `most`; too many are not asked."""
+        """Whether a block in [low, high] may have drawn one in [least, most]; True if there are too many to test."""
         widest = int((high - low).max()) + 1 if low.numel() else 0
         found = (high - low >= look) | (least > most)
         for step in range(min(widest, look)):
@@ -312,20 +312,20 @@ class RandomBlocks(Anywhere):
         return found
 
     def _draws(self, block: Tensor, least: Tensor, most: Tensor) -> Tensor:
-        """Whether this block has drawn one from `least` to `most`."""
+        """Whether this block has drawn one in [least, most]."""
         found = (block != block) | (least != least)
-        for turn in range(self.count):
-            drawn = self._drawn(block, turn)
+        for draw in range(self.count):
+            drawn = self._drawn(block, draw)
             found = found | ((least <= drawn) & (drawn <= most) & (block > 0))
         return found
 
-    def _drawn(self, block: Tensor, turn: int) -> Tensor:
-        return _scattered(block, self.seed * 1_000_003 + turn) % block.clamp(min=1)
+    def _drawn(self, block: Tensor, draw: int) -> Tensor:
+        return _hash(block, self.seed * 1_000_003 + draw) % block.clamp(min=1)
 
 
-def _scattered(x: Tensor, salt: int) -> Tensor:
-    """A whole number that looks random, the same on every device: a few rounds modulo the prime 2³¹ − 1, where no
-    product leaves 63 bits."""
+def _hash(x: Tensor, salt: int) -> Tensor:
+    """A pseudo-random integer, equal on every device: a few rounds modulo the prime 2³¹ − 1, where products stay below
+    63 bits."""
     prime = 2**31 - 1
     x = (x.long() * 48_271 + salt * 69_621 % prime) % prime
     for odd in (16_807, 630_360_016, 742_938_285):

@@ -1,4 +1,4 @@
-"""Positions that are added to the embeddings."""
+"""Absolute positions: vectors added to the embeddings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from allyouneed.nn.cost import Cost
 
 
 class Positions(Part, slot="positions"):
-    """Builds a module that maps positions (batch, time) to vectors (batch, time, width), or to None: nothing added."""
+    """Builds a module that maps positions (batch, time) to vectors (batch, time, width), or to None to add nothing."""
 
     @abstractmethod
     def build(self, width: int) -> nn.Module: ...
@@ -24,11 +24,11 @@ class Positions(Part, slot="positions"):
 
     @property
     def limit(self) -> int | None:
-        """The longest sentence it can place; None when there is no limit."""
+        """Maximum sentence length; None: unlimited."""
         return None
 
     def problems(self, width: int) -> list[tuple[str, str]]:
-        """(key, what is wrong with it at this width)."""
+        """(field, error message) for this width."""
         return []
 
 
@@ -47,9 +47,9 @@ class NoPositionsModule(nn.Module):
 class Sinusoidal(Positions):
     """ "Attention Is All You Need", 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/width)), PE(pos, 2i+1) = cos of the same.
 
-    `order: halves` puts all sines before all cosines, as tensor2tensor and Marian do. The paper's wavelengths stop one
-    step before 2π·base; `closed` takes exponents i/(width/2 − 1), so that the last one is exactly that (tensor2tensor,
-    Whisper). `offset`: the number of the first place (fairseq counts from 2).
+    `order: halves` puts all sines before all cosines (tensor2tensor, Marian). The paper's wavelengths stop one step
+    before 2π·base; `closed` uses exponents i/(width/2 − 1), so that the last wavelength is 2π·base (tensor2tensor,
+    Whisper). `offset` is the number of the first position (fairseq: 2).
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -63,7 +63,7 @@ class Sinusoidal(Positions):
 
 
 class SinusoidalModule(nn.Module):
-    """No buffer: `model.to(bfloat16)` would round the frequencies, and with them every far position."""
+    """Computed on the fly: a buffer would be rounded by `model.to(bfloat16)`, which shifts far positions."""
 
     def __init__(self, config: Sinusoidal, width: int) -> None:
         super().__init__()
@@ -82,9 +82,9 @@ class SinusoidalModule(nn.Module):
 
 
 class Learned(Positions):
-    """A vector per position (Gehring et al. 2017; BERT; GPT-2); sentences longer than `limit` are refused.
+    """A learned vector per position (Gehring et al. 2017; BERT; GPT-2); longer sentences are an error.
 
-    `offset`: so many rows before the first position are never used (BART and RoBERTa have 2).
+    `offset`: number of unused rows before the first position (2 in BART and RoBERTa).
     """
 
     kind: Literal["learned"] = "learned"
@@ -112,12 +112,11 @@ class LearnedModule(nn.Embedding):
 
 
 class Learned2D(Positions):
-    """Places in a grid, row by row: a vector of its row beside one of its column (Dosovitskiy et al. 2021, D.4), each
-    half as wide as the model; `join: add` takes their sum. With a `row_width`, the vector of the row has so many
-    features and that of the column the rest: Reformer's axial positions of a text cut into `rows` lines of `columns`
-    places (Kitaev et al. 2020, the authors' code).
+    """Positions in a grid, row by row: a row vector concatenated with a column vector, each half the model width
+    (Dosovitskiy et al. 2021, D.4); `join: add` sums them. `row_width` sets the width of the row vector: Reformer's
+    axial positions of a text in `rows` lines of `columns` positions (Kitaev et al. 2020, the authors' code).
 
-    `first`: so many places before the grid (a class token) have vectors of their own.
+    `first`: number of positions before the grid (a class token) with vectors of their own.
     """
 
     kind: Literal["learned-2d"] = "learned-2d"
@@ -137,8 +136,8 @@ class Learned2D(Positions):
         if self.row_width is None:
             return []
         if self.join == "add":
-            return [("row_width", "vectors that are added are as wide as the model; leave it out")]
-        return [("row_width", f"leaves nothing of {width} for the column")] if self.row_width >= width else []
+            return [("row_width", "requires join: beside; remove it")]
+        return [("row_width", f"must be below the width {width}")] if self.row_width >= width else []
 
     def build(self, width: int) -> nn.Module:
         return Learned2DModule(self, width)
@@ -161,10 +160,10 @@ class Learned2DModule(nn.Module):
         self.first = nn.Embedding(config.first, width) if config.first else None
 
     def forward(self, positions: Tensor) -> Tensor:
-        ahead = self.config.first
-        cell = (positions - ahead).clamp(min=0)
+        count = self.config.first
+        cell = (positions - count).clamp(min=0)
         row, column = self.rows(cell // self.config.columns), self.columns(cell % self.config.columns)
         found = row + column if self.config.join == "add" else torch.cat((row, column), -1)
         if self.first is None:
             return found
-        return torch.where((positions < ahead)[..., None], self.first(positions.clamp(max=ahead - 1)), found)
+        return torch.where((positions < count)[..., None], self.first(positions.clamp(max=count - 1)), found)

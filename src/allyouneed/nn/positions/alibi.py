@@ -1,4 +1,4 @@
-"""Attention with linear biases: the farther a key, the less it counts."""
+"""ALiBi: attention with linear biases."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from allyouneed.nn.positions.relative import Heads, Relative, RelativeModule, di
 
 
 class Alibi(Relative):
-    """ALiBi (Press et al. 2022, 3): −m·(i − j) is added to the score of query i and key j, m fixed for each head.
+    """ALiBi (Press et al. 2022, 3): −m·(i − j) is added to the score of query i and key j, with a fixed slope m per
+    head.
 
-    `octaves`: the slopes of n heads are 2^(−octaves/n), …, 2^−octaves. `symmetric` takes −m·|i − j|, for attention that
-    sees both sides.
+    `octaves`: the slopes of n heads are 2^(−octaves/n), …, 2^−octaves. `symmetric` uses −m·|i − j|, for bidirectional
+    attention.
     """
 
     kind: Literal["alibi"] = "alibi"
@@ -31,12 +32,12 @@ class Alibi(Relative):
     def problems(self, heads: Heads, common: Common) -> list[tuple[str, str]]:
         if heads.causal or self.symmetric:
             return []
-        text = "false favours keys ahead, the farther the more; an attention that sees them needs symmetric: true"
+        text = "must be true for bidirectional attention; otherwise far keys ahead get the largest scores"
         return [("symmetric", text)]
 
 
 def slopes(heads: int, octaves: float = 8.0) -> list[float]:
-    """One for each head. Where their number is no power of 2: those of the power below, then every other one of the
+    """One slope per head. If heads is not a power of 2: the slopes of the power below, then every other slope of the
     power above (the authors' code)."""
     below = 2 ** math.floor(math.log2(heads))
     first = [2 ** (-octaves * i / below) for i in range(1, below + 1)]
@@ -50,7 +51,7 @@ class AlibiModule(RelativeModule):
     def __init__(self, config: Alibi, heads: int) -> None:
         super().__init__()
         self.config, self.slopes = config, slopes(heads, config.octaves)
-        self.there: Tensor | None = None  # the slopes where they are needed, put there by whoever may not wait for them
+        self.device_slopes: Tensor | None = None  # preloaded on the device by captured graphs, which cannot copy
 
     @property
     def static(self) -> Hashable:
@@ -60,6 +61,6 @@ class AlibiModule(RelativeModule):
         far = distances(queries, keys)[:, None]  # (batch or 1, 1, queries, keys)
         far = far.abs() if self.config.symmetric else far
         dtype = torch.promote_types(q.dtype, torch.float32)
-        if self.there is not None and self.there.device == q.device:
-            return far * -self.there.to(dtype)[:, None, None]
+        if self.device_slopes is not None and self.device_slopes.device == q.device:
+            return far * -self.device_slopes.to(dtype)[:, None, None]
         return far * -torch.tensor(self.slopes, dtype=dtype, device=q.device)[:, None, None]

@@ -1,9 +1,8 @@
-"""Rotary frequencies for sentences longer than those trained on.
+"""Rotary frequencies for contexts longer than in training.
 
-All of them are fixed when the model is built. Transformers' "dynamic" type, which lets the base grow with the longest
-sentence of the batch, is not here: a token would get other numbers in other company, and keys turned before the base
-grew would not fit queries turned after. For sentences of up to L tokens it is `ntk` with factor·L/original − factor +
-1.
+All are fixed when the model is built. Transformers' "dynamic" type, whose base grows with the longest sentence of the
+batch, is not supported: results would depend on the batch, and cached keys would not match later queries. For sentences
+of up to L tokens it equals `ntk` with factor·L/original − factor + 1.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from allyouneed.config import Part
 
-Factor = Annotated[float, Field(ge=1)]  # how many times longer than trained
+Factor = Annotated[float, Field(ge=1)]  # context length / training length
 Length = Annotated[int, Field(gt=0)]
 Positive = Annotated[float, Field(gt=0)]
 
@@ -26,23 +25,23 @@ Positive = Annotated[float, Field(gt=0)]
 class Scaling(Part, slot="rotary scaling"):
     @abstractmethod
     def frequencies(self, base: float, width: int) -> Tensor:
-        """Radians per place of each of width/2 planes, in double precision."""
+        """Radians per position of each of width/2 planes, in float64."""
 
     @property
     def magnitude(self) -> float:
-        """What turned queries and keys are multiplied by."""
+        """Multiplies rotated queries and keys."""
         return 1.0
 
     @property
-    def sharpness(self) -> float:
-        """What whole scores are multiplied by."""
+    def score_scale(self) -> float:
+        """Multiplies the scores."""
         return 1.0
 
     def problems(self, width: int) -> list[tuple[str, str]]:
         return []
 
 
-def trained(base: float, width: int) -> Tensor:
+def base_frequencies(base: float, width: int) -> Tensor:
     """θ_i = base^(−2i/width) (Su et al. 2021, eq. 15)."""
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width
     return torch.as_tensor(base, dtype=torch.float64, device="cpu") ** -exponents
@@ -52,43 +51,41 @@ class NoScaling(Scaling):
     kind: Literal["none"] = "none"
 
     def frequencies(self, base: float, width: int) -> Tensor:
-        return trained(base, width)
+        return base_frequencies(base, width)
 
 
 class LinearScaling(Scaling):
-    """Position interpolation (Chen et al. 2023, eq. 4): places `factor` times closer together."""
+    """Position interpolation (Chen et al. 2023, eq. 4): positions divided by `factor`."""
 
     kind: Literal["linear"] = "linear"
     factor: Factor
 
     def frequencies(self, base: float, width: int) -> Tensor:
-        return trained(base, width) / self.factor
+        return base_frequencies(base, width) / self.factor
 
 
 class NTKScaling(Scaling):
-    """ "NTK-aware" (Peng et al. 2023, 3.1): a base for which the slowest plane turns `factor` times slower and the
-    fastest as before."""
+    """ "NTK-aware" (Peng et al. 2023, 3.1): a larger base, so that the slowest plane rotates `factor` times slower and
+    the fastest is unchanged."""
 
     kind: Literal["ntk"] = "ntk"
     factor: Factor
 
     def frequencies(self, base: float, width: int) -> Tensor:
-        return trained(base * self.factor ** (width / (width - 2)), width)
+        return base_frequencies(base * self.factor ** (width / (width - 2)), width)
 
     def problems(self, width: int) -> list[tuple[str, str]]:
-        return (
-            [] if width > 2 else [("kind", "ntk spreads planes between the slowest and the fastest; here is only one")]
-        )
+        return [] if width > 2 else [("kind", "ntk needs at least two planes (4 rotated features)")]
 
 
 class YarnScaling(Scaling):
-    """YaRN (Peng et al. 2023): planes that turn more than `fast` times within the `original` length stay as they are,
-    those that turn less than `slow` times are interpolated, a ramp between (3.2); besides, scores are sharpened
-    (3.4): by `attention_factor`, 0.1·ln(factor) + 1 when not given, on queries and keys.
+    """YaRN (Peng et al. 2023): planes with more than `fast` rotations within the `original` length are unchanged, those
+    with fewer than `slow` are interpolated, with a ramp between (3.2). Scores are sharpened (3.4) by
+    `attention_factor` on queries and keys, by default 0.1·ln(factor) + 1.
 
-    `sharpen: rotated` multiplies what is turned, which is all of q and k or only part of them; `scores` multiplies the
-    whole score, by the square (DeepSeek-V2, which turns only a part). `whole_planes`: the ramp begins and ends at whole
-    planes, as in the authors' code.
+    `sharpen: rotated` multiplies the rotated features, all or part of q and k; `scores` multiplies the whole score by
+    the square (DeepSeek-V2, which rotates only a part). `whole_planes`: the ramp starts and ends at integer planes, as
+    in the authors' code.
     """
 
     kind: Literal["yarn"] = "yarn"
@@ -101,9 +98,9 @@ class YarnScaling(Scaling):
     whole_planes: bool = True
 
     def frequencies(self, base: float, width: int) -> Tensor:
-        def plane(turns: float) -> float:
-            """The number of the plane that turns so often within the original length."""
-            return width * math.log(self.original / (2 * math.pi * turns)) / (2 * math.log(base))
+        def plane(rotations: float) -> float:
+            """Plane with `rotations` rotations within the original length."""
+            return width * math.log(self.original / (2 * math.pi * rotations)) / (2 * math.log(base))
 
         low, high = plane(self.fast), plane(self.slow)
         if self.whole_planes:
@@ -111,7 +108,7 @@ class YarnScaling(Scaling):
         low, high = max(low, 0), min(high, width - 1)
         steps = torch.arange(width // 2, dtype=torch.float64, device="cpu")
         ramp = ((steps - low) / (high - low or 0.001)).clamp(0, 1)  # 1: interpolated
-        plain = trained(base, width)
+        plain = base_frequencies(base, width)
         return plain / self.factor * ramp + plain * (1 - ramp)
 
     @property
@@ -123,16 +120,16 @@ class YarnScaling(Scaling):
         return self._factor if self.sharpen == "rotated" else 1.0
 
     @property
-    def sharpness(self) -> float:
+    def score_scale(self) -> float:
         return self._factor**2 if self.sharpen == "scores" else 1.0
 
     def problems(self, width: int) -> list[tuple[str, str]]:
-        return [] if self.fast > self.slow else [("fast", f"{self.fast} must be above slow, which is {self.slow}")]
+        return [] if self.fast > self.slow else [("fast", f"{self.fast} must be greater than slow ({self.slow})")]
 
 
 class Llama3Scaling(Scaling):
-    """Llama 3.1 (its authors' `apply_scaling`): planes whose wave is shorter than original/`high` stay, those whose
-    wave is longer than original/`low` are interpolated, and between them one goes over into the other."""
+    """Llama 3.1 (`apply_scaling` of the authors' code): wavelengths shorter than original/`high` are unchanged, those
+    longer than original/`low` are interpolated, with a ramp between."""
 
     kind: Literal["llama3"] = "llama3"
     factor: Factor
@@ -141,18 +138,18 @@ class Llama3Scaling(Scaling):
     high: Positive = 4.0
 
     def frequencies(self, base: float, width: int) -> Tensor:
-        plain = trained(base, width)
-        turns = self.original * plain / (2 * math.pi)  # within the original length
-        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        plain = base_frequencies(base, width)
+        rotations = self.original * plain / (2 * math.pi)  # within the original length
+        kept = ((rotations - self.low) / (self.high - self.low)).clamp(0, 1)
         return plain * kept + plain / self.factor * (1 - kept)
 
     def problems(self, width: int) -> list[tuple[str, str]]:
-        return [] if self.high > self.low else [("high", f"{self.high} must be above low, which is {self.low}")]
+        return [] if self.high > self.low else [("high", f"{self.high} must be greater than low ({self.low})")]
 
 
 class Inclusive(Scaling):
-    """No scaling; the slowest plane turns at exactly 1/base: base^(−i/(n−1)) for plane i of n, as the code of RetNet
-    and YOCO has it (Sun et al. 2023 and 2024)."""
+    """No scaling; the slowest plane rotates at exactly 1/base: base^(−i/(n−1)) for plane i of n, as in the code of
+    RetNet and YOCO (Sun et al. 2023 and 2024)."""
 
     kind: Literal["inclusive"] = "inclusive"
 

@@ -1,4 +1,4 @@
-"""Shaw's relative positions: a learned vector for each distance, added to keys and to values."""
+"""Shaw's relative positions: a learned vector per distance, added to keys and values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from allyouneed.nn.positions.relative import Heads, Relative, RelativeModule, di
 
 
 class Shaw(Relative):
-    """Shaw et al. 2018, eq. 3-5: query i sees key j as k_j + a^K_{j−i} and value j as v_j + a^V_{j−i}, distances
-    clipped to `distance` on both sides. All heads share the vectors (3.3), layers do not.
+    """Shaw et al. 2018, eq. 3-5: query i attends to key k_j + a^K_{j−i} and value v_j + a^V_{j−i}, distances clipped to
+    ±`distance`. Heads share the vectors (3.3), layers do not.
 
-    `values: false` leaves out a^V, which the paper found to matter little (table 3).
+    `values: false` omits a^V, which the paper found to matter little (table 3).
     """
 
     bilinear: ClassVar[bool] = True
@@ -34,7 +34,7 @@ class Shaw(Relative):
 
 
 class ShawModule(RelativeModule):
-    """A query is multiplied with the few vectors there are, not with one for each key (3.3)."""
+    """Multiplies a query with the distinct vectors, not with one per key (3.3)."""
 
     adds_bias = True
 
@@ -44,18 +44,18 @@ class ShawModule(RelativeModule):
         self.keys_table = nn.Embedding(2 * config.distance + 1, head_width)
         self.values_table = nn.Embedding(2 * config.distance + 1, head_width) if config.values else None
 
-    def number(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Which vector: (batch or 1, 1, queries, keys)."""
+    def index(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Index of the vector: (batch or 1, 1, queries, keys)."""
         ahead = -distances(queries, keys)[:, None]
         return ahead.clamp(-self.distance, self.distance) + self.distance
 
     def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         scores = q @ self.keys_table.weight.to(q.dtype).T * scale  # (batch, heads, queries, vectors)
-        return scores.gather(-1, self.number(queries, keys).expand(*scores.shape[:3], -1))
+        return scores.gather(-1, self.index(queries, keys).expand(*scores.shape[:3], -1))
 
     def values(self, weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         assert self.values_table is not None
         table = self.values_table.weight.to(weights.dtype)
         by_vector = weights.new_zeros(*weights.shape[:3], len(table))
-        by_vector = by_vector.scatter_add(-1, self.number(queries, keys).expand_as(weights), weights)
+        by_vector = by_vector.scatter_add(-1, self.index(queries, keys).expand_as(weights), weights)
         return by_vector @ table

@@ -1,4 +1,4 @@
-"""T5's positions: distances fall into buckets, and each head has learned a bias for each bucket."""
+"""T5's relative positions: a learned bias per head and bucket of distances."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from allyouneed.nn.positions.relative import Heads, Relative, RelativeModule, di
 
 
 class Buckets(Relative):
-    """Raffel et al. 2020, 2.1: a number for each head and bucket of distances is added to the scores. Half of the
-    buckets are for one distance each, the others grow like a logarithm up to `distance`; what is farther shares the
-    last one.
+    """Raffel et al. 2020, 2.1: a bias per head and bucket is added to the scores. Half of the buckets hold one distance
+    each, the others grow logarithmically up to `distance`; larger distances share the last bucket.
 
-    `bidirectional` gives one half of the buckets to keys ahead, without it they count as being here; when not said, it
-    is so where the attention is not causal. All layers of a stack have one table, as in T5; `untied` gives each its
-    own.
+    `bidirectional` reserves half of the buckets for keys ahead; otherwise these count as distance 0. Default: true
+    unless the attention is causal. All layers of a stack share one table, as in T5; `untied` gives each its own.
     """
 
     kind: Literal["buckets"] = "buckets"
@@ -52,18 +50,20 @@ class Buckets(Relative):
     def problems(self, heads: Heads, common: Common) -> list[tuple[str, str]]:
         found = []
         if heads.causal and self.bidirectional:
-            text = "a causal attention sees no key ahead: half of the buckets would never be used; leave it out"
+            text = "causal attention has no keys ahead, so half of the buckets would be unused; remove it"
             found.append(("bidirectional", text))
         if self.both(heads) and self.buckets % 2:
-            found.append(("buckets", f"{self.buckets} cannot be halved between keys behind and ahead; make it even"))
+            found.append(("buckets", f"{self.buckets} is odd; bidirectional buckets must be even"))
         one_each = self.buckets // (4 if self.both(heads) else 2)
         if self.distance <= one_each:
-            found.append(("distance", f"{self.distance} is no more than the {one_each} distances with a bucket each"))
+            found.append(
+                ("distance", f"{self.distance} must exceed {one_each}, the number of buckets with one distance each")
+            )
         return found
 
 
 def bucket(distance: Tensor, buckets: int, farthest: int, both: bool) -> Tensor:
-    """The number of the bucket of a distance, positive for keys behind the query."""
+    """Bucket of a distance, positive for keys behind the query."""
     ahead = torch.zeros_like(distance)
     if both:
         buckets //= 2
@@ -87,7 +87,7 @@ class BucketsModule(RelativeModule):
 
     @property
     def static(self) -> Hashable:
-        return "buckets", id(self)  # layers that share the table are one module
+        return "buckets", id(self)  # layers that share the table share the module
 
     def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         numbers = bucket(distances(queries, keys), self.config.buckets, self.config.distance, self.both)

@@ -1,4 +1,4 @@
-"""Transformer-XL's relative positions: sinusoids of the distance, seen by each query in its own way."""
+"""Transformer-XL's relative positions: sinusoids of the distance, scored by each query."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from allyouneed.nn.positions.relative import Heads, Relative, RelativeModule, di
 
 
 class TransformerXL(Relative):
-    """Dai et al. 2019, 3.3: the score of query i and key j is q·k + q·W_R R_{i−j} + u·k + v·W_R R_{i−j}, which is
-    (q + u)·k + (q + v)·W_R R_{i−j}, with R sinusoids as wide as the model.
+    """Dai et al. 2019, 3.3: the score of query i and key j is q·k + q·W_R R_{i−j} + u·k + v·W_R R_{i−j} = (q + u)·k +
+    (q + v)·W_R R_{i−j}, with R sinusoids of the model width.
 
-    u and v are learned; all layers of a stack have the same, as in the authors' models; `untied` gives each its own.
-    What lies farther away than `clamp` counts as that far (`clamp_len` in the authors' code).
+    u and v are learned and shared by all layers of a stack, as in the authors' models; `untied` gives each layer its
+    own. Distances are clipped to `clamp` (`clamp_len` in the authors' code).
     """
 
     bilinear: ClassVar[bool] = True
@@ -34,7 +34,7 @@ class TransformerXL(Relative):
         return TransformerXLModule(self, heads, common)
 
     def cost(self, heads: Heads, common: Common, keys: float) -> Cost:
-        """As many distances as tokens (twice as many where both sides are seen) are mapped by W_R."""
+        """W_R maps as many distances as tokens, twice as many for bidirectional attention."""
         sides = 1 if heads.causal else 2
         linear = common.linear.cost(common.width, heads.inner, False)
         each = Cost(linear.parameters, sides * linear.flops + 2 * sides * heads.inner * keys)
@@ -67,7 +67,7 @@ class TransformerXLBiases(nn.Module):
 
 
 class TransformerXLModule(RelativeModule):
-    """`turn` makes q + u of q, so that attention itself computes (q + u)·k; `bias` takes the u off again to add v."""
+    """`apply_positions` replaces q by q + u, so that attention computes (q + u)·k; `bias` uses q + v."""
 
     adds_bias = True
 
@@ -78,29 +78,29 @@ class TransformerXLModule(RelativeModule):
         self.far = common.linear.build(common.width, heads.inner, False)  # W_R
         self.biases = TransformerXLBiases(heads, config.untied)
 
-    def turn(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+    def apply_positions(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         return q + self.biases.content.to(q.dtype), k, v
 
     def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         away = distances(queries, keys)[:, None]  # (batch or 1, 1, queries, keys)
         if self.causal:
-            away = away.clamp(min=0)  # keys ahead are hidden anyway
+            away = away.clamp(min=0)  # keys ahead are masked
         if self.clamp is not None:
             away = away.clamp(-self.clamp, self.clamp)
         first, last = int(away.min()), int(away.max())
         every = self.sinusoids(torch.arange(first, last + 1, device=q.device)).to(self.biases.place.dtype)
-        looking = q + (self.biases.place - self.biases.content).to(q.dtype)
-        scores = self.scored(looking, every) * scale  # (batch, heads, queries, distances)
+        query = q + (self.biases.place - self.biases.content).to(q.dtype)
+        scores = self.score_distances(query, every) * scale  # (batch, heads, queries, distances)
         return scores.gather(-1, (away - first).expand(*scores.shape[:3], -1))
 
-    def scored(self, looking: Tensor, every: Tensor) -> Tensor:
-        """looking · W_R · R for each distance, the cheaper product first: while decoding, queries are fewer than
-        distances. A map that is no plain matrix can only be asked for W_R R."""
-        (distances, width), (batch, heads, queries, head_width) = every.shape, looking.shape
+    def score_distances(self, query: Tensor, every: Tensor) -> Tensor:
+        """query · W_R · R for each distance, cheaper product first: decoding has fewer queries than distances. Only a
+        plain linear map gives access to W_R itself."""
+        (distances, width), (batch, heads, queries, head_width) = every.shape, query.shape
         count = batch * queries
         queries_first = count * (head_width * width + width * distances)
         if type(self.far) is nn.Linear and queries_first < distances * head_width * (width + count):
-            weight = self.far.weight.unflatten(0, (heads, -1)).to(looking.dtype)  # (heads, head_width, width)
-            return looking @ weight @ every.to(looking.dtype).T
+            weight = self.far.weight.unflatten(0, (heads, -1)).to(query.dtype)  # (heads, head_width, width)
+            return query @ weight @ every.to(query.dtype).T
         far = self.far(every).unflatten(-1, (heads, -1)).transpose(0, 1)  # (heads, distances, head_width)
-        return looking @ far.to(looking.dtype).transpose(-1, -2)
+        return query @ far.to(query.dtype).transpose(-1, -2)

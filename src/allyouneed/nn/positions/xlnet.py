@@ -1,4 +1,4 @@
-"""XLNet's relative positions: Transformer-XL's, and whether query and key belong to the same text."""
+"""XLNet's relative positions: Transformer-XL's plus relative segment encodings."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from allyouneed.nn.positions.transformer_xl import TransformerXL, TransformerXLM
 
 
 class XLNetRelative(Relative):
-    """Yang et al. 2019, 2.5: to Transformer-XL's score, with u and v of each layer's own, comes (q + b)·s: s is s₊ if
-    query and key are of the same type and s₋ if they are not (relative segment encodings).
+    """Yang et al. 2019, 2.5: Transformer-XL's score, with u and v per layer, plus (q + b)·s; s is s₊ if query and key
+    have the same type and s₋ otherwise (relative segment encodings).
 
-    `types`: how many types the batch may name; two texts, the class mark and padding in the authors' data.
+    `types`: number of token types; in the authors' data two texts, the class token and padding.
     """
 
     bilinear: ClassVar[bool] = True
 
     kind: Literal["xlnet"] = "xlnet"
     types: Annotated[int, Field(gt=0)] = 4
-    clamp: Annotated[int, Field(gt=0)] | None = None  # as of transformer-xl
+    clamp: Annotated[int, Field(gt=0)] | None = None  # as in transformer-xl
 
     @property
     def features(self) -> int:
@@ -45,23 +45,25 @@ class XLNetRelative(Relative):
 
 
 class XLNetRelativeModule(TransformerXLModule):
-    """(q + b)·s₋ is the same for all keys of a query, so that the softmax does not see it; what is left of the term is
-    (q + b)·(s₊ − s₋) where types agree. That is a product: of this number in the place of the query's type with a one
-    in the place of the key's. So queries and keys get as many features more as there are types."""
+    """(q + b)·s₋ is constant over the keys of a query and cancels in the softmax; what remains is (q + b)·(s₊ − s₋)
+    where types agree. It is computed as `types` extra features: this number in the feature of the query's type,
+    times a one in the feature of the key's type."""
 
     def __init__(self, config: XLNetRelative, heads: Heads, common: Common) -> None:
         super().__init__(config.distances, heads, common)
         self.types, self.head_width = config.types, heads.head_width
         self.kinds = XLNetKinds(heads)
 
-    def turn(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+    def apply_positions(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         layout = context.queries
         types = torch.zeros_like(layout.positions) if layout.types is None else layout.types
-        mine = nn.functional.one_hot(types, self.types).to(q.dtype)[:, None]  # (batch or 1, 1, time, types)
+        own_type = nn.functional.one_hot(types, self.types).to(q.dtype)[:, None]  # (batch or 1, 1, time, types)
         same, other = self.kinds.vectors.to(q.dtype)
-        liking = ((q + self.kinds.bias.to(q.dtype)) * (same - other)).sum(-1, keepdim=True)  # (batch, heads, time, 1)
-        q, k, v = super().turn(q, k, v, context)
-        return torch.cat((q, liking * mine), -1), torch.cat((k, mine.expand(*k.shape[:3], -1)), -1), v
+        same_type_score = ((q + self.kinds.bias.to(q.dtype)) * (same - other)).sum(
+            -1, keepdim=True
+        )  # (batch, heads, time, 1)
+        q, k, v = super().apply_positions(q, k, v, context)
+        return torch.cat((q, same_type_score * own_type), -1), torch.cat((k, own_type.expand(*k.shape[:3], -1)), -1), v
 
     def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         return super().bias(q[..., : self.head_width], queries, keys, scale)

@@ -106,12 +106,14 @@ class PagedKVCache(KVState):
         queries = context.queries
         if not usable(q) or queries.time != 1 or queries.segments is not None or q.shape[-1] % 2:
             return None
-        from allyouneed.kernels.triton.decode_attention import look
+        from allyouneed.kernels.triton.decode_attention import decode_attention
 
         stored, states = self._stored(keys, values), self.states
         seen = queries.positions[:, 0].expand(len(q)).contiguous()
         new = keys[:, :, 0].contiguous(), values[:, :, 0].contiguous()
-        return look(q[:, :, 0].contiguous(), *stored, states.tables, seen, scale, states.pool.size, new)[:, :, None]
+        return decode_attention(q[:, :, 0].contiguous(), *stored, states.tables, seen, scale, states.pool.size, new)[
+            :, :, None
+        ]
 
     def select(self, rows: Tensor) -> None:
         pass

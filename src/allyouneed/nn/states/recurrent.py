@@ -85,7 +85,7 @@ class Recurrent(State):
         kept = self.lengths.clamp(max=length if each is None else each)
         gone = (kept < self.since) | ((self.lengths - kept > MAX_TRIM) & (self.since > 0))
         if bool(gone.any()):
-            raise ValueError(f"a recurrence can take back {MAX_TRIM} tokens, not more: the others are gone")
+            raise ValueError(f"a recurrent state can trim at most {MAX_TRIM} tokens")
         again = max(1, int((kept - self.since).max()))
         inside = torch.arange(again, device=kept.device) < (kept - self.since)[:, None]
         self.now, self.lengths = self.fold(self.snapshot, self.tail[:, :again], inside), kept

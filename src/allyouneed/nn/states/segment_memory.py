@@ -37,7 +37,7 @@ class SegmentMemory:
         if self.states is None or batch.begins:
             self.states = self.model.start(len(rows.tokens))
         self.states.detach()
-        asking = {} if batch.source is None else {"asking": batch.source}  # behind the rows (models/two_stream.py)
+        asking = {} if batch.source is None else {"query_stream": batch.source}  # after the rows (models/two_stream.py)
         return self.model.advance(rows, self.states, losses=losses, **asking), TokenLayout.of(rows)
 
     def forget(self) -> None:

@@ -50,7 +50,7 @@ class WindowKVCache(KVState):
         self.end = min(context.slots.time, self.first + self.ring)
         self.keys, self.values = self._roomy(self.keys, keys), self._roomy(self.values, values)
         key = ("ring", self.first, self.ring, self.keys.shape[2], len(keys))
-        turn = context.plan(key, lambda: self._turn(context, len(keys)))
+        turn = context.memoize(key, lambda: self._turn(context, len(keys)))
         old = (self.keys, self.values) if turn.copies else ()
         both = [torch.cat((was[:, :, :-1], new), 2) for was, new in zip(old, (keys, values), strict=False)]
         rows = torch.arange(len(keys), device=keys.device)[:, None]
@@ -119,7 +119,7 @@ class WindowKVCache(KVState):
         kept = self.lengths.clamp(max=length if each is None else each)
         gone = (self.written - kept > MAX_TRIM) & (self.written > self.first + self.ring)
         if bool(gone.any()):
-            raise ValueError(f"a pattern that forgets can take back {MAX_TRIM} tokens, not more: the others are gone")
+            raise ValueError(f"a windowed KV cache can trim at most {MAX_TRIM} tokens")
         self.lengths = kept
         self.end = min(self.end, length)
 

@@ -1,11 +1,11 @@
-"""How sub-layers hang on the residual stream. A wiring sees the whole block, so it may run them as it likes."""
+"""Residual wirings: how the sub-layers of a block are combined."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -15,31 +15,23 @@ from allyouneed.config import Part
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.depth import Depth, deepnorm_factors
 from allyouneed.nn.dropout import Dropout
-
-
-class Depth(NamedTuple):
-    """How many layers the model has on each side, and which side this is: some wirings scale with it."""
-
-    encoder: int
-    decoder: int
-    side: Literal["encoder", "decoder"]
-
 
 Call = Callable[[Tensor], Tensor]  # a sub-layer with its context and state filled in, or a norm with its context
 Step = Callable[..., Any]  # (stream, sub-layer, its norms…) -> stream
 
 
 class Wiring(Part, slot="wiring"):
-    """`begin` opens the stream, one built module per block carries it on, `end` closes it.
+    """`begin` opens the stream, one module per block carries it, `end` closes it.
 
-    The stream is whatever the wiring makes of it: one tensor here, two for ResiDual. Where a stack changes from one
-    wiring to another, the first closes its stream and the second opens it anew.
+    The stream is defined by the wiring: one tensor here, two for ResiDual. Where a stack changes wirings, the first
+    stream is closed and a new one opened.
     """
 
     @abstractmethod
     def build(self, common: Common, sublayers: int, depth: Depth) -> nn.Module:
-        """A module called as `wiring(stream, calls, context)`; its `depth` is known to inits that scale with it."""
+        """A module called as `wiring(stream, calls, context)` with an attribute `depth`, used by inits."""
 
     @abstractmethod
     def cost(self, common: Common, sublayers: int) -> Cost: ...
@@ -48,11 +40,11 @@ class Wiring(Part, slot="wiring"):
         return x
 
     def outputs(self, common: Common) -> int:
-        """How many features `end` gives to what comes behind the stack."""
+        """Output features of `end`."""
         return common.width
 
     def end(self, common: Common) -> nn.Module | None:
-        """What closes the stack, called as `end(stream, context)`; None: the stream is the result."""
+        """Module that closes the stream, called as `end(stream, context)`; None: the stream is the result."""
         return None
 
     def end_cost(self, common: Common) -> Cost:
@@ -63,7 +55,7 @@ class Wiring(Part, slot="wiring"):
 
 
 class Residual(Wiring):
-    """A wiring that is a formula, `run`, of the stream, the sub-layers and their norms."""
+    """A wiring given by a formula, `run`, over the stream, the sub-layers and their norms."""
 
     @abstractmethod
     def run(self, stream: Any, branches: Sequence[Call], norms: Sequence[Call], depth: Depth) -> Any: ...
@@ -83,8 +75,7 @@ class Residual(Wiring):
 
 
 class ResidualModule(nn.Module):
-    """Owns what a formula needs. f comes with its dropout (the paper, 5.4: on the output, before it is added) and its
-    LayerScale inside."""
+    """Norms, dropout and scales of a formula. f includes dropout on its output (the paper, 5.4) and LayerScale."""
 
     def __init__(self, config: Residual, common: Common, sublayers: int, depth: Depth) -> None:
         super().__init__()
@@ -111,9 +102,9 @@ class ResidualModule(nn.Module):
                 nn.init.constant_(scale, self.scale_start)
 
 
-class Scaled(Residual):
+class LayerScaled(Residual):
     """Touvron et al. 2021, "Going deeper with Image Transformers", eq. 9–10, LayerScale: a learned factor per feature
-    on what a sub-layer adds, beginning at `layer_scale`."""
+    on each sub-layer output, initially `layer_scale`."""
 
     layer_scale: Annotated[float, Field(gt=0)] | None = None
 
@@ -121,8 +112,8 @@ class Scaled(Residual):
         return self.layer_scale
 
 
-class Open(Residual):
-    """Nothing normalises the stream itself, so one norm does after the last block."""
+class FinalNorm(Residual):
+    """The stream is not normalised, so a final norm follows the last block."""
 
     def end(self, common: Common) -> nn.Module | None:
         return common.norm.build(common.width)
@@ -132,7 +123,7 @@ class Open(Residual):
 
 
 class Chained(Residual):
-    """One sub-layer after another: `step` is the formula for one. Where it has two norms, those of sub-layer i are
+    """Sub-layers in sequence: `step` is the formula of one. With two norms per sub-layer, those of sub-layer i are
     norms[2i] and norms[2i + 1]."""
 
     norms_each: ClassVar[int] = 1
@@ -150,7 +141,7 @@ class Chained(Residual):
         return self.norms_each * sublayers
 
 
-class PostNorm(Chained, Scaled):
+class PostNorm(Chained, LayerScaled):
     """ "Attention Is All You Need", 3.1: LayerNorm(x + Sublayer(x)), dropout on the sub-layer's output (5.4)."""
 
     kind: Literal["post-norm"] = "post-norm"
@@ -159,8 +150,8 @@ class PostNorm(Chained, Scaled):
         return lambda x, f, norm: norm(x + f(x))
 
 
-class PreNorm(Chained, Scaled, Open):
-    """x + Sublayer(LayerNorm(x)), and one norm after the last block (Xiong et al. 2020, figure 1b), where `final`."""
+class PreNorm(Chained, LayerScaled, FinalNorm):
+    """x + Sublayer(LayerNorm(x)), and a norm after the last block (Xiong et al. 2020, figure 1b) if `final`."""
 
     kind: Literal["pre-norm"] = "pre-norm"
     final: bool = True
@@ -175,7 +166,7 @@ class PreNorm(Chained, Scaled, Open):
         return super().end_cost(common) if self.final else Cost()
 
 
-class ResPostNorm(Chained, Open):
+class ResPostNorm(Chained, FinalNorm):
     """x + LayerNorm(Sublayer(x)) (Liu et al. 2022, "Swin Transformer V2", 3.2; OLMo 2 with RMSNorm)."""
 
     kind: Literal["res-post-norm"] = "res-post-norm"
@@ -184,7 +175,7 @@ class ResPostNorm(Chained, Open):
         return lambda x, f, norm: x + norm(f(x))
 
 
-class Sandwich(Chained, Open):
+class Sandwich(Chained, FinalNorm):
     """x + LayerNorm(Sublayer(LayerNorm(x))) (Ding et al. 2021, "CogView", 2.4; Gemma 2 with RMSNorm)."""
 
     norms_each: ClassVar[int] = 2
@@ -194,9 +185,9 @@ class Sandwich(Chained, Open):
         return lambda x, f, before, after: x + after(f(before(x)))
 
 
-class Parallel(Scaled, Open):
+class ParallelResidual(LayerScaled, FinalNorm):
     """x + Attention(LayerNorm(x)) + FFN(LayerNorm(x)): all sub-layers of a block see the same x (Wang, Komatsuzaki
-    2021, "GPT-J-6B"; Chowdhery et al. 2022, "PaLM", 2), behind `one` norm or one `each` (GPT-NeoX)."""
+    2021, "GPT-J-6B"; Chowdhery et al. 2022, "PaLM", 2), after `one` norm or one `each` (GPT-NeoX)."""
 
     kind: Literal["parallel"] = "parallel"
     norms: Literal["one", "each"] = "one"
@@ -210,9 +201,9 @@ class Parallel(Scaled, Open):
 
 
 class DeepNorm(Chained):
-    """Wang et al. 2022, "DeepNet", figure 2: LayerNorm(α x + Sublayer(x)); α from the number of layers unless given.
+    """Wang et al. 2022, "DeepNet", figure 2: LayerNorm(α x + Sublayer(x)); α from the number of layers unless set.
 
-    It belongs together with the init of the same name.
+    Use it with the init of the same name.
     """
 
     kind: Literal["deepnorm"] = "deepnorm"
@@ -223,19 +214,9 @@ class DeepNorm(Chained):
         return lambda x, f, norm: norm(alpha * x + f(x))
 
 
-def deepnorm_factors(depth: Depth) -> tuple[float, float]:
-    """α of the residual and β of the init ("DeepNet", figure 2)."""
-    n, m = depth.encoder, depth.decoder
-    if depth.side == "encoder" and m:
-        return 0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)
-    if depth.side == "decoder" and n:
-        return (3 * m) ** (1 / 4), (12 * m) ** (-1 / 4)
-    return (2 * (n + m)) ** (1 / 4), (8 * (n + m)) ** (-1 / 4)
-
-
 class ResiDual(Chained):
-    """Xie et al. 2023, "ResiDual", section 3: beside the post-norm stream a second one sums what sub-layers add, and is
-    normalised once, at the end: x ← LayerNorm(x + Sublayer(x)), d ← d + Sublayer(x), result x + LayerNorm(d)."""
+    """Xie et al. 2023, "ResiDual", section 3: a second stream sums the sub-layer outputs and is normalised once at the
+    end: x ← LayerNorm(x + Sublayer(x)), d ← d + Sublayer(x), result x + LayerNorm(d)."""
 
     kind: Literal["resi-dual"] = "resi-dual"
 

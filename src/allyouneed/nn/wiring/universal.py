@@ -1,4 +1,4 @@
-"""Recurrence in depth: one layer, step after step, that knows where and when it is and may stop early, token by token.
+"""Recurrence in depth: one layer applied repeatedly, with position and step embeddings and optional per-token halting.
 
 Dehghani et al. 2019, "Universal Transformers", section 2 and appendix C.
 """
@@ -18,12 +18,12 @@ from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.positions.absolute import Positions
 
-Step = Callable[[Tensor], Tensor]  # (batch, time, width) to the same
-Locate = Callable[[Tensor, int], Tensor]  # adds what tells this step, by its number, from the others
+Step = Callable[[Tensor], Tensor]  # (batch, time, width) -> (batch, time, width)
+Locate = Callable[[Tensor, int], Tensor]  # adds position and step embeddings
 
 
 class Halt(Part, slot="halting"):
-    """Decides for each token after how many steps it has been thought about enough."""
+    """Decides per token after how many steps to stop."""
 
     @abstractmethod
     def build(self, width: int) -> Halting: ...
@@ -35,11 +35,11 @@ class Halt(Part, slot="halting"):
 class Halting(nn.Module):
     @abstractmethod
     def forward(self, x: Tensor, locate: Locate, steps: Sequence[Step], context: Context, whole: bool) -> Tensor:
-        """`whole`: all steps are taken, needed or not (decoding: the tokens to come will look at each of them)."""
+        """`whole`: run all steps (needed for decoding, where later tokens attend to each of them)."""
 
 
 class Recurrence(nn.Module):
-    """All `steps` of one layer. Before each one the token learns its position and the step's number (eq. 4-5)."""
+    """All steps of one layer; position and step embeddings are added before each (eq. 4-5)."""
 
     def __init__(self, coordinates: Positions, halt: Halt | None, width: int) -> None:
         super().__init__()
@@ -64,15 +64,15 @@ class Recurrence(nn.Module):
 
 
 class ACT(Halt):
-    """Adaptive computation time (Graves 2016, eq. 5-9) for each token (Dehghani et al. 2019, appendix C).
+    """Adaptive computation time (Graves 2016, eq. 5-9) per token (Dehghani et al. 2019, appendix C).
 
-    At each step a token halts with probability p, read off its state; once all its p together exceed `threshold` it has
-    halted, and what was missing to 1 before, the remainder, is the weight of that step. Tokens that have halted are
-    still transformed, for others look at them; only their result stays. `ponder` weighs what is added to the loss: the
-    mean number of steps plus remainder (Graves, eq. 13). `bias`: p begins at about its sigmoid.
+    At each step a token halts with probability p, computed from its state; once its accumulated p exceeds `threshold`
+    it has halted, and the remainder to 1 is the weight of that step. Halted tokens are still transformed, since others
+    attend to them; only their result is fixed. `ponder` weighs the auxiliary loss: mean number of steps plus remainder
+    (Graves, eq. 13). `bias`: initial logit of p, approximately.
 
-    `result: blend` is what the authors compute, weight · state + (1 − weight) · result so far, from zero; `sum` is
-    Graves' weighted sum, which the last step completes.
+    `result: blend` is the authors' code, weight · state + (1 − weight) · result so far, from zero; `sum` is Graves'
+    weighted sum, completed by the last step.
     """
 
     kind: Literal["act"] = "act"
@@ -93,15 +93,15 @@ class ACTModule(Halting):
         super().__init__()
         self.config = config
         self.unit = nn.Linear(width, 1, bias=False)
-        self.bias = nn.Parameter(torch.full((1,), config.bias))  # apart, for an init would set a map's bias to zero
+        self.bias = nn.Parameter(torch.full((1,), config.bias))  # separate, because inits zero the bias of a linear map
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.bias, self.config.bias)
 
     def forward(self, x: Tensor, locate: Locate, steps: Sequence[Step], context: Context, whole: bool) -> Tensor:
         exact, real = torch.promote_types(x.dtype, torch.float32), context.queries.real
-        spent = torch.zeros(x.shape[:2], dtype=exact, device=x.device)  # all p so far
-        running = torch.ones_like(spent, dtype=torch.bool) if real is None else real  # nobody waits for padding
+        spent = torch.zeros(x.shape[:2], dtype=exact, device=x.device)  # accumulated p
+        running = torch.ones_like(spent, dtype=torch.bool) if real is None else real  # padding never runs
         pondered, result = torch.zeros_like(spent), torch.zeros_like(x)
         for number, step in enumerate(steps):
             x = locate(x, number)
@@ -117,7 +117,7 @@ class ACTModule(Halting):
             x = step(x)
             added = weight[..., None].to(x.dtype) * (x if self.config.result == "sum" else x - result)
             result = result + added
-            if not whole and not running.any():  # further steps would weigh nothing
+            if not whole and not running.any():  # further steps have weight 0
                 break
         if self.training and context.losses is not None and self.config.ponder:
             count = pondered.numel() if real is None else real.sum().clamp(min=1)

@@ -1,15 +1,16 @@
-"""Wirings without norms, as models had them before layer normalisation."""
+"""Wirings without norms, used before layer normalisation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from allyouneed.nn.wiring.residual import Call, Chained, Depth, Residual, Step
+from allyouneed.nn.depth import Depth
+from allyouneed.nn.wiring.residual import Call, Chained, Residual, Step
 
 
 class Plain(Chained):
-    """Sublayer(x): one after another, nothing goes around them (Bahdanau et al. 2015)."""
+    """Sublayer(x) without skip connections (Bahdanau et al. 2015)."""
 
     kind: Literal["plain"] = "plain"
 
@@ -21,8 +22,8 @@ class Plain(Chained):
 
 
 class ScaledResidual(Residual):
-    """Gehring et al. 2017, "Convolutional Sequence to Sequence Learning", 3.2–3.4: y = Mixer(x), what a cross finds for
-    y is added to it, and the layer gives (x + y) · √½, which varies as much as x and y do."""
+    """Gehring et al. 2017, "Convolutional Sequence to Sequence Learning", 3.2–3.4: y = Mixer(x), plus the
+    cross-attention of y; the layer gives (x + y) · √½, which preserves the variance."""
 
     kind: Literal["scaled-residual"] = "scaled-residual"
 

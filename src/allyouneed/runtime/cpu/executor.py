@@ -133,7 +133,7 @@ class CpuExecutor:
     def signature(self) -> tuple[Any, ...]:
         """Changes when weights do."""
         tensors = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in self.weights]
-        return (quantized.changes.count, *tensors)
+        return (quantized.weight_version.count, *tensors)
 
     @property
     def model(self) -> Any:

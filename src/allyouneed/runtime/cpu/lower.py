@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.kernels.cpu.abi import Activation, Format, Keys, Kind
-from allyouneed.nn.channels.feedforward import ACTIVATIONS, FFNModule, GLUModule
+from allyouneed.nn.activations import ACTIVATIONS
+from allyouneed.nn.channels.feedforward import FFNModule, GLUModule
 from allyouneed.nn.embed.tokens import TokenEmbedModule
 from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
-from allyouneed.nn.linear.dense import Joined
+from allyouneed.nn.linear.dense import MergedLinear
 from allyouneed.nn.linear.int8 import Int8Linear, Int8Table
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
 from allyouneed.nn.mixers.attention.scores import ScoresModule
@@ -69,7 +70,7 @@ def lower_embed(embed: nn.Module, width: int, code: Instructions) -> Register:
 # --- linear maps ------------------------------------------------------------------------------------------------------
 
 
-@lower.register(Int8Linear, nn.Linear, Joined)
+@lower.register(Int8Linear, nn.Linear, MergedLinear)
 def _linear(part: nn.Module, x: Register, code: Instructions, state: None = None) -> Register:
     return emit_product([part], x, code)
 
@@ -77,12 +78,12 @@ def _linear(part: nn.Module, x: Register, code: Instructions, state: None = None
 def emit_product(maps: Sequence[nn.Module | None], x: Register, code: Instructions) -> Register:
     """The outputs of several linear maps of one input, side by side."""
     quantized = [one for one in maps if type(one) is Int8Linear]
-    dense = [one for one in maps if isinstance(one, nn.Linear) and type(one) in (nn.Linear, Joined)]
+    dense = [one for one in maps if isinstance(one, nn.Linear) and type(one) in (nn.Linear, MergedLinear)]
     if len(quantized) == len(maps):
         codes, step = (concat([getattr(one, name) for one in quantized]) for name in ("codes", "step"))
         return emit_matmul(codes, step, concat_biases(quantized), x, code)
     if len(dense) < len(maps):
-        other = next(one for one in maps if type(one) not in (nn.Linear, Joined, Int8Linear))
+        other = next(one for one in maps if type(one) not in (nn.Linear, MergedLinear, Int8Linear))
         raise Unsupported(f"{type(other).__name__} has no native instructions")
     return emit_matmul(concat([one.weight for one in dense]), None, concat_biases(dense), x, code)
 
@@ -184,7 +185,7 @@ def attention_output(part: SelfAttention | CrossAttention, seen: Register, code:
 def _self_attention(part: SelfAttention, x: Register, code: Instructions, state: StateSlot | None) -> Register:
     """With a state each token sees itself and those before it; without one all tokens see each other."""
     check_attention(part, Full if state is None else Causal)
-    if part.keeps_hidden:
+    if part.caches_hidden:
         raise Unsupported("a cache of hidden states has no native instruction")
     both = emit_product([part.qkv] if part.qkv is not None else [part.q, part.k, part.v], x, code)
     arguments = {"keys": Keys.SELF}

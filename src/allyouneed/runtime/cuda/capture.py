@@ -1,6 +1,6 @@
 """Whether a model's decode step can be captured in a CUDA graph: every part has a fixed shape and never waits for the
 host. Each part answers by a rule; one without a rule is captured if it keeps no state and its forward does not branch
-on data (`traces`). A rule raises `Unsupported` with the reason."""
+on data (`traceable`). A rule raises `Unsupported` with the reason."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def check_sublayer(part: Any) -> None:
         state = None
     if state is not None and make_static_state.get(part) is None:
         raise Unsupported(f"{type(part).__name__} has no fixed-shape state")
-    if not part.traces:
+    if not part.traceable:
         raise Unsupported(f"the forward of {type(part).__name__} branches on data")
 
 
@@ -109,7 +109,7 @@ def _self_attention(part: SelfAttention) -> None:
     check_capture(part.relative)
     if part.own_score:
         raise Unsupported(f"{type(part.scores).__name__} has no rule for CUDA graphs")
-    if part.keeps_hidden:
+    if part.caches_hidden:
         raise Unsupported("a cache of hidden states has no fixed-shape form")
     check_capture(part.pattern)
 

@@ -53,7 +53,7 @@ class DecodeStep:
         x, positions, rotation = self.embed(tokens)
         context = Context(TokenLayout(positions[:, None]), states.static_layout, states.memory, x[:, None])
         if rotation is not None:
-            context.plans[rotation_key(next(iter(self.setup.rotations)))] = rotation
+            context.memo[rotation_key(next(iter(self.setup.rotations)))] = rotation
         values = {0: x}
         for step in self.steps:
             step(values, positions, context)

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from allyouneed.nn.channels.feedforward import FFNModule
 from allyouneed.nn.context import Context
-from allyouneed.nn.linear.dense import Joined
+from allyouneed.nn.linear.dense import MergedLinear
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.norms import LayerNormModule
@@ -68,7 +68,7 @@ def can_fuse_norms(wiring: Any) -> bool:
 
 def has_local_bias(module: Any) -> bool:
     """A dense linear map with a bias, both held whole by this process."""
-    return type(module) in (nn.Linear, Joined) and _is_local(module.weight) and _is_local(module.bias)
+    return type(module) in (nn.Linear, MergedLinear) and _is_local(module.weight) and _is_local(module.bias)
 
 
 def _is_local(weight: Tensor | None) -> bool:

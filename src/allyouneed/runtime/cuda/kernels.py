@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from allyouneed.kernels import usable
+from allyouneed.nn.activations import fused_name
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.channels.feedforward import FFNModule, GLUModule, fused_name, gated
+from allyouneed.nn.channels.feedforward import FFNModule, GLUModule, gated
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.embed.tokens import TokenEmbedModule
 from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
-from allyouneed.nn.linear.dense import Joined
+from allyouneed.nn.linear.dense import MergedLinear
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
 from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.norms import LayerNormModule, RMSNormModule
@@ -100,7 +101,7 @@ def _self_attention(part: SelfAttention, setup: StepSetup, state: Any, partial: 
 
 def row_rotation(relative: RotaryModule, setup: StepSetup, positions: Tensor, context: Context) -> Tensor:
     """Of each row's position (rows, head_width), looked up once for all layers."""
-    return context.plan(rotation_key(relative.key), lambda: embedding(positions, setup.rotations[relative.key]))
+    return context.memoize(rotation_key(relative.key), lambda: embedding(positions, setup.rotations[relative.key]))
 
 
 def rotation_key(key: Any) -> Any:
@@ -158,11 +159,11 @@ def embed_kernel(embed: TokenEmbedModule, setup: StepSetup) -> Embed:
         table = table[0].to(weight.dtype)  # (positions, width)
 
     def fused(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        from allyouneed.kernels.triton.embed_step import begin
+        from allyouneed.kernels.triton.embed_step import embed_step
 
         rotations = next(iter(setup.rotations.values())) if len(setup.rotations) == 1 else None
         blocks = states.block_table if states.group > 1 else None
-        return begin(tokens, states.device_lengths, last, weight, embed.scale, table, rotations, blocks)
+        return embed_step(tokens, states.device_lengths, last, weight, embed.scale, table, rotations, blocks)
 
     def plain(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         positions = states.device_lengths.clamp(max=last)
@@ -207,15 +208,15 @@ def is_narrow(x: Tensor, weight: Tensor) -> bool:
     """Few rows on a GPU, in half precision: our own kernel reads the weights faster."""
     if not usable(x) or x.dtype not in (torch.bfloat16, torch.float16) or weight.dtype != x.dtype:
         return False
-    from allyouneed.kernels.triton.small_batch_linear import few
+    from allyouneed.kernels.triton.small_batch_linear import is_small_batch
 
-    return few(len(x), weight) and weight.is_contiguous() and weight.shape[1] % 8 == 0
+    return is_small_batch(len(x), weight) and weight.is_contiguous() and weight.shape[1] % 8 == 0
 
 
 def linear(x: Tensor, module: Any, activation: Any = None, gate: bool = False, partial: bool = False) -> Tensor:
     """(rows, inputs) to (rows, outputs), or to partial sums of it (parts, rows, outputs)."""
     name = "" if activation is None else fused_name(activation)
-    if name is not None and type(module) in (nn.Linear, Joined) and is_narrow(x, module.weight):
+    if name is not None and type(module) in (nn.Linear, MergedLinear) and is_narrow(x, module.weight):
         from allyouneed.kernels.triton.small_batch_linear import linear as small_batch
 
         return small_batch(x, module.weight, module.bias, name, gate, partial)
@@ -257,4 +258,4 @@ def _rotary_constants(module: RotaryModule, device: torch.device) -> None:
 
 @move_constants.register(AlibiModule)
 def _alibi_constants(module: AlibiModule, device: torch.device) -> None:
-    module.there = torch.tensor(module.slopes, dtype=torch.float64, device=device)
+    module.device_slopes = torch.tensor(module.slopes, dtype=torch.float64, device=device)

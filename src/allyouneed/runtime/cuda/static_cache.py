@@ -70,10 +70,10 @@ class StaticKVCache(KVState):
         """Of one new token a row, (rows, heads, head_width): its key and value come in, and it sees all there is.
         `turns` (rows, head_width): cosines beside sines by which its query and key are turned."""
         if usable(q):
-            from allyouneed.kernels.triton.decode_attention import look
+            from allyouneed.kernels.triton.decode_attention import decode_attention
 
             every, states = 0 if self.states.group == 1 else 1, self.states
-            return look(
+            return decode_attention(
                 q, self.keys, self.values, states.block_table, positions, scale, every, new, turns, states.arrived
             )
         k, v = new
@@ -214,10 +214,10 @@ def attend_source(q: Tensor, state: CrossKVCache, states: StaticStates, scale: f
     keys, values = state.keys, state.values
     assert keys is not None and values is not None and states.memory is not None
     if usable(q):
-        from allyouneed.kernels.triton.decode_attention import look
+        from allyouneed.kernels.triton.decode_attention import decode_attention
 
         lengths, arrived = states.source_lengths, states.arrived
-        return look(q, keys, values, states.source_table, lengths, scale, every=0, arrived=arrived)
+        return decode_attention(q, keys, values, states.source_table, lengths, scale, every=0, arrived=arrived)
     real = states.memory.layout.real
     assert real is not None
     beams = q.view(states.slot_count, states.group, *q.shape[1:]).transpose(1, 2)  # (seats, heads, group, head_width)

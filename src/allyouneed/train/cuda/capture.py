@@ -134,7 +134,7 @@ def _same_each_time(model: Any) -> bool:
     if not isinstance(model, nn.Module):
         return False
     blocks = [module for module in model.modules() if isinstance(module, Block)]
-    return bool(blocks) and all(block.traces for block in blocks)
+    return bool(blocks) and all(block.traceable for block in blocks)
 
 
 def _recorded(work: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:

@@ -70,7 +70,7 @@ class Machine:
                 if module.end is not None:
                     module.end.compile(dynamic=False)
             if isinstance(module, Block):
-                for part in [module] if module.traces else [p for p in module.sublayers.values() if p.traces]:
+                for part in [module] if module.traceable else [p for p in module.sublayers.values() if p.traceable]:
                     part.compile(dynamic=False)
 
     @contextmanager

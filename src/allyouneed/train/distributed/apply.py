@@ -38,7 +38,7 @@ def _twice(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(stream: Any, context: Context, states: dict[str, State] | None = None) -> Any:
         if states or context.replay is not None or not torch.is_grad_enabled():
             return forward(stream, context, states)
-        replay, before = Replay(), dict(context.plans)
+        replay, before = Replay(), dict(context.memo)
         times = 0
 
         def compute(stream: Any) -> Any:
@@ -47,9 +47,9 @@ def _twice(forward: Callable[..., Any]) -> Callable[..., Any]:
             if times == 1:
                 return forward(stream, replace(context, replay=replay), states)
             # as it was the first time: what this layer planned for those after it is planned again, for nobody
-            replay.again = 0
+            replay.next = 0
             losses: list[Tensor] | None = None if context.losses is None else []
-            again = replace(context, plans=dict(before), losses=losses, replay=replay)
+            again = replace(context, memo=dict(before), losses=losses, replay=replay)
             return forward(stream, again, states)
 
         return checkpoint(compute, stream, use_reentrant=False)

@@ -21,7 +21,7 @@ from allyouneed.files import write_text
 from allyouneed.folder import check_fit
 from allyouneed.mapped import MappedFile
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import assign_weights, meta_model, named
+from allyouneed.nn.models.weights import assign_weights, meta_model, named_tensors
 from allyouneed.train.distributed.tensor_parallel import row_orders, ways_of
 
 LAYOUT = "layout.json"  # how the rows of what was written are ordered
@@ -45,7 +45,7 @@ def gathered(model: nn.Module, config: Model, device: torch.device, keep: bool) 
     """The whole model in one piece, for those who `keep` it. All processes take part."""
     found: dict[str, Tensor] = {}
     orders = row_orders(model, ways_of(model))
-    for name, tensor in named(model).items():
+    for name, tensor in named_tensors(model).items():
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if keep:
             whole = whole if name not in orders else whole[orders[name].argsort().to(whole.device)]
@@ -59,7 +59,7 @@ def gathered(model: nn.Module, config: Model, device: torch.device, keep: bool) 
 
 def read_sharded(model: nn.Module, file: Path) -> None:
     """Fill a model from a safetensors file; each process reads it and keeps its part."""
-    stored, wanted = MappedFile(file), named(model)
+    stored, wanted = MappedFile(file), named_tensors(model)
     check_fit(file, stored, wanted, left_over=sorted(set(stored) - set(wanted)))
     orders = row_orders(model, ways_of(model))
     with torch.no_grad():

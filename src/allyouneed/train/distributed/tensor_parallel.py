@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from allyouneed.config import tree_of
 from allyouneed.nn.channels.feedforward import FFNModule, GLUModule
-from allyouneed.nn.linear.dense import Dense, Joined
+from allyouneed.nn.linear.dense import Dense, MergedLinear
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
 from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.models.base import Model
@@ -74,7 +74,7 @@ def row_orders(model: nn.Module, ways: int) -> dict[str, Tensor]:
     for path, part in model.named_modules():
         for name in OUTWARD if part in parts else ():
             joined = getattr(part, name, None)
-            if isinstance(joined, Joined):
+            if isinstance(joined, MergedLinear):
                 order = _order(joined.outputs, ways)
                 found |= {f"{path}.{name}.{key}": order for key, _ in joined.named_parameters()}
     return found

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.context import Wanted
+from allyouneed.nn.context import WeightRequest
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
 from any_part import CASES, build, case, pack, tree
 
@@ -76,14 +76,14 @@ def test_recorded_weights_are_the_softmax_written_out(pattern, source, target):
     modules = attention_modules(model)
     seen = {module: [] for module in modules}
     hooks = [watch(module, seen[module]) for module in modules]
-    record = {module: Wanted() for module in modules}
+    record = {module: WeightRequest() for module in modules}
     run(model, source, target, record)
     for hook in hooks:
         hook.remove()
     assert len(record) == 6
     for module in modules:
         ((x, context),) = seen[module]
-        expected, found = by_hand(module, x, context), record[module].found[0]
+        expected, found = by_hand(module, x, context), record[module].weights[0]
         real = (expected.sum(-1, keepdim=True) > 0).double()  # queries that are padding may show anything
         torch.testing.assert_close(found.double() * real, expected, atol=1e-6, rtol=0)
         sums = found.sum(-1, keepdim=True)[real > 0]
@@ -94,15 +94,15 @@ def test_recorded_weights_are_the_softmax_written_out(pattern, source, target):
 def test_recording_changes_nothing_and_records_only_what_was_asked():
     model = case("wiring post-norm")
     asked = model.decoder.blocks[1].sublayers["cross"]
-    record = {asked: Wanted()}
+    record = {asked: WeightRequest()}
     plain = run(model, Rows.of(SOURCES), Rows.of(TARGETS))
     recorded = run(model, Rows.of(SOURCES), Rows.of(TARGETS), record)
     assert torch.equal(plain, recorded)
     assert list(record) == [asked]
-    assert record[asked].found[0].shape == (2, 3, 5, 4)
-    again = {asked: Wanted()}
+    assert record[asked].weights[0].shape == (2, 3, 5, 4)
+    again = {asked: WeightRequest()}
     run(model, Rows.of(SOURCES), Rows.of(TARGETS), again)
-    assert torch.equal(again[asked].found[0], record[asked].found[0])
+    assert torch.equal(again[asked].weights[0], record[asked].weights[0])
 
 
 def test_multi_head_is_the_papers_equation():
@@ -127,9 +127,9 @@ def test_head_width_may_differ_from_width_over_heads():
     wide = {"kind": "attention", "heads": 5, "head_width": 6}
     model = build(tree(mixer=wide | {"pattern": "causal"}, encoder_mixer=wide, cross=wide))
     assert model.encoder.blocks[0].sublayers["mixer"].qkv.weight.shape == (90, 12)
-    record = {module: Wanted() for module in attention_modules(model)}
+    record = {module: WeightRequest() for module in attention_modules(model)}
     run(model, Rows.of(SOURCES), Rows.of(TARGETS), record)
-    assert all(wanted.found[0].shape[1] == 5 for wanted in record.values())
+    assert all(wanted.weights[0].shape[1] == 5 for wanted in record.values())
 
 
 def test_attention_dropout_works_in_training_only():
@@ -144,9 +144,9 @@ def test_every_case_has_attention_to_look_at_or_none_at_all():
     """Recording asks a module, not a kind: whoever is asked and attends answers with weights that sum to one."""
     for name in CASES:
         model = case(name)
-        record = {module: Wanted() for module in attention_modules(model)}
+        record = {module: WeightRequest() for module in attention_modules(model)}
         run(model, Rows.of(SOURCES), Rows.of(TARGETS), record)
-        for weights in (found for wanted in record.values() for found in wanted.found):
+        for weights in (found for wanted in record.values() for found in wanted.weights):
             sums = weights[0, :, : len(TARGETS[0])].sum(-1)
             nothing_seen = sums == 0
             torch.testing.assert_close(sums[~nothing_seen], torch.ones_like(sums[~nothing_seen]))

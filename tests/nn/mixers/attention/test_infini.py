@@ -75,7 +75,7 @@ def test_tokens_can_be_taken_back_across_a_segments_end():
         states.trim(150 - MAX_TRIM)
         found = model.head(model.advance(Rows(tokens[:, 150 - MAX_TRIM :]), states))
         torch.testing.assert_close(found, expected[:, 150 - MAX_TRIM :], atol=1e-8, rtol=0)
-    with pytest.raises(ValueError, match=f"can take back {MAX_TRIM} tokens"):
+    with pytest.raises(ValueError, match=f"can trim at most {MAX_TRIM} tokens"):
         states.trim(200 - kept_tokens(16) - 1)
 
 
@@ -95,7 +95,7 @@ def test_rows_of_unequal_lengths_move_on_by_themselves():
 
 
 def test_only_what_attends_may_be_turned():
-    for positions, said in [("alibi", "rotary or none"), ({"kind": "rotary", "values": True}, "without a place")]:
+    for positions, said in [("alibi", "rotary or none"), ({"kind": "rotary", "values": True}, "without positions")]:
         with pytest.raises(ConfigError, match=said):
             parse(Model, decoder(positions=positions))
 

@@ -28,7 +28,7 @@ def test_projections_are_shared_as_the_paper_counts(sharing, tables):
 
 def test_a_sentence_that_is_too_long_is_refused():
     model = build(encoder())
-    with pytest.raises(UserError, match="a sentence of 11 tokens is longer than the 10 places"):
+    with pytest.raises(UserError, match="sentence of 11 tokens exceeds the linformer's length 10"):
         model.logits(Batch(Rows(torch.ones(1, 11, dtype=torch.long))))
 
 
@@ -56,5 +56,5 @@ def test_a_packed_row_may_be_longer_than_any_sentence():
 def test_a_decoder_refuses_it():
     tree = encoder() | {"kind": "decoder", "decoder": encoder()["encoder"]}
     del tree["encoder"]
-    with pytest.raises(ConfigError, match="a linformer's keys each mix all tokens"):
+    with pytest.raises(ConfigError, match="every linformer key mixes all tokens"):
         parse(Model, tree)

@@ -122,5 +122,5 @@ def test_an_odd_window_and_a_decoder_are_refused():
     with pytest.raises(ConfigError, match="half of 5 places cannot lie on each side"):
         parse(Model, {"kind": "encoder", "vocab": 11, "width": 12, "encoder": [layer]})
     layer["mixer"]["window"] = 4
-    with pytest.raises(ConfigError, match="a longformer's window reaches to both sides"):
+    with pytest.raises(ConfigError, match="the longformer window covers both sides"):
         parse(Model, {"kind": "decoder", "vocab": 11, "width": 12, "decoder": [layer]})

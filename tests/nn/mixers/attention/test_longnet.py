@@ -6,7 +6,7 @@ import torch
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.nn.mixers.attention.longnet import ByHeads, LongNet
+from allyouneed.nn.mixers.attention.longnet import LongNet, PerHeadGroups
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.states.window import WindowKVCache
 from any_part import build, pack
@@ -43,7 +43,7 @@ def test_tiles_are_the_dense_form(sees, positions, monkeypatch):
     )
     module = config.build(common).double()
     monkeypatch.setattr("allyouneed.nn.mixers.attention.longnet.BLOCK", 8)
-    monkeypatch.setattr("allyouneed.nn.mixers.attention.longnet.WORTH_TILES", 1)
+    monkeypatch.setattr("allyouneed.nn.mixers.attention.longnet.MIN_BLOCK_SPARSE_SCORES", 1)
     lengths = torch.tensor([201, 90])
     for rows in (Rows(torch.zeros(2, 201, dtype=torch.long), lengths), Rows(torch.zeros(2, 201, dtype=torch.long))):
         x = torch.randn(2, 201, 16, dtype=torch.double, requires_grad=True)
@@ -53,11 +53,11 @@ def test_tiles_are_the_dense_form(sees, positions, monkeypatch):
         for way in ("tiles", "dense"):
             context = Context(layout)
             if way == "dense":
-                monkeypatch.setattr("allyouneed.nn.mixers.attention.longnet.WORTH_TILES", 10**9)
+                monkeypatch.setattr("allyouneed.nn.mixers.attention.longnet.MIN_BLOCK_SPARSE_SCORES", 10**9)
             out = module(x, context) * real
-            plans = list(context.plans.values())
-            assert any(isinstance(plan, ByHeads) for plan in plans) == (way == "tiles")
-            monkeypatch.setattr("allyouneed.nn.mixers.attention.longnet.WORTH_TILES", 1)
+            plans = list(context.memo.values())
+            assert any(isinstance(plan, PerHeadGroups) for plan in plans) == (way == "tiles")
+            monkeypatch.setattr("allyouneed.nn.mixers.attention.longnet.MIN_BLOCK_SPARSE_SCORES", 1)
             results.append([out, *torch.autograd.grad((out * out.cos()).sum(), [x, *module.parameters()])])
         for found, expected in zip(*results, strict=True):
             torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
@@ -104,7 +104,7 @@ def test_its_weights_can_be_seen():
 
 
 def test_branches_that_do_not_pair_up_are_refused():
-    with pytest.raises(ConfigError, match="2 segments, 1 dilations: a branch has one of each"):
+    with pytest.raises(ConfigError, match="2 segments but 1 dilations; set one of each per branch"):
         decoder(dilations=[1])
-    with pytest.raises(ConfigError, match="a segment's tokens see all of it: say sees: past"):
+    with pytest.raises(ConfigError, match="tokens attend to their whole segment; set sees: past"):
         decoder(sees="around")

@@ -73,7 +73,7 @@ def test_it_decodes_until_its_places_end():
         for part in tokens.split([7, 1, 1, 11], 1):
             found.append(model.head(model.advance(Rows(part), states)))
         torch.testing.assert_close(torch.cat(found, 1), model.logits(Batch(Rows(tokens))), atol=1e-9, rtol=0)
-        with pytest.raises(UserError, match="a sentence of 21 tokens is longer than the 20 places"):
+        with pytest.raises(UserError, match="sentence of 21 tokens exceeds the synthesizer's length 20"):
             model.advance(Rows(tokens[:, :1]), states)
 
 

@@ -10,9 +10,9 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.ops.attention import flex
 from allyouneed.nn.ops.attention import select as attend
-from allyouneed.nn.ops.attention.block_mask import Tiling, apart
-from allyouneed.nn.ops.attention.block_sparse import Tiled
-from allyouneed.nn.ops.attention.dense import Dense, ScoreMod, dense_mask
+from allyouneed.nn.ops.attention.block_mask import BlockLayout, disjoint_alternatives
+from allyouneed.nn.ops.attention.block_sparse import BlockSparse
+from allyouneed.nn.ops.attention.dense import DenseAttention, ScoreMod, dense_mask
 from allyouneed.nn.patterns.core import Causal, Pattern
 from any_layout import some_facts
 from any_part import atoms, patterns
@@ -58,7 +58,7 @@ def compare(execute, pattern, queries, keys, score_mod, batch, kv_heads=KV_HEADS
     noise = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1), dtype=torch.double) * real
     wanted = [*inputs, TABLE] if score_mod.bias is not None else inputs
     results = []
-    for way in (execute, Dense(dense_mask(pattern, queries, keys), queries.positions, keys.positions)):
+    for way in (execute, DenseAttention(dense_mask(pattern, queries, keys), queries.positions, keys.positions)):
         out = way(*inputs, 0.0, score_mod)
         gradients = torch.autograd.grad((out * noise).sum(), wanted, materialize_grads=True)
         results.append([out * real, *gradients])
@@ -82,15 +82,19 @@ def compare(execute, pattern, queries, keys, score_mod, batch, kv_heads=KV_HEADS
 @example(~Pattern.from_text("full"), 63, 8, "bias", 0, False)
 def test_tiles_are_the_dense_mask(pattern, time, block, score_mod, seed, split):
     layout = some_facts(time, seed)
-    parts = [Tiling(one, layout, layout, block) for one in (apart(pattern) if split else [pattern])]
-    compare(Tiled(parts), pattern, layout, layout, MANNERS[score_mod], batch=2)
+    parts = [
+        BlockLayout(one, layout, layout, block) for one in (disjoint_alternatives(pattern) if split else [pattern])
+    ]
+    compare(BlockSparse(parts), pattern, layout, layout, MANNERS[score_mod], batch=2)
 
 
 @settings(max_examples=20, deadline=None)
 @given(patterns(), st.integers(0, 99), st.sampled_from(list(MANNERS)))
 def test_tiles_of_packed_rows(pattern, seed, score_mod):
     layout = some_facts(60, seed, packed=True)
-    compare(Tiled([Tiling(pattern, layout, layout, 8)]), pattern, layout, layout, MANNERS[score_mod], batch=2)
+    compare(
+        BlockSparse([BlockLayout(pattern, layout, layout, 8)]), pattern, layout, layout, MANNERS[score_mod], batch=2
+    )
 
 
 @pytest.mark.parametrize("score_mod", MANNERS)
@@ -98,7 +102,15 @@ def test_tiles_of_packed_rows(pattern, seed, score_mod):
 def test_rows_that_are_alike_and_heads_that_share_keys(score_mod, kv_heads):
     pattern = Pattern.from_text("causal & (window(9) | prefix(2))")
     layout = TokenLayout.of(Rows(torch.zeros(3, 70, dtype=torch.long)))
-    compare(Tiled([Tiling(pattern, layout, layout, 16)]), pattern, layout, layout, MANNERS[score_mod], 3, kv_heads)
+    compare(
+        BlockSparse([BlockLayout(pattern, layout, layout, 16)]),
+        pattern,
+        layout,
+        layout,
+        MANNERS[score_mod],
+        3,
+        kv_heads,
+    )
 
 
 @pytest.mark.parametrize("score_mod", ["plain", "bias"])
@@ -106,14 +118,14 @@ def test_queries_and_keys_of_two_sentences(score_mod):
     queries = TokenLayout.of(Rows(torch.zeros(2, 50, dtype=torch.long), torch.tensor([50, 20]), side="left"))
     keys = TokenLayout.of(Rows(torch.zeros(2, 75, dtype=torch.long), torch.tensor([33, 75])))
     pattern = Pattern.from_text("window(6) | strided(5)")
-    parts = [Tiling(one, queries, keys, 8) for one in apart(pattern)]
-    compare(Tiled(parts), pattern, queries, keys, MANNERS[score_mod], batch=2)
+    parts = [BlockLayout(one, queries, keys, 8) for one in disjoint_alternatives(pattern)]
+    compare(BlockSparse(parts), pattern, queries, keys, MANNERS[score_mod], batch=2)
 
 
 def test_dropout_drops_weights_and_keeps_their_mean():
     pattern, layout = Pattern.from_text("causal & (window(20) | strided(20))"), some_facts(200, 0)
     q, k, v = tensors(2, 200, 200)
-    tiled = Tiled([Tiling(one, layout, layout, 16) for one in apart(pattern)])
+    tiled = BlockSparse([BlockLayout(one, layout, layout, 16) for one in disjoint_alternatives(pattern)])
     torch.manual_seed(0)
     plain = tiled(q, k, v, 0.0, MANNERS["plain"])
     many = torch.stack([tiled(q, k, v, 0.3, MANNERS["plain"]) for _ in range(200)])
@@ -129,10 +141,13 @@ def test_flex_over_the_same_tiles(text, monkeypatch):
     for layout in (some_facts(300, 1), TokenLayout.of(Rows(torch.zeros(2, 300, dtype=torch.long)))):
         generator = torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(2, 2, 300, 16, generator=generator) for _ in range(3))
-        parts = [Tiling(one, layout, layout, flex.FLEX_BLOCK // 2, rounded=True) for one in apart(pattern)]
+        parts = [
+            BlockLayout(one, layout, layout, flex.FLEX_BLOCK // 2, rounded=True)
+            for one in disjoint_alternatives(pattern)
+        ]
         assert (parts[0].query.used, parts[0].query.blocks) == (5, 6)
-        found = flex.Flex(parts, lambda: attend.whole)(q, k, v, 0.0, ScoreMod(0.25))
-        expected = Dense(dense_mask(pattern, layout, layout), layout.positions, layout.positions)(
+        found = flex.Flex(parts, lambda: attend.full)(q, k, v, 0.0, ScoreMod(0.25))
+        expected = DenseAttention(dense_mask(pattern, layout, layout), layout.positions, layout.positions)(
             q, k, v, 0.0, ScoreMod(0.25)
         )
         real = 1.0 if layout.real is None else layout.real[:, None, :, None]
@@ -146,8 +161,8 @@ def test_every_pattern_can_be_compiled(pattern, monkeypatch):
     torch._dynamo.reset()
     layout = some_facts(20, 1)
     q, k, v = (torch.randn(2, 1, 20, 16) for _ in range(3))
-    found = flex.Flex([Tiling(Causal() & ~pattern, layout, layout, flex.FLEX_BLOCK)], lambda: attend.whole)
-    dense = Dense(dense_mask(Causal() & ~pattern, layout, layout), layout.positions, layout.positions)
+    found = flex.Flex([BlockLayout(Causal() & ~pattern, layout, layout, flex.FLEX_BLOCK)], lambda: attend.full)
+    dense = DenseAttention(dense_mask(Causal() & ~pattern, layout, layout), layout.positions, layout.positions)
     real = layout.real[:, None, :, None]
     score_mod = ScoreMod(0.25)
     torch.testing.assert_close(
@@ -165,8 +180,8 @@ def test_a_kernel_is_compiled_once_for_a_pattern_and_a_length(monkeypatch):
     for seed in range(3):
         layout = some_facts(40, seed)
         q, k, v = (torch.randn(2, 1, 40, 16) for _ in range(3))
-        part = Tiling(Pattern.from_text("window(9) | chosen"), layout, layout, flex.FLEX_BLOCK)
-        flex.Flex([part], lambda: attend.whole)(q, k, v, 0.0, ScoreMod(0.25))
+        part = BlockLayout(Pattern.from_text("window(9) | chosen"), layout, layout, flex.FLEX_BLOCK)
+        flex.Flex([part], lambda: attend.full)(q, k, v, 0.0, ScoreMod(0.25))
     assert counters["stats"]["unique_graphs"] == 1
 
 
@@ -180,18 +195,18 @@ def whole_row(time):
 @pytest.mark.parametrize(
     ("text", "time", "path"),
     [
-        ("causal & window(64)", 2048, Tiled),
-        ("causal & window(64)", 300, Dense),  # too short to be worth it
-        ("causal & window(1500)", 2048, Dense),  # too wide
-        ("full & causal", 2048, Dense),
-        ("causal & (window(32) | strided(32))", 2048, Tiled),
-        ("window(64) | global(0)", 2048, Tiled),
-        ("~window(64)", 2048, Dense),
+        ("causal & window(64)", 2048, BlockSparse),
+        ("causal & window(64)", 300, DenseAttention),  # too short to be worth it
+        ("causal & window(1500)", 2048, DenseAttention),  # too wide
+        ("full & causal", 2048, DenseAttention),
+        ("causal & (window(32) | strided(32))", 2048, BlockSparse),
+        ("window(64) | global(0)", 2048, BlockSparse),
+        ("~window(64)", 2048, DenseAttention),
     ],
 )
 def test_tiles_are_chosen_where_there_is_little_to_see(text, time, path):
     layout = whole_row(time)
-    assert type(attend.plan(Pattern.from_text(text), layout, layout, ScoreMod(1.0))) is path
+    assert type(attend.select_attention(Pattern.from_text(text), layout, layout, ScoreMod(1.0))) is path
 
 
 def test_a_long_sentence_in_a_packed_row_gets_tiles_too():
@@ -199,8 +214,8 @@ def test_a_long_sentence_in_a_packed_row_gets_tiles_too():
     layout = TokenLayout.of(Rows(torch.zeros_like(segments), segments=segments))
     pattern = Pattern.from_text("causal & window(40)")
     q, k, v = (x.detach() for x in tensors(1, 1520, 1520))
-    found = attend.plan(pattern, layout, layout, MANNERS["plain"])(q, k, v, 0.0, MANNERS["plain"])
-    dense = Dense(dense_mask(pattern, layout, layout), layout.positions, layout.positions)
+    found = attend.select_attention(pattern, layout, layout, MANNERS["plain"])(q, k, v, 0.0, MANNERS["plain"])
+    dense = DenseAttention(dense_mask(pattern, layout, layout), layout.positions, layout.positions)
     torch.testing.assert_close(found, dense(q, k, v, 0.0, MANNERS["plain"]), atol=1e-9, rtol=1e-9)
 
 
@@ -211,7 +226,7 @@ def test_what_is_kept_for_backward_does_not_grow_with_the_window():
     sizes = []
     for window in (16, 256):
         kept = []
-        tiled = Tiled([Tiling(Pattern.from_text(f"causal & window({window})"), layout, layout, 64)])
+        tiled = BlockSparse([BlockLayout(Pattern.from_text(f"causal & window({window})"), layout, layout, 64)])
 
         def keep(x, kept=kept):
             kept.append(x.numel())
@@ -225,4 +240,4 @@ def test_what_is_kept_for_backward_does_not_grow_with_the_window():
 
 def test_a_causal_sentence_still_takes_the_kernel():
     layout = whole_row(2048)
-    assert attend.plan(Causal(), layout, layout, ScoreMod(1.0)) is attend.causal
+    assert attend.select_attention(Causal(), layout, layout, ScoreMod(1.0)) is attend.causal

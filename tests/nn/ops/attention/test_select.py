@@ -12,8 +12,8 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.ops.attention import flex
 from allyouneed.nn.ops.attention import select as attend
-from allyouneed.nn.ops.attention.block_mask import Tiling
-from allyouneed.nn.ops.attention.dense import Dense, ScoreMod, dense_mask
+from allyouneed.nn.ops.attention.block_mask import BlockLayout
+from allyouneed.nn.ops.attention.dense import DenseAttention, ScoreMod, dense_mask
 from allyouneed.nn.patterns.core import Causal, Full, Pattern, Window
 from any_part import patterns
 
@@ -24,11 +24,11 @@ SOME_PATTERNS = [Full(), Causal(), Causal() & Window(size=5), Pattern.from_text(
 
 
 def dense(pattern, queries, keys):
-    return Dense(dense_mask(pattern, queries, keys), queries.positions, keys.positions)
+    return DenseAttention(dense_mask(pattern, queries, keys), queries.positions, keys.positions)
 
 
 def by_flex(pattern, queries, keys):
-    parts = attend.parts_of(pattern, queries, keys, flex.FLEX_BLOCK)
+    parts = attend.block_layouts(pattern, queries, keys, flex.FLEX_BLOCK)
     return flex.Flex(parts, lambda: dense(pattern, queries, keys))
 
 
@@ -37,11 +37,11 @@ def path(name, pattern, queries, keys):
 
 
 def planned(pattern, queries, keys):
-    return attend.plan(pattern, queries, keys, PLAIN)
+    return attend.select_attention(pattern, queries, keys, PLAIN)
 
 
 def by_groups(pattern, queries, keys):
-    return attend.grouped(lambda q, k: planned(pattern, q, k), queries, keys)
+    return attend.attend_packed(lambda q, k: planned(pattern, q, k), queries, keys)
 
 
 def following(seen, time):
@@ -129,8 +129,8 @@ def eager_flex(monkeypatch):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_whole(size):
-    compare(attend.whole, Full(), whole_row(size), whole_row(7), batch=2)
-    assert planned(Full(), whole_row(size), whole_row(7)) is attend.whole
+    compare(attend.full, Full(), whole_row(size), whole_row(7), batch=2)
+    assert planned(Full(), whole_row(size), whole_row(7)) is attend.full
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -208,7 +208,7 @@ def test_flex_asks_about_single_places_and_gets_the_dense_mask(pattern, rows):
     """In whatever order the tokens have been put, and whatever its block mask leaves out or takes as a whole."""
     queries = packed(rows, tail=2)
     keys = packed([row[::-1] for row in rows], tail=1)
-    part = Tiling(pattern, queries, keys, 4)
+    part = BlockLayout(pattern, queries, keys, 4)
     rule, blocks = flex.mask_mod(part), flex.block_mask(part)
     head, steps = torch.zeros((), dtype=torch.long), [torch.arange(side.blocks * 4) for side in (part.query, part.key)]
     said = torch.stack([rule(torch.tensor(b), head, steps[0][:, None], steps[1]) for b in range(len(rows))])
@@ -258,7 +258,7 @@ def test_a_row_of_nothing_but_padding_stays_finite(pattern):
 
 
 def test_grouping_does_not_pay_for_the_square_of_the_row():
-    """The reason for `grouped`: 40 sentences of 5 in a row cost 40 · 5², not 200²."""
+    """The reason for `attend_packed`: 40 sentences of 5 in a row cost 40 · 5², not 200²."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 

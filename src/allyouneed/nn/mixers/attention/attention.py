@@ -1,7 +1,7 @@
-"""Multi-head attention ("Attention Is All You Need", 3.2), over the own tokens or over an encoder's.
+"""Multi-head attention ("Attention Is All You Need", 3.2): self-attention and cross-attention.
 
-What can be exchanged in it: how many heads queries share keys and values with (MQA, GQA), who sees whom (pattern), how
-a query scores a key (scores), what a score knows of distances (positions).
+Exchangeable inside it: the number of key-value heads (MQA, GQA), the pattern, the score function and the relative
+positions.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.scores import ScaledDot, Scores, ScoresModule
 from allyouneed.nn.norms import Norm
-from allyouneed.nn.ops.attention.dense import Plan, ScoreMod, attention_weights, dense_mask
-from allyouneed.nn.ops.attention.select import plan
+from allyouneed.nn.ops.attention.dense import AttentionFn, ScoreMod, attention_weights, dense_mask
+from allyouneed.nn.ops.attention.select import select_attention
 from allyouneed.nn.patterns.core import Causal, Full, Pattern
 from allyouneed.nn.positions.relative import Heads, NoRelative, Relative, RelativeModule
 from allyouneed.nn.states.base import State
@@ -33,7 +33,7 @@ Size = Annotated[int, Field(gt=0)]
 
 
 class Biases(Config):
-    """A bias for each projection, or not."""
+    """Which projections have a bias."""
 
     q: bool = True
     k: bool = True
@@ -48,21 +48,21 @@ def _all_or_each(value: Any, _: Any) -> bool | Biases:
 class Attention(Mixer):
     """MultiHead(Q, K, V) = Concat(head_1, …, head_h) W^O, head_i = softmax(Q_i K_i^T / √head_width) V_i (eq. 1).
 
-    `kv_heads: 1` is multi-query attention (Shazeer 2019, 3), a number between 1 and heads grouped-query attention
-    (Ainslie et al. 2023, 2.2). `qk_norm` normalises queries and keys head by head (Henry et al. 2020; Dehghani et al.
-    2023, 2). `soft_cap` c turns a score s into c·tanh(s/c) (Gemma 2, 2). `sub_norm` normalises what all heads have seen
-    before W^O (Wang et al. 2022, "Foundation Transformers", 2.1: Sub-LN).
+    `kv_heads: 1` is multi-query attention (Shazeer 2019, 3); a value between 1 and heads is grouped-query attention
+    (Ainslie et al. 2023, 2.2). `qk_norm` normalises queries and keys per head (Henry et al. 2020; Dehghani et al. 2023,
+    2). `soft_cap` c maps a score s to c·tanh(s/c) (Gemma 2, 2). `sub_norm` normalises the concatenated heads before W^O
+    (Wang et al. 2022, "Foundation Transformers", 2.1: Sub-LN).
 
-    `cache`: decoding remembers keys and values, or the hidden states they are made of, which Transformer-XL projects
-    anew in each segment, so that its gradients reach the projections of what it remembers (Dai et al. 2019, 3.2).
+    `cache` selects what decoding caches: keys and values, or the hidden states, which are projected again in every
+    segment so that gradients reach the projections (Transformer-XL: Dai et al. 2019, 3.2).
     """
 
-    crosses: ClassVar[bool] = True
+    supports_cross: ClassVar[bool] = True
 
     kind: Literal["attention"] = "attention"
     heads: Size
-    kv_heads: Size | None = None  # as many as heads when not given
-    head_width: Size | None = None  # width / heads when not given
+    kv_heads: Size | None = None  # default: heads
+    head_width: Size | None = None  # default: width / heads
     pattern: Pattern = Full()
     positions: Relative = NoRelative()
     scores: Scores = ScaledDot()
@@ -70,7 +70,7 @@ class Attention(Mixer):
     qk_norm: Norm | None = None
     sub_norm: Norm | None = None
     bias: Annotated[bool | Biases, WrapValidator(_all_or_each)] = True
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the weights; the paper has none
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # on attention weights; none in the paper
     cache: Literal["keys", "hidden"] = "keys"
 
     @property
@@ -95,7 +95,7 @@ class Attention(Mixer):
     def build_cross(self, common: Common) -> SubLayer:
         if common.shares_keys:
             from allyouneed.nn.mixers.attention.shared_kv import (
-                SharedAttention,  # which is made of what is in this file
+                SharedAttention,  # a circular import at module level
             )
 
             return SharedAttention(self, common)
@@ -113,14 +113,14 @@ class Attention(Mixer):
             total += self.sub_norm.cost(inner)
         total += Cost(flops=2 * inner * seen)  # the weighted sum
         keys = linear.cost(common.width, narrow, bias.k) + linear.cost(common.width, narrow, bias.v)
-        if cross and common.shares_keys:  # they are the model's, and so is the norm of the keys
+        if cross and common.shares_keys:  # keys, values and the norm of the keys belong to the model
             return total if self.qk_norm is None else total + Cost(-self.qk_norm.cost(sizes.head_width).parameters)
-        if cross:  # keys and values are made once per source token, not once per target token
+        if cross:  # projected once per source token, not per target token
             return total + Cost(keys.parameters, state_constant=2 * narrow * length)
-        return total + keys + cache_cost(self.pattern, self._remembered(common, sizes), length)
+        return total + keys + cache_cost(self.pattern, self._cached_width(common, sizes), length)
 
-    def _remembered(self, common: Common, sizes: Heads) -> int:
-        """Elements of each token that decoding keeps."""
+    def _cached_width(self, common: Common, sizes: Heads) -> int:
+        """Cached elements per token."""
         if self.cache == "hidden":
             return common.width
         return sizes.kv_heads * (2 * sizes.head_width + self.positions.features)
@@ -140,49 +140,49 @@ class Attention(Mixer):
             text = f"width {common.width} is not divisible by {self.heads} heads; set head_width or change one"
             found.append(("heads", text))
         if sizes.heads % sizes.kv_heads:
-            text = f"{sizes.heads} heads cannot share {sizes.kv_heads} key-value heads evenly; make it a divisor"
+            text = f"{sizes.heads} heads not divisible by {sizes.kv_heads} kv_heads; set a divisor"
             found.append(("kv_heads", text))
         if self.positions.bilinear and not self.scores.bilinear:
-            text = "these change what q·k is, and such scores have no q·k; alibi and buckets go with any scores"
+            text = "these positions modify q·k, which these scores do not compute; use alibi or buckets"
             found.append(("positions", text))
         if self.qk_norm is not None and not self.qk_norm.tokenwise:
-            found.append(("qk_norm", "queries and keys are normalised head by head, token by token; this norm is not"))
+            found.append(("qk_norm", "needs a norm over one token's features; this norm uses other tokens"))
         if self.sub_norm is not None and not self.sub_norm.tokenwise:
-            found.append(("sub_norm", "what is seen is normalised token by token; this norm is not"))
+            found.append(("sub_norm", "needs a norm over one token's features; this norm uses other tokens"))
         found += [(f"positions.{key}", text) for key, text in self.positions.problems(sizes, common)]
         found += [(f"scores.{key}", text) for key, text in self.scores.problems(sizes, common)]
         return found
 
     def cross_problems(self, common: Common) -> list[tuple[str, str]]:
-        if not self.positions.crosses and not common.shares_keys:
-            return [("positions", "between two sentences there are no distances; leave positions out of a cross")]
+        if not self.positions.supports_cross and not common.shares_keys:
+            return [("positions", "distances between source and target are undefined; remove positions from a cross")]
         return []
 
 
-def cache_cost(pattern: Pattern, each: int, length: int) -> Cost:
-    """Of remembering so many elements of each token this pattern may still look at; a ring grows until it turns."""
+def cache_cost(pattern: Pattern, per_token: int, length: int) -> Cost:
+    """KV cache of `per_token` elements for each key the pattern can reach; a ring buffer grows to its fixed size."""
     kept = pattern.kv_window
     if kept is None or length < window_slots(kept):
-        return Cost(state_per_token=each)
-    return Cost(state_constant=each * window_slots(kept))
+        return Cost(state_per_token=per_token)
+    return Cost(state_constant=per_token * window_slots(kept))
 
 
 class SoftmaxAttention(SubLayer):
-    """What every softmax attention does once queries, keys and values are there; weights on request."""
+    """Softmax attention over given queries, keys and values; records the weights on request."""
 
     def __init__(
         self, pattern: Pattern, scores: ScoresModule, relative: RelativeModule, own_score: bool, dropout: float
     ) -> None:
         super().__init__()
         self.pattern, self.scores, self.relative, self.dropout = pattern, scores, relative, dropout
-        self.own_score = own_score  # scores that are no q·k
+        self.own_score = own_score  # scores other than q·k
         self.soft_cap: float | None = None
-        self.words = str(pattern)  # a pattern itself cannot be looked up inside a compiled block
+        self.pattern_text = str(pattern)  # a string key: torch.compile cannot hash a Pattern
 
     def score_mod(self) -> ScoreMod:
         relative = self.relative
         return ScoreMod(
-            scale=self.scores.scale * relative.sharpness,
+            scale=self.scores.scale * relative.score_scale,
             score=self.scores.score if self.own_score else None,
             bias=relative.bias if relative.adds_bias else None,
             cap=self.soft_cap,
@@ -190,39 +190,37 @@ class SoftmaxAttention(SubLayer):
             static=relative.static,
         )
 
-    def look(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         """(batch, heads, queries, width of v)"""
         queries, score_mod = context.queries, self.score_mod()
-        if (
-            context.replay is not None
-        ):  # what is computed once more cannot share a bias, with its gradients, with others
+        if context.replay is not None:  # a recomputed layer cannot share a bias: its gradient would be shared too
             score_mod = replace(score_mod, static=None)
         wanted = None if context.record is None else context.record.get(self)
         if wanted is not None:
             mask = dense_mask(self.pattern, queries, keys)
             weights = attention_weights(q, k, mask, queries.positions, keys.positions, score_mod)
-            wanted.found.append(weights if wanted.heads is None else weights[:, list(wanted.heads)])
-        execute = self.planned(context, keys, q.shape[0], score_mod)
+            wanted.weights.append(weights if wanted.heads is None else weights[:, list(wanted.heads)])
+        execute = self.attention_fn(context, keys, q.shape[0], score_mod)
         return execute(q, k, v, self.dropout if self.training else 0.0, score_mod)
 
-    def planned(self, context: Context, keys: TokenLayout, rows: int, score_mod: ScoreMod) -> Plan:
+    def attention_fn(self, context: Context, keys: TokenLayout, rows: int, score_mod: ScoreMod) -> AttentionFn:
         source = None if context.memory is None else context.memory.layout
-        whose = "own" if keys is context.queries else "source" if keys is source else id(keys)
-        key = (self.words, whose, rows, score_mod.plain)
-        return context.plan(key, lambda: plan(self.pattern, context.queries, keys, score_mod))
+        key_side = "own" if keys is context.queries else "source" if keys is source else id(keys)
+        key = (self.pattern_text, key_side, rows, score_mod.plain)
+        return context.memoize(key, lambda: select_attention(self.pattern, context.queries, keys, score_mod))
 
     def new_state(self) -> State | None:
         if (why := self.pattern.leak()) is not None:
             raise ValueError(f"attention with pattern '{self.pattern}' cannot decode: {why}")
-        return self.new_memory()
+        return self.new_segment_state()
 
-    def new_memory(self) -> State | None:
+    def new_segment_state(self) -> State | None:
         kept = self.pattern.kv_window
         return KVCache() if kept is None else WindowKVCache(kept)
 
 
-class _Heads(SoftmaxAttention):
-    """What self- and cross-attention share: heads apart, heads together."""
+class MultiHeadAttention(SoftmaxAttention):
+    """Heads, norms and output projection shared by self- and cross-attention."""
 
     def __init__(self, config: Attention, common: Common) -> None:
         sizes = config.sizes(common)
@@ -238,16 +236,16 @@ class _Heads(SoftmaxAttention):
         self.out = common.linear.build(self.inner, common.width, config.biases.out)
 
     @property
-    def traces(self) -> bool:  # type: ignore[override]  # said by each, not by the class
+    def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
         return self.score_mod().plain
 
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (batch, heads, time, head_width)
 
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
-        return self.outward(self.look(q, k, v, context, keys), context)
+    def attend_and_project(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
+        return self.merge_heads(self.attend(q, k, v, context, keys), context)
 
-    def outward(self, seen: Tensor, context: Context) -> Tensor:
+    def merge_heads(self, seen: Tensor, context: Context) -> Tensor:
         seen = seen.transpose(1, 2).flatten(2)  # (batch, time, inner)
         return self.project_out(seen if self.sub_norm is None else self.sub_norm(seen, context))
 
@@ -256,13 +254,13 @@ class _Heads(SoftmaxAttention):
         return out
 
 
-class SelfAttention(_Heads):
-    """Queries, keys and values by one product (`qkv`), or by three where they differ in having a bias."""
+class SelfAttention(MultiHeadAttention):
+    """Projects q, k and v in one matmul (`qkv`), or in three when only some of them have a bias."""
 
     def __init__(self, config: Attention, common: Common) -> None:
         super().__init__(config, common)
         bias, build = config.biases, common.linear.build
-        self.keeps_hidden = config.cache == "hidden"
+        self.caches_hidden = config.cache == "hidden"
         self.qkv: nn.Module | None = None
         if bias.q == bias.k == bias.v:
             self.qkv = build(common.width, (self.inner, self.narrow, self.narrow), bias.q)
@@ -273,14 +271,14 @@ class SelfAttention(_Heads):
 
     def prepare(self, context: Context, rows: int) -> None:
         self.relative.prepare(context)
-        self.planned(context, context.queries, rows, self.score_mod())
+        self.attention_fn(context, context.queries, rows, self.score_mod())
 
     def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of these tokens, head by head, ready to meet."""
+        """q, k, v of these tokens, (batch, heads, time, head_width), with norms and positions applied."""
         q, k, v = self.split_qkv(x)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, context), self.k_norm(k, context)
-        return self.relative.turn(self.scores.prepare(q), k, v, context)
+        return self.relative.apply_positions(self.scores.prepare(q), k, v, context)
 
     def split_qkv(self, x: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values, each (batch, heads, time, head_width)."""
@@ -294,38 +292,38 @@ class SelfAttention(_Heads):
         self.scores.check(keys)
         if state is not None:
             assert isinstance(state, KVState)
-            kept = context.kept
+            kept = context.content_context
             count = kept.queries.time
-            if self.keeps_hidden:
-                k, v, keys = self.recalled(x[:, :count], kept, state)
+            if self.caches_hidden:
+                k, v, keys = self.project_cached_hidden(x[:, :count], kept, state)
             elif (
-                self.sees_all(context)
+                self.attends_to_whole_cache(context)
                 and (seen := state.attend_new_token(q, k, v, context, self.score_mod().scale)) is not None
             ):
-                return self.outward(seen, context)
+                return self.merge_heads(seen, context)
             else:
                 k, v, keys = state.append(k[:, :, :count], v[:, :, :count], kept)
-        return self.mixed(q, k, v, context, keys)
+        return self.attend_and_project(q, k, v, context, keys)
 
-    def sees_all(self, context: Context) -> bool:
-        """Whether a new token looks at all there is by plain scores, and nobody watches."""
+    def attends_to_whole_cache(self, context: Context) -> bool:
+        """Whether the newest token attends to the whole cache with plain scores and no weights are recorded."""
         return (
             isinstance(self.pattern, Causal)
             and self.score_mod().plain
             and context.record is None
-            and context.said is None
+            and context.content is None
         )
 
-    def recalled(self, x: Tensor, context: Context, state: KVState) -> tuple[Tensor, Tensor, TokenLayout]:
-        """Keys and values of everything that may be seen, made of the hidden states that are remembered. To the cache
-        these are keys of one head, whose values have no features."""
+    def project_cached_hidden(self, x: Tensor, context: Context, state: KVState) -> tuple[Tensor, Tensor, TokenLayout]:
+        """Keys and values projected from the cached hidden states, which the cache stores as keys of one head with
+        empty values."""
         hidden, _, keys = state.append(x[:, None], x[:, None, :, :0], context)
-        there = context.plan(("recalled", id(keys)), lambda: Context(keys))
+        there = context.memoize(("recalled", id(keys)), lambda: Context(keys))
         _, k, v = self.project(hidden[:, 0], there)
         return k, v, keys
 
 
-class CrossAttention(_Heads):
+class CrossAttention(MultiHeadAttention):
     def __init__(self, config: Attention, common: Common) -> None:
         super().__init__(config, common)
         bias, build = config.biases, common.linear.build
@@ -338,8 +336,8 @@ class CrossAttention(_Heads):
             self.v = build(common.width, self.narrow, bias.v)
 
     def prepare(self, context: Context, rows: int) -> None:
-        assert context.memory is not None, "cross-attention needs an encoder's memory"
-        self.planned(context, context.memory.layout, rows, self.score_mod())
+        assert context.memory is not None, "cross-attention needs encoder memory"
+        self.attention_fn(context, context.memory.layout, rows, self.score_mod())
 
     def source(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         both = self.kv(hidden).chunk(2, -1) if self.kv is not None else (self.k(hidden), self.v(hidden))
@@ -348,7 +346,7 @@ class CrossAttention(_Heads):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         memory = context.memory
-        assert memory is not None, "cross-attention needs an encoder's memory"
+        assert memory is not None, "cross-attention needs encoder memory"
         self.scores.check(memory.layout)
         if isinstance(state, CrossKVCache) and state.keys is not None and state.values is not None:
             k, v = state.keys, state.values
@@ -360,20 +358,20 @@ class CrossAttention(_Heads):
         q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
         beams = q.shape[0] // k.shape[0]
         if beams == 1:
-            return self.mixed(q, k, v, context, memory.layout)
+            return self.attend_and_project(q, k, v, context, memory.layout)
         if not isinstance(self.pattern, Full) or not self.score_mod().plain:
-            # who sees what depends on the beam's own position
+            # the mask depends on the position of each beam
             copies = torch.arange(len(k), device=k.device).repeat_interleave(beams)
-            layout = context.plan(("beams", beams), lambda: memory.layout.select(copies))
-            return self.mixed(q, k.index_select(0, copies), v.index_select(0, copies), context, layout)
-        # beams of one sentence stand side by side as its queries, so its keys need no copies
+            layout = context.memoize(("beams", beams), lambda: memory.layout.select(copies))
+            return self.attend_and_project(q, k.index_select(0, copies), v.index_select(0, copies), context, layout)
+        # beams of one source become its queries, so its keys are not copied
         rows, heads, time, head_width = q.shape
         q = q.view(-1, beams, heads, time, head_width).transpose(1, 2).flatten(2, 3)
-        seen = self.mixed(q, k, v, context, memory.layout)  # (sources, beams * time, width)
+        seen = self.attend_and_project(q, k, v, context, memory.layout)  # (sources, beams * time, width)
         return seen.view(rows, time, -1)
 
     def new_state(self) -> State:
         return CrossKVCache()
 
-    def new_memory(self) -> State:
+    def new_segment_state(self) -> State:
         return CrossKVCache()

@@ -1,5 +1,5 @@
-"""Infini-attention: local attention, and a memory of constant size for all that came before (Munkhdalai et al. 2024,
-"Leave No Context Behind: Efficient Infinite Context Transformers with Infini-attention")."""
+"""Infini-attention: local attention plus a compressive memory of constant size (Munkhdalai et al. 2024, "Leave No
+Context Behind: Efficient Infinite Context Transformers with Infini-attention")."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention
-from allyouneed.nn.ops.unpack import sentences
+from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.patterns.core import Causal
-from allyouneed.nn.patterns.sparse import Block
+from allyouneed.nn.patterns.sparse import BlockDiagonal
 from allyouneed.nn.positions.relative import Heads, NoRelative, Relative
 from allyouneed.nn.positions.rotary import Rotary, RotaryModule
 from allyouneed.nn.states.base import State
@@ -27,18 +27,18 @@ from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
-LEAST = 1e-30  # weight to divide by: what is less is nothing, and its slope would leave single precision
+MIN_WEIGHT = 1e-30  # smallest divisor: below it the gradient would overflow single precision
 
 
 class Infini(Mixer):
-    """A sentence is cut into segments of `segment` tokens. In its own segment a token attends causally (eq. 2); from
-    the memory M, z of all segments before it reads A_mem = σ(Q) M / (σ(Q) z) with σ = ELU + 1 (eq. 3). A finished
-    segment goes into the memory: `update: linear`, M ← M + σ(K)ᵀ V (eq. 4); `delta`, M ← M + σ(K)ᵀ (V − σ(K) M /
-    (σ(K) z)) (eq. 5); z ← z + Σ σ(k). Each head has a gate, A = sigmoid(β) A_mem + (1 − sigmoid(β)) A_dot (eq. 6). An
-    empty memory gives zeros.
+    """A sentence is cut into segments of `segment` tokens. A token attends causally within its segment (eq. 2) and
+    reads A_mem = σ(Q) M / (σ(Q) z), σ = ELU + 1, from the memory M, z of all earlier segments (eq. 3). A complete
+    segment updates the memory: `update: linear`, M ← M + σ(K)ᵀ V (eq. 4); `delta`, M ← M + σ(K)ᵀ (V − σ(K) M / (σ(K)
+    z)) (eq. 5); z ← z + Σ σ(k). Each head has a gate, A = sigmoid(β) A_mem + (1 − sigmoid(β)) A_dot (eq. 6). An
+    empty memory returns zeros.
 
-    Rotary `positions` turn what attends, never what is remembered (3.1). Places are counted from the segment's start:
-    distances are the same, and a text without end has no far angles.
+    Rotary `positions` apply to local attention, not to the memory (3.1). Positions are counted from the start of the
+    segment: distances are unchanged and angles stay small in a text of any length.
     """
 
     kind: Literal["infini"] = "infini"
@@ -55,8 +55,8 @@ class Infini(Mixer):
 
     @property
     def attention(self) -> Attention:
-        """Its local part."""
-        pattern = Causal() & Block(size=self.segment)
+        """Local attention within a segment."""
+        pattern = Causal() & BlockDiagonal(size=self.segment)
         sizes = {"heads": self.heads, "head_width": self.head_width}
         return Attention(pattern=pattern, positions=self.positions, bias=self.bias, **sizes)
 
@@ -80,14 +80,14 @@ class Infini(Mixer):
     def problems(self, common: Common) -> list[tuple[str, str]]:
         found = self.attention.problems(common)
         if not isinstance(self.positions, Rotary | NoRelative):
-            found.append(("positions", "what attends can be turned by its place: rotary or none"))
+            found.append(("positions", "must be rotary or none"))
         elif isinstance(self.positions, Rotary) and self.positions.values:
-            found.append(("positions.values", "values are remembered without a place; leave it out"))
+            found.append(("positions.values", "the memory stores values without positions; remove it"))
         return found
 
 
 def kept_tokens(segment: int) -> int:
-    """The most tokens of which keys and values are kept: of the segment, and of those before that can be taken back."""
+    """Most keys and values cached: those of one segment, and those before it that `trim` may restore."""
     return segment + MAX_TRIM - 1
 
 
@@ -104,58 +104,58 @@ class InfiniModule(SubLayer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.zeros_(self.gate)  # half of either
+        nn.init.zeros_(self.gate)  # both parts weigh one half
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        lines = sentences(context)
+        unpacked = unpack_rows(context)
         q, k, v = (
             part.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (sentences, heads, time, head_width)
-            for part in self.qkv(lines.gather(x)).chunk(3, -1)
+            for part in self.qkv(unpacked.gather(x)).chunk(3, -1)
         )
-        if isinstance(state, Compressive):
+        if isinstance(state, CompressiveMemory):
             near, far = state.append(q, k, v, context)
         else:
-            near, far = self.over_segments(q, k, v, lines.real, context)
+            near, far = self.over_segments(q, k, v, unpacked.real, context)
         gate = self.gate.sigmoid()[:, None, None].to(near.dtype)
         y = gate * far.to(near.dtype) + (1 - gate) * near
-        mixed: Tensor = self.out(lines.scatter(y.transpose(1, 2).flatten(2), x))
+        mixed: Tensor = self.out(unpacked.scatter(y.transpose(1, 2).flatten(2), x))
         return mixed
 
     def over_segments(
         self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, context: Context
     ) -> tuple[Tensor, Tensor]:
-        """What sentences find in their segments and in their memories, both (sentences, heads, time, head_width)."""
+        """Local and memory attention of whole sentences, both (sentences, heads, time, head_width)."""
         time = q.shape[2]
         size = min(self.segment, time)
         q, k, v = (pad(part, (0, 0, 0, -time % size)).unflatten(2, (-1, size)) for part in (q, k, v))
-        places = torch.arange(size, device=q.device)[None]
-        turned = (
-            self.turned(q.flatten(1, 2), places, True, context),
-            self.turned(k.flatten(1, 2), places, False, context),
+        positions = torch.arange(size, device=q.device)[None]
+        rotated = (
+            self.rotate(q.flatten(1, 2), positions, True, context),
+            self.rotate(k.flatten(1, 2), positions, False, context),
         )
-        near = sdpa(*turned, v.flatten(1, 2), is_causal=True)  # (sentences, heads * segments, size, head_width)
-        memory, found, count = self.empty(q), [], q.shape[2]
+        near = sdpa(*rotated, v.flatten(1, 2), is_causal=True)  # (sentences, heads * segments, size, head_width)
+        memory, found, count = self.initial_memory(q), [], q.shape[2]
         reals = [None] * count if real is None else pad(real, (0, -time % size)).split(size, 1)
         for number in range(count):
             found.append(self.read(memory, q[:, :, number]))
             if number + 1 < count:
-                memory = self.absorbed(memory, k[:, :, number], v[:, :, number], reals[number])
+                memory = self.update_memory(memory, k[:, :, number], v[:, :, number], reals[number])
         return near.unflatten(1, (self.heads, -1)).flatten(2, 3)[:, :, :time], torch.cat(found, 2)[:, :, :time]
 
-    def turned(self, x: Tensor, places: Tensor, query: bool, context: Context) -> Tensor:
-        """By their places in the segment (batch or 1, time)."""
+    def rotate(self, x: Tensor, positions: Tensor, query: bool, context: Context) -> Tensor:
+        """Apply rotary positions within the segment (batch or 1, time)."""
         if not isinstance(self.rotary, RotaryModule):
             return x
         rotary, dtype = self.rotary, torch.promote_types(x.dtype, torch.float32)
-        key = ("infini", rotary.config, rotary.width, dtype, id(places))
-        _, tables = context.plan(
-            key, lambda: (places, rotary.tables(places, dtype))
-        )  # kept, so that its id stays its own
-        return rotary.turned(x, tables[0] if query else tables[1])
+        key = ("infini", rotary.config, rotary.width, dtype, id(positions))
+        _, tables = context.memoize(
+            key, lambda: (positions, rotary.tables(positions, dtype))
+        )  # the positions are kept alive so that their id stays unique
+        return rotary.rotate(x, tables[0] if query else tables[1])
 
-    # --- the memory: M and, as one more column, z: (batch, heads, head_width, head_width + 1) -------------------------
+    # --- the memory: M, and z as one more column: (batch, heads, head_width, head_width + 1)
 
-    def empty(self, like: Tensor) -> Tensor:
+    def initial_memory(self, like: Tensor) -> Tensor:
         dtype = torch.promote_types(like.dtype, torch.float32)
         return like.new_zeros(len(like), self.heads, self.head_width, self.head_width + 1, dtype=dtype)
 
@@ -163,10 +163,10 @@ class InfiniModule(SubLayer):
         """eq. 3"""
         with torch.autocast(q.device.type, enabled=False):
             found = (elu(q.to(memory.dtype)) + 1) @ memory
-            return found[..., :-1] / found[..., -1:].clamp(min=LEAST)
+            return found[..., :-1] / found[..., -1:].clamp(min=MIN_WEIGHT)
 
-    def absorbed(self, memory: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
-        """The memory and one more segment: eq. 4, 5"""
+    def update_memory(self, memory: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
+        """The memory updated by one segment: eq. 4, 5"""
         with torch.autocast(k.device.type, enabled=False):
             new = v.to(memory.dtype)
             if self.update == "delta":
@@ -176,29 +176,30 @@ class InfiniModule(SubLayer):
             return memory + keys.transpose(-1, -2) @ torch.cat((new, torch.ones_like(new[..., :1])), -1)
 
     def new_state(self) -> State:
-        return Compressive(self)
+        return CompressiveMemory(self)
 
 
 @dataclass(frozen=True, eq=False)
-class _Turn:
-    """What a piece of a pass, about a segment long, does to the states of all layers that are alike."""
+class _SegmentStep:
+    """Indices of one step of about a segment, shared by all layers of this kind."""
 
-    room: int  # slots in use while it lasts, and one more for what is padding
-    into: Tensor  # (batch, time): the slot of each new token
-    seen: Tensor  # (batch, 1, time, room): which slots it attends to
-    places: Tensor  # (batch, time): its place in its segment
-    slots: Tensor  # (1, room): that of each slot
-    parts: Tensor  # (batch, 1, time, 1): which of the segments kept it belongs to
-    full: Tensor  # (batch, room): slots that hold a token
-    drop: Tensor | None  # (batch,): segments that go into the memory for good afterwards
+    capacity: int  # slots used in this step; one more receives padding
+    target_slots: Tensor  # (batch, time): slot of each new token
+    mask: Tensor  # (batch, 1, time, capacity): slots it attends to
+    positions: Tensor  # (batch, time): position in its segment
+    slot_positions: Tensor  # (1, capacity): position of each slot in its segment
+    segments: Tensor  # (batch, 1, time, 1): index of its segment among the cached ones
+    filled: Tensor  # (batch, capacity): slots that hold a token
+    drop: Tensor | None  # (batch,): segments to move into the memory after this step
     lengths: Tensor
     since: Tensor
 
 
-class Compressive(State):
-    """The memory of all segments before `since`, and keys and values (batch, heads, kept + 1, head_width) from there.
+class CompressiveMemory(State):
+    """The memory of all segments before `since`, and keys and values (batch, heads, kept + 1, head_width) from there
+    on.
 
-    A segment goes into the memory for good when its end cannot be taken back any more.
+    A segment moves into the memory once `trim` can no longer reach its end.
     """
 
     def __init__(self, module: InfiniModule) -> None:
@@ -206,87 +207,88 @@ class Compressive(State):
         self.memory: Tensor | None = None
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
-        self.lengths: Tensor | None = None  # (batch,) tokens of each row
-        self.since: Tensor | None = None  # (batch,) the first token of which the key is kept: where a segment begins
-        self.end = 0  # slots in use in the longest row
+        self.lengths: Tensor | None = None  # (batch,) row lengths
+        self.since: Tensor | None = None  # (batch,) position of the first cached key, a segment start
+        self.end = 0  # slots used by the longest row
 
     def append(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """What new tokens find in their segments and in the memory, both (batch, heads, time, head_width)."""
+        """Local and memory attention of new tokens, both (batch, heads, time, head_width)."""
         assert context.slots is not None
         batch, heads, time, width = k.shape
         if self.memory is None or self.lengths is None or self.since is None:
-            self.memory = self.module.empty(k)
+            self.memory = self.module.initial_memory(k)
             self.keys, self.values = k.new_zeros(2, batch, heads, self.kept + 1, width)
             self.lengths = self.since = torch.zeros(batch, dtype=torch.long, device=k.device)
         found = []
-        size = max(
-            self.module.segment, MAX_TRIM
-        )  # short segments are kept by the dozen: many tokens for one round of them
+        size = max(self.module.segment, MAX_TRIM)  # process many short segments per step
         for start in range(0, time, size):
             piece = slice(start, min(time, start + size))
             key = ("infini", self.module.segment, start)
-            turn = context.plan(key, lambda piece=piece: self.turn(piece, context))  # type: ignore[misc]
-            found.append(self.step(q[:, :, piece], k[:, :, piece], v[:, :, piece], turn, context))
+            indices = context.memoize(key, lambda piece=piece: self.step_indices(piece, context))  # type: ignore[misc]
+            found.append(self.step(q[:, :, piece], k[:, :, piece], v[:, :, piece], indices, context))
         self.end = min(context.slots.time, self.kept)
         near, far = zip(*found, strict=True)
         return torch.cat(near, 2), torch.cat(far, 2)
 
-    def turn(self, piece: slice, context: Context) -> _Turn:
-        """Asks the device how many tokens are kept, once for all layers."""
+    def step_indices(self, piece: slice, context: Context) -> _SegmentStep:
+        """Synchronizes with the device once for all layers to read the row lengths."""
         assert self.lengths is not None and self.since is not None
         segment, count = self.module.segment, self.lengths - self.since
         time, device, real = piece.stop - piece.start, count.device, context.queries.real
         real = None if real is None else real[:, piece]
         most = int(count.max()) + time
-        room = max(most, self.kept)
-        into = count[:, None] + torch.arange(time, device=device)  # (batch, time)
+        capacity = max(most, self.kept)
+        target_slots = count[:, None] + torch.arange(time, device=device)  # (batch, time)
         slots = torch.arange(most, device=device)[None]
-        parts = into // segment
-        seen = (slots[:, None] // segment == parts[..., None]) & (slots[:, None] <= into[..., None])
+        segments = target_slots // segment
+        mask = (slots[:, None] // segment == segments[..., None]) & (slots[:, None] <= target_slots[..., None])
         lengths = self.lengths + (time if real is None else real.sum(1))
-        full = slots < (lengths - self.since)[:, None]
+        filled = slots < (lengths - self.since)[:, None]
         drop = None
         if most > self.kept:
             drop = ((lengths - MAX_TRIM).div(segment, rounding_mode="floor") - self.since // segment).clamp(min=0)
-        return _Turn(
-            room,
-            into if real is None else into.where(real, room),
-            seen[:, None],
-            into % segment,
+        return _SegmentStep(
+            capacity,
+            target_slots if real is None else target_slots.where(real, capacity),
+            mask[:, None],
+            target_slots % segment,
             slots % segment,
-            parts[:, None, :, None],
-            full,
+            segments[:, None, :, None],
+            filled,
             drop,
             lengths,
             self.since if drop is None else self.since + drop * segment,
         )
 
-    def step(self, q: Tensor, k: Tensor, v: Tensor, turn: _Turn, context: Context) -> tuple[Tensor, Tensor]:
+    def step(self, q: Tensor, k: Tensor, v: Tensor, indices: _SegmentStep, context: Context) -> tuple[Tensor, Tensor]:
         assert self.keys is not None and self.values is not None and self.memory is not None
-        module, more = self.module, turn.room - self.kept
+        module, more = self.module, indices.capacity - self.kept
         both = [pad(cache, (0, 0, 0, more)) if more else cache for cache in (self.keys, self.values)]
         rows = torch.arange(len(q), device=q.device)[:, None]
         both = [writable_cache(cache, new) for cache, new in zip(both, (k, v), strict=True)]
         for cache, new in zip(both, (k, v), strict=True):
-            cache[rows, :, turn.into] = new.transpose(1, 2)
-        keys, values = (cache[:, :, : turn.slots.shape[1]] for cache in both)
-        turned = module.turned(q, turn.places, True, context), module.turned(keys, turn.slots, False, context)
-        near = sdpa(*turned, values, turn.seen)
+            cache[rows, :, indices.target_slots] = new.transpose(1, 2)
+        keys, values = (cache[:, :, : indices.slot_positions.shape[1]] for cache in both)
+        rotated = (
+            module.rotate(q, indices.positions, True, context),
+            module.rotate(keys, indices.slot_positions, False, context),
+        )
+        near = sdpa(*rotated, values, indices.mask)
         segments = zip(*(part.split(module.segment, 2) for part in (keys, values)), strict=True)
-        reals = turn.full.split(module.segment, 1)
-        memory, far, settled = self.memory, torch.zeros_like(q, dtype=self.memory.dtype), self.memory
+        reals = indices.filled.split(module.segment, 1)
+        memory, far, updated = self.memory, torch.zeros_like(q, dtype=self.memory.dtype), self.memory
         for number, (some_keys, some_values) in enumerate(segments):
-            far = torch.where(turn.parts == number, module.read(memory, q), far)
+            far = torch.where(indices.segments == number, module.read(memory, q), far)
             if number + 1 < len(reals):
-                memory = module.absorbed(memory, some_keys, some_values, reals[number])
-                if turn.drop is not None:
-                    settled = torch.where((turn.drop == number + 1)[:, None, None, None], memory, settled)
-        if turn.drop is not None:
-            left = (turn.drop * module.segment)[:, None] + torch.arange(self.kept + 1, device=q.device)
-            left = left.clamp(max=turn.room)[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3])
+                memory = module.update_memory(memory, some_keys, some_values, reals[number])
+                if indices.drop is not None:
+                    updated = torch.where((indices.drop == number + 1)[:, None, None, None], memory, updated)
+        if indices.drop is not None:
+            left = (indices.drop * module.segment)[:, None] + torch.arange(self.kept + 1, device=q.device)
+            left = left.clamp(max=indices.capacity)[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3])
             both = [cache.gather(2, left) for cache in both]
-        self.keys, self.values, self.memory = *both, settled
-        self.lengths, self.since = turn.lengths, turn.since
+        self.keys, self.values, self.memory = *both, updated
+        self.lengths, self.since = indices.lengths, indices.since
         return near, far
 
     def select(self, rows: Tensor) -> None:
@@ -299,7 +301,7 @@ class Compressive(State):
             return
         kept = self.lengths.clamp(max=length if each is None else each)
         if bool((kept < self.since).any()):
-            raise ValueError(f"a compressive memory can take back {MAX_TRIM} tokens, not more: the others are gone")
+            raise ValueError(f"a compressive memory can trim at most {MAX_TRIM} tokens")
         self.lengths, self.end = kept, min(self.end, length)
 
     @property

@@ -1,5 +1,5 @@
-"""Linformer: keys and values are projected along the length to a few (Wang et al. 2020, "Linformer: Self-Attention with
-Linear Complexity")."""
+"""Linformer: keys and values are projected along the sequence to a fixed rank (Wang et al. 2020, "Linformer:
+Self-Attention with Linear Complexity")."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention
-from allyouneed.nn.ops.unpack import sentences
+from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.positions.relative import Heads
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Mixer, SubLayer
@@ -28,10 +28,9 @@ Sharing = Literal["none", "headwise", "key-value", "layerwise"]
 class Linformer(Mixer):
     """head_i = softmax(Q_i (E_i K_i)ᵀ / √head_width) F_i V_i (eq. 7), E and F of shape (rank, length).
 
-    `sharing` (section 4): `none`, each head has its E and F; `headwise`, each layer has one of both; `key-value`, each
-    layer has one, E = F; `layerwise`, the whole stack has one. A column of E belongs to a place of the sentence, so a
-    shorter one uses the first columns, and there is no longer one than `length`. Every projected key mixes all tokens:
-    it cannot be causal.
+    `sharing` (section 4): `none`, E and F per head; `headwise`, one E and one F per layer; `key-value`, one E = F per
+    layer; `layerwise`, one for the whole stack. A column of E belongs to a position, so shorter sentences use the first
+    columns and `length` is the maximum. Every projected key mixes all tokens, so it cannot be causal.
     """
 
     kind: Literal["linformer"] = "linformer"
@@ -48,11 +47,11 @@ class Linformer(Mixer):
         return False
 
     def leak(self) -> str | None:
-        return "a linformer's keys each mix all tokens"
+        return "every linformer key mixes all tokens"
 
     @property
     def attention(self) -> Attention:
-        """What it stands for."""
+        """The full attention it approximates."""
         return Attention(heads=self.heads, head_width=self.head_width, bias=self.bias, dropout=self.dropout)
 
     def sizes(self, common: Common) -> Heads:
@@ -60,7 +59,7 @@ class Linformer(Mixer):
 
     @property
     def projections(self) -> int:
-        """Of each layer, or of all where they share one."""
+        """Projections per layer, or per stack when layers share one."""
         return {"none": 2 * self.heads, "headwise": 2, "key-value": 1, "layerwise": 1}[self.sharing]
 
     @property
@@ -73,7 +72,7 @@ class Linformer(Mixer):
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
         inner, linear = self.sizes(common).inner, common.linear
         total = linear.cost(common.width, inner, self.bias) * 3 + linear.cost(inner, common.width, self.bias)
-        total += Cost(flops=2 * 2 * inner * self.rank + 2 * 2 * inner * self.rank)  # to project, and to look
+        total += Cost(flops=2 * 2 * inner * self.rank + 2 * 2 * inner * self.rank)  # projection and attention
         if self.one_per_stack is None:
             total += Cost(parameters=self.projections * self.rank * self.length)
         return total
@@ -87,7 +86,7 @@ class Linformer(Mixer):
 
 
 class Projections(nn.Module):
-    """E and F, or one that is both: (1 or 2, 1 or heads, rank, length)."""
+    """E and F, or one used as both: (1 or 2, 1 or heads, rank, length)."""
 
     def __init__(self, config: Linformer) -> None:
         super().__init__()
@@ -100,7 +99,7 @@ class Projections(nn.Module):
         nn.init.normal_(self.table, std=self.table.shape[2] ** -0.5)  # theorem 2: variance 1/k
 
     def forward(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, heads, time, head_width) to (batch, heads, rank, head_width), places counted from 0."""
+        """(batch, heads, time, head_width) to (batch, heads, rank, head_width); positions start at 0."""
         first, last = self.table[0, :, :, : k.shape[2]], self.table[-1, :, :, : k.shape[2]]
         return first.to(k.dtype) @ k, last.to(v.dtype) @ v
 
@@ -116,27 +115,27 @@ class LinformerModule(SubLayer):
         self.out = common.linear.build(sizes.inner, common.width, config.bias)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        lines = sentences(context)
+        unpacked = unpack_rows(context)
         q, k, v = (
             part.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (sentences, heads, time, head_width)
-            for part in self.qkv(lines.gather(x)).chunk(3, -1)
+            for part in self.qkv(unpacked.gather(x)).chunk(3, -1)
         )
-        if lines.real is not None:
-            k, v = k * lines.real[:, None, :, None], v * lines.real[:, None, :, None]
-        k, v = self.projections(*(self.fitting(part, lines.real) for part in (k, v)))
+        if unpacked.real is not None:
+            k, v = k * unpacked.real[:, None, :, None], v * unpacked.real[:, None, :, None]
+        k, v = self.projections(*(self.truncate_padding(part, unpacked.real) for part in (k, v)))
         y = sdpa(q, k, v, dropout_p=self.dropout if self.training else 0.0)
-        mixed: Tensor = self.out(lines.scatter(y.transpose(1, 2).flatten(2), x))
+        mixed: Tensor = self.out(unpacked.scatter(y.transpose(1, 2).flatten(2), x))
         return mixed
 
-    def fitting(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """Without what is only padding beyond the last place."""
+    def truncate_padding(self, x: Tensor, real: Tensor | None) -> Tensor:
+        """Drop padding beyond the last projected position."""
         if x.shape[2] <= self.length:
             return x
         longest = x.shape[2] if real is None else int(real.sum(1).max())
         if longest > self.length:
-            text = f"a sentence of {longest} tokens is longer than the {self.length} places a linformer projects"
-            raise UserError(f"{text}; cut it, or make the mixer's length larger")
+            text = f"sentence of {longest} tokens exceeds the linformer's length {self.length}"
+            raise UserError(f"{text}; shorten it or increase the mixer's `length`")
         return x[:, :, : self.length]
 
     def new_state(self) -> State:
-        raise ValueError("a linformer's keys each mix all tokens: it cannot decode")
+        raise ValueError("linformer cannot decode: every key mixes all tokens")

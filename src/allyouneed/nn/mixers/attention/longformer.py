@@ -1,7 +1,7 @@
-"""Longformer attention: a window for everyone, and tokens of the batch's choice that see all and are seen by all.
+"""Longformer attention: a sliding window plus global tokens chosen by the batch.
 
-Beltagy et al. 2020, 3.1: chosen tokens look with projections of their own, over keys and values of their own; whoever
-else looks at a chosen token uses the ordinary ones.
+Beltagy et al. 2020, 3.1: global tokens attend with their own query, key and value projections; other tokens attend to
+global tokens with the ordinary ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention, SelfAttention, Size
 from allyouneed.nn.ops.attention.dense import attention_weights, dense_mask
-from allyouneed.nn.ops.attention.select import plan
+from allyouneed.nn.ops.attention.select import select_attention
 from allyouneed.nn.patterns.core import Full, Pattern
 from allyouneed.nn.patterns.marked import Chosen
 from allyouneed.nn.patterns.sparse import Dilated
@@ -27,7 +27,7 @@ from allyouneed.nn.sublayer import Mixer, SubLayer
 
 
 class Longformer(Mixer):
-    """A token sees half of `window` places on each side, `dilation` apart. `Rows.chosen` are the global tokens."""
+    """A token attends to window / 2 positions on each side, `dilation` apart. `Rows.chosen` marks the global tokens."""
 
     kind: Literal["longformer"] = "longformer"
     heads: Size
@@ -42,7 +42,7 @@ class Longformer(Mixer):
         return False
 
     def leak(self) -> str:
-        return "a longformer's window reaches to both sides (attention with 'causal & window(n)' does not)"
+        return "the longformer window covers both sides; use attention with pattern 'causal & window(n)'"
 
     @property
     def pattern(self) -> Pattern:
@@ -50,7 +50,7 @@ class Longformer(Mixer):
 
     @property
     def attention(self) -> Attention:
-        """The ordinary part of it."""
+        """The sliding-window part."""
         return Attention(
             heads=self.heads, head_width=self.head_width, pattern=self.pattern, bias=self.bias, dropout=self.dropout
         )
@@ -59,16 +59,16 @@ class Longformer(Mixer):
         return LongformerAttention(self, common)
 
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
-        """How many tokens will be chosen is not known; their own looks are not counted."""
+        """Without the queries of global tokens, whose number is unknown."""
         inner = self.attention.sizes(common).inner
         own = common.linear.cost(common.width, inner, self.bias)
-        everywhere = common.linear.cost(common.width, 2 * inner, self.bias)
-        return self.attention.cost(common, length) + Cost(own.parameters) + everywhere
+        global_kv = common.linear.cost(common.width, 2 * inner, self.bias)
+        return self.attention.cost(common, length) + Cost(own.parameters) + global_kv
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
         found = self.attention.problems(common)
         if self.window % 2:
-            found.append(("window", f"half of {self.window} places cannot lie on each side; make it even"))
+            found.append(("window", f"{self.window} is odd; it must be even"))
         return found
 
 
@@ -80,50 +80,52 @@ class LongformerAttention(SelfAttention):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         q, k, v = self.project(x, context)
-        seen = self.look(q, k, v, context, context.queries)
+        seen = self.attend(q, k, v, context, context.queries)
         chosen = context.queries.chosen
         if chosen is None:
             mixed: Tensor = self.out(seen.transpose(1, 2).flatten(2))
             return mixed
-        index, layout = context.plan("chosen", lambda: gathered(context.queries, chosen, len(x)))
+        index, layout = context.memoize("chosen", lambda: gather_global_tokens(context.queries, chosen, len(x)))
         rows = torch.arange(len(x), device=x.device)[:, None]
         q = self.split(self.global_q(x[rows, index]))  # (batch, heads, most chosen, head_width)
         k, v = map(self.split, self.global_kv(x).chunk(2, -1))
         score_mod, keys = self.score_mod(), context.queries
-        execute = context.plan(("chosen", q.shape[0]), lambda: plan(Full(), layout, keys, score_mod))
-        theirs = execute(q, k, v, self.dropout if self.training else 0.0, score_mod).transpose(1, 2)
-        # a row with fewer chosen tokens than another writes its surplus where it is thrown away
-        seen = torch.cat((seen.transpose(1, 2), theirs.new_zeros(len(x), 1, *theirs.shape[2:])), 1)
-        place = torch.where(layout.segments > 0, index, x.shape[1]) if layout.segments is not None else index
-        seen = seen.index_put((rows, place), theirs.to(seen.dtype))[:, :-1]
-        self._show(q, k, context, layout, rows, place)
+        execute = context.memoize(("chosen", q.shape[0]), lambda: select_attention(Full(), layout, keys, score_mod))
+        global_out = execute(q, k, v, self.dropout if self.training else 0.0, score_mod).transpose(1, 2)
+        # rows with fewer global tokens write their padding to an extra slot
+        seen = torch.cat((seen.transpose(1, 2), global_out.new_zeros(len(x), 1, *global_out.shape[2:])), 1)
+        slot = torch.where(layout.segments > 0, index, x.shape[1]) if layout.segments is not None else index
+        seen = seen.index_put((rows, slot), global_out.to(seen.dtype))[:, :-1]
+        self._record_weights(q, k, context, layout, rows, slot)
         result: Tensor = self.out(seen.flatten(2))
         return result
 
-    def _show(self, q: Tensor, k: Tensor, context: Context, layout: TokenLayout, rows: Tensor, place: Tensor) -> None:
-        """Let those who asked for weights have the chosen tokens' own."""
-        wanted = None if context.record is None else context.record.get(self)
-        if wanted is None:
+    def _record_weights(
+        self, q: Tensor, k: Tensor, context: Context, layout: TokenLayout, rows: Tensor, slot: Tensor
+    ) -> None:
+        """Overwrite the recorded rows of global tokens by their own weights."""
+        request = None if context.record is None else context.record.get(self)
+        if request is None:
             return
         mask = dense_mask(Full(), layout, context.queries)
         weights = attention_weights(q, k, mask, layout.positions, context.queries.positions, self.score_mod())
-        weights = weights if wanted.heads is None else weights[:, list(wanted.heads)]
-        shown = torch.cat((wanted.found[-1], weights.new_zeros(*weights.shape[:2], 1, weights.shape[3])), 2)
-        wanted.found[-1] = (
-            shown.transpose(1, 2).index_put((rows, place), weights.transpose(1, 2)).transpose(1, 2)[:, :, :-1]
+        weights = weights if request.heads is None else weights[:, list(request.heads)]
+        recorded = torch.cat((request.weights[-1], weights.new_zeros(*weights.shape[:2], 1, weights.shape[3])), 2)
+        request.weights[-1] = (
+            recorded.transpose(1, 2).index_put((rows, slot), weights.transpose(1, 2)).transpose(1, 2)[:, :, :-1]
         )
 
     def new_state(self) -> State:
-        raise ValueError("a longformer sees both sides: it cannot decode")
+        raise ValueError("longformer cannot decode: its window covers both sides")
 
 
-def gathered(here: TokenLayout, chosen: Tensor, batch: int) -> tuple[Tensor, TokenLayout]:
-    """Where the chosen tokens of each row are (batch, most of them), padded on the right, and what is known of them."""
-    picked = chosen if here.real is None else chosen & here.real
-    picked = picked.expand(batch, -1)
-    most = max(1, int(picked.sum(1).max()))
-    index = picked.int().argsort(dim=1, descending=True, stable=True)[:, :most]
-    there = picked.gather(1, index)
+def gather_global_tokens(here: TokenLayout, flags: Tensor, batch: int) -> tuple[Tensor, TokenLayout]:
+    """Column of each global token (batch, most per row), padded on the right, and their layout."""
+    chosen = flags if here.real is None else flags & here.real
+    chosen = chosen.expand(batch, -1)
+    most = max(1, int(chosen.sum(1).max()))
+    index = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+    there = chosen.gather(1, index)
     positions = here.positions.expand(batch, -1).gather(1, index)
     segments = there.long() if here.segments is None else here.segments.expand(batch, -1).gather(1, index) * there
     return index, replace(TokenLayout(torch.where(there, positions, 0), segments), packed=here.packed)

@@ -1,12 +1,12 @@
 """LongNet's dilated attention (Ding et al. 2023, "LongNet: Scaling Transformers to 1,000,000,000 Tokens").
 
-A branch (w, r) cuts the sentence into segments of w and lets every r-th token of a segment attend to every r-th; head j
-begins at token j mod r, so that all tokens take part in some head ("multi-head dilated attention"). Branches are joined
-by α_i = s_i / Σ s_j, s_i the denominator of branch i's softmax ("dilated attention", the last equation). That is one
-softmax over all branches' keys, in which a key counts as often as there are branches that see it.
+A branch (w, r) cuts the sentence into segments of w; within a segment every r-th token attends to every r-th token.
+Head j starts at token j mod r, so all tokens take part in some head ("multi-head dilated attention"). Branches are
+combined by α_i = s_i / Σ s_j, s_i the denominator of branch i's softmax ("dilated attention", last equation). This
+equals one softmax over the keys of all branches, each key counted once per branch that reaches it.
 
-The authors' code takes gradients around α; here they go through it, as the equation says. The last segment may be
-shorter than w: it is not filled up with keys of nothing.
+The authors' code stops gradients at α; here they flow through it, as in the equation. The last segment may be shorter
+than w and is not padded with keys.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention, SelfAttention, Size
-from allyouneed.nn.ops.attention.block_mask import Tiling
-from allyouneed.nn.ops.attention.block_sparse import Tiled
-from allyouneed.nn.ops.attention.dense import Dense, Plan, ScoreMod, attention_weights, dense_mask
-from allyouneed.nn.ops.attention.select import BLOCK, WORTH_TILES, grouped
+from allyouneed.nn.ops.attention.block_mask import BlockLayout
+from allyouneed.nn.ops.attention.block_sparse import BlockSparse
+from allyouneed.nn.ops.attention.dense import AttentionFn, DenseAttention, ScoreMod, attention_weights, dense_mask
+from allyouneed.nn.ops.attention.packed import attend_packed
+from allyouneed.nn.ops.attention.select import BLOCK, MIN_BLOCK_SPARSE_SCORES
 from allyouneed.nn.patterns.core import Causal, Pattern
-from allyouneed.nn.patterns.sparse import Block, SegmentDilated
+from allyouneed.nn.patterns.sparse import BlockDiagonal, SegmentDilated
 from allyouneed.nn.positions.relative import NoRelative, Relative
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 
 class LongNet(Mixer):
-    """`segments` and `dilations` are w and r of the branches, as many of one as of the other.
+    """`segments` and `dilations` are w and r of the branches, of equal length.
 
-    The paper's are 2048, 4096, 8192, 16384, 32768 and 1, 2, 4, 6, 12. Without a dilation of 1, a token that some head
-    leaves out gets zeros from it. `sees: past` makes it causal; then decoding keeps no more than the longest segment.
+    The paper uses 2048, 4096, 8192, 16384, 32768 and 1, 2, 4, 6, 12. Without a dilation of 1, a head returns zeros for
+    the tokens it skips. `sees: past` makes it causal; decoding then caches at most the longest segment.
     """
 
     kind: Literal["longnet"] = "longnet"
@@ -55,12 +56,12 @@ class LongNet(Mixer):
         return self.sees == "past"
 
     def leak(self) -> str | None:
-        return None if self.causal else "a segment's tokens see all of it: say sees: past"
+        return None if self.causal else "tokens attend to their whole segment; set sees: past"
 
     @property
     def attention(self) -> Attention:
-        """The same with one undilated branch of the longest segment: all that any branch can see lies in it."""
-        longest = Block(size=max(self.segments))
+        """One undilated branch of the longest segment, which covers all keys of every branch."""
+        longest = BlockDiagonal(size=max(self.segments))
         pattern = Causal() & longest if self.causal else longest
         sizes = {"heads": self.heads, "head_width": self.head_width}
         return Attention(pattern=pattern, positions=self.positions, bias=self.bias, dropout=self.dropout, **sizes)
@@ -89,7 +90,7 @@ class LongNet(Mixer):
     def problems(self, common: Common) -> list[tuple[str, str]]:
         found = self.attention.problems(common)
         if len(self.segments) != len(self.dilations):
-            text = f"{len(self.segments)} segments, {len(self.dilations)} dilations: a branch has one of each"
+            text = f"{len(self.segments)} segments but {len(self.dilations)} dilations; set one of each per branch"
             found.append(("dilations", text))
         return found
 
@@ -100,35 +101,35 @@ class LongNetAttention(SelfAttention):
         by_branches: dict[tuple[Pattern, ...], list[int]] = {}
         for head in range(self.heads):
             by_branches.setdefault(config.branches(head), []).append(head)
-        self.groups = list(by_branches.items())  # heads that see the same
+        self.groups = list(by_branches.items())  # heads with equal branches
 
-    def look(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         queries, score_mod = context.queries, self.score_mod()
-        wanted = None if context.record is None else context.record.get(self)
-        if wanted is not None:
+        request = None if context.record is None else context.record.get(self)
+        if request is not None:
             counts = self.counts(queries, keys)
-            counting = _counting(score_mod, counts)
+            counting = _with_counts(score_mod, counts)
             weights = attention_weights(q, k, counts > 0, queries.positions, keys.positions, counting)
-            wanted.found.append(weights if wanted.heads is None else weights[:, list(wanted.heads)])
+            request.weights.append(weights if request.heads is None else weights[:, list(request.heads)])
         key = (tuple(branches for branches, _ in self.groups), id(keys), q.shape[0])
-        execute = context.plan(key, lambda: self.plan(queries, keys))
+        execute = context.memoize(key, lambda: self.select(queries, keys))
         return execute(q, k, v, self.dropout if self.training else 0.0, score_mod)
 
-    def plan(self, queries: TokenLayout, keys: TokenLayout) -> Plan:
+    def select(self, queries: TokenLayout, keys: TokenLayout) -> AttentionFn:
         if queries.packed and queries.device.type == "cpu":
-            return grouped(self.plan, queries, keys)
-        if queries.time * keys.time < WORTH_TILES:
+            return attend_packed(self.select, queries, keys)
+        if queries.time * keys.time < MIN_BLOCK_SPARSE_SCORES:
             return self.dense(queries, keys)
-        found: list[tuple[list[int], Plan]] = []
+        groups: list[tuple[list[int], AttentionFn]] = []
         for branches, heads in self.groups:
-            parts = [Tiling(one, queries, keys, BLOCK) for one in branches]
+            parts = [BlockLayout(one, queries, keys, BLOCK) for one in branches]
             if sum(part.area for part in parts) > 0.6 * queries.time * keys.time:
                 return self.dense(queries, keys)
-            found.append((heads, Tiled(parts)))
-        return ByHeads(found)
+            groups.append((heads, BlockSparse(parts)))
+        return PerHeadGroups(groups)
 
     def counts(self, queries: TokenLayout, keys: TokenLayout) -> Tensor:
-        """By how many branches a head's query sees a key: (batch or 1, heads, queries, keys)."""
+        """Number of branches in which a query attends to a key: (batch or 1, heads, queries, keys)."""
         counts: list[Tensor | None] = [None] * self.heads
         for branches, heads in self.groups:
             masks = [dense_mask(one, queries, keys).int() for one in branches]
@@ -136,41 +137,43 @@ class LongNetAttention(SelfAttention):
                 counts[head] = torch.stack(torch.broadcast_tensors(*masks)).sum(0)
         return torch.cat([one for one in counts if one is not None], 1)
 
-    def dense(self, queries: TokenLayout, keys: TokenLayout) -> Plan:
+    def dense(self, queries: TokenLayout, keys: TokenLayout) -> AttentionFn:
         counts = self.counts(queries, keys)
-        dense = Dense(counts > 0, queries.positions, keys.positions)
+        dense = DenseAttention(counts > 0, queries.positions, keys.positions)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
-            return dense(q, k, v, dropout, _counting(score_mod, counts))
+            return dense(q, k, v, dropout, _with_counts(score_mod, counts))
 
         return attend
 
 
-def _counting(score_mod: ScoreMod, counts: Tensor) -> ScoreMod:
-    """Scores as they are, plus the logarithm of how often a key counts."""
-    often = counts.clamp(min=1).double().log()
+def _with_counts(score_mod: ScoreMod, counts: Tensor) -> ScoreMod:
+    """Adds the logarithm of the key counts to the scores."""
+    log_counts = counts.clamp(min=1).double().log()
 
     def bias(q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         return (
-            often.to(q.dtype) if score_mod.bias is None else score_mod.bias(q, queries, keys, scale) + often.to(q.dtype)
+            log_counts.to(q.dtype)
+            if score_mod.bias is None
+            else score_mod.bias(q, queries, keys, scale) + log_counts.to(q.dtype)
         )
 
     return replace(score_mod, bias=bias, static=None)
 
 
-class ByHeads:
-    """A plan of several, each for some heads."""
+class PerHeadGroups:
+    """One attention function per group of heads."""
 
-    def __init__(self, groups: list[tuple[list[int], Plan]]) -> None:
+    def __init__(self, groups: list[tuple[list[int], AttentionFn]]) -> None:
         self.groups = groups
         order = [head for heads, _ in groups for head in heads]
-        self.back = [order.index(head) for head in range(len(order))]
+        self.inverse = [order.index(head) for head in range(len(order))]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
         found = []
         for heads, execute in self.groups:
             if score_mod.plain:
                 found.append(execute(q[:, heads], k[:, heads], v[:, heads], dropout, score_mod))
-            else:  # a bias knows its heads by their number
+            else:  # a bias is indexed by head
                 found.append(execute(q, k, v, dropout, score_mod)[:, heads])
-        return torch.cat(found, 1)[:, self.back]
+        return torch.cat(found, 1)[:, self.inverse]

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: keys and values of all heads come out of one narrow vector; only that is remembered."""
+"""Multi-head latent attention: keys and values of all heads are projected from one cached low-rank latent."""
 
 from __future__ import annotations
 
@@ -24,29 +24,27 @@ from allyouneed.nn.sublayer import Mixer, SubLayer
 
 
 class LatentAttention(Mixer):
-    """MLA (DeepSeek-AI 2024, "DeepSeek-V2", 2.1.2-2.1.3). Of a token h, the latent c = W^DKV h (eq. 9) gives each head
-    a key W^UK c (eq. 10) and a value W^UV c (eq. 11); a turned key W^KR h, the same for all heads, is put beside it
-    (eq. 15-16). Queries are made the same way, of a latent of their own (eq. 12-14) or, without `query_rank`, of h
-    itself.
+    """MLA (DeepSeek-AI 2024, "DeepSeek-V2", 2.1.2-2.1.3). The latent c = W^DKV h of a token h (eq. 9) gives each head a
+    key W^UK c (eq. 10) and a value W^UV c (eq. 11); a rotary key W^KR h, shared by all heads, is concatenated (eq.
+    15-16). Queries come from their own latent (eq. 12-14) or, without `query_rank`, from h.
 
-    `norm` normalises the latents (2.1.2 of the paper leaves it out; section 3.1.2 has it). `bias`: of the maps into
-    latents and of the output. Rotary positions turn the `rope_width` features only; those of a score's other
-    `nope_width` know no place.
+    `norm` normalises the latents (section 3.1.2 of the paper). `bias` applies to the projections into latents and to
+    the output. Rotary positions apply to the `rope_width` features; the `nope_width` features carry no position.
     """
 
     kind: Literal["mla"] = "mla"
     heads: Size
     kv_rank: Size  # width of the latent
     query_rank: Size | None = None
-    nope_width: Size  # of a head's queries and keys, the features that are not turned
-    rope_width: Size  # and those that are
+    nope_width: Size  # features of queries and keys without rotary positions
+    rope_width: Size  # features with rotary positions
     value_width: Size
     pattern: Pattern = Full()
     positions: Relative = Rotary(order="interleaved")
     scores: Scores = ScaledDot()
     norm: Norm | None = RMSNorm()
     bias: bool = False
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the weights
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # on attention weights
 
     @property
     def causal(self) -> bool:
@@ -60,7 +58,7 @@ class LatentAttention(Mixer):
         return Heads(self.heads, self.heads, self.nope_width + self.rope_width, self.pattern.causal)
 
     @property
-    def turned_heads(self) -> Heads:
+    def rope_heads(self) -> Heads:
         return Heads(self.heads, 1, self.rope_width, self.pattern.causal)
 
     def build(self, common: Common) -> SubLayer:
@@ -74,7 +72,7 @@ class LatentAttention(Mixer):
         total += linear.cost(self.kv_rank, self.heads * self.nope_width, False)
         total += linear.cost(self.kv_rank, values, False) + linear.cost(values, width, self.bias)
         total += self.scores.cost(self.score_heads, common, keys) + Cost(flops=2 * values * keys)
-        total += self.positions.cost(self.turned_heads, common, keys)
+        total += self.positions.cost(self.rope_heads, common, keys)
         if self.query_rank is not None:
             total += linear.cost(width, self.query_rank, self.bias)
         if self.norm is not None:
@@ -83,38 +81,38 @@ class LatentAttention(Mixer):
         return total + cache_cost(self.pattern, self.kv_rank + self.rope_width, length)
 
     def shared(self, common: Common) -> dict[Hashable, Cost]:
-        return self.positions.shared(self.turned_heads, common)
+        return self.positions.shared(self.rope_heads, common)
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
-        found = [(f"positions.{key}", text) for key, text in self.positions.problems(self.turned_heads, common)]
+        found = [(f"positions.{key}", text) for key, text in self.positions.problems(self.rope_heads, common)]
         found += [(f"scores.{key}", text) for key, text in self.scores.problems(self.score_heads, common)]
         if not isinstance(self.positions, Rotary | NoRelative):
-            found.append(("positions", "a place is told by the turned part of the keys: rotary or none"))
+            found.append(("positions", "must be rotary or none"))
         elif isinstance(self.positions, Rotary) and self.positions.values:
-            found.append(("positions.values", "values come out of the latent, which knows no place; leave it out"))
+            found.append(("positions.values", "values come from the latent, which carries no position; remove it"))
         if not self.scores.bilinear:
-            text = "decoding multiplies queries by the map from latents to keys, which needs a bilinear score (q·k)"
+            text = "absorbed decoding needs a bilinear score (q·k)"
             found.append(("scores", text))
         if self.norm is not None and not self.norm.tokenwise:
-            found.append(("norm", "a latent is normalised token by token"))
+            found.append(("norm", "needs a norm over one token's features; this norm uses other tokens"))
         return found
 
 
 class LatentAttentionModule(SoftmaxAttention):
-    """`look_plain` is the definition: every key and value is written out. `look_absorbed` gives the same (2.1.2: W^UK
-    into W^UQ, W^UV into W^O): queries are mapped to where latents live, all heads look at the latents themselves, and
-    what they have seen is mapped to values. It needs less where queries are few and keys many."""
+    """`attend_expanded` is the definition: it materialises every key and value. `attend_absorbed` computes the same
+    (2.1.2: W^UK absorbed into W^UQ, W^UV into W^O): queries are projected into the latent space, heads attend to the
+    latents, and the result is projected to values. It is cheaper for few queries and many keys."""
 
     def __init__(self, config: LatentAttention, common: Common) -> None:
         sizes = config.score_heads
-        scores, relative = config.scores.build(sizes, common), config.positions.build(config.turned_heads, common)
+        scores, relative = config.scores.build(sizes, common), config.positions.build(config.rope_heads, common)
         super().__init__(config.pattern, scores, relative, False, config.dropout)
         self.config, build, norm = config, common.linear.build, config.norm
         self.widths = (config.nope_width, config.rope_width)
         rank, values = config.query_rank, config.heads * config.value_width
         self.q_latent = None if rank is None else build(common.width, rank, config.bias)  # W^DQ
         self.q_norm = None if rank is None or norm is None else norm.build(rank)
-        self.q = build(rank or common.width, sizes.inner, False)  # head by head: W^UQ, then W^QR
+        self.q = build(rank or common.width, sizes.inner, False)  # per head: W^UQ, then W^QR
         self.latent = build(common.width, config.kv_rank + config.rope_width, config.bias)  # W^DKV, then W^KR
         self.latent_norm = None if norm is None else norm.build(config.kv_rank)
         self.k = build(config.kv_rank, config.heads * config.nope_width, False)  # W^UK
@@ -126,43 +124,47 @@ class LatentAttentionModule(SoftmaxAttention):
         keys = context.queries
         if state is not None:
             assert isinstance(state, KVState)
-            both, _, keys = state.append(both, both[..., :0], context)  # values are part of what is kept as keys
-        look = self.look_absorbed if state is not None and self.absorbs(q.shape[2], both.shape[2]) else self.look_plain
-        mixed: Tensor = self.out(look(q, both, context, keys).transpose(1, 2).flatten(2))
+            both, _, keys = state.append(both, both[..., :0], context)  # the cached latents hold the values too
+        attend = (
+            self.attend_absorbed
+            if state is not None and self.should_absorb(q.shape[2], both.shape[2])
+            else self.attend_expanded
+        )
+        mixed: Tensor = self.out(attend(q, both, context, keys).transpose(1, 2).flatten(2))
         return mixed
 
     def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Queries (batch, heads, time, nope + rope); latent and turned key side by side (batch, 1, time, kv_rank +
+        """Queries (batch, heads, time, nope + rope); latent and rotary key concatenated (batch, 1, time, kv_rank +
         rope)."""
         h = x if self.q_latent is None else self.q_latent(x)
         h = h if self.q_norm is None else self.q_norm(h, context)
         q = self.scores.prepare(self.q(h).unflatten(-1, (self.config.heads, -1)).transpose(1, 2))
         latent, key = self.latent(x).split([self.config.kv_rank, self.config.rope_width], -1)
         latent = latent if self.latent_norm is None else self.latent_norm(latent, context)
-        q_plain, q_turned = q.split(self.widths, -1)
-        latent, key = latent[:, None], key[:, None]  # of one head that all share
-        q_turned, key, _ = self.relative.turn(q_turned, key, latent, context)
-        return torch.cat((q_plain, q_turned), -1), torch.cat((latent, key), -1)
+        q_nope, q_rope = q.split(self.widths, -1)
+        latent, key = latent[:, None], key[:, None]  # one head shared by all
+        q_rope, key, _ = self.relative.apply_positions(q_rope, key, latent, context)
+        return torch.cat((q_nope, q_rope), -1), torch.cat((latent, key), -1)
 
-    def look_plain(self, q: Tensor, both: Tensor, context: Context, keys: TokenLayout) -> Tensor:
+    def attend_expanded(self, q: Tensor, both: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         latent, key = both.split([self.config.kv_rank, self.config.rope_width], -1)
         heads = self.config.heads
         k = self.k(latent[:, 0]).unflatten(-1, (heads, -1)).transpose(1, 2)  # (batch, heads, keys, nope)
         v = self.v(latent[:, 0]).unflatten(-1, (heads, -1)).transpose(1, 2)  # (batch, heads, keys, value)
-        return self.look(q, torch.cat((k, key.expand(-1, heads, -1, -1)), -1), v, context, keys)
+        return self.attend(q, torch.cat((k, key.expand(-1, heads, -1, -1)), -1), v, context, keys)
 
-    def look_absorbed(self, q: Tensor, both: Tensor, context: Context, keys: TokenLayout) -> Tensor:
+    def attend_absorbed(self, q: Tensor, both: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         heads, rank = self.config.heads, self.config.kv_rank
         assert isinstance(self.k, nn.Linear) and isinstance(self.v, nn.Linear)
         to_key = self.k.weight.unflatten(0, (heads, -1))  # (heads, nope, kv_rank)
         to_value = self.v.weight.unflatten(0, (heads, -1))  # (heads, value, kv_rank)
-        q_plain, q_turned = q.split(self.widths, -1)
-        q = torch.cat((q_plain @ to_key, q_turned), -1)  # (batch, heads, queries, kv_rank + rope)
-        seen = self.look(q, both, both[..., :rank], context, keys)  # (batch, heads, queries, kv_rank)
+        q_nope, q_rope = q.split(self.widths, -1)
+        q = torch.cat((q_nope @ to_key, q_rope), -1)  # (batch, heads, queries, kv_rank + rope)
+        seen = self.attend(q, both, both[..., :rank], context, keys)  # (batch, heads, queries, kv_rank)
         return seen @ to_value.transpose(-1, -2)
 
-    def absorbs(self, queries: int, keys: int) -> bool:
-        """Whether the absorbed form takes fewer multiplications; a map that is no plain matrix cannot be absorbed."""
+    def should_absorb(self, queries: int, keys: int) -> bool:
+        """Whether the absorbed form needs fewer multiplications; only plain linear maps can be absorbed."""
         c = self.config
         if type(self.k) is not nn.Linear or type(self.v) is not nn.Linear:
             return False

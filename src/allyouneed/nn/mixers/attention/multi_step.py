@@ -19,14 +19,14 @@ from allyouneed.nn.sublayer import Mixer, SubLayer
 
 
 class MultiStep(Mixer):
-    """Eq. 1–2: d_i = W h_i + b + g_i, a_ij = softmax_j(d_i · z_j), c_i = Σ_j a_ij (z_j + e_j), and √m c_i comes out.
+    """Eq. 1–2: d_i = W h_i + b + g_i, a_ij = softmax_j(d_i · z_j), c_i = Σ_j a_ij (z_j + e_j); the output is √m c_i.
 
-    z is what the encoder made of the source and e its embeddings; g are those of the target, m is how many words the
-    source has (3.4: m √(1/m)). Nothing but the query is projected, so there are no keys and values to remember.
+    z is the encoder output and e its embeddings; g are the target embeddings and m is the source length (3.4: m
+    √(1/m)). Only the query is projected, so nothing is cached.
     """
 
-    crosses: ClassVar[bool] = True
-    mixes: ClassVar[bool] = False
+    supports_cross: ClassVar[bool] = True
+    supports_self: ClassVar[bool] = False
 
     kind: Literal["multi-step"] = "multi-step"
 
@@ -35,7 +35,7 @@ class MultiStep(Mixer):
         return True
 
     def build(self, common: Common) -> SubLayer:
-        raise TypeError("multi-step attention looks at an encoder")
+        raise TypeError("multi-step attention needs an encoder; use it as a cross")
 
     def build_cross(self, common: Common) -> SubLayer:
         return MultiStepModule(common)
@@ -51,18 +51,22 @@ class MultiStepModule(SoftmaxAttention):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         memory, inputs = context.memory, context.inputs
-        assert memory is not None and memory.inputs is not None and inputs is not None, "it needs embeddings"
-        z, values, layout, root = context.plan(("multi-step", len(x)), lambda: _source(memory, context, len(x)))
+        assert memory is not None and memory.inputs is not None and inputs is not None, (
+            "multi-step attention needs source and target embeddings"
+        )
+        z, values, layout, root = context.memoize(
+            ("multi-step", len(x)), lambda: _source_tensors(memory, context, len(x))
+        )
         q = self.query(x) + inputs
-        found = self.look(q[:, None], z[:, None], values[:, None], context, layout)  # (batch, 1, time, width)
-        return found[:, 0] * root
+        attended = self.attend(q[:, None], z[:, None], values[:, None], context, layout)  # (batch, 1, time, width)
+        return attended[:, 0] * root
 
     def new_state(self) -> None:
         return None
 
 
-def _source(memory: Memory, context: Context, rows: int) -> tuple[Tensor, Tensor, TokenLayout, Tensor]:
-    """Once for all layers: z, z + e and where they stand, for each beam; √m of each token (rows, time or 1, 1)."""
+def _source_tensors(memory: Memory, context: Context, rows: int) -> tuple[Tensor, Tensor, TokenLayout, Tensor]:
+    """Shared by all layers, repeated for each beam: z, z + e, their layout, and √m per token (rows, time or 1, 1)."""
     if (beams := rows // len(memory.hidden)) > 1:
         memory = memory.select(torch.arange(len(memory.hidden), device=memory.hidden.device).repeat_interleave(beams))
     z, layout, queries = memory.hidden, memory.layout, context.queries

@@ -1,6 +1,6 @@
-"""How a query scores a key (Luong et al. 2015, 3.1; "Attention Is All You Need", 3.2.1).
+"""Attention score functions (Luong et al. 2015, 3.1; "Attention Is All You Need", 3.2.1).
 
-Queries and keys are what an attention's own projections make of tokens. What is learned here comes besides.
+They take projected queries and keys; parameters defined here come in addition to the projections.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from allyouneed.nn.positions.relative import Heads
 
 
 class Scores(Part, slot="scores"):
-    bilinear: ClassVar[bool] = True  # a score is some q'·k: what fast kernels compute
+    bilinear: ClassVar[bool] = True  # the score is q'·k for some q' of q, as fast kernels require
 
     @abstractmethod
     def build(self, heads: Heads, common: Common) -> ScoresModule: ...
 
     def cost(self, heads: Heads, common: Common, keys: float) -> Cost:
-        """Of scoring so many keys."""
+        """For one query over `keys` keys."""
         return Cost(flops=2 * heads.inner * keys)
 
     def problems(self, heads: Heads, common: Common) -> list[tuple[str, str]]:
@@ -35,8 +35,8 @@ class Scores(Part, slot="scores"):
 
 
 class ScoresModule(nn.Module):
-    """`prepare` changes the queries before positions turn them, `scale` multiplies q·k; one that is not bilinear writes
-    its own `score`."""
+    """`prepare` maps queries before positions are applied; `scale` multiplies q·k. Scores that are not bilinear
+    override `score`."""
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
@@ -50,21 +50,21 @@ class ScoresModule(nn.Module):
         return (q @ k.transpose(-1, -2)) * self.scale
 
     def check(self, keys: TokenLayout) -> None:
-        """Refuse keys that cannot be scored, given where they (while decoding: the newest of them) stand."""
+        """Raise when a key position cannot be scored; while decoding, `keys` holds the new tokens only."""
 
 
 class ScaledDot(Scores):
     """q·k / √head_width ("Attention Is All You Need", eq. 1)."""
 
     kind: Literal["scaled-dot"] = "scaled-dot"
-    scale: float | None = None  # another factor than 1/√head_width
+    scale: float | None = None  # default: 1/√head_width
 
     def build(self, heads: Heads, common: Common) -> ScoresModule:
         return ScoresModule(heads.head_width**-0.5 if self.scale is None else self.scale)
 
 
 class Dot(Scores):
-    """q·k (Luong et al. 2015, "dot"; T5 too, which puts the scale into the initial weights)."""
+    """q·k (Luong et al. 2015, "dot"; also T5, which folds the scale into its initial weights)."""
 
     kind: Literal["dot"] = "dot"
 
@@ -73,7 +73,7 @@ class Dot(Scores):
 
 
 class General(Scores):
-    """q·W·k, W of each head its own (Luong et al. 2015, "general")."""
+    """q·W·k with one W per head (Luong et al. 2015, "general")."""
 
     kind: Literal["general"] = "general"
 
@@ -92,7 +92,7 @@ class GeneralModule(ScoresModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """At first q·W·k varies as much as q·k / √head_width does."""
+        """Initial variance of q·W·k equals that of q·k / √head_width."""
         nn.init.normal_(self.weight, std=1 / self.weight.shape[-1])
 
     def prepare(self, q: Tensor) -> Tensor:
@@ -100,10 +100,10 @@ class GeneralModule(ScoresModule):
 
 
 class Additive(Scores):
-    """v · tanh(W s + U h), v of each head its own (Bahdanau et al. 2015, A.1.2; Luong's "concat").
+    """v · tanh(W s + U h) with one v per head (Bahdanau et al. 2015, A.1.2; Luong's "concat").
 
-    W and U are the attention's projections of queries and keys: q = W s, k = U h. There is no product to hand to a fast
-    kernel: memory grows with queries · keys · width.
+    W and U are the projections of queries and keys: q = W s, k = U h. No fused kernel applies: memory grows with
+    queries · keys · width.
     """
 
     bilinear: ClassVar[bool] = False
@@ -132,8 +132,8 @@ class AdditiveModule(ScoresModule):
 
 
 class Location(Scores):
-    """W q, which has a score for each of the first `length` places (Luong et al. 2015, eq. 8): what stands there does
-    not matter. W of each head is its own."""
+    """W q: one score for each of the first `length` positions, independent of the keys (Luong et al. 2015, eq. 8). One
+    W per head."""
 
     bilinear: ClassVar[bool] = False
 
@@ -159,11 +159,15 @@ class LocationModule(ScoresModule):
 
     def score(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         scores = q @ self.weight  # (batch, heads, queries, length)
-        places = keys.clamp(max=scores.shape[-1] - 1)[:, None, None]  # beyond the last stands only padding: see check
-        return scores.gather(-1, places.expand(*scores.shape[:-1], -1))
+        positions = keys.clamp(max=scores.shape[-1] - 1)[
+            :, None, None
+        ]  # positions beyond the table are padding: see check
+        return scores.gather(-1, positions.expand(*scores.shape[:-1], -1))
 
     def check(self, keys: TokenLayout) -> None:
-        places = keys.positions if keys.real is None else keys.positions.where(keys.real, 0)
+        positions = keys.positions if keys.real is None else keys.positions.where(keys.real, 0)
         length = self.weight.shape[-1]
-        if places.numel() and (longest := int(places.max()) + 1) > length:
-            raise UserError(f"a sentence of {longest} tokens is longer than the {length} places attention can score")
+        if positions.numel() and (longest := int(positions.max()) + 1) > length:
+            raise UserError(
+                f"sentence of {longest} tokens exceeds the {length} positions of location scores; set scores.length"
+            )

@@ -1,7 +1,7 @@
-"""Keys and values that are made, and remembered, once for all layers that look at them.
+"""Keys and values projected and cached once for all layers that attend to them.
 
-Sun et al. 2024, "You Only Cache Once: Decoder-Decoder Architectures for Language Models", arXiv:2405.05254, eq. 2
-and 3: K = LN(X) W_K, V = LN(X) W_V, and Attention(Q^l, K, V) in each layer l with queries of its own.
+Sun et al. 2024, "You Only Cache Once: Decoder-Decoder Architectures for Language Models", arXiv:2405.05254, eq. 2 and
+3: K = LN(X) W_K, V = LN(X) W_V, and Attention(Q^l, K, V) in each layer l with its own queries.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.mixers.attention.attention import Attention, _Heads
+from allyouneed.nn.mixers.attention.attention import Attention, MultiHeadAttention
 from allyouneed.nn.states.base import State
 
 
 class SharedKeys(nn.Module):
-    """Makes the keys and values that attention of this config looks at."""
+    """Projects the keys and values that attention of this config reads."""
 
     def __init__(self, config: Attention, common: Common) -> None:
         super().__init__()
@@ -29,11 +29,11 @@ class SharedKeys(nn.Module):
         self.k_norm = None if norm is None else norm.build(sizes.head_width)
 
     def forward(self, hidden: Tensor, context: Context, reader: SharedAttention) -> tuple[Tensor, Tensor]:
-        """(batch, heads, time, head_width), turned as this reader and all others want them."""
+        """(batch, heads, time, head_width), with the positions that all readers share."""
         x = self.norm(hidden, context)
         k, v = (part(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in (self.k, self.v))
         k = k if self.k_norm is None else self.k_norm(k, context)
-        _, k, v = reader.relative.turn(k.new_zeros(1, 1, 1, self.head_width), k, v, context)
+        _, k, v = reader.relative.apply_positions(k.new_zeros(1, 1, 1, self.head_width), k, v, context)
         return k, v
 
     @staticmethod
@@ -45,23 +45,23 @@ class SharedKeys(nn.Module):
         return total if config.qk_norm is None else total + config.qk_norm.cost(sizes.head_width)
 
 
-class SharedAttention(_Heads):
-    """Attention with queries of its own, over keys and values from elsewhere that stand in the same text."""
+class SharedAttention(MultiHeadAttention):
+    """Attention with its own queries over shared keys and values of the same text."""
 
     def __init__(self, config: Attention, common: Common) -> None:
         super().__init__(config, common)
-        self.k_norm = None  # of those who make the keys
+        self.k_norm = None  # SharedKeys owns it
         self.q = common.linear.build(common.width, self.inner, config.biases.q)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         memory = context.memory
-        assert memory is not None and memory.shared is not None, "keys and values must have been made"
+        assert memory is not None and memory.shared is not None, "shared keys and values are missing"
         q = self.split(self.q(x))
         q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
-        elsewhere = q.new_zeros(1, 1, 1, self.head_width)
-        q, _, _ = self.relative.turn(q, elsewhere, elsewhere, context)
+        unused = q.new_zeros(1, 1, 1, self.head_width)
+        q, _, _ = self.relative.apply_positions(q, unused, unused, context)
         self.scores.check(memory.layout)
-        return self.mixed(q, *memory.shared, context, memory.layout)
+        return self.attend_and_project(q, *memory.shared, context, memory.layout)
 
     def new_state(self) -> State | None:
         return None

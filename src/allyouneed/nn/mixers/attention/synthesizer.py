@@ -1,7 +1,7 @@
-"""Synthesizer: attention weights that no query and key have met for (Tay et al. 2020, "Synthesizer: Rethinking
-Self-Attention in Transformer Models").
+"""Synthesizer: attention weights without query-key products (Tay et al. 2020, "Synthesizer: Rethinking Self-Attention
+in Transformer Models").
 
-What a token scores at a place is made from the token alone (dense), or is the same for all sentences (random).
+Scores over positions are computed from the token alone (dense) or are the same for all sentences (random).
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ Size = Annotated[int, Field(gt=0)]
 
 
 class Synthesizer(Mixer):
-    """Y = softmax(B) G(X), G a linear map to values (eq. 2-6); B_ij, for query i and place j of at most `length`, is
+    """Y = softmax(B) G(X), G a linear map to values (eq. 2-6); B_ij, for query i and position j < `length`, is
 
         dense              (W_2 σ(W_1 x_i))_j with σ = ReLU
-        random             R_ij, learned, or as it was drawn if `fixed`
-        factorised-dense   (A x_i)_{j div b} · (B x_i)_{j mod b}, A and B maps as in `dense`, to a and b features;
-                           b is `columns`, and a just enough of them
+        random             R_ij, learned, or constant if `fixed`
+        factorised-dense   (A x_i)_{j div b} · (B x_i)_{j mod b}, A and B maps as in `dense`; b is `columns`
         factorised-random  (R_1 R_2ᵀ)_ij, R_1 and R_2 of shape (length, rank)
 
-    each head with its own; W_1 of a head gives head_width features, and A and B share it, as table 1 counts. `dot` is
-    the mixture with what attention would score: α B + (1 − α) Q Kᵀ/√head_width, α learned (table 2: "R+V", "D+V").
+    per head. W_1 gives head_width features per head and is shared by A and B, as counted in table 1. `dot` mixes in
+    dot-product scores: α B + (1 − α) Q Kᵀ/√head_width, α learned (table 2: "R+V", "D+V").
     """
 
     kind: Literal["synthesizer"] = "synthesizer"
@@ -48,7 +47,7 @@ class Synthesizer(Mixer):
     fixed: bool = False
     dot: bool = False
     rank: Size = 8
-    columns: Size | None = None  # about as many as rows when not given
+    columns: Size | None = None  # default: about √length
     pattern: Pattern = Full()
     bias: bool = True
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -66,13 +65,13 @@ class Synthesizer(Mixer):
 
     @property
     def factors(self) -> tuple[int, int]:
-        """a and b of the factorised dense one: a·b places, at least `length`."""
+        """a and b of factorised-dense: a·b ≥ `length`."""
         b = self.columns or max(1, round(self.length**0.5))
         return -(-self.length // b), b
 
     @property
     def attention(self) -> Attention:
-        """What it stands for."""
+        """The attention it repositions."""
         return Attention(heads=self.heads, head_width=self.head_width, pattern=self.pattern, bias=self.bias)
 
     def sizes(self, common: Common) -> Heads:
@@ -101,22 +100,20 @@ class Synthesizer(Mixer):
     def problems(self, common: Common) -> list[tuple[str, str]]:
         found = self.attention.problems(common)
         if self.fixed and self.dense:
-            found.append(
-                ("fixed", f"{self.synthesis} scores are made from tokens by learned maps; only random ones are")
-            )
+            found.append(("fixed", f"only random scores can be fixed, not {self.synthesis}"))
         return found
 
 
 class Synthesis(nn.Module):
-    """Scores of places: hidden (batch, heads, queries, head_width) or nothing, positions (batch or 1, time)."""
+    """Scores over positions, from hidden (batch, heads, queries, head_width) and positions (batch or 1, time)."""
 
-    def at(self, hidden: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    def scores_at(self, hidden: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         """(batch or 1, heads, queries, keys)"""
         raise NotImplementedError
 
 
 class DenseSynthesis(Synthesis):
-    """One map to `places` scores, or two to factors of them."""
+    """One map to `length` scores, or two maps to factors of them."""
 
     def __init__(self, heads: Heads, outputs: tuple[int, ...], bias: bool) -> None:
         super().__init__()
@@ -133,20 +130,22 @@ class DenseSynthesis(Synthesis):
         for shift in self.shifts:
             nn.init.zeros_(shift)
 
-    def at(self, hidden: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    def scores_at(self, hidden: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         if len(self.outputs) == 1:
             return self.scores(hidden, 0, keys)
         columns = self.outputs[1]
         return self.scores(hidden, 0, keys // columns) * self.scores(hidden, 1, keys % columns)
 
-    def scores(self, hidden: Tensor, number: int, places: Tensor) -> Tensor:
+    def scores(self, hidden: Tensor, number: int, positions: Tensor) -> Tensor:
         table = self.maps[number].to(hidden.dtype)
         shift = self.shifts[number].to(hidden.dtype) if len(self.shifts) else None
-        few = len(places) == 1 and places.shape[1] < table.shape[2]  # rows that agree ask only for what they need
-        if few:
-            table, shift = table[:, :, places[0]], None if shift is None else shift[:, :, places[0]]
+        subset = (
+            len(positions) == 1 and positions.shape[1] < table.shape[2]
+        )  # compute only the needed columns when all rows agree
+        if subset:
+            table, shift = table[:, :, positions[0]], None if shift is None else shift[:, :, positions[0]]
         found = hidden @ table if shift is None else hidden @ table + shift
-        return found if few else found.gather(-1, places[:, None, None].expand(len(found), *found.shape[1:3], -1))
+        return found if subset else found.gather(-1, positions[:, None, None].expand(len(found), *found.shape[1:3], -1))
 
 
 class RandomSynthesis(Synthesis):
@@ -168,11 +167,11 @@ class RandomSynthesis(Synthesis):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Scores begin with variance 1."""
+        """Initial scores have variance 1."""
         for table in [*self.parameters(), *self.buffers()]:
             nn.init.normal_(table, std=table.shape[-1] ** -0.25 if self.factorised else 1.0)
 
-    def at(self, hidden: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    def scores_at(self, hidden: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         if self.factorised:
             left, right = self.left[:, queries], self.right[:, keys]  # (heads, batch or 1, time, rank)
             return (left @ right.transpose(-1, -2)).transpose(0, 1)
@@ -199,25 +198,25 @@ class SynthesizerModule(SoftmaxAttention):
         keys = context.queries
         self.check(keys)
         v = self.split(self.v(x))
-        asked = [] if self.hidden is None else [self.split(self.hidden(x)).relu()]
-        asked += [] if self.q is None else [self.split(self.q(x))]
-        q = torch.cat(asked, -1) if asked else v[..., :0]
+        parts = [] if self.hidden is None else [self.split(self.hidden(x)).relu()]
+        parts += [] if self.q is None else [self.split(self.q(x))]
+        q = torch.cat(parts, -1) if parts else v[..., :0]
         k = v[..., :0] if self.k is None else self.split(self.k(x))
         if state is not None:
             assert isinstance(state, KVState)
             k, v, keys = state.append(k, v, context)
-        mixed: Tensor = self.out(self.look(q, k, v, context, keys).transpose(1, 2).flatten(2))
+        mixed: Tensor = self.out(self.attend(q, k, v, context, keys).transpose(1, 2).flatten(2))
         return mixed
 
     def check(self, layout: TokenLayout) -> None:
-        places = layout.positions if layout.real is None else layout.positions.where(layout.real, 0)
-        if places.numel() and (longest := int(places.max()) + 1) > self.length:
-            text = f"a sentence of {longest} tokens is longer than the {self.length} places a synthesizer scores"
-            raise UserError(f"{text}; cut it, or make the mixer's length larger")
+        positions = layout.positions if layout.real is None else layout.positions.where(layout.real, 0)
+        if positions.numel() and (longest := int(positions.max()) + 1) > self.length:
+            text = f"sentence of {longest} tokens exceeds the synthesizer's length {self.length}"
+            raise UserError(f"{text}; shorten it or increase the mixer's `length`")
 
 
 class SynthesizedScores(ScoresModule):
-    """q is what is asked of places, then of keys, as far as there is either."""
+    """q concatenates the features for synthesized scores and for dot-product scores, where present."""
 
     def __init__(self, config: Synthesizer, heads: Heads) -> None:
         super().__init__()
@@ -237,8 +236,8 @@ class SynthesizedScores(ScoresModule):
             nn.init.zeros_(self.mixture)
 
     def score(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-        last = self.length - 1  # beyond it stands only padding
-        found = self.synthesis.at(q[..., : self.width], queries.clamp(max=last), keys.clamp(max=last))
+        last = self.length - 1  # positions beyond it are padding
+        found = self.synthesis.scores_at(q[..., : self.width], queries.clamp(max=last), keys.clamp(max=last))
         found = found.to(q.dtype).expand(len(q), -1, -1, -1)
         if self.mixture is None:
             return found

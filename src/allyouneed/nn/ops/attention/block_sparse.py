@@ -1,10 +1,10 @@
-"""Attention over tiles (block_mask.py): blocks of queries meet the blocks of keys they may look at, and no others.
+"""Block-sparse attention (blocks: block_mask.py): query blocks attend only to the key blocks they may reach.
 
-Several parts (orders of the tokens) are joined by their denominators: with lse the logarithm of one part's sum of
-exponentials, softmax over all of them is Σ exp(lse_i − lse) out_i, lse = log Σ exp(lse_i).
+Parts with different token orders are merged by their log-sum-exp: with lse_i that of part i, the softmax over all is Σ
+exp(lse_i − lse) out_i, lse = log Σ exp(lse_i).
 
-Two ways: `Fused` for plain scores on CPU keeps nothing but what attention itself keeps (q, k, v, out, lse) and gathers
-again in backward; `gathered` for every other manner lets autograd go through `Dense` on the tiles.
+`FusedBlockSparse` handles plain scores on CPU and saves only q, k, v, out and lse for backward; `gathered` handles all
+other scores through autograd and `DenseAttention`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allyouneed.nn.ops.attention.block_mask import Chunk, Side, Tiling
-from allyouneed.nn.ops.attention.dense import Dense, ScoreMod, masked_scores, repeated
+from allyouneed.nn.ops.attention.block_mask import BlockedTokens, BlockGroup, BlockLayout
+from allyouneed.nn.ops.attention.dense import DenseAttention, ScoreMod, masked_scores, repeat_kv
 
-KEYS_PER_CALL = 8192  # gathered keys stay in a processor's cache
+KEYS_PER_CALL = 8192  # small enough for a CPU cache
 
 
-class Tiled:
-    """A plan: the tiles of each part, ready to be called by all layers."""
+class BlockSparse:
+    """Block-sparse attention for given block layouts, called by all layers."""
 
-    def __init__(self, parts: Sequence[Tiling]) -> None:
+    def __init__(self, parts: Sequence[BlockLayout]) -> None:
         self.parts = list(parts)
         cuda = parts[0].query.tokens.device.type == "cuda"
         self.chunks = [list(part.chunks(KEYS_PER_CALL * (32 if cuda else 1))) for part in parts]
-        self.dense: dict[tuple[int, int], Dense] = {}
+        self.dense: dict[tuple[int, int], DenseAttention] = {}
         self.slots: dict[int, Tensor] = {}
 
     @property
@@ -49,16 +49,16 @@ class Tiled:
         if len(self.parts) == 1:
             return self._part(0, flat, dropout, score_mod, with_lse=False)[0].view(shape).transpose(1, 2)
         outs, sums = zip(*(self._part(n, flat, dropout, score_mod) for n in range(len(self.parts))), strict=True)
-        return join(outs, sums).view(shape).transpose(1, 2)
+        return merge_softmax(outs, sums).view(shape).transpose(1, 2)
 
     def _part(
         self, number: int, flat: list[Tensor], dropout: float, score_mod: ScoreMod, with_lse: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """One part's result (tokens, heads, head_width) and lse (tokens, heads)."""
+        """Output (tokens, heads, head_width) and lse (tokens, heads) of one part."""
         part, chunks = self.parts[number], self.chunks[number]
         q, k, v = flat
         if not chunks:
-            nothing = 0 * (q.sum() + k.sum() + v.sum())  # zeros that have a gradient, as those of a mask would
+            nothing = 0 * (q.sum() + k.sum() + v.sum())  # zeros with a gradient, as a mask would give
             return nothing.expand(len(q), q.shape[1], v.shape[2]), q.new_full(q.shape[:2], float("-inf"))
         gathered = zip(
             chunks,
@@ -72,7 +72,7 @@ class Tiled:
             execute = self.dense.setdefault((number, index), _dense(chunk))
             a, b, c = (x.flatten(1, -3).transpose(1, 2) for x in tile)  # (n, heads, tokens, head_width)
             if with_lse:
-                out, lse = sums_of(execute, a, b, c, dropout, score_mod)
+                out, lse = attend_with_lse(execute, a, b, c, dropout, score_mod)
                 sums.append(lse.transpose(1, 2).flatten(0, 1))
             else:
                 out = execute(a, b, c, dropout, score_mod)
@@ -84,7 +84,7 @@ class Tiled:
         return out, _Pick.apply(torch.cat(sums), slots, float("-inf")) if with_lse else out
 
     def _slots(self, number: int) -> Tensor:
-        """Where each token's result lies among those of all chunks; -1 for a token that no chunk holds."""
+        """Index of each token in the concatenated group outputs; -1 if no group contains it."""
         part, blocks = self.parts[number], torch.cat([chunk.queries for chunk in self.chunks[number]])
         where = torch.full((len(part.query.tokens),), -1, device=blocks.device)
         where[blocks] = torch.arange(len(blocks), device=blocks.device)
@@ -92,54 +92,54 @@ class Tiled:
         return torch.where(where[block] < 0, -1, where[block] * part.block + inner)
 
 
-def _dense(chunk: Chunk) -> Dense:
+def _dense(chunk: BlockGroup) -> DenseAttention:
     mask = chunk.mask
     if mask is None:
         mask = torch.ones(1, 1, 1, chunk.key_positions.shape[1], dtype=torch.bool, device=chunk.keys.device)
-    return Dense(mask, chunk.query_positions, chunk.key_positions)
+    return DenseAttention(mask, chunk.query_positions, chunk.key_positions)
 
 
-def sums_of(
-    dense: Dense, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod
+def attend_with_lse(
+    dense: DenseAttention, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) by the definition, both differentiable."""
     scores = masked_scores(q, k, dense.mask, dense.queries, dense.keys, score_mod)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.clamp(min=torch.finfo(lse.dtype).min)[..., None]).exp() * dense.mask
     weights = torch.nn.functional.dropout(weights.to(v.dtype), dropout, dropout > 0)
-    out = weights @ repeated(v, q.shape[1])
+    out = weights @ repeat_kv(v, q.shape[1])
     if score_mod.values is not None:
         out = out + score_mod.values(weights, dense.queries, dense.keys).to(out.dtype)
     return out, lse.masked_fill(~dense.mask.any(-1), float("-inf"))
 
 
-def join(outs: Sequence[Tensor], sums: Sequence[Tensor]) -> Tensor:
-    """Softmax over all parts from each part's own: (…, width) and lse (…). Zeros where no part has anything."""
+def merge_softmax(outs: Sequence[Tensor], sums: Sequence[Tensor]) -> Tensor:
+    """Merge the softmaxes of parts: outs (…, width) and lse (…). Zeros where no part has a key."""
     lse = torch.stack(list(sums))
-    lse = lse.clamp(min=torch.finfo(lse.dtype).min / 2)  # nothing at all has no gradient, rather than NaN
+    lse = lse.clamp(min=torch.finfo(lse.dtype).min / 2)  # finite, so that rows without keys get no NaN gradient
     shares = (lse - lse.logsumexp(0)).exp()[..., None].to(outs[0].dtype)
     return sum((out * share for out, share in zip(outs, shares, strict=True)), start=torch.zeros_like(outs[0]))
 
 
 class _Blocks(torch.autograd.Function):
-    """Blocks of tokens, for many calls at once: backward adds up whole blocks, then puts every token back in place."""
+    """Gather blocks of tokens for several groups; backward adds whole blocks, then restores the token order."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, side: Side, *blocks: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, side: BlockedTokens, *blocks: Tensor) -> tuple[Tensor, ...]:
         ctx.side, ctx.blocks, ctx.shape = side, blocks, x.shape
         return tuple(x[side.tokens[index]] for index in blocks)  # (n, …, block, heads, head_width)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        side: Side = ctx.side
+        side: BlockedTokens = ctx.side
         home = gradients[0].new_zeros(len(side.tokens), side.block, *ctx.shape[1:])
         for index, gradient in zip(ctx.blocks, gradients, strict=True):
             home.index_add_(0, index.flatten(), gradient.reshape(-1, *home.shape[1:]))
-        return side.unblocked(home), None, *(None for _ in ctx.blocks)
+        return side.unblock(home), None, *(None for _ in ctx.blocks)
 
 
 class _Pick(torch.autograd.Function):
-    """Rows by index, each at most once; `empty` where the index is -1."""
+    """Select rows by unique index; `empty` where the index is -1."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, empty: float) -> Tensor:
@@ -167,33 +167,35 @@ _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, tiled: Tiled, scale: float) -> Tensor:
-    """`Fused` for (batch, heads, time, head_width)."""
+def fused(q: Tensor, k: Tensor, v: Tensor, plan: BlockSparse, scale: float) -> Tensor:
+    """`FusedBlockSparse` on (batch, heads, time, head_width)."""
     batch, heads, time, _ = q.shape
     out: Tensor
-    if tiled.parts[0].rows == 1:  # rows that are alike stand side by side as heads
+    if plan.parts[0].rows == 1:  # rows with equal layouts become extra heads
         flat = [x.permute(2, 0, 1, 3).flatten(1, 2) for x in (q, k, v)]
-        out = Fused.apply(*flat, tiled, scale).unflatten(1, (batch, heads)).permute(1, 2, 0, 3)
+        out = FusedBlockSparse.apply(*flat, plan, scale).unflatten(1, (batch, heads)).permute(1, 2, 0, 3)
     else:
         flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
-        out = Fused.apply(*flat, tiled, scale).unflatten(0, (batch, time)).transpose(1, 2)
+        out = FusedBlockSparse.apply(*flat, plan, scale).unflatten(0, (batch, time)).transpose(1, 2)
     return out
 
 
-class Fused(torch.autograd.Function):
-    """On (tokens, heads, head_width). That the gradient of a part may be had from the joint out and lse is what makes
-    attention in pieces possible (Dao et al. 2022, B.2: dS = P ∘ (dP − rowsum(dO ∘ O)), P = exp(S − lse))."""
+class FusedBlockSparse(torch.autograd.Function):
+    """On (tokens, heads, head_width). The gradient of a part follows from the merged out and lse (Dao et al. 2022, B.2:
+    dS = P ∘ (dP − rowsum(dO ∘ O)), P = exp(S − lse))."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tiled: Tiled, scale: float) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: BlockSparse, scale: float) -> Tensor:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], float("-inf"), dtype=_wide(q))
-        for number, (part, chunks) in enumerate(zip(tiled.parts, tiled.chunks, strict=True)):
+        for number, (part, chunks) in enumerate(zip(plan.parts, plan.chunks, strict=True)):
             for chunk in chunks:
                 tokens = part.query.tokens[chunk.queries].flatten()
-                new, sums = _forward(*_tile(part, chunk, q, k, v), attn_mask=_added(chunk.mask, q), scale=scale)
-                if chunk.blind is not None:
-                    sums = sums.masked_fill(chunk.blind, float("-inf"))
+                new, sums = _forward(
+                    *_gather(part, chunk, q, k, v), attn_mask=_additive_mask(chunk.mask, q), scale=scale
+                )
+                if chunk.empty_queries is not None:
+                    sums = sums.masked_fill(chunk.empty_queries, float("-inf"))
                 new, sums = new.transpose(1, 2).flatten(0, 1), sums.transpose(1, 2).flatten(0, 1)
                 if number:
                     old = lse[tokens]
@@ -204,7 +206,7 @@ class Fused(torch.autograd.Function):
                 out.index_copy_(0, tokens, new)
                 lse.index_copy_(0, tokens, sums)
         ctx.save_for_backward(q, k, v, out, lse.masked_fill(lse.isinf(), 0.0))
-        ctx.tiled, ctx.scale = tiled, scale
+        ctx.plan, ctx.scale = plan, scale
         return out
 
     @staticmethod
@@ -214,40 +216,40 @@ class Fused(torch.autograd.Function):
         gradient = gradient.contiguous()
         groups = q.shape[1] // k.shape[1]
         found: list[Tensor | None] = [None, None, None]
-        for part, chunks in zip(ctx.tiled.parts, ctx.tiled.chunks, strict=True):
+        for part, chunks in zip(ctx.plan.parts, ctx.plan.chunks, strict=True):
             homes = [x.new_zeros(len(s.tokens), s.block, *x.shape[1:]) for x, s in _sides(part, q, k, v)]
             for chunk in chunks:
                 tokens = part.query.tokens[chunk.queries]
-                inside = part.query.inside[chunk.queries][..., None, None]
-                a, b, c = _tile(part, chunk, q, k, v)
+                inside = part.query.valid[chunk.queries][..., None, None]
+                a, b, c = _gather(part, chunk, q, k, v)
                 g, o = (x.transpose(1, 2) for x in (gradient[tokens] * inside, out[tokens]))
-                b, c = repeated(b, q.shape[1]), repeated(c, q.shape[1])
-                mask, sums = _added(chunk.mask, q), lse[tokens].transpose(1, 2).contiguous()
+                b, c = repeat_kv(b, q.shape[1]), repeat_kv(c, q.shape[1])
+                mask, sums = _additive_mask(chunk.mask, q), lse[tokens].transpose(1, 2).contiguous()
                 grads = _backward(g, a, b, c, o, sums, 0.0, False, attn_mask=mask, scale=ctx.scale)
                 for home, grad, blocks in zip(homes, grads, (chunk.queries, chunk.keys, chunk.keys), strict=True):
                     grad = grad.transpose(1, 2)
-                    if home.shape[2] != grad.shape[2]:  # heads that share keys add up
+                    if home.shape[2] != grad.shape[2]:  # sum over query heads that share a key head
                         grad = grad.unflatten(2, (-1, groups)).sum(3)
                     home.index_add_(0, blocks.flatten(), grad.reshape(-1, *home.shape[1:]))
             for number, (_, side) in enumerate(_sides(part, q, k, v)):
-                moved, before = side.unblocked(homes[number]), found[number]
-                homes[number] = moved  # the blocks can go
+                moved, before = side.unblock(homes[number]), found[number]
+                homes[number] = moved  # frees the blocks
                 found[number] = moved if before is None else before.add_(moved)
         return *found, None, None
 
 
-def _sides(part: Tiling, q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Tensor, Side]]:
+def _sides(part: BlockLayout, q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Tensor, BlockedTokens]]:
     return [(q, part.query), (k, part.key), (v, part.key)]
 
 
-def _tile(part: Tiling, chunk: Chunk, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    """The chunk's queries, keys and values: (n, heads, tokens, head_width) each."""
+def _gather(part: BlockLayout, chunk: BlockGroup, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """Queries, keys and values of a group: (n, heads, tokens, head_width) each."""
     queries, keys = part.query.tokens[chunk.queries], part.key.tokens[chunk.keys].flatten(1)
     return [x[index].transpose(1, 2) for x, index in ((q, queries), (k, keys), (v, keys))]
 
 
-def _added(mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """A mask in the form the kernel takes it."""
+def _additive_mask(mask: Tensor | None, q: Tensor) -> Tensor | None:
+    """The mask as an additive bias, which the kernel requires."""
     return None if mask is None else q.new_zeros(mask.shape).masked_fill_(~mask, float("-inf"))
 
 

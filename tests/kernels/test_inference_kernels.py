@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from allyouneed.config import override, parse, preset_tree
+from allyouneed.nn.activations import ACTIVATIONS, fused_name
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.channels import feedforward
-from allyouneed.nn.channels.feedforward import ACTIVATIONS, fused_name
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.positions import rotary
 
 CALLS: list[str] = []
 
 
-def turned(x: Tensor, table: Tensor, interleaved: bool) -> Tensor:
-    CALLS.append("turned")
+def rotate(x: Tensor, table: Tensor, interleaved: bool) -> Tensor:
+    CALLS.append("rotate")
     found = torch.empty_like(x)
     half = x.shape[-1] // 2
     for plane in range(half):
@@ -40,12 +40,12 @@ def gated(both: Tensor, activation: str) -> Tensor:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, function in (("rotary", turned), ("glu", gated)):
+    for name, function in (("rotary", rotate), ("glu", gated)):
         module: Any = ModuleType(f"allyouneed.kernels.triton.{name}")
         setattr(module, function.__name__, function)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     for user in (rotary, feedforward):
-        monkeypatch.setattr(user, "at_once", lambda x: not torch.is_grad_enabled())
+        monkeypatch.setattr(user, "usable_without_grad", lambda x: not torch.is_grad_enabled())
     CALLS.clear()
 
 
@@ -62,7 +62,7 @@ def test_the_same_hidden_states(kernels: None, order: str, activation: str) -> N
     with torch.no_grad():
         found = model(batch)
     assert torch.allclose(found, plain, atol=1e-6)
-    assert set(CALLS) == {"turned", *([] if activation == "mish" else [activation])}
+    assert set(CALLS) == {"rotate", *([] if activation == "mish" else [activation])}
 
 
 def test_part_of_a_head_is_turned_as_it_is_written(kernels: None) -> None:
@@ -71,7 +71,7 @@ def test_part_of_a_head_is_turned_as_it_is_written(kernels: None) -> None:
     model: Any = parse(Model, override(preset_tree("llama-15m"), sizes)).build().eval()  # type: ignore[type-abstract]
     with torch.no_grad():
         model(Batch(Rows.of([[3, 4, 5]])))
-    assert "turned" not in CALLS
+    assert "rotate" not in CALLS
 
 
 def test_names_of_activations_that_kernels_know() -> None:
