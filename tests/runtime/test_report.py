@@ -35,7 +35,7 @@ def test_a_model_of_known_parts_is_native_and_captured(name: str) -> None:
 PARTS = {
     "retnet-1.3b": (
         "decoder.blocks.0-23.mixer (MultiScaleRetentionModule has no native",
-        "decoder.blocks.0-23.mixer (MultiScale has",
+        "decoder.blocks.0-23.mixer (MultiScaleRetentionModule has",
     ),
     "mixtral-8x7b": (
         "decoder.blocks.0-31.channel (MoEModule has no",
