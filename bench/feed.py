@@ -22,8 +22,8 @@ from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.tasks.translation import PairItems, pair_encoding
-from allyouneed.train.feed import AHEAD, Feed, Place, updates
 from allyouneed.train.loop import LAG
+from allyouneed.train.prefetch import QUEUE_BATCHES, DataPosition, Prefetcher, updates
 
 ROW = 128
 
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    AHEAD["cpu"] = AHEAD["cuda"]  # as many batches as a GPU gets
+    QUEUE_BATCHES["cpu"] = QUEUE_BATCHES["cuda"]  # as many batches as a GPU gets
     with tempfile.TemporaryDirectory() as folder:
         files = [PairFiles(path=given.pairs)]
         vocabularies = Vocabularies.train(TokenizerConfig(vocab=32000), files)
@@ -46,7 +46,7 @@ def main() -> None:
         begin = time.perf_counter()
         steps = data.steps_per_epoch(0)
         packed = time.perf_counter()
-        made = sum(1 for _, _ in zip(updates(data, Place(0, 0), 1), range(min(steps, 50)), strict=False))
+        made = sum(1 for _, _ in zip(updates(data, DataPosition(0, 0), 1), range(min(steps, 50)), strict=False))
         each = (time.perf_counter() - packed) / made * 1e3
         print(f"{steps} batches an epoch, packed in {(packed - begin) * 1e3:.0f} ms; a batch is made in {each:.2f} ms")
         gpu, host = fed(data, given.steps, given.update / 1e3, given.launch / 1e3)
@@ -55,7 +55,7 @@ def main() -> None:
 
 def fed(data: PackedBatches, steps: int, update: float, launch: float) -> tuple[float, float]:
     gpu = host = 0.0
-    with Feed(data, Place(0, 0), 1, torch.device("cpu")) as feed:
+    with Prefetcher(data, DataPosition(0, 0), 1, torch.device("cpu")) as feed:
         next(feed)
         begin = idle = time.perf_counter()  # when the GPU has nothing left to do
         for step in range(1, steps + 1):

@@ -59,19 +59,19 @@ from allyouneed.nn.models.stack import Stack
 from allyouneed.tasks.causal_lm import CausalLM
 from allyouneed.tasks.task import Task
 from allyouneed.tasks.translation import PairItems, Translation, pair_encoding
-from allyouneed.train.cuda.capture import Updates
-from allyouneed.train.cuda.machine import Machine
-from allyouneed.train.feed import Feed, Place, Update
+from allyouneed.train.backend import Backend
+from allyouneed.train.cuda.capture import CapturedUpdates
 from allyouneed.train.optimiser import Adam
-from allyouneed.train.step import Pending, fetch
-from train_kernels import choose, kernels
+from allyouneed.train.prefetch import DataPosition, Prefetcher, Update
+from allyouneed.train.step import PendingStep, fetch_results
+from train_kernels import choose_backend, kernels
 from train_peers import SMOOTHING, Bucketed, PlainGPT, TorchTransformer, one_of_each
 from train_session import session
 from train_turns import DEVICE, Runner, Turn, compare, tell, timed
 
 LEVERS = ("ffn", "qkv", "norms", "biases", "end")  # fusions of the backward pass, and the compiled final norm
 STAGES: tuple[tuple[str, ...], ...] = ((), ("ffn", "qkv"), ("norms",), ("biases", "end"))
-MACHINE = Machine(DEVICE, bf16=True, compiled=True, why="")
+MACHINE = Backend(DEVICE, bf16=True, compiled=True, summary="")
 
 
 class Ours:
@@ -81,22 +81,22 @@ class Ours:
         self.config = parse(Model, tree)  # type: ignore[type-abstract]
         self.model, self.task = self.config.build().to(DEVICE).train(), task
         self.optimiser = Adam().build(self.model)
-        MACHINE.speed_up(self.model, fusions=levers)
+        MACHINE.compile_model(self.model, fusions=levers)
         for module in self.model.modules():
             if "end" not in levers and isinstance(module, Stack) and module.end is not None:
                 module.end._compiled_call_impl = None
-        self.updates = Updates(self.model, task, self.optimiser, 1.0, MACHINE)
+        self.updates = CapturedUpdates(self.model, task, self.optimiser, 1.0, MACHINE)
         self.updates.records &= recorded
         self.number = 0
 
-    def run(self, update: Update, rate: float) -> Pending:
+    def run(self, update: Update, rate: float) -> PendingStep:
         self.number += 1
         return self.updates.run(update, self.number, rate)
 
     def step(self, update: Update) -> int:
         pending = self.run(update, 1e-4)
         if self.number % 10 == 0:
-            (now,) = fetch([pending])
+            (now,) = fetch_results([pending])
             assert now.finite, now
         return update.tokens
 
@@ -145,7 +145,7 @@ def translation(given: argparse.Namespace) -> None:
 
             def turn(number: int) -> tuple[int, float]:
                 host, gpu, last = 0.0, 0.0, torch.cuda.Event()
-                with Feed(packed, Place(number, 0), 1, DEVICE) as feed:
+                with Prefetcher(packed, DataPosition(number, 0), 1, DEVICE) as feed:
 
                     def step() -> int:
                         nonlocal host, gpu
@@ -207,7 +207,9 @@ def gpt2(given: argparse.Namespace) -> None:
         ours = Ours(tree, CausalLM(), recorded, levers)
 
         def train(tokens: Tensor, labels: Tensor) -> None:
-            update = Update([Batch(Rows(tokens), labels=labels)], [Place(0, 0)], rows * length, Place(0, 0))
+            update = Update(
+                [Batch(Rows(tokens), labels=labels)], [DataPosition(0, 0)], rows * length, DataPosition(0, 0)
+            )
             ours.step(update)
 
         return turns(train)
@@ -230,7 +232,7 @@ def gpt2(given: argparse.Namespace) -> None:
     print(f"{rows} rows of {length} tokens, vocabulary {vocab}; ours has {cost.parameters:,} weights", flush=True)
     runners = [Runner("a GPT as nanoGPT's, compiled", peer, cost.flops, peer=True)]
     if given.levers:
-        choose()
+        choose_backend()
         levers: tuple[str, ...] = ()
         for more in STAGES:
             levers += more
@@ -256,8 +258,10 @@ def same(given: argparse.Namespace) -> None:
             pending = []
             for number, rows in enumerate(text, start=1):
                 batch = Batch(Rows(rows[:, :-1].contiguous()), labels=rows[:, 1:].contiguous())
-                pending.append(ours.run(Update([batch], [Place(0, 0)], 4 * 256, Place(0, 0)), 1e-3 / number))
-            found = losses[recorded, bool(levers)] = [one.loss for one in fetch(pending)]
+                pending.append(
+                    ours.run(Update([batch], [DataPosition(0, 0)], 4 * 256, DataPosition(0, 0)), 1e-3 / number)
+                )
+            found = losses[recorded, bool(levers)] = [one.loss for one in fetch_results(pending)]
             way = f"{'recorded' if recorded else 'written'}{', levers' if levers else ''}"
             print(f"{way:18s}", " ".join(f"{loss:.4f}" for loss in found), flush=True)
 

@@ -32,7 +32,7 @@ class Family:
         kind = type(getattr(self.module, self.constant))
         setattr(self.module, self.constant, kind(*values))
 
-    def choose(self) -> None:
+    def choose_backend(self) -> None:
         """Cut it in the fastest way; by the least of several times, for others may be at work."""
         times: dict[tuple[Any, ...], float] = {}
         for cut in self.cuts:
@@ -89,9 +89,9 @@ def families(wide: bool) -> list[Family]:
     ]
 
 
-def choose() -> None:
+def choose_backend() -> None:
     for family in families(wide=False):
-        family.choose()
+        family.choose_backend()
 
 
 def kernels(given: argparse.Namespace) -> None:

@@ -128,12 +128,12 @@ def encode(folder: Path) -> None:
     """Tokenizer and token store, as `allyouneed train` would make them first: then a GPU need not wait for them."""
     from allyouneed.data.batches.store import InputHashes
     from allyouneed.train import load_recipe
-    from allyouneed.train.prepare import Run, resolve
+    from allyouneed.train.prepare import RunFolder, resolve
     from allyouneed.train.prepare import prepare as ready
     from allyouneed.train.progress import Reporter
 
     recipe = load_recipe(folder / "translator.yaml")
-    run = Run(recipe.output)
+    run = RunFolder(recipe.output)
     with run.locked():
         run.open(resolve(recipe, InputHashes(run.data / "inputs.json")))
         ready(recipe, run, Reporter(None, recipe.task.loss_unit, recipe.task.has_perplexity))

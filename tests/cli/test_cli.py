@@ -411,7 +411,7 @@ def test_ctrl_c_while_training_saves_and_the_same_command_goes_on(tmp_path):
     step = int(said.split("stopped at step ")[1].split(" ")[0].replace(",", ""))
     again = shell("train", recipe, "--set", f"steps={step + 3}", text=True)
     assert again.returncode == 0, again.stderr
-    assert f"going on with the run in {tmp_path / 'run'} after step {step:,}" in again.stderr
+    assert f"resuming the run in {tmp_path / 'run'} after step {step:,}" in again.stderr
     assert (tmp_path / "run" / "model" / "config.json").exists()
 
 

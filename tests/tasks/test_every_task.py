@@ -13,9 +13,9 @@ from allyouneed.folder import Folder
 from allyouneed.infer.predictors.registry import USES
 from allyouneed.nn.batch import Batch
 from allyouneed.tasks.task import Task
-from allyouneed.train.feed import labelled
 from allyouneed.train.log import read_log
-from allyouneed.train.prepare import Run, prepare
+from allyouneed.train.prefetch import count_labels
+from allyouneed.train.prepare import RunFolder, prepare
 from allyouneed.train.progress import Reporter
 from toy_texts import ENCODER, RUNS, Listener, recipe
 
@@ -51,14 +51,14 @@ def test_it_trains_and_the_loss_falls(run: str, trained: Trained) -> None:
 def test_packed_and_padded_the_loss_is_the_same(run: str, texts: Path, tmp_path: Path) -> None:
     """Of contrastive it cannot be: who is in the batch is what it is about."""
     given = recipe(tmp_path, texts, run)
-    prepared = prepare(given, Run(given.output), Reporter(Listener().console))
+    prepared = prepare(given, RunFolder(given.output), Reporter(Listener().console))
     model = given.model_for(prepared.vocabularies, prepared.labels).build().eval()
     padded = PaddedBatches(prepared.train.items, 512, given.seed)
     totals = []
     for batches in (prepared.train, padded):
         with torch.no_grad():
             losses = [given.task.loss(model, batch) for batch in batches.batches(1)]
-        assert int(sum(loss.tokens for loss in losses)) == sum(map(labelled, batches.batches(1)))
+        assert int(sum(loss.tokens for loss in losses)) == sum(map(count_labels, batches.batches(1)))
         totals.append((sum(loss.total for loss in losses), sum(loss.plain for loss in losses)))
     torch.testing.assert_close(totals[0], totals[1], rtol=1e-4, atol=1e-4)
 
@@ -66,7 +66,7 @@ def test_packed_and_padded_the_loss_is_the_same(run: str, texts: Path, tmp_path:
 @pytest.mark.parametrize("run", RUNS)
 def test_batches_are_a_function_of_seed_epoch_and_number(run: str, texts: Path, tmp_path: Path) -> None:
     given = recipe(tmp_path, texts, run)
-    prepared = prepare(given, Run(given.output), Reporter(Listener().console))
+    prepared = prepare(given, RunFolder(given.output), Reporter(Listener().console))
     whole = list(prepared.train.batches(2))
     later = next(prepared.spare.batches(2, start_step=len(whole) - 1))
     assert torch.equal(later.rows.tokens, whole[-1].rows.tokens)
@@ -77,7 +77,7 @@ def test_what_parts_add_to_the_loss_is_added(texts: Path, tmp_path: Path) -> Non
     layer = ENCODER["encoder"][0] | {"channel": {"kind": "moe", "experts": 4, "expert": {"kind": "ffn", "hidden": 16}}}
     for run in ("masked-lm", "classification", "similarity"):
         given = recipe(tmp_path, texts, run, model=ENCODER | {"encoder": [layer]})
-        prepared = prepare(given, Run(tmp_path / run), Reporter(Listener().console))
+        prepared = prepare(given, RunFolder(tmp_path / run), Reporter(Listener().console))
         model = given.model_for(prepared.vocabularies, prepared.labels).build().train()  # there is no dropout
         batch = next(prepared.train.batches(0))
         loss = given.task.loss(model, batch)

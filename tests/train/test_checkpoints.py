@@ -67,7 +67,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(make: Make, lis
         file.write_bytes(raw if how == "changed" else raw[: len(raw) // 2])
     recipe = make(steps=12)
     train(recipe, console=listener.console)
-    assert name.split("/")[-1] in listener.text and "the one before it is used" in listener.text
+    assert name.split("/")[-1] in listener.text and "trying the previous one" in listener.text
     assert "after step 4" in listener.text
     log = read_log(recipe.output / "log.jsonl")
     assert [e["step"] for e in log] == list(range(1, 13))
@@ -97,7 +97,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run(
     monkeypatch.setattr(module, "write_training", full)
     recipe = make()
     train(recipe, console=listener.console)
-    assert "step 8: the checkpoint could not be saved (No space left on device)" in listener.text
+    assert "step 8: saving the checkpoint failed (No space left on device)" in listener.text
     assert names(recipe.output / "checkpoints") == ["step-00000000", "step-00000004", "step-00000012"] or names(
         recipe.output / "checkpoints"
     ) == ["step-00000004", "step-00000012"]
@@ -110,7 +110,7 @@ def test_a_disk_full_to_the_end_says_how_to_go_on(make: Make, listener: Listener
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module, "write_training", full)
-    with pytest.raises(UserError, match="free some disk space and run it again"):
+    with pytest.raises(UserError, match="free disk space and run it again"):
         train(make(), console=listener.console)
     monkeypatch.undo()
     assert train(make(), console=listener.console).steps == 12

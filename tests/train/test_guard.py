@@ -58,7 +58,7 @@ def test_three_in_a_row_go_back_to_the_last_checkpoint_and_on_with_the_data_afte
     poison(monkeypatch, lambda call: call in (6, 7, 8))
     recipe = make()
     train(recipe, console=listener.console)
-    assert "3 in a row: back to the checkpoint of step 4" in listener.text
+    assert "3 in a row: rewinding to the checkpoint of step 4" in listener.text
     log = read_log(recipe.output / "log.jsonl")
     assert [e["step"] for e in log] == list(range(1, 13)) and all(e["loss"] is not None for e in log)
     assert [e["batches"] for e in bad_batches(recipe)] == [[5], [6], [7]]

@@ -127,9 +127,9 @@ def test_pairs_that_do_not_say_their_languages_are_refused(first: Path, tmp_path
     said = {"path": path, "from": "la", "to": "gr"}
     with pytest.raises(UserError) as refused:
         load_recipe(adapting(tmp_path, start, said, {"path": path}))
-    where = f"data.train[1] ({path}): say `from:` and `to:`; "
-    assert where in str(refused.value) and str(refused.value).endswith("cy, gr, la")
-    with pytest.raises(UserError, match="say `from:`; "):
+    where = f"data.train[1] ({path}): set `from:` and `to:`; "
+    assert where in str(refused.value) and str(refused.value).endswith("(cy, gr, la)")
+    with pytest.raises(UserError, match="set `from:`; "):
         load_recipe(adapting(tmp_path, start, {"path": path, "to": "gr"}))
     both = {"train": [said], "valid": {"path": path}, "test": {"path": path}, "max_tokens": 48}
     with pytest.raises(UserError, match=r"2 problems\n  data\.valid\[0\].*\n  data\.test\[0\]"):
@@ -142,7 +142,7 @@ def test_a_language_that_the_start_does_not_know_is_refused(first: Path, tmp_pat
     with pytest.raises(UserError) as refused:
         load_recipe(adapting(tmp_path, start, {"path": path, "from": "la", "to": "ja"}))
     message = str(refused.value)
-    assert f"data.train[0] ({path}): `to: ja`" in message and "it knows: cy, gr, la. Name one of them" in message
+    assert f"data.train[0] ({path}): `to: ja`" in message and "(languages: cy, gr, la). Choose one of them" in message
     with pytest.raises(UserError, match=r"`to: GR` \(did you mean 'gr'\?\)"):
         load_recipe(adapting(tmp_path, start, {"path": path, "from": "la", "to": "GR"}))
 

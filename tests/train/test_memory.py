@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from allyouneed.train.cuda.machine import choose
-from allyouneed.train.memory import available, estimate, in_use, size
-from allyouneed.train.prepare import Run, prepare
+from allyouneed.train.backend import choose_backend
+from allyouneed.train.memory import available_memory, estimate, format_bytes, memory_in_use
+from allyouneed.train.prepare import RunFolder, prepare
 from allyouneed.train.progress import Reporter
 from allyouneed.train.step import accumulate_gradients
 from micro_run import Make
@@ -12,8 +12,8 @@ from micro_run import Make
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_estimate_is_within_a_factor_of_two_of_what_is_held(make: Make, precision: str):
     recipe = make(model="transformer-tiny", batch={"rows": 4, "row": 128}, precision=precision)
-    prepared = prepare(recipe, Run(recipe.output), Reporter())
-    config, machine = recipe.model_for(prepared.vocabularies), choose(recipe)
+    prepared = prepare(recipe, RunFolder(recipe.output), Reporter())
+    config, machine = recipe.model_for(prepared.vocabularies), choose_backend(recipe)
     model = config.build().train()
     batch = next(iter(prepared.train.batches(0)))
     seen: dict[int, int] = {}
@@ -42,13 +42,13 @@ def test_the_estimate_is_within_a_factor_of_two_of_what_is_held(make: Make, prec
 
 
 def test_sizes_read_like_sizes():
-    assert [size(n) for n in (12, 34_000, 5_600_000, 7_890_000_000, 2e13)] == [
+    assert [format_bytes(n) for n in (12, 34_000, 5_600_000, 7_890_000_000, 2e13)] == [
         "12 B",
         "34 kB",
         "6 MB",
         "7.9 GB",
         "20.0 TB",
     ]
-    free, held = available(torch.device("cpu")), in_use(torch.device("cpu"))
+    free, held = available_memory(torch.device("cpu")), memory_in_use(torch.device("cpu"))
     assert free is None or free > 0
     assert held is None or held > 10_000_000

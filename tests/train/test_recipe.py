@@ -72,7 +72,7 @@ def test_everything_wrong_is_named_by_its_path(tmp_path: Path):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"steps": 5, "epochs": 2}, "'steps' or 'epochs', not both"),
+        ({"steps": 5, "epochs": 2}, "'steps' and 'epochs' are exclusive"),
         ({"average": 9}, "save.keep is 5"),
         ({"batch": {"row": 64}}, "data.max_tokens is 128, but a row of batch holds 64"),
         ({"save": {"every": None}}, "'every' .* or 'minutes'"),

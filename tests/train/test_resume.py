@@ -16,7 +16,7 @@ import toy_texts as toytexts
 from allyouneed.errors import UserError
 from allyouneed.train import Recipe, train
 from allyouneed.train.log import read_log
-from allyouneed.train.prepare import Run
+from allyouneed.train.prepare import RunFolder
 from micro_run import Listener, Make
 from toy_texts import write_all
 
@@ -90,7 +90,7 @@ def killed_equals_straight(recipe: Recipe, tmp_path: Path, times: int) -> None:
     last = start(killed)
     said = last.communicate()[1]
     assert last.returncode == 0, said
-    assert "going on with the run" in said
+    assert "resuming the run" in said
     assert whole.wait() == 0
     expected = losses(tmp_path / "straight" / "log.jsonl")
     assert len(expected) == 40
@@ -110,7 +110,7 @@ def test_asked_to_stop_it_finishes_the_step_saves_and_says_how_to_go_on(
     process.send_signal(number)
     said = process.communicate()[1]
     assert process.returncode == 130, said
-    assert "and saved; run the same recipe again to go on" in said and "Traceback" not in said
+    assert "and saved; run the same command again to resume" in said and "Traceback" not in said
     straight = make(valid=True, steps=20)
     train(straight, console=listener.console)
     asked = straight.model_copy(update={"output": tmp_path / "asked"})
@@ -187,17 +187,17 @@ def test_a_recipe_with_checksums_refuses_other_data(make: Make):
     train(recipe)
     saved = yaml.safe_load((recipe.output / "recipe.yaml").read_text())
     assert list(saved["data"]["sha256"]) == ["train[0] train.tsv"]
-    with pytest.raises(UserError, match="not what the recipe was written for"):
+    with pytest.raises(UserError, match=r"does not match data\.sha256"):
         train(
             make(steps=4, data={"train": "", "max_tokens": 48, "sha256": {"train[0] train.tsv": "0" * 64}}), fresh=True
         )
 
 
 def test_resume_can_be_required_or_forbidden(make: Make):
-    with pytest.raises(UserError, match="no run to go on with"):
+    with pytest.raises(UserError, match="no run to resume"):
         train(make(), resume=True)
     train(make())
-    with pytest.raises(UserError, match="holds a run already"):
+    with pytest.raises(UserError, match="already holds a run"):
         train(make(), resume=False)
 
 
@@ -207,13 +207,13 @@ def test_a_folder_with_something_else_in_it_is_not_touched(make: Make):
     work.parent.mkdir(parents=True)
     work.write_text("years of work")
     for fresh in (False, True):
-        with pytest.raises(UserError, match="is in the way"):
+        with pytest.raises(UserError, match="exists and is not a run"):
             train(recipe, fresh=fresh)
     assert work.read_text() == "years of work" and list(recipe.output.iterdir()) == [work.parent]
 
 
 def test_two_processes_do_not_train_in_one_folder(make: Make, tmp_path: Path):
     recipe = make()
-    with Run(recipe.output).locked(), pytest.raises(UserError, match="another process is training here"):
+    with RunFolder(recipe.output).lock(), pytest.raises(UserError, match="another process is training here"):
         train(recipe)
     assert train(recipe).steps == 12

@@ -23,7 +23,7 @@ from allyouneed.infer.retrieval.retriever import Retriever, index_corpus
 from allyouneed.nn.models.base import Model
 from allyouneed.train import load_recipe, loop, train
 from allyouneed.train.log import read_log
-from allyouneed.train.prepare import Run, prepare
+from allyouneed.train.prepare import RunFolder, prepare
 from allyouneed.train.progress import Reporter
 from micro_run import Listener
 from toy_texts import documents
@@ -129,7 +129,7 @@ def test_no_chunk_finds_its_own_text_however_the_index_was_cut(work, tmp_path, c
     corpus = tmp_path / "lines.txt" if cut == "line" else work / "train.txt"
     index_corpus([corpus], Folder.load(work / "reader"), M, document=cut)[0].save(tmp_path / "index")
     given = recipe(work, tmp_path / "run", retrieval=str(tmp_path / "index"))
-    items = prepare(given, Run(given.output), Reporter(Listener().console)).train.items
+    items = prepare(given, RunFolder(given.output), Reporter(Listener().console)).train.items
     index, some = items.index, 0
     for number in range(len(items)):
         text = items.items.store["text"][int(items.items.pieces.documents[number])].tolist()
@@ -144,7 +144,7 @@ def test_no_chunk_finds_its_own_text_however_the_index_was_cut(work, tmp_path, c
 
 def test_batches_hold_the_neighbours_of_their_texts(work, tmp_path):
     given = recipe(work, tmp_path / "run")
-    prepared = prepare(given, Run(given.output), Reporter(Listener().console))
+    prepared = prepare(given, RunFolder(given.output), Reporter(Listener().console))
     inner, retriever, seen = prepared.train.items.items, prepared.retriever, 0
     numbers = look_up(inner, retriever, K)
     begins = np.cumsum(prepared.train.items.counts) - prepared.train.items.counts
@@ -195,11 +195,11 @@ def test_mistakes_are_told_before_anything_is_trained(work, made, tmp_path):
     cross = "model.decoder[1].cross.chunk=4"
     with pytest.raises(UserError, match="has chunks of 8 tokens, the model reads 4; make the index with --chunk 4"):
         train(recipe(work, tmp_path / "run", cross))
-    with pytest.raises(ConfigError, match="'retrieval' brings the tokenizer of its index; leave out 'tokenizer'"):
+    with pytest.raises(ConfigError, match="'retrieval' uses the tokenizer of its index; remove 'tokenizer'"):
         recipe(work, tmp_path / "run", tokenizer={"vocab": 300})
-    with pytest.raises(ConfigError, match="reads neighbours"):
+    with pytest.raises(ConfigError, match="retro needs retrieval"):
         recipe(work, tmp_path / "run", retrieval=None)
-    with pytest.raises(ConfigError, match="decoder reads no neighbours; retro does"):
+    with pytest.raises(ConfigError, match="decoder does not use retrieval; retro does"):
         recipe(work, tmp_path / "run", model={"kind": "decoder", "width": 16, "decoder": [PLAIN]})
     other = learn(TokenizerConfig(vocab=280), ["the cat sees the moon"] * 3)
     model = Folder.load(made[0] / "model").model

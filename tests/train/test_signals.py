@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from allyouneed.train.signals import not_lost
+from allyouneed.train.signals import reraise_lost_interrupt
 
 
 def press() -> None:
@@ -16,7 +16,7 @@ def press() -> None:
 
 def test_a_ctrl_c_that_somebody_swallowed_stops_at_the_end():
     done, before = [], signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), not_lost():
+    with pytest.raises(KeyboardInterrupt), reraise_lost_interrupt():
         try:
             press()
         except KeyboardInterrupt:
@@ -26,20 +26,20 @@ def test_a_ctrl_c_that_somebody_swallowed_stops_at_the_end():
 
 def test_it_stops_at_once_where_nobody_swallows_it():
     done = []
-    with pytest.raises(KeyboardInterrupt), not_lost():
+    with pytest.raises(KeyboardInterrupt), reraise_lost_interrupt():
         press()
         done.append("went on")
     assert not done
 
 
 def test_elsewhere_and_without_a_signal_nothing_happens():
-    with not_lost():
+    with reraise_lost_interrupt():
         pass
     failed = []
 
     def other() -> None:
         try:
-            with not_lost():
+            with reraise_lost_interrupt():
                 pass
         except BaseException as error:
             failed.append(error)

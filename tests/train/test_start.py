@@ -42,9 +42,9 @@ def test_a_run_starts_from_the_weights_and_the_tokenizer_of_a_folder(make: Make,
 def test_start_and_model_exclude_each_other_and_a_missing_folder_is_named(make: Make, tmp_path: Path):
     first = train(make(steps=2))
     path = second_stage(make, first.model, tmp_path)
-    with pytest.raises(ConfigError, match="one of the two"):
+    with pytest.raises(ConfigError, match="set either 'model'"):
         load_recipe(path, ["model=transformer-tiny"])
-    with pytest.raises(ConfigError, match="brings its own tokenizer"):
+    with pytest.raises(ConfigError, match="has its own tokenizer"):
         load_recipe(path, ["tokenizer.vocab=300"])
     with pytest.raises(UserError, match="no such model folder"):
         load_recipe(path, [f"start={tmp_path}/nowhere"])

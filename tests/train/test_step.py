@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from allyouneed.data.batches.packing import PackedBatches
-from allyouneed.train.cuda.machine import choose
-from allyouneed.train.feed import Place, labelled, updates
-from allyouneed.train.prepare import Run, prepare
+from allyouneed.train.backend import choose_backend
+from allyouneed.train.prefetch import DataPosition, count_labels, updates
+from allyouneed.train.prepare import RunFolder, prepare
 from allyouneed.train.progress import Reporter
 from allyouneed.train.step import accumulate_gradients
 from micro_run import Make
@@ -13,15 +13,15 @@ from micro_run import Make
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_accumulated_gradients_equal_those_of_one_big_batch(make: Make, smoothing: float):
     recipe = make("model.dropout=0", task={"kind": "translation", "smoothing": smoothing})
-    prepared = prepare(recipe, Run(recipe.output), Reporter())
+    prepared = prepare(recipe, RunFolder(recipe.output), Reporter())
     model = recipe.model_for(prepared.vocabularies).build()
     rows = recipe.batch
     gradients = []
     for many, count in ((8, 1), (2, 4), (1, 8)):
         packed = PackedBatches(prepared.train.items, (rows.source, rows.row), many, seed=1)
-        update = next(updates(packed, Place(0, 0), count))
+        update = next(updates(packed, DataPosition(0, 0), count))
         model.zero_grad()
-        loss, _ = accumulate_gradients(model, recipe.task, update.batches, update.tokens, choose(recipe))
+        loss, _ = accumulate_gradients(model, recipe.task, update.batches, update.tokens, choose_backend(recipe))
         gradients.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
     for other in gradients[1:]:
         for big, small in zip(gradients[0], other, strict=True):
@@ -30,25 +30,25 @@ def test_accumulated_gradients_equal_those_of_one_big_batch(make: Make, smoothin
 
 def test_an_epoch_gives_every_batch_once_and_an_update_never_spans_two(make: Make):
     recipe = make()
-    data = prepare(recipe, Run(recipe.output), Reporter()).train
-    flow = updates(data, Place(0, 0), 3)
-    seen: list[Place] = []
+    data = prepare(recipe, RunFolder(recipe.output), Reporter()).train
+    flow = updates(data, DataPosition(0, 0), 3)
+    seen: list[DataPosition] = []
     while not seen or seen[-1].epoch < 2:
         update = next(flow)
-        assert len({place.epoch for place in update.places}) == 1
-        assert update.tokens == sum(map(labelled, update.batches)) > 0
-        seen += update.places
+        assert len({place.epoch for place in update.positions}) == 1
+        assert update.tokens == sum(map(count_labels, update.batches)) > 0
+        seen += update.positions
     counts = [data.steps_per_epoch(epoch) for epoch in (0, 1)]
-    expected = [Place(epoch, n) for epoch in (0, 1) for n in range(counts[epoch])]
+    expected = [DataPosition(epoch, n) for epoch in (0, 1) for n in range(counts[epoch])]
     assert seen[: len(expected)] == expected
 
 
 def test_updates_from_a_place_on_are_those_that_would_have_come(make: Make):
     recipe = make()
-    data = prepare(recipe, Run(recipe.output), Reporter()).train
-    flow = updates(data, Place(0, 0), 2)
+    data = prepare(recipe, RunFolder(recipe.output), Reporter()).train
+    flow = updates(data, DataPosition(0, 0), 2)
     first = [next(flow) for _ in range(4)]
     again = next(updates(data, first[2].next, 2))
-    assert again.places == first[3].places
+    assert again.positions == first[3].positions
     for one, other in zip(first[3].batches, again.batches, strict=True):
         assert torch.equal(one.target.tokens, other.target.tokens)

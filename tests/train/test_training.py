@@ -11,9 +11,9 @@ from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.predictors.translator import Translator
 from allyouneed.train import loop, step, train
-from allyouneed.train.cuda.machine import choose, fast_bf16_on_cpu
+from allyouneed.train.backend import choose_backend, cpu_supports_bf16
 from allyouneed.train.log import Log, read_log
-from allyouneed.train.validate import better
+from allyouneed.train.validate import is_better
 from micro_run import Listener, Make
 
 
@@ -56,7 +56,7 @@ def test_validating_saving_and_trying_change_no_step(make: Make, monkeypatch: py
     busy = make(valid=True, validate={"every": 2, "metric": "exact", "sentences": 1}, save={"every": 3, "keep": 3})
     train(busy)
     noted = [e["loss"] for e in read_log(busy.output / "log.jsonl") if "loss" in e]
-    monkeypatch.setattr("allyouneed.train.start.try_worst_batch", lambda trainer: None)
+    monkeypatch.setattr("allyouneed.train.start.dry_run", lambda trainer: None)
     quiet = make(save={"every": 100, "keep": 3})
     train(quiet, fresh=True)
     assert [e["loss"] for e in read_log(quiet.output / "log.jsonl")] == noted
@@ -75,14 +75,14 @@ def test_patience_ends_a_run_that_gets_no_better(make: Make, listener: Listener)
     still = {"kind": "constant", "peak": 1e-12}
     recipe = make(valid=True, steps=100, schedule=still, validate={"every": 2, "patience": 2, "metric": "exact"})
     assert train(recipe, console=listener.console).steps == 6
-    assert "no better exact for 2 validations: training ends" in listener.text
+    assert "no better exact for 2 validations: stopping early" in listener.text
 
 
 def test_memory_that_runs_out_says_so_before_the_start_with_advice(make: Make, monkeypatch: pytest.MonkeyPatch):
     def explode(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("allyouneed.train.trial.accumulate_gradients", explode)
+    monkeypatch.setattr("allyouneed.train.dry_run.accumulate_gradients", explode)
     recipe = make()
     with pytest.raises(UserError, match=r"batch\.rows: 2 with accumulate: 2"):
         train(recipe)
@@ -103,18 +103,18 @@ def test_a_gpu_that_lags_behind_loses_no_step(make: Make, monkeypatch: pytest.Mo
     straight = read_log(make().output / "log.jsonl")
     monkeypatch.setattr(loop.Trainer, "_lag", 5)
     fetched: list[int] = []
-    real = step.fetch
-    monkeypatch.setattr(loop, "fetch", lambda pending: fetched.append(len(pending)) or real(pending))
+    real = step.fetch_results
+    monkeypatch.setattr(loop, "fetch_results", lambda pending: fetched.append(len(pending)) or real(pending))
     train(make(valid=True), fresh=True)
     assert read_log(make().output / "log.jsonl") == straight
     assert max(fetched) > 1
 
 
 def test_precision_is_chosen_by_the_machine_and_said(make: Make):
-    chosen = choose(make(precision="auto"))
-    assert chosen.bf16 == fast_bf16_on_cpu() and not chosen.compiled
+    chosen = choose_backend(make(precision="auto"))
+    assert chosen.bf16 == cpu_supports_bf16() and not chosen.compiled
     assert ("bf16" if chosen.bf16 else "fp32") in chosen.why
-    assert choose(make(precision="bf16")).bf16
+    assert choose_backend(make(precision="bf16")).bf16
 
 
 def test_a_compiled_run_trains_and_validates(make: Make, monkeypatch: pytest.MonkeyPatch):
@@ -132,15 +132,15 @@ def test_updates_are_recorded_unless_only_blocks_shall_be_compiled(make: Make, m
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: None)
     asked: list[bool] = []
 
-    class Spy(loop.Updates):
+    class Spy(loop.CapturedUpdates):
         def __init__(self, *given: Any) -> None:
             asked.append(given[-1])
             super().__init__(*given)
 
-    monkeypatch.setattr(loop, "Updates", Spy)
+    monkeypatch.setattr(loop, "CapturedUpdates", Spy)
     for word in ("auto", "on", "blocks"):
         recipe = make(steps=1, compile=word)
-        assert choose(recipe).compiled == (word != "auto")  # which compiles on a GPU only
+        assert choose_backend(recipe).compiled == (word != "auto")  # which compiles on a GPU only
         train(recipe, fresh=True)
     assert asked == [True, True, False]
 
@@ -157,16 +157,16 @@ def test_the_log_forgets_what_comes_after_a_checkpoint_and_half_a_line(tmp_path:
 
 
 def test_a_tie_goes_to_the_lower_loss():
-    assert better("bleu", True, {"bleu": 0.0, "loss": 6.6}, {"bleu": 0.0, "loss": 6.7})
-    assert not better("bleu", True, {"bleu": 0.0, "loss": 6.7}, {"bleu": 0.0, "loss": 6.6})
-    assert not better("bleu", True, {"bleu": 1.0, "loss": 1.0}, {"bleu": 2.0, "loss": 9.0})
-    assert better("loss", False, {"loss": 1.0}, {"loss": 2.0})
-    assert better("bleu", True, {"bleu": 0.0, "loss": 6.7}, None)
+    assert is_better("bleu", True, {"bleu": 0.0, "loss": 6.6}, {"bleu": 0.0, "loss": 6.7})
+    assert not is_better("bleu", True, {"bleu": 0.0, "loss": 6.7}, {"bleu": 0.0, "loss": 6.6})
+    assert not is_better("bleu", True, {"bleu": 1.0, "loss": 1.0}, {"bleu": 2.0, "loss": 9.0})
+    assert is_better("loss", False, {"loss": 1.0}, {"loss": 2.0})
+    assert is_better("bleu", True, {"bleu": 0.0, "loss": 6.7}, None)
     # the trace of BLEU that long nonsense gets is shown as 0.000, and is no more than the 0 of short right answers
-    assert better("bleu", True, {"bleu": 0.0, "loss": 0.1}, {"bleu": 0.0004, "loss": 6.7})
-    assert not better("bleu", True, {"bleu": 0.0004, "loss": 6.7}, {"bleu": 0.0, "loss": 0.1})
-    assert better("bleu", True, {"bleu": 0.002, "loss": 6.7}, {"bleu": 0.0, "loss": 0.1})
-    assert not better("bleu", True, {"bleu": float("nan"), "loss": 1.0}, None)
+    assert is_better("bleu", True, {"bleu": 0.0, "loss": 0.1}, {"bleu": 0.0004, "loss": 6.7})
+    assert not is_better("bleu", True, {"bleu": 0.0004, "loss": 6.7}, {"bleu": 0.0, "loss": 0.1})
+    assert is_better("bleu", True, {"bleu": 0.002, "loss": 6.7}, {"bleu": 0.0, "loss": 0.1})
+    assert not is_better("bleu", True, {"bleu": float("nan"), "loss": 1.0}, None)
 
 
 def test_broken_lines_of_the_test_set_are_told(make: Make, listener: Listener, tmp_path: Path):

@@ -42,6 +42,7 @@ from allyouneed.cli.streams import lines, progress, sink
 from allyouneed.cli.texts import refuse_itself
 from allyouneed.cli.write import generate, seq2seq, translate
 from allyouneed.errors import UserError
+from allyouneed.runtime.process import use_passive_openmp
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -265,8 +266,7 @@ def _unread() -> TextIO:
 def main(args: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 done, 2 the user can mend it, 130 interrupted, 1 a bug of ours (with its traceback) or
     nobody reads the output any more."""
-    # before torch is loaded: on a busy machine threads that spin while they wait for each other are ten times slower
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    use_passive_openmp()
     if sys.stdout is None:  # closed from the start (>&-)
         sys.stdout = _unread()
     if sys.stderr is None:

@@ -18,7 +18,7 @@ from allyouneed.infer.request import Request, StopCondition
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.speculative.decode import refuse
 from allyouneed.infer.speculative.drafts import Draft
-from allyouneed.runtime.cuda.graphs import pause_gc
+from allyouneed.runtime.process import pause_gc
 
 Progress = Callable[[int, int], None]
 

@@ -7,7 +7,6 @@ A process is asked for a job by name and says how many seconds it took (`serve`)
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.errors import UserError
+from allyouneed.runtime.process import set_threads, worker_environment
 
 READ = 512  # tokens of a prompt that is read at once
 LOOKS = 12  # how often memory is read to know how fast that goes
@@ -227,9 +227,7 @@ def serve() -> None:
     peer, load = Peer(**tree["peer"]), Load(**tree["load"])
     try:
         if peer.kind != "ctranslate2":
-            import torch
-
-            torch.set_num_threads(load.threads)
+            set_threads(load.threads)
         jobs, facts = {"ours": ours, "hf": hf, "ctranslate2": ctranslate2}[peer.kind](peer, load)
     except Exception as error:  # whatever it is, the one who asks has to say it
         said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
@@ -256,7 +254,7 @@ class Worker:
         self.peer = peer
         order = json.dumps({"peer": asdict(peer), "load": asdict(load)})
         program = "from allyouneed.lab.benchmark import serve; serve()"
-        environment = os.environ | {"OMP_NUM_THREADS": str(load.threads), "OMP_WAIT_POLICY": "active"}
+        environment = worker_environment(load.threads)
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", program],
             stdin=subprocess.PIPE,

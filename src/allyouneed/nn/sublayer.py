@@ -19,7 +19,7 @@ class SubLayer(nn.Module):
     """A module between two residual additions. If it needs a decoding state, it implements `new_state`.
 
     `traceable`: `forward` has no data-dependent control flow after `prepare` has filled `context.memo`. A block of such
-    sub-layers is compiled as a whole (train/cuda/machine.py).
+    sub-layers is compiled as a whole (train/backend.py).
     """
 
     traceable: bool = False

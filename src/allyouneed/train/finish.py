@@ -19,8 +19,8 @@ from allyouneed.files import write_text
 from allyouneed.folder import CARD, WEIGHTS, read_weights
 from allyouneed.train.checkpoints import Checkpoint
 from allyouneed.train.loop import Trainer
-from allyouneed.train.prepare import Run
-from allyouneed.train.validate import better, validation_loss
+from allyouneed.train.prepare import RunFolder
+from allyouneed.train.validate import is_better, validation_loss
 
 
 def average_weights(checkpoints: Sequence[Checkpoint]) -> dict[str, Tensor]:
@@ -47,91 +47,91 @@ def set_weights(model: torch.nn.Module, weights: dict[str, Tensor]) -> None:
             known[name].copy_(tensor)
 
 
-def card(facts: dict[str, Any], recipe_text: str) -> str:
-    """The model card: what it is, what it was trained on, how good it is, and how it was made."""
-    lines = [f"# {facts['name']}", ""]
-    if facts["description"]:
-        lines += [facts["description"], ""]
+def model_card(fields: dict[str, Any], recipe_text: str) -> str:
+    """The model card: description, training data, scores, recipe."""
+    lines = [f"# {fields['name']}", ""]
+    if fields["description"]:
+        lines += [fields["description"], ""]
     lines += [
-        f"A model of kind `{facts['kind']}` with {facts['parameters']:,} parameters, trained by allyouneed.",
+        f"A model of kind `{fields['kind']}` with {fields['parameters']:,} parameters, trained by allyouneed.",
         "",
-        f"- licence: {facts['licence']}",
-        *([f"- {facts['origin']}"] if facts["origin"] else []),
-        f"- vocabulary: {facts['vocabulary']}",
-        f"- task: {facts['task']}",
-        *([f"- labels: {', '.join(facts['labels'])}"] if facts["labels"] else []),
-        f"- trained on: {facts['examples']}, {facts['tokens']} in {facts['steps']:,} steps "
-        f"({facts['epochs']} epochs begun), on {facts['machine']}",
-        f"- weights: {facts['weights']}",
+        f"- licence: {fields['licence']}",
+        *([f"- {fields['origin']}"] if fields["origin"] else []),
+        f"- vocabulary: {fields['vocabulary']}",
+        f"- task: {fields['task']}",
+        *([f"- labels: {', '.join(fields['labels'])}"] if fields["labels"] else []),
+        f"- trained on: {fields['examples']}, {fields['tokens']} in {fields['steps']:,} steps "
+        f"({fields['epochs']} epochs begun), on {fields['machine']}",
+        f"- weights: {fields['weights']}",
         "",
         "## Scores",
         "",
-        "| set | " + " | ".join(facts["columns"]) + " |",
-        "|---|" + "---|" * len(facts["columns"]),
+        "| set | " + " | ".join(fields["columns"]) + " |",
+        "|---|" + "---|" * len(fields["columns"]),
     ]
-    for name, row in facts["scores"].items():
-        cells = [f"{row[column]:.2f}" if column in row else "" for column in facts["columns"]]
+    for name, row in fields["scores"].items():
+        cells = [f"{row[column]:.2f}" if column in row else "" for column in fields["columns"]]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    if not facts["scores"]:
-        lines.append("| none | " + " | ".join("" for _ in facts["columns"]) + " |")
+    if not fields["scores"]:
+        lines.append("| none | " + " | ".join("" for _ in fields["columns"]) + " |")
     lines += ["", "## Data", ""]
-    lines += [f"- `{name}` sha256 `{digest}`" for name, digest in facts["sha256"].items()]
+    lines += [f"- `{name}` sha256 `{digest}`" for name, digest in fields["sha256"].items()]
     lines += ["", "## Recipe", "", "```yaml", _portable(recipe_text).rstrip(), "```", ""]
     return "\n".join(lines)
 
 
 def _portable(text: str) -> str:
-    """Paths as others may read them: a card is passed on with its model, and need not tell whose machine it was."""
+    """Without local folders: a card is published with its model."""
     return text.replace(f"{Path.cwd()}/", "").replace(f"{Path.home()}/", "~/")
 
 
-def finish(trainer: Trainer, last: Checkpoint | None, run: Run, recipe_text: str) -> dict[str, dict[str, float]]:
-    """Choose the weights, score them, and put the model folder in its place. result.json is written last."""
-    say, recipe, standing = trainer.reporter.say, trainer.recipe, trainer.standing
+def finish(trainer: Trainer, last: Checkpoint | None, run: RunFolder, recipe_text: str) -> dict[str, dict[str, float]]:
+    """Choose the weights, score them, and write the model folder. result.json is written last."""
+    report, recipe, state = trainer.reporter.print, trainer.recipe, trainer.state
     if last is None:
-        raise UserError(f"{run.folder}: the end of training could not be saved; free some disk space and run it again")
-    weights, found = _choose(trainer, last)
+        raise UserError(f"{run.folder}: the final checkpoint could not be saved; free disk space and run it again")
+    weights, found = _choose_weights(trainer, last)
     scores = {"valid": found} if found else {}
     if trainer.prepared.test_examples:
-        scores["test"] = _test(trainer)
+        scores["test"] = _score_test_set(trainer)
     vocabularies = trainer.prepared.vocabularies
     sizes = {id(tokenizer): tokenizer.size for tokenizer in (vocabularies.source, vocabularies.target)}.values()
-    facts = {
+    fields = {
         "name": recipe.name or run.folder.name,
         "description": recipe.description,
         "kind": tree_of(trainer.config)["kind"],
         "parameters": trainer.config.cost().parameters,
         "licence": recipe.licence,
-        "origin": "" if recipe.start is None else _started(recipe.start),
+        "origin": "" if recipe.start is None else _origin_line(recipe.start),
         "task": recipe.task_kind,
         "labels": trainer.prepared.labels,
         "vocabulary": f"{' and '.join(f'{n:,}' for n in sizes)} tokens ({_tokenizer(trainer)})",
         "examples": f"{trainer.prepared.examples:,} {recipe.task.file_type.examples}",
-        "tokens": f"{standing.tokens:,} {recipe.task.loss_unit}",
-        "steps": standing.step,
-        "epochs": standing.place.epoch + (1 if standing.place.batch else 0),
-        "machine": trainer.machine.why,
+        "tokens": f"{state.tokens:,} {recipe.task.loss_unit}",
+        "steps": state.step,
+        "epochs": state.position.epoch + (1 if state.position.batch else 0),
+        "machine": trainer.backend.summary,
         "weights": weights,
         "columns": list(dict.fromkeys(name for row in scores.values() for name in row)),
         "scores": scores,
         "sha256": yaml.safe_load(recipe_text)["data"]["sha256"],
     }
-    trainer.folder(card(facts, recipe_text)).save(run.model)
+    trainer.folder(model_card(fields, recipe_text)).save(run.model)
     result = {
-        "steps": standing.step,
+        "steps": state.step,
         "asked": {"steps": recipe.last_step, "epochs": recipe.epochs},
         "weights": weights,
-        "tokens": standing.tokens,
-        "training_seconds": standing.seconds,
+        "tokens": state.tokens,
+        "training_seconds": state.seconds,
         "scores": scores,
     }
     write_text(run.result, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    say(f"the model is in {run.model}")
+    report(f"the model is in {run.model}")
     return scores
 
 
-def _started(start: Path) -> str:
-    """What it goes on from, and under which licence, if that model's card says it."""
+def _origin_line(start: Path) -> str:
+    """The start model and its licence, from its card."""
     try:
         head = (start / CARD).read_text(encoding="utf-8").split("\n## ")[0]
     except (OSError, UnicodeDecodeError):
@@ -150,25 +150,25 @@ def _tokenizer(trainer: Trainer) -> str:
     return f"{made}, shared by both sides" if recipe.task.sides == 2 else made
 
 
-def _test(trainer: Trainer) -> dict[str, float]:
+def _score_test_set(trainer: Trainer) -> dict[str, float]:
     recipe, prepared = trainer.recipe, trainer.prepared
-    judged = trainer.judge(prepared.test_examples, recipe.decoding.beam, resamples=RESAMPLES)
+    judged = trainer.score(prepared.test_examples, recipe.decoding.beam, resamples=RESAMPLES)
     if judged.figures:
-        trainer.reporter.say(f"test\n{judged.text}")
+        trainer.reporter.print(f"test\n{judged.text}")
         return judged.figures
     assert prepared.test is not None
-    found = validation_loss(trainer.model, recipe.task, prepared.test, trainer.machine)
-    trainer.reporter.say(f"test  {_row(found)}")
+    found = validation_loss(trainer.model, recipe.task, prepared.test, trainer.backend)
+    trainer.reporter.print(f"test  {_row(found)}")
     return found
 
 
-def _choose(trainer: Trainer, last: Checkpoint) -> tuple[str, dict[str, float]]:
-    """Leave the better of best checkpoint and average in the model; what it is, and its scores."""
-    recipe, say, metric = trainer.recipe, trainer.reporter.say, trainer.recipe.metric
+def _choose_weights(trainer: Trainer, last: Checkpoint) -> tuple[str, dict[str, float]]:
+    """Load the better of best checkpoint and average into the model; its description and scores."""
+    recipe, report, metric = trainer.recipe, trainer.reporter.print, trainer.recipe.metric
     single = trainer.checkpoints.best() or last
     averaged = trainer.checkpoints.regular()[-recipe.average :] if recipe.average > 1 else []
     name = f"average of the {len(averaged)} checkpoints of steps {', '.join(str(c.step) for c in averaged)}"
-    alone = f"checkpoint of step {single.step}"
+    one = f"checkpoint of step {single.step}"
     if trainer.prepared.valid is None:
         if len(averaged) > 1:
             set_weights(trainer.model, average_weights(averaged))
@@ -177,19 +177,19 @@ def _choose(trainer: Trainer, last: Checkpoint) -> tuple[str, dict[str, float]]:
         return f"checkpoint of step {last.step}", {}
     read_weights(trainer.model, single.path / WEIGHTS)
     of_single = trainer.evaluate(recipe.decoding.beam)
-    say(f"{alone}:  {_row(of_single)}")
+    report(f"{one}:  {_row(of_single)}")
     if len(averaged) < 2:
-        return alone, of_single
+        return one, of_single
     set_weights(trainer.model, average_weights(averaged))
     of_average = trainer.evaluate(recipe.decoding.beam)
     difference = of_average[metric] - of_single[metric]
-    say(f"{name}:  {_row(of_average)}")
-    if better(metric, recipe.task.metrics[metric], of_average, of_single):
-        say(f"averaging changes {metric} by {difference:+.3f}: the average is kept")
+    report(f"{name}:  {_row(of_average)}")
+    if is_better(metric, recipe.task.metrics[metric], of_average, of_single):
+        report(f"averaging changes {metric} by {difference:+.3f}: using the average")
         return name, of_average
-    say(f"averaging changes {metric} by {difference:+.3f}: the single checkpoint is kept")
+    report(f"averaging changes {metric} by {difference:+.3f}: using the single checkpoint")
     read_weights(trainer.model, single.path / WEIGHTS)
-    return alone, of_single
+    return one, of_single
 
 
 def _row(scores: dict[str, float]) -> str:

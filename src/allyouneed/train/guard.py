@@ -1,8 +1,8 @@
-"""What happens when a loss or a gradient is not a number.
+"""Handling of non-finite losses and gradients.
 
-The update itself was already refused on the device (see `step.py`). Here the batch is named and written down; when
-several in a row are bad, the weights are to blame, and training goes back to the last good checkpoint and on with
-the data that follows. When that does not help either, it stops.
+The update itself is already a no-op on the device (see `step.py`). Here the batch is reported and recorded; after
+several bad updates in a row the weights are suspect, and training rewinds to the last valid checkpoint and continues
+with the data that follows. If that does not help, it stops.
 """
 
 from __future__ import annotations
@@ -14,60 +14,62 @@ from typing import Any, Literal
 
 from allyouneed.data.batches.packing import Batches
 from allyouneed.errors import UserError
-from allyouneed.train.step import Measured
+from allyouneed.train.step import StepResult
 
 IN_A_ROW = 3
 REWINDS = 3
-SHOWN = 2  # sentences written down in full
+SHOWN = 2  # sentences recorded in full
 
 Verdict = Literal["good", "skipped", "rewind"]
 
 
-class Guard:
-    def __init__(self, folder: Path, data: Batches, say: Callable[[str], None], writes: bool = True) -> None:
-        """`writes`: no other process of the run does."""
-        self.path, self.data, self.say, self.writes = folder / "bad-batches.jsonl", data, say, writes
-        self.row = 0
+class NonFiniteGuard:
+    def __init__(self, folder: Path, data: Batches, report: Callable[[str], None], writes: bool = True) -> None:
+        """`writes`: record bad batches; only the main process does."""
+        self.path, self.data, self.report, self.writes = folder / "bad-batches.jsonl", data, report, writes
+        self.consecutive = 0
         self.rewinds = 0
 
-    def judge(self, measured: Measured) -> Verdict:
-        if measured.finite:
-            self.row = 0
+    def check(self, result: StepResult) -> Verdict:
+        if result.finite:
+            self.consecutive = 0
             return "good"
-        self.row += 1
-        entry = self._describe(measured)
+        self.consecutive += 1
+        entry = self._describe(result)
         if self.writes:
             self._record(entry)
-        what = "loss" if measured.loss != measured.loss or abs(measured.loss) == float("inf") else "gradient"
-        self.say(
-            f"step {measured.step}: the {what} is not finite; the update is skipped. Sentences "
+        what = "loss" if result.loss != result.loss or abs(result.loss) == float("inf") else "gradient"
+        self.report(
+            f"step {result.step}: the {what} is not finite; the update is skipped. Sentences "
             f"{_few(entry['sentences'])} of the training data (see {self.path.name})"
         )
-        return "rewind" if self.row >= IN_A_ROW else "skipped"
+        return "rewind" if self.consecutive >= IN_A_ROW else "skipped"
 
-    def rewound(self, step: int) -> None:
-        """Training is back at `step`. Too often without having passed a checkpoint in between: it cannot go on."""
-        self.row = 0
+    def on_rewind(self, step: int) -> None:
+        """Training was rewound to `step`. Raise after too many rewinds without a checkpoint in between."""
+        self.consecutive = 0
         self.rewinds += 1
         if self.rewinds > REWINDS:
             raise UserError(
-                f"the loss keeps becoming non-finite after step {step}, even after {REWINDS} returns to the last good "
+                f"the loss keeps becoming non-finite after step {step}, even after {REWINDS} rewinds to the last valid "
                 f"checkpoint; lower the learning rate, set clip, or use precision: fp32 (bad batches: {self.path})"
             )
-        self.say(f"{IN_A_ROW} in a row: back to the checkpoint of step {step}, on with the data after the bad batches")
+        self.report(
+            f"{IN_A_ROW} in a row: rewinding to the checkpoint of step {step}, continuing after the bad batches"
+        )
 
-    def checkpointed(self) -> None:
-        """A new good checkpoint: earlier returns are forgiven."""
+    def on_checkpoint(self) -> None:
+        """A new checkpoint resets the count of rewinds."""
         self.rewinds = 0
 
-    def _describe(self, measured: Measured) -> dict[str, Any]:
-        numbers = [n for place in measured.places for n in self.data.describe(*place)]
+    def _describe(self, result: StepResult) -> dict[str, Any]:
+        numbers = [n for place in result.positions for n in self.data.describe(*place)]
         return {
-            "step": measured.step,
-            "epoch": measured.places[0].epoch,
-            "batches": [place.batch for place in measured.places],
-            "loss": repr(measured.loss),
-            "gradient_norm": repr(measured.norm),
+            "step": result.step,
+            "epoch": result.positions[0].epoch,
+            "batches": [position.batch for position in result.positions],
+            "loss": repr(result.loss),
+            "gradient_norm": repr(result.norm),
             "sentences": numbers,
             "first": [{"number": n} | self.data.items.show(n) for n in numbers[:SHOWN]],
         }
@@ -77,7 +79,7 @@ class Guard:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
         except OSError as error:
-            self.say(f"{self.path}: cannot be written: {error.strerror}")
+            self.report(f"{self.path}: cannot be written: {error.strerror}")
 
 
 def _few(numbers: list[int]) -> str:

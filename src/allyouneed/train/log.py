@@ -1,4 +1,4 @@
-"""log.jsonl: a line for every step and every validation, losses in full precision. No step twice, none missing."""
+"""log.jsonl: one line per step and per validation, losses in full precision. No step twice, none missing."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 
 class Log:
-    """Append lines; a line that cannot be written (a full disk) waits for the next time."""
+    """Appends lines; a line that cannot be written (a full disk) is retried at the next flush."""
 
     def __init__(self, path: Path | None, step: int) -> None:
-        """Open the log of a run that goes on after `step`: what a killed run wrote beyond it is forgotten. Without a
-        path nothing is kept: another process of the run writes it."""
+        """Open the log of a run resumed after `step`; later entries of a killed run are removed. Without a path nothing
+        is written: another process does."""
         self.path = path
         self._waiting: list[str] = []
         self.rewind(step)
 
     def rewind(self, step: int) -> None:
-        """Forget everything after this step, and a line cut off in the middle."""
+        """Remove everything after this step, and a truncated last line."""
         self._waiting = [line for line in self._waiting if json.loads(line)["step"] <= step]
         if self.path is None or not self.path.exists():
             return
@@ -37,7 +37,7 @@ class Log:
             self._waiting.append(json.dumps(entry, ensure_ascii=False) + "\n")
 
     def flush(self, sync: bool = False) -> None:
-        """Hand all lines to the system; `sync`: to the disk."""
+        """Write pending lines; `sync`: fsync as well."""
         if self.path is None or (not self._waiting and not sync):
             return
         try:
@@ -49,7 +49,7 @@ class Log:
                     if sync:
                         os.fsync(file.fileno())
             except OSError:
-                os.truncate(self.path, size)  # half a line must not stay
+                os.truncate(self.path, size)  # remove a partial line
                 return
         except OSError:
             return
@@ -64,4 +64,4 @@ def _step_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return float("inf")  # damaged: it and what follows cannot be trusted
+        return float("inf")  # damaged: drop it and what follows

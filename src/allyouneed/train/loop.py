@@ -1,5 +1,5 @@
-"""The loop: update, look, save, until it is over. Everything it does at a step is a function of what a checkpoint
-holds, so that a run killed anywhere and begun again does exactly what it would have done."""
+"""The training loop: update, validate, save. Each step is a function of what a checkpoint holds, so that a run killed
+at any point resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -23,42 +23,43 @@ from allyouneed.infer.predictors.registry import predictor
 from allyouneed.interop.load import load
 from allyouneed.nn.models.precision import dequantize
 from allyouneed.nn.states.segment_memory import SegmentMemory, reading
+from allyouneed.train.backend import Backend
 from allyouneed.train.checkpoints import Checkpoint, Checkpoints, Memory, TrainState
-from allyouneed.train.cuda.capture import Updates
-from allyouneed.train.cuda.machine import Machine
-from allyouneed.train.distributed.apply import compute_twice, reader_of, spread
-from allyouneed.train.distributed.fsdp import gathered, is_sharded, write_shards
-from allyouneed.train.distributed.objective import all_pairs
-from allyouneed.train.distributed.process_group import ALONE, Team
-from allyouneed.train.distributed.tensor_parallel import ways_of
-from allyouneed.train.feed import Feed, Update
-from allyouneed.train.guard import Guard
+from allyouneed.train.cuda.capture import CapturedUpdates
+from allyouneed.train.distributed.apply import checkpoint_activations, shard_model, wrap_model
+from allyouneed.train.distributed.fsdp import gather_model, is_sharded, write_shards
+from allyouneed.train.distributed.objective import over_all_processes
+from allyouneed.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from allyouneed.train.distributed.tensor_parallel import tensor_parallel_size
+from allyouneed.train.guard import NonFiniteGuard
 from allyouneed.train.log import Log
 from allyouneed.train.optimiser import state_tensors
-from allyouneed.train.prepare import Prepared, Run
+from allyouneed.train.prefetch import Prefetcher, Update
+from allyouneed.train.prepare import PreparedData, RunFolder
 from allyouneed.train.progress import Reporter
-from allyouneed.train.randomness import Randomness, seed_all, untouched
+from allyouneed.train.random_state import RandomState, preserve_random_state, seed_all
 from allyouneed.train.recipe import Recipe
 from allyouneed.train.signals import Interrupted, StopRequest
-from allyouneed.train.step import Measured, Pending, fetch, run_update
-from allyouneed.train.validate import OF_THE_LOSS, better, validation_loss
+from allyouneed.train.step import PendingStep, StepResult, fetch_results, run_update
+from allyouneed.train.validate import LOSS_METRICS, is_better, validation_loss
 
-WHERE = ("kind", "path", "source", "target", "from", "to")  # keys of files that do not say how to read them
-LAG = 10  # updates a GPU may be ahead of what the host knows; a CPU has no reason to lag
+LOCATION_KEYS = ("kind", "path", "source", "target", "from", "to")  # keys that do not affect how files are read
+LAG = 10  # updates a GPU may run ahead of the results on the host; a CPU does not run ahead
 
 
 class Trainer:
     def __init__(
         self,
         recipe: Recipe,
-        run: Run,
-        prepared: Prepared,
-        machine: Machine,
+        run: RunFolder,
+        prepared: PreparedData,
+        backend: Backend,
         reporter: Reporter,
-        team: Team = ALONE,
+        processes: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
-        self.recipe, self.prepared, self.machine, self.reporter, self.team = recipe, prepared, machine, reporter, team
-        self.data = prepared.train.for_shard(team.share)
+        self.recipe, self.prepared, self.backend = recipe, prepared, backend
+        self.reporter, self.processes = reporter, processes
+        self.data = prepared.train.for_shard(processes.shard)
         seed_all(recipe.seed)
         self.config = recipe.model_for(prepared.vocabularies, prepared.labels)
         self.model: nn.Module = self.config.build().train()
@@ -74,30 +75,34 @@ class Trainer:
             fresh = read_body(self.model, weights, recipe.start, start.labels == prepared.labels)
             self.origin, self.originals, self.directions = start.origin, start.originals, start.directions
             if fresh:
-                reporter.say(f"{recipe.start}: its body is kept; new and untrained: {', '.join(fresh)}")
+                reporter.print(f"{recipe.start}: weights loaded; newly initialised: {', '.join(fresh)}")
         if recipe.checkpoint_activations:
-            compute_twice(self.model)
-        spread(self.model, recipe.parallel, team, machine.device)
-        self.model.to(machine.device)
-        # the model in one piece, for whoever does not compute gradients with it
-        self.plain: nn.Module | None = None if is_sharded(self.model) else self.model
+            checkpoint_activations(self.model)
+        shard_model(self.model, recipe.parallel, processes, backend.device)
+        self.model.to(backend.device)
+        # the unsharded model, for validation and saving
+        self.full_model: nn.Module | None = None if is_sharded(self.model) else self.model
         self.optimiser = recipe.optimiser.build(self.model)
-        self.reader = reading(self.model, recipe.task.has_memory)
-        self.checkpoints = Checkpoints(run.checkpoints, recipe.save.keep, reporter.say, clean=team.first)
-        self.guard = Guard(run.folder, prepared.spare, reporter.say, writes=team.first)
-        self.standing = TrainState()
-        if team.reader:
-            seed_all(recipe.seed, team.reader)
+        self.stateful_model = reading(self.model, recipe.task.has_memory)
+        self.checkpoints = Checkpoints(run.checkpoints, recipe.save.keep, reporter.print, clean=processes.is_main)
+        self.guard = NonFiniteGuard(run.folder, prepared.spare, reporter.print, writes=processes.is_main)
+        self.state = TrainState()
+        if processes.data_rank:
+            seed_all(recipe.seed, processes.data_rank)
         self.resumed = self._resume()
-        self.task = all_pairs(recipe.task, team)
-        self.trained = reader_of(self.model, self.reader, self.task, recipe.parallel, team, machine.device)
-        asked = recipe.compile != "blocks"
-        self.recorded = Updates(self.trained, self.task, self.optimiser, recipe.clip, machine, team, asked)
-        self.log = Log(run.log if team.first else None, self.standing.step)
-        shown = recipe.tensorboard and team.first
-        self.board = _Board(run.folder / "tensorboard", self.standing.step) if shown else None
+        self.task = over_all_processes(recipe.task, processes)
+        self.wrapped_model = wrap_model(
+            self.model, self.stateful_model, self.task, recipe.parallel, processes, backend.device
+        )
+        capture = recipe.compile != "blocks"
+        self.captured = CapturedUpdates(
+            self.wrapped_model, self.task, self.optimiser, recipe.clip, backend, processes, capture
+        )
+        self.log = Log(run.log if processes.is_main else None, self.state.step)
+        writes = recipe.tensorboard and processes.is_main
+        self.tensorboard = _TensorBoard(run.folder / "tensorboard", self.state.step) if writes else None
         self.total = recipe.last_step or (recipe.epochs or 1) * self._updates_per_epoch()
-        self.pending: list[Pending] = []
+        self.pending: list[PendingStep] = []
         self.saved_at = self.clock = time.monotonic()
         self.time_to_save = False
 
@@ -106,23 +111,23 @@ class Trainer:
         if newest is None:
             return False
         self._restore(newest)
-        newest.remind(self.reader, self.team.share)
-        if (saved_with := newest.trainer(check=False).get("torch")) != torch.__version__:
-            self.reporter.say(
+        newest.restore_memory(self.stateful_model, self.processes.shard)
+        if (saved_with := newest.read_trainer(check=False).get("torch")) != torch.__version__:
+            self.reporter.print(
                 f"step {newest.step:,} was saved with torch {saved_with}, this is {torch.__version__}: "
                 "losses may differ from an uninterrupted run in their last digits"
             )
         return True
 
     def _newest(self) -> Checkpoint | None:
-        """The last good checkpoint; the first process chooses for all."""
-        return self.team.told(self.checkpoints.newest_sound() if self.team.first else None)
+        """The latest valid checkpoint, chosen by the main process."""
+        return self.processes.broadcast(self.checkpoints.latest_valid() if self.processes.is_main else None)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        self.standing, random = checkpoint.restore(self.model, self.optimiser, check=self.team.first)
-        own = random.of(self.team.reader)
+        self.state, random = checkpoint.restore(self.model, self.optimiser, check=self.processes.is_main)
+        own = random.for_rank(self.processes.data_rank)
         if own is None:
-            seed_all(self.recipe.seed, self.team.reader, self.standing.step)
+            seed_all(self.recipe.seed, self.processes.data_rank, self.state.step)
         else:
             own.restore()
 
@@ -134,86 +139,86 @@ class Trainer:
     def run(self) -> None:
         """Train to the end, or raise Interrupted."""
         if not self.resumed:
-            self.save(regular=True)  # something to go back to, and a disk that is full says so now
-        self.reporter.begin(self.standing.step, self.total, self.machine.device)
+            self.save(regular=True)  # a checkpoint to rewind to; also reports a full disk early
+        self.reporter.begin(self.state.step, self.total, self.backend.device)
         self.clock = time.monotonic()
         try:
             with (
-                StopRequest(self.reporter.say, self.team.alone) as stop,
-                Feed(self.data, self.standing.place, self.recipe.accumulate, self.machine.device) as feed,
+                StopRequest(self.reporter.print, self.processes.is_single) as stop,
+                Prefetcher(self.data, self.state.position, self.recipe.accumulate, self.backend.device) as updates,
             ):
-                self._look()  # a run that was stopped before a validation that was due
-                while not self.over:
-                    self._update(next(feed))
-                    asked, self.time_to_save = self.team.any(stop.asked, self._minutes_are_over)
-                    at_stop = self._due_validation or self._due_save or self.over or asked
-                    if (at_stop or len(self.pending) >= self._lag) and self._settle():
+                self._validate()  # due if the run was stopped between a step and its validation
+                while not self.is_finished:
+                    self._update(next(updates))
+                    stopping, self.time_to_save = self.processes.any_flag(stop.requested, self._minutes_elapsed)
+                    must_sync = self._due_validation or self._due_save or self.is_finished or stopping
+                    if (must_sync or len(self.pending) >= self._lag) and self._collect_results():
                         continue
-                    if asked:
+                    if stopping:
                         self.save(regular=self._due_save)
-                        raise Interrupted(self.standing.step)
-                    improved = self._look()
-                    if improved or self._due_save or self.over:
-                        self.save(regular=self._due_save or self.over, best=improved)
+                        raise Interrupted(self.state.step)
+                    improved = self._validate()
+                    if improved or self._due_save or self.is_finished:
+                        self.save(regular=self._due_save or self.is_finished, best=improved)
         finally:
             self.reporter.end()
             self.log.flush()
-            if self.board is not None:
-                self.board.close()
+            if self.tensorboard is not None:
+                self.tensorboard.close()
 
     @property
-    def over(self) -> bool:
-        now, patience = self.standing, self.recipe.validation.patience
+    def is_finished(self) -> bool:
+        now, patience = self.state, self.recipe.validation.patience
         if patience is not None and now.stale >= patience and now.validated == now.step:
             return True
         last = self.recipe.last_step
-        return now.step >= last if last is not None else now.place.epoch >= (self.recipe.epochs or 0)
+        return now.step >= last if last is not None else now.position.epoch >= (self.recipe.epochs or 0)
 
     @property
     def _lag(self) -> int:
-        return LAG if self.machine.cuda else 1
+        return LAG if self.backend.cuda else 1
 
     @property
     def _due_validation(self) -> bool:
-        now = self.standing
-        on_time = now.step % self.recipe.validation.every == 0 or self.over
+        now = self.state
+        on_time = now.step % self.recipe.validation.every == 0 or self.is_finished
         return self.prepared.valid is not None and now.step > now.validated and on_time
 
     @property
     def _due_save(self) -> bool:
         every = self.recipe.save.every
-        return self.time_to_save or (every is not None and self.standing.step % every == 0)
+        return self.time_to_save or (every is not None and self.state.step % every == 0)
 
     @property
-    def _minutes_are_over(self) -> bool:
+    def _minutes_elapsed(self) -> bool:
         minutes = self.recipe.save.minutes
         return minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
 
     def _update(self, update: Update) -> None:
-        update = replace(update, tokens=self.team.total(update.tokens))
-        step = self.standing.step + 1
+        update = replace(update, tokens=self.processes.sum_count(update.tokens))
+        step = self.state.step + 1
         rate = self.recipe.schedule.rate(step, self.config.width, self.total)
-        if self.recorded.records:
-            found = self.recorded.run(update, step, rate)
+        if self.captured.enabled:
+            pending = self.captured.run(update, step, rate)
         else:
-            model, task, clip = self.trained, self.task, self.recipe.clip
-            found = run_update(model, task, self.optimiser, update, step, rate, clip, self.machine, self.team)
-        self.pending.append(found)
-        tokens = self.standing.tokens + update.tokens
-        self.standing = replace(self.standing, step=step, place=update.next, tokens=tokens)
+            model, task, clip = self.wrapped_model, self.task, self.recipe.clip
+            pending = run_update(model, task, self.optimiser, update, step, rate, clip, self.backend, self.processes)
+        self.pending.append(pending)
+        tokens = self.state.tokens + update.tokens
+        self.state = replace(self.state, step=step, position=update.next, tokens=tokens)
 
-    def _settle(self) -> bool:
-        """Learn how the updates since the last time went. True when training had to go back."""
-        measured, self.pending = fetch(self.pending), []
+    def _collect_results(self) -> bool:
+        """Fetch and log the results of pending updates. True if training was rewound."""
+        results, self.pending = fetch_results(self.pending), []
         now = time.monotonic()
-        self.standing = replace(self.standing, seconds=self.standing.seconds + now - self.clock)
+        self.state = replace(self.state, seconds=self.state.seconds + now - self.clock)
         self.clock = now
-        for one in measured:
-            verdict = self.guard.judge(one)
+        for one in results:
+            verdict = self.guard.check(one)
             self.log.write(_entry(one))
             self.reporter.step(one)
-            if self.board is not None:
-                self.board.step(one, self.reporter.speed())
+            if self.tensorboard is not None:
+                self.tensorboard.step(one, self.reporter.speed())
             if verdict == "rewind":
                 self._rewind()
                 return True
@@ -221,92 +226,92 @@ class Trainer:
         return False
 
     def _rewind(self) -> None:
-        """Back to the last good checkpoint, but on with the data that comes next: the same again would fail again."""
+        """Restore the last valid checkpoint, but continue with the data after the bad batches."""
         newest = self._newest()
         if newest is None:
             raise UserError("the loss is not finite from the start; lower the learning rate or use precision: fp32")
-        place = self.standing.place
+        position = self.state.position
         self._restore(newest)
-        self.recorded.forget()
-        self.standing = replace(self.standing, place=place)
-        if isinstance(self.reader, SegmentMemory):
-            self.reader.forget()  # what it remembers may be what is not a number
+        self.captured.reset()
+        self.state = replace(self.state, position=position)
+        if isinstance(self.stateful_model, SegmentMemory):
+            self.stateful_model.forget()  # the memory may hold non-finite values
         self.log.rewind(newest.step)
-        self.guard.rewound(newest.step)
+        self.guard.on_rewind(newest.step)
 
-    # --- looking and saving -----------------------------------------------------------------------------------------
+    # --- validating and saving --------------------------------------------------------------------------------------
 
-    def _look(self) -> bool:
-        """Validate if it is time. True when the model is the best so far."""
+    def _validate(self) -> bool:
+        """Validate if due. True if the model is the best so far."""
         if not self._due_validation:
             return False
         began = time.monotonic()
-        with untouched(), self.in_one_piece():
+        with preserve_random_state(), self.gather_full_model():
             scores: dict[str, float] = {}
-            if self.team.first:
+            if self.processes.is_main:
                 scores = self.evaluate(self.recipe.validation.beam, show=self.recipe.validation.sentences)
-            found = self.team.told(scores)
-        metric, now = self.recipe.metric, self.standing
+            found = self.processes.broadcast(scores)
+        metric, now = self.recipe.metric, self.state
         known = now.best is not None and now.best_loss is not None
         old: dict[str, Any] | None = {metric: now.best, "loss": now.best_loss} if known else None
-        improved = better(metric, self.recipe.task.metrics[metric], found, old)
+        improved = is_better(metric, self.recipe.task.metrics[metric], found, old)
         best, at = (found[metric], now.step) if improved else (now.best, now.best_step)
         lowest = found["loss"] if improved else now.best_loss
         stale = 0 if improved else now.stale + 1
-        self.standing = replace(
+        self.state = replace(
             now, validated=now.step, best=best, best_loss=lowest, best_step=at, stale=stale, scores=found
         )
         self.log.write({"step": now.step, "valid": found})
         self.log.flush()
-        if self.board is not None:
-            self.board.valid(now.step, found)
+        if self.tensorboard is not None:
+            self.tensorboard.valid(now.step, found)
         text = "  ".join(f"{name} {value:.3f}" for name, value in found.items())
         record = "best so far" if improved else f"best {best:.3f} at step {at}" if best is not None else ""
-        self.reporter.say(f"step {now.step:,} validation  {text}  ({metric}: {record})")
-        if self.over and not improved and stale and self.recipe.validation.patience:
-            self.reporter.say(f"no better {metric} for {stale} validations: training ends")
+        self.reporter.print(f"step {now.step:,} validation  {text}  ({metric}: {record})")
+        if self.is_finished and not improved and stale and self.recipe.validation.patience:
+            self.reporter.print(f"no better {metric} for {stale} validations: stopping early")
         self.reporter.pause(time.monotonic() - began)
         self.clock = time.monotonic()
         return improved
 
     def evaluate(self, beam: int, show: int = 0) -> dict[str, float]:
-        """Loss over all validation examples, and how good the answers to (up to `limit` of) them are."""
-        assert self.prepared.valid is not None and self.plain is not None
-        found = validation_loss(self.plain, self.recipe.task, self.prepared.valid, self.machine)
+        """Loss over all validation examples, and metrics of the predictions for up to `limit` of them."""
+        assert self.prepared.valid is not None and self.full_model is not None
+        found = validation_loss(self.full_model, self.recipe.task, self.prepared.valid, self.backend)
         examples = self.prepared.valid_examples[: self.recipe.validation.limit]
-        only_shown = self.recipe.metric in OF_THE_LOSS
+        only_shown = self.recipe.metric in LOSS_METRICS
         if only_shown:
             examples = examples[:: max(1, len(examples) // show)][:show] if show else []
         if not examples:
             return found
-        judged = self.judge(examples, beam, show)
+        judged = self.score(examples, beam, show)
         if show and judged.samples:
-            self.reporter.say(judged.shown())
+            self.reporter.print(judged.shown())
         return found if only_shown else found | judged.figures
 
-    def judge(self, examples: list[Any], beam: int, show: int = 0, resamples: int = 0) -> Judged:
-        """What the model makes of examples, exactly as a user of its folder would get it."""
+    def score(self, examples: list[Any], beam: int, show: int = 0, resamples: int = 0) -> Judged:
+        """Score predictions for examples, made exactly as by a predictor loaded from the model folder."""
         decoding = self.recipe.decoding.model_copy(update={"beam": beam, "best": 1})
-        with self.machine.uncompiled():  # and in fp32: autocast would cast every weight again for every token
+        with self.backend.eager():  # in fp32: autocast would cast every weight again for every token
             model = predictor(self.folder())
             if self.prepared.retriever is not None and isinstance(model, Generator):
-                model.retrieve(self.prepared.retriever)  # which is open already
+                model.retrieve(self.prepared.retriever)  # already open
             return model.judge(examples, decoding, show, resamples)
 
     def folder(self, card: str = "") -> Folder:
         recipe = self.recipe
-        assert self.plain is not None
+        assert self.full_model is not None
         pairs = [files for files in recipe.data.train if isinstance(files, PairFiles)]
-        learnt = [(files.from_, files.to) for files in pairs if files.to is not None]
+        trained = [(files.from_, files.to) for files in pairs if files.to is not None]
         return Folder(
-            self.plain,
+            self.full_model,
             self.prepared.vocabularies,
             task=tree_of(recipe.task),
             decoding=tree_of(recipe.decoding, full=False),
             max_tokens=recipe.max_tokens,
-            directions=list(dict.fromkeys([*self.directions, *learnt])),
+            directions=list(dict.fromkeys([*self.directions, *trained])),
             labels=self.prepared.labels,
-            files={k: v for k, v in tree_of(recipe.data.train[0], full=False).items() if k not in WHERE},
+            files={k: v for k, v in tree_of(recipe.data.train[0], full=False).items() if k not in LOCATION_KEYS},
             retrieval={} if recipe.retrieval is None else tree_of(recipe.retrieval, full=False),
             card=card,
             origin=self.origin,
@@ -316,92 +321,92 @@ class Trainer:
 
     def save(self, regular: bool, best: bool = False) -> Checkpoint | None:
         self.log.flush(sync=True)
-        saved, random, shards, memory = None, self._randomness(), self._shards(), self._memory()
-        with self.in_one_piece():
-            if self.team.first:
+        saved, random, shards, memory = None, self._random_state(), self._shards(), self._memory()
+        with self.gather_full_model():
+            if self.processes.is_main:
                 saved = self.checkpoints.save(
-                    self.folder(), self.optimiser, self.standing, regular, memory, random, shards
+                    self.folder(), self.optimiser, self.state, regular, memory, random, shards
                 )
-        saved = self.team.told(saved)
+        saved = self.processes.broadcast(saved)
         if saved is not None:
-            self.guard.checkpointed()
-            if self.team.first:
+            self.guard.on_checkpoint()
+            if self.processes.is_main:
                 if best:
                     self.checkpoints.mark_best(saved)
                 self.checkpoints.prune()
         self.saved_at, self.time_to_save = time.monotonic(), False
         return saved
 
-    def _randomness(self) -> Randomness:
-        """Of all readers of the data, for the first; those of one reader draw alike."""
-        now = Randomness.now()
+    def _random_state(self) -> RandomState:
+        """Of all data ranks, on the main process; tensor-parallel ranks of one data rank share theirs."""
+        now = RandomState.capture()
         others = {
-            f"{reader}/{name}": state
-            for reader, states in enumerate(self.team.gathered(now.torch)[:: self.team.tensor])
+            f"{rank}/{name}": state
+            for rank, states in enumerate(self.processes.gather(now.torch)[:: self.processes.tensor])
             for name, state in states.items()
-            if reader
+            if rank
         }
-        return Randomness(now.plain, now.torch | others)
+        return RandomState(now.plain, now.torch | others)
 
     def _memory(self) -> Memory | None:
-        """What is remembered of the rows of all, for the first."""
-        if not isinstance(self.reader, SegmentMemory):
+        """The segment memory of the rows of all processes, on the main process."""
+        if not isinstance(self.stateful_model, SegmentMemory):
             return None
-        own = self.reader.written()
-        return own if self.team.alone else self.reader.joined(self.team.gathered(own))
+        own = self.stateful_model.written()
+        return own if self.processes.is_single else self.stateful_model.joined(self.processes.gather(own))
 
     def _shards(self) -> Path | None:
-        """What the optimiser remembers, where each process has a part of it, written by all of them."""
+        """Write the sharded optimiser state from all processes; the folder it is in."""
         tensors = state_tensors(self.optimiser, self.model)
         if not is_sharded(self.model) or not tensors:
             return None
-        place = self.team.told(self.checkpoints.begin_shards() if self.team.first else None)
-        assert place is not None
-        write_shards(tensors, place, ways_of(self.model))
-        return place
+        folder = self.processes.broadcast(self.checkpoints.begin_shards() if self.processes.is_main else None)
+        assert folder is not None
+        write_shards(tensors, folder, tensor_parallel_size(self.model))
+        return folder
 
     @contextmanager
-    def in_one_piece(self) -> Iterator[None]:
-        """Inside, the first process has the model whole (`plain`)."""
-        if self.plain is not None:
+    def gather_full_model(self) -> Iterator[None]:
+        """Inside, the main process has the unsharded model (`full_model`)."""
+        if self.full_model is not None:
             yield
             return
-        self.plain = gathered(self.model, self.config, self.machine.device, self.team.first)
+        self.full_model = gather_model(self.model, self.config, self.backend.device, self.processes.is_main)
         try:
             yield
         finally:
-            self.plain = None
+            self.full_model = None
 
     def end(self) -> Checkpoint | None:
-        """After the last step: its checkpoint, made now if the disk would not take it before. The first process then
-        has the model whole for good, and the others are done."""
+        """The checkpoint of the last step, saved now if saving failed before. Afterwards the main process keeps the
+        unsharded model; the others are done."""
         last = self._newest()
-        if last is None or last.step < self.standing.step:
+        if last is None or last.step < self.state.step:
             last = self.save(regular=True)
-        if self.plain is None:
-            whole = gathered(self.model, self.config, self.machine.device, self.team.first)
-            self.plain = self.model = whole if whole is not None else self.model
+        if self.full_model is None:
+            whole = gather_model(self.model, self.config, self.backend.device, self.processes.is_main)
+            self.full_model = self.model = whole if whole is not None else self.model
         return last
 
 
-def _entry(one: Measured) -> dict[str, Any]:
-    entry: dict[str, Any] = {"step": one.step, "epoch": one.places[0].epoch, "tokens": one.tokens, "rate": one.rate}
+def _entry(one: StepResult) -> dict[str, Any]:
+    entry: dict[str, Any] = {"step": one.step, "epoch": one.positions[0].epoch, "tokens": one.tokens, "rate": one.rate}
     if not one.finite:
         return entry | {"loss": None, "skipped": "not finite"}
     return entry | {"loss": one.loss, "plain": one.plain, "norm": one.norm}
 
 
-class _Board:
-    """TensorBoard, for those who ask for it."""
+class _TensorBoard:
+    """Optional TensorBoard writer."""
 
     def __init__(self, folder: Any, step: int) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise UserError("tensorboard: true needs it installed: pip install 'allyouneed[tensorboard]'") from None
+            raise UserError("tensorboard: true requires it: pip install 'allyouneed[tensorboard]'") from None
         self.writer = SummaryWriter(str(folder), purge_step=step + 1)
 
-    def step(self, one: Measured, speed: float | None) -> None:
+    def step(self, one: StepResult, speed: float | None) -> None:
         figures = {"loss": one.loss, "perplexity": one.perplexity, "rate": one.rate, "norm": one.norm}
         for name, value in (figures | ({"tokens_per_second": speed} if speed else {})).items():
             self.writer.add_scalar(f"train/{name}", value, one.step)

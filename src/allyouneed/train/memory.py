@@ -1,4 +1,4 @@
-"""How much memory a run will need, from its config alone, and how much there is."""
+"""Estimate a run's memory from its config, and measure what is available and in use."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from allyouneed.nn.heads.vocabulary import VocabularyHead
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.retro import Retro
 from allyouneed.nn.ops.cross_entropy import chunk_bytes
-from allyouneed.train.cuda.machine import Machine
-from allyouneed.train.distributed.process_group import ALONE, Team
+from allyouneed.train.backend import Backend
+from allyouneed.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from allyouneed.train.recipe import Recipe
 
-# What a sub-layer keeps for its backward pass besides the outputs of its linear maps, in units of width per token:
-# its input, the sum and the normalised sum of its residual connection, the dropout mask.
-AROUND = 3.0
+# What a sub-layer stores for its backward pass besides the outputs of its linear maps, in units of width per token:
+# its input, the residual sum and its normalisation, the dropout mask.
+RESIDUAL_WIDTHS = 3.0
 STACKS = ("encoder", "decoder", "first", "second")
 
 
@@ -36,39 +36,40 @@ class Estimate:
 
     def text(self) -> str:
         return (
-            f"{size(self.total)} (weights and gradients {size(self.weights)}, optimiser {size(self.optimiser)}, "
-            f"activations {size(self.activations)}, logits {size(self.logits)})"
+            f"{format_bytes(self.total)} (weights and gradients {format_bytes(self.weights)}, "
+            f"optimiser {format_bytes(self.optimiser)}, activations {format_bytes(self.activations)}, "
+            f"logits {format_bytes(self.logits)})"
         )
 
 
-def estimate(recipe: Recipe, model: Model, machine: Machine, team: Team = ALONE) -> Estimate:
-    """Of one process."""
+def estimate(recipe: Recipe, model: Model, backend: Backend, processes: ProcessGroup = SINGLE_PROCESS) -> Estimate:
+    """Per process."""
     parameters = model.cost().parameters
-    if team.tensor > 1:  # the matrices of blocks are split, the rest is not
+    if processes.tensor > 1:  # only the matrices of blocks are split
         blocks = sum(layer.cost(model, 1).parameters for name in STACKS for layer in getattr(model, name, ()))
-        parameters -= blocks - blocks // team.tensor
+        parameters -= blocks - blocks // processes.tensor
     if recipe.parallel.kind == "fsdp":
-        parameters = -(-parameters // team.readers)
+        parameters = -(-parameters // processes.data_ranks)
     vocab = _target_vocab(model)
-    rows = -(-recipe.batch.rows // team.readers)
+    rows = -(-recipe.batch.rows // processes.data_ranks)
     tokens = rows * recipe.batch.row, rows * recipe.batch.source
-    if isinstance(model, Retro):  # each neighbour is as long as two chunks
+    if isinstance(model, Retro):  # a neighbour has two chunks
         tokens = tokens[0], 2 * model.neighbours * tokens[0]
     passes = recipe.task.sides if not hasattr(model, "decoder") or not hasattr(model, "encoder") else 1
-    number = 2 if machine.bf16 else 4
-    cells = min(chunk_bytes(machine.device) // 4, vocab * tokens[0])
-    chunk = cells * (number if machine.cuda else 4)
+    number = 2 if backend.bf16 else 4
+    cells = min(chunk_bytes(backend.device) // 4, vocab * tokens[0])
+    chunk = cells * (number if backend.cuda else 4)
     return Estimate(
-        weights=parameters * (8 + (2 if machine.bf16 else 0)),
+        weights=parameters * (8 + (2 if backend.bf16 else 0)),
         optimiser=parameters * 4 * recipe.optimiser.moments,
-        activations=int(passes * _activations(model, *tokens, team.tensor) * number),
+        activations=int(passes * _activations(model, *tokens, processes.tensor) * number),
         logits=2 * chunk + 2 * 4 * vocab * model.width,
     )
 
 
-def _activations(model: Model, target: int, source: int, ways: int = 1) -> float:
-    """Numbers kept for the backward pass. A linear map from `width` costs 2 · width FLOPs per output, so FLOPs of a
-    part that looks at one token only count its outputs. `ways`: over how many processes these are split."""
+def _activations(model: Model, target: int, source: int, degree: int = 1) -> float:
+    """Numbers stored for the backward pass. A linear map from `width` costs 2 · width FLOPs per output, so the FLOPs of
+    a token-wise part count its outputs. `degree`: of tensor parallelism."""
     total = 0.0
     for name, tokens in zip(STACKS, (source, target, target, target), strict=True):
         for layer in getattr(model, name, ()):
@@ -78,30 +79,34 @@ def _activations(model: Model, target: int, source: int, ways: int = 1) -> float
                 flops += layer.mixer.cost(model, 1).flops
             if layer.cross is not None:
                 flops += layer.cross.cost(model, 1, cross=True).flops
-                total += layer.repeat * source * layer.cross.source_flops(model) / (2 * model.width * ways)
-            total += layer.repeat * tokens * (flops / (2 * model.width * ways) + AROUND * model.width * len(parts))
+                total += layer.repeat * source * layer.cross.source_flops(model) / (2 * model.width * degree)
+            total += (
+                layer.repeat
+                * tokens
+                * (flops / (2 * model.width * degree) + RESIDUAL_WIDTHS * model.width * len(parts))
+            )
     return total
 
 
 def _target_vocab(model: Model) -> int:
-    """How many tokens the head scores; none where it scores something else."""
+    """Vocabulary size of the head; 0 for other heads."""
     if not isinstance(getattr(model, "head", None), VocabularyHead) or model.vocabs is None:
         return 0
     return model.vocabs.target
 
 
-def available(device: torch.device) -> int | None:
-    """Bytes that are free now; None when nobody can say."""
+def available_memory(device: torch.device) -> int | None:
+    """Free bytes; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = _meminfo("MemAvailable")
-    limit = _number("/sys/fs/cgroup/memory.max")  # of the container, if there is one
+    limit = _number("/sys/fs/cgroup/memory.max")  # container limit
     rooms = [room for room in (free, limit) if room is not None]
     return min(rooms, default=None)
 
 
-def in_use(device: torch.device) -> int | None:
-    """The most bytes this run has held so far on a GPU; what it holds now on a CPU."""
+def memory_in_use(device: torch.device) -> int | None:
+    """Bytes: the peak of this run on a GPU, the current use on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     try:
@@ -111,7 +116,7 @@ def in_use(device: torch.device) -> int | None:
     return pages * 4096
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit in ("B", "kB", "MB") else f"{count:.1f} {unit}"

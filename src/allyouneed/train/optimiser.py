@@ -1,8 +1,7 @@
-"""What turns gradients into updates, and which parameters decay.
+"""Optimisers and their parameter groups.
 
-The fused kernels of torch take two tensors besides the gradients: `grad_scale`, by which gradients are divided, and
-`found_inf`, which makes the whole update a no-op. Clipping and the refusal of a non-finite update thus happen on the
-device, and the host never waits to learn which it was.
+The fused kernels of torch take two more tensors: `grad_scale`, by which gradients are divided, and `found_inf`, which
+makes the whole update a no-op. Clipping and skipping a non-finite update thus happen on the device, without a sync.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from allyouneed.config import Part
-from allyouneed.train.distributed.fsdp import like, norm_of_parts
-from allyouneed.train.distributed.tensor_parallel import row_orders, ways_of
+from allyouneed.torch_private import tensor_norms
+from allyouneed.train.distributed.fsdp import distribute_like, sharded_norm
+from allyouneed.train.distributed.tensor_parallel import row_orders, tensor_parallel_size
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -30,7 +30,7 @@ class Optimiser(Part, slot="optimiser", default="adam"):
     @property
     @abstractmethod
     def moments(self) -> int:
-        """How many numbers it remembers for each parameter."""
+        """Values stored per parameter."""
 
 
 class Adam(Optimiser):
@@ -53,8 +53,8 @@ class Adam(Optimiser):
 
 
 def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; vectors and whatever is looked up by number (embeddings, a head tied to one) do not. One kernel
-    updates a group, so what is spread over processes in other ways is a group of its own."""
+    """Matrices decay; vectors and lookup tables (embeddings, a head tied to one) do not. One fused kernel updates a
+    group, so parameters on different device meshes are in different groups."""
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     found: dict[tuple[bool, Any], list[nn.Parameter]] = {}
     for parameter in model.parameters():
@@ -62,7 +62,7 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
             decays = parameter.ndim >= 2 and id(parameter) not in looked_up
             mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
             found.setdefault((decays, mesh), []).append(parameter)
-    # those that decay first
+    # decaying parameters first
     return [
         {"params": parameters, "weight_decay": weight_decay if decays else 0.0}
         for (decays, _), parameters in sorted(found.items(), key=lambda entry: not entry[0][0])
@@ -72,7 +72,7 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 def apply_update(
     optimiser: torch.optim.Optimizer, rate: float | Tensor, norm: Tensor, clip: float | None, bad: Tensor
 ) -> None:
-    """One update at this rate, gradients divided by norm / clip where that exceeds 1; no update where `bad` is 1."""
+    """One update at this rate; gradients are divided by max(1, norm / clip); no update if `bad` is 1."""
     for group in optimiser.param_groups:
         group["lr"] = rate
     fused: Any = optimiser
@@ -86,15 +86,15 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """The global norm of all gradients, on the device."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     if any(isinstance(gradient, DTensor) for gradient in gradients):
-        return norm_of_parts(gradients)
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        return sharded_norm(gradients)
+    return torch.linalg.vector_norm(torch.stack(tensor_norms(gradients)))
 
 
 # --- state by name -------------------------------------------------------------------------------------------------
 
 
 def state_tensors(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """What the optimiser remembers, as `exp_avg/encoder.blocks.0…`. Before the first update: nothing."""
+    """The optimiser's state, as `exp_avg/encoder.blocks.0…`; empty before the first update."""
     return {
         f"{key}/{name}": value.detach()
         for name, parameter in model.named_parameters()
@@ -103,10 +103,10 @@ def state_tensors(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[st
 
 
 def load_state_tensors(optimiser: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    parameters, orders = dict(model.named_parameters()), row_orders(model, ways_of(model))
+    parameters, orders = dict(model.named_parameters()), row_orders(model, tensor_parallel_size(model))
     optimiser.state.clear()
     for path, tensor in tensors.items():
         key, _, name = path.partition("/")
         parameter = parameters[name]
-        own = tensor if isinstance(tensor, DTensor) else like(tensor, parameter, orders.get(name))
+        own = tensor if isinstance(tensor, DTensor) else distribute_like(tensor, parameter, orders.get(name))
         optimiser.state[parameter][key] = own

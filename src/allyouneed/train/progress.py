@@ -1,4 +1,4 @@
-"""What a person sees while training: a live line on a terminal, plain lines now and then elsewhere."""
+"""Console output while training: a live progress line on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from allyouneed.train.memory import in_use, size
-from allyouneed.train.step import Measured
+from allyouneed.train.memory import format_bytes, memory_in_use
+from allyouneed.train.step import StepResult
 
 PLAIN_EVERY = 10.0  # seconds between plain lines
 UNITS = {"tokens": "tok", "target tokens": "tok"}
-WINDOW = 50  # steps the shown figures are averaged over
+WINDOW = 50  # steps to average the displayed figures over
 
 
 class Reporter:
-    """Everything training says goes through here."""
+    """All console output of training."""
 
-    def __init__(self, console: Console | None = None, counted: str = "tokens", perplexity: bool = True) -> None:
-        """`loss_unit`: what the loss is a mean over; `perplexity`: the loss has one."""
-        self.loss_unit, self.perplexity = counted, perplexity
+    def __init__(self, console: Console | None = None, loss_unit: str = "tokens", perplexity: bool = True) -> None:
+        """`loss_unit`: what the loss is averaged over; `perplexity`: whether to show it."""
+        self.loss_unit, self.perplexity = loss_unit, perplexity
         self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._live: Progress | None = None
-        self._recent: deque[tuple[float, Measured]] = deque(maxlen=WINDOW)
+        self._recent: deque[tuple[float, StepResult]] = deque(maxlen=WINDOW)
         self._total = 0
         self._device = torch.device("cpu")
         self._task: Any = None
-        self._said = 0.0
+        self._printed = 0.0
         self._pause = 0.0
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.console.print(text, markup=False)
 
     def counter(self, what: str) -> Callable[[int], None]:
-        """A callback for work that is counted: says how far it is, now and then."""
-        said = time.monotonic()
+        """A callback for counted work that prints progress now and then."""
+        printed = time.monotonic()
 
         def count(number: int) -> None:
-            nonlocal said
-            if time.monotonic() - said >= PLAIN_EVERY:
-                said = time.monotonic()
-                self.say(f"{what}: {number:,}")
+            nonlocal printed
+            if time.monotonic() - printed >= PLAIN_EVERY:
+                printed = time.monotonic()
+                self.print(f"{what}: {number:,}")
 
         return count
 
     def begin(self, step: int, total: int, device: torch.device) -> None:
         self._total, self._device = total, device
         self._recent.clear()
-        self._said = time.monotonic()
+        self._printed = time.monotonic()
         if self.console.is_terminal:
             columns = (
                 TextColumn("step {task.completed:,}/{task.total:,}"),
@@ -64,17 +64,17 @@ class Reporter:
             self._task = self._live.add_task("train", total=total, completed=step, text="")
             self._live.start()
 
-    def step(self, measured: Measured) -> None:
+    def step(self, result: StepResult) -> None:
         now = time.monotonic()
-        self._recent.append((now - self._pause, measured))
+        self._recent.append((now - self._pause, result))
         if self._live is not None:
-            self._live.update(self._task, completed=measured.step, text=self._figures())
-        elif now - self._said >= PLAIN_EVERY or measured.step in (1, self._total):
-            self._said = now
-            self.say(f"step {measured.step:,}/{self._total:,}  {self._figures()}")
+            self._live.update(self._task, completed=result.step, text=self._figures())
+        elif now - self._printed >= PLAIN_EVERY or result.step in (1, self._total):
+            self._printed = now
+            self.print(f"step {result.step:,}/{self._total:,}  {self._figures()}")
 
     def pause(self, seconds: float) -> None:
-        """Time spent on something else than training, not to be counted in its speed."""
+        """Exclude time spent on something other than training from the speed."""
         self._pause += seconds
 
     def end(self) -> None:
@@ -83,11 +83,11 @@ class Reporter:
             self._live = None
 
     def speed(self) -> float | None:
-        """What is labelled, per second."""
+        """Labels per second."""
         if len(self._recent) < 2:
             return None
         seconds = self._recent[-1][0] - self._recent[0][0]
-        tokens = sum(measured.tokens for _, measured in list(self._recent)[1:])
+        tokens = sum(result.tokens for _, result in list(self._recent)[1:])
         return tokens / seconds if seconds > 0 else None
 
     def _figures(self) -> str:
@@ -105,9 +105,9 @@ class Reporter:
             per_step = (self._recent[-1][0] - self._recent[0][0]) / (len(self._recent) - 1)
             parts.append(f"{speed:,.0f} {UNITS.get(self.loss_unit, self.loss_unit)}/s")
             parts.append(f"{clock((self._total - last.step) * per_step)} left")
-        held = in_use(self._device)
+        held = memory_in_use(self._device)
         if held is not None:
-            parts.append(size(held))
+            parts.append(format_bytes(held))
         return "  ".join(parts)
 
 

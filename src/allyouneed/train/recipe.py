@@ -21,8 +21,8 @@ from allyouneed.interop.load import about
 from allyouneed.nn.models.base import Model
 from allyouneed.tasks.task import MAX_TOKENS, Task
 from allyouneed.tasks.translation import Translation
-from allyouneed.train.distributed.config import Parallel
-from allyouneed.train.languages import problems
+from allyouneed.train.distributed.config import ParallelConfig
+from allyouneed.train.language_checks import language_problems
 from allyouneed.train.optimiser import Adam, Optimiser
 from allyouneed.train.schedule import Paper, Schedule
 
@@ -31,44 +31,44 @@ __all__ = ["Recipe", "load_recipe", "parts", "tasks"]
 PAPER_STEPS = 100_000
 
 
-def _listed(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str | Path | dict | Files) else value
 
 
-def _switched(value: Any) -> Any:
+def _parse_switch(value: Any) -> Any:
     return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
-# YAML reads a bare `on` as true; `blocks`: compile them, but record no update (cuda/capture.py)
-Switch = Annotated[Literal["auto", "on", "blocks", "off"], BeforeValidator(_switched)]
-Entries = Annotated[tuple[Files, ...], BeforeValidator(_listed)]
+# YAML parses a bare `on` as true; `blocks`: compile blocks, but capture no CUDA graph (cuda/capture.py)
+Switch = Annotated[Literal["auto", "on", "blocks", "off"], BeforeValidator(_parse_switch)]
+Entries = Annotated[tuple[Files, ...], BeforeValidator(_as_tuple)]
 SPLITS = ("train", "valid", "test")
 
 
-class Data(Config):
+class DataConfig(Config):
     train: Annotated[Entries, Field(min_length=1)]
     valid: Entries = ()
-    test: Entries = ()  # scored once, at the end
-    filters: Filters = Filters()  # of the training examples
-    # longer examples are left out and reported; a task that cuts documents cuts them there
+    test: Entries = ()  # scored once, after training
+    filters: Filters = Filters()  # for training examples
+    # longer examples are dropped and reported; documents are split instead
     max_tokens: Annotated[int, Field(ge=4)] | None = None
-    sha256: dict[str, str] = Field(default_factory=dict)  # what files must hold; a run's own recipe.yaml says it
+    sha256: dict[str, str] = Field(default_factory=dict)  # expected checksums; recorded in a run's recipe.yaml
 
 
-class Retrieval(Config):
-    """Where a model that retrieves finds its neighbours: a folder made by `allyouneed index`."""
+class RetrievalConfig(Config):
+    """The index a retrieval model gets its neighbours from: a folder built by `allyouneed index`."""
 
     index: Path
-    encoder: Path | None = None  # where the index's encoder lies, if not where it lay when the index was made
+    encoder: Path | None = None  # the index's encoder, if it has moved since the index was built
 
     @model_validator(mode="before")
     @classmethod
-    def _a_path_is_an_index(cls, tree: Any) -> Any:
+    def _parse_path(cls, tree: Any) -> Any:
         return {"index": tree} if isinstance(tree, str | Path) else tree
 
 
-class Rows(Config):
-    """A batch is `rows` packed rows of `row` tokens each (and as many source tokens, where there are, unless said)."""
+class BatchConfig(Config):
+    """A batch is `rows` packed rows of `row` target tokens (and `source_row` source tokens, by default as many)."""
 
     rows: PositiveInt = 8
     row: Annotated[int, Field(ge=4)] = 512
@@ -79,36 +79,36 @@ class Rows(Config):
         return self.source_row or self.row
 
 
-class Validate(Config):
+class ValidationConfig(Config):
     every: PositiveInt = 500
-    patience: PositiveInt | None = None  # stop after so many validations without a better one
-    metric: str | None = None  # one of the task's; its first when not given
-    sentences: NonNegativeInt = 3  # printed with what was expected
+    patience: PositiveInt | None = None  # validations without improvement before stopping early
+    metric: str | None = None  # one of the task's; default: its first
+    sentences: NonNegativeInt = 3  # samples printed with their references
     beam: PositiveInt = 1
-    limit: PositiveInt | None = None  # of the examples that are answered; the loss is over all
+    limit: PositiveInt | None = None  # examples to predict; the loss is over all
 
 
-class Save(Config):
+class SaveConfig(Config):
     every: PositiveInt | None = 500
     minutes: PositiveFloat | None = None
-    keep: PositiveInt = 5  # the best is kept besides
+    keep: PositiveInt = 5  # the best is kept in addition
 
     @model_validator(mode="after")
-    def _sometimes(self) -> Self:
+    def _check_interval(self) -> Self:
         if self.every is None and self.minutes is None:
-            raise ValueError("give 'every' (steps) or 'minutes'")
+            raise ValueError("set 'every' (steps) or 'minutes'")
         return self
 
 
 class Recipe(Config):
     model: str | dict[str, Any] | None = None
-    start: Path | None = None  # a model folder to go on from: its config, its weights, its tokenizer
+    start: Path | None = None  # a model folder to fine-tune: its config, weights and tokenizer
     set_: tuple[str, ...] = Field(default=(), alias="set")
-    data: Data
-    retrieval: Retrieval | None = None
+    data: DataConfig
+    retrieval: RetrievalConfig | None = None
     tokenizer: TokenizerConfig = TokenizerConfig()
     task: Task = Translation()
-    batch: Rows = Rows()
+    batch: BatchConfig = BatchConfig()
     optimiser: Optimiser = Adam()
     schedule: Schedule = Paper()
     steps: PositiveInt | None = None
@@ -118,10 +118,12 @@ class Recipe(Config):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: Switch = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    parallel: Parallel = Parallel()
-    checkpoint_activations: bool = False  # a block's insides are computed twice instead of being kept
-    validation: Validate = Field(default=Validate(), alias="validate")  # BaseModel has a method of that name
-    save: Save = Save()
+    parallel: ParallelConfig = ParallelConfig()
+    checkpoint_activations: bool = False  # recompute the inside of blocks in the backward pass instead of storing it
+    validation: ValidationConfig = Field(
+        default=ValidationConfig(), alias="validate"
+    )  # BaseModel has a method of that name
+    save: SaveConfig = SaveConfig()
     average: NonNegativeInt = 5  # last checkpoints averaged at the end (the paper, 6.1); 0: none
     decoding: Decoding = Decoding()
     seed: NonNegativeInt = 1
@@ -133,20 +135,20 @@ class Recipe(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_the_task_has_it(cls, tree: Any) -> Any:
-        """Data entries are of the kind the task reads, and decoding begins with what suits it."""
+    def _apply_task_defaults(cls, tree: Any) -> Any:
+        """Data entries default to the task's file type, decoding to the task's options."""
         if not isinstance(tree, Mapping):
             return tree
         try:
             task = Task.choose(tree.get("task", {}))
         except (ValidationError, PydanticCustomError):
-            # said when the task itself is looked at; what data and decoding may hold cannot be known without it
-            unknown = {"data": Data.model_construct(train=()), "decoding": Decoding()}
+            # reported when the task itself is validated; data and decoding cannot be validated without it
+            unknown = {"data": DataConfig.model_construct(train=()), "decoding": Decoding()}
             return dict(tree) | {key: value for key, value in unknown.items() if key in tree}
         found = dict(tree)
         if isinstance(found.get("data"), Mapping):
             found["data"] = {
-                key: [_entry(entry, task) for entry in _entries(value)] if key in SPLITS else value
+                key: [_parse_entry(entry, task) for entry in _list_entries(value)] if key in SPLITS else value
                 for key, value in found["data"].items()
             }
         if isinstance(found.get("decoding", {}), Mapping):
@@ -154,38 +156,38 @@ class Recipe(Config):
         return found
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_consistency(self) -> Self:
         if (self.model is None) == (self.start is None):
-            raise ValueError("give 'model' (fresh weights) or 'start' (a model folder to go on from), one of the two")
+            raise ValueError("set either 'model' (new weights) or 'start' (a model folder to fine-tune)")
         if self.start is not None and "tokenizer" in self.model_fields_set:
-            raise ValueError("'start' brings its own tokenizer; leave out 'tokenizer'")
+            raise ValueError("'start' has its own tokenizer; remove 'tokenizer'")
         if self.retrieval is not None and self.tokenizer != TokenizerConfig():
-            raise ValueError("'retrieval' brings the tokenizer of its index; leave out 'tokenizer'")
+            raise ValueError("'retrieval' uses the tokenizer of its index; remove 'tokenizer'")
         if self.steps is not None and self.epochs is not None:
-            raise ValueError("give 'steps' or 'epochs', not both")
+            raise ValueError("'steps' and 'epochs' are exclusive; set one")
         if self.average > self.save.keep:
-            raise ValueError(f"'average' takes the last {self.average} checkpoints, but save.keep is {self.save.keep}")
+            raise ValueError(f"'average' needs the last {self.average} checkpoints, but save.keep is {self.save.keep}")
         if self.data.filters.ratio is not None and not self.task.file_type.has_two_texts:
-            raise ValueError(f"data.filters.ratio compares two texts; an example of {self.task_kind} has one")
+            raise ValueError(f"data.filters.ratio needs two texts per example; {self.task_kind} has one")
         if self.task.sides == 1 and self.batch.source_row is not None:
-            raise ValueError(f"batch.source_row is for tasks with two sides; {self.task_kind} has one")
+            raise ValueError(f"batch.source_row needs a task with source and target; {self.task_kind} has one side")
         if not self.task.two_vocabularies:
             if not self.tokenizer.joint:
                 raise ValueError(f"tokenizer.joint: false is for translation; {self.task_kind} has one vocabulary")
             if any(getattr(entry, "to", None) for name in SPLITS for entry in getattr(self.data, name)):
-                raise ValueError("data: 'from' and 'to' are for translation; leave them out")
+                raise ValueError("data: 'from' and 'to' are for translation; remove them")
         weighed = [split for split in SPLITS for e in getattr(self.data, split) if getattr(e, "weight", 1) != 1]
         if weighed and not self.task.supports_weights:
-            raise ValueError(f"data: 'weight' is for translation and prefix-lm; {self.task_kind} reads each once")
+            raise ValueError(f"data: {self.task_kind} does not support 'weight'; translation and prefix-lm do")
         if set(weighed) - {"train"}:
-            raise ValueError("data: 'weight' is for train; what is held out is read once")
-        if self.max_tokens > min(self.room):
+            raise ValueError("data: 'weight' is for train only; remove it from valid and test")
+        if self.max_tokens > min(self.capacities):
             raise ValueError(
-                f"data.max_tokens is {self.max_tokens}, but a row of batch holds {min(self.room)}; "
-                "make rows longer or max_tokens smaller"
+                f"data.max_tokens is {self.max_tokens}, but a row of batch holds {min(self.capacities)}; "
+                "raise batch.row or lower data.max_tokens"
             )
         if self.metric not in self.task.metrics:
-            raise ValueError(f"validate.metric: {self.task_kind} is judged by {', '.join(self.task.metrics)}")
+            raise ValueError(f"validate.metric: {self.task_kind} has {', '.join(self.task.metrics)}")
         return self
 
     @property
@@ -197,33 +199,33 @@ class Recipe(Config):
         return self.validation.metric or next(iter(self.task.metrics))
 
     @property
-    def room(self) -> tuple[int, ...]:
-        """How many tokens a row holds on each side."""
+    def capacities(self) -> tuple[int, ...]:
+        """Tokens per row on each side."""
         return (self.batch.row,) if self.task.sides == 1 else (self.batch.source, self.batch.row)
 
     @property
     def max_tokens(self) -> int:
-        """The longest example, marks counted: longer ones are left out, or cut."""
+        """The longest example, special tokens included: longer ones are dropped, or split."""
         if self.data.max_tokens is not None:
             return self.data.max_tokens
-        return min(self.room) if self.task.splits_documents else MAX_TOKENS
+        return min(self.capacities) if self.task.splits_documents else MAX_TOKENS
 
     @property
     def last_step(self) -> int | None:
-        """The step to end at; None when epochs decide."""
+        """The step to end at; None if set by `epochs`."""
         return self.steps or (None if self.epochs else PAPER_STEPS)
 
     def model_tree(self) -> dict[str, Any]:
         if self.start is not None:
             tree: dict[str, Any] = about(self.start)["model"]
-            if isinstance(tree.get("head"), dict):  # how many labels there are is for the data to say
+            if isinstance(tree.get("head"), dict):  # the data determines the number of labels
                 tree["head"] = {key: value for key, value in tree["head"].items() if key != "labels"}
         else:
             tree = preset_tree(self.model) if isinstance(self.model, str) else self.model or {}
         return override(tree, self.set_)
 
     def model_for(self, vocabularies: Vocabularies | None, labels: Sequence[str] | None = None) -> Model:
-        """The model with the sizes of these tokenizers and labels (with some, when there are none yet)."""
+        """The model with the sizes of these tokenizers and labels (placeholders if None)."""
         vocab: Any = 1
         if vocabularies is not None:
             source, target = vocabularies.source.size, vocabularies.target.size
@@ -238,36 +240,36 @@ class Recipe(Config):
             wanted = " or ".join(self.task.kinds)
             raise ConfigError([f"kind: {self.task_kind} trains a model of kind {wanted}, this is {kind}"], "model")
         if (kind == "retro") != (self.retrieval is not None):
-            needs = "retrieval: a folder made by `allyouneed index`, for a model of kind retro reads neighbours"
+            needs = "retro needs retrieval: a folder built by `allyouneed index`"
             raise ConfigError(
-                [f"kind: {needs if kind == 'retro' else f'{kind} reads no neighbours; retro does'}"], "model"
+                [f"kind: {needs if kind == 'retro' else f'{kind} does not use retrieval; retro does'}"], "model"
             )
         limits = [getattr(model, name, None) for name in ("limit", "source_limit")]
-        places = min((limit for limit in limits if limit is not None), default=self.max_tokens)
-        if self.max_tokens > places:
+        positions = min((limit for limit in limits if limit is not None), default=self.max_tokens)
+        if self.max_tokens > positions:
             raise ConfigError(
                 [
-                    f"embed.positions: places for {places} tokens, but examples have up to {self.max_tokens}; "
-                    f"set data.max_tokens: {places}, or give it more places"
+                    f"embed.positions: {positions} positions, but examples have up to {self.max_tokens} tokens; "
+                    f"set data.max_tokens: {positions}, or raise the number of positions"
                 ],
                 "model",
             )
         return model
 
     def resolved(self) -> dict[str, Any]:
-        """The whole tree, every default written, the preset and its overrides written out."""
+        """The whole tree with all defaults, preset and overrides expanded."""
         tree = tree_of(self)
         if self.start is None:
             return tree | {"model": self.model_tree(), "set": []}
         return {key: value for key, value in tree.items() if key not in ("model", "tokenizer")}
 
 
-def _entries(value: Any) -> Any:
-    listed = _listed(value)
+def _list_entries(value: Any) -> Any:
+    listed = _as_tuple(value)
     return listed if isinstance(listed, Sequence) else ()
 
 
-def _entry(value: Any, task: Task) -> Any:
+def _parse_entry(value: Any, task: Task) -> Any:
     kind = task.file_type.model_fields["kind"].default
     if isinstance(value, str | Path):
         return {"kind": kind, "path": value}
@@ -275,37 +277,37 @@ def _entry(value: Any, task: Task) -> Any:
         return value
     if value.get("kind", kind) != kind:
         named = tree_of(task)["kind"]
-        raise ValueError(f"data: {named} reads files of kind {kind!r}, not {value['kind']!r}; leave out 'kind'")
+        raise ValueError(f"data: {named} reads files of kind {kind!r}, not {value['kind']!r}; remove 'kind'")
     return {"kind": kind, **value}
 
 
 def load_recipe(path: Path | str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe. Paths in the file are relative to it, paths in overrides to the working folder."""
+    """Read a recipe. Paths in the file are relative to it, paths in overrides to the working directory."""
     path = Path(path)
     tree = read_tree(path)
     if not isinstance(tree, dict):
-        raise UserError(f"{path}: a recipe is a set of keys, this is {type(tree).__name__}")
-    tree = _anchored({"output": f"runs/{path.stem}"} | tree, path.resolve().parent)
+        raise UserError(f"{path}: a recipe is a mapping, this is {type(tree).__name__}")
+    tree = _resolve_paths({"output": f"runs/{path.stem}"} | tree, path.resolve().parent)
     overrides = list(overrides)
     if any(text.startswith(("model.", "model[")) for text in overrides):
-        # what the command line says comes last, so the recipe's own changes to the model must come first
+        # command-line overrides apply last, so expand the recipe's own changes to the model first
         known = preset_tree(tree["model"]) if isinstance(tree.get("model"), str) else tree.get("model") or {}
         tree["model"] = override(known, tree.pop("set", None) or [])
-    tree = _anchored(override(tree, overrides), Path.cwd())
+    tree = _resolve_paths(override(tree, overrides), Path.cwd())
     recipe = parse(Recipe, tree, str(path))
     try:
         recipe.model_for(None)
     except ConfigError as error:
         raise ConfigError([f"model.{problem}" for problem in error.problems], str(path)) from None
     if recipe.start is not None and recipe.task.two_vocabularies:
-        unsaid = problems(recipe.start, {split: getattr(recipe.data, split) for split in SPLITS})
-        if unsaid:
-            raise ConfigError(unsaid, str(path))
+        problems = language_problems(recipe.start, {split: getattr(recipe.data, split) for split in SPLITS})
+        if problems:
+            raise ConfigError(problems, str(path))
     return recipe
 
 
-def _anchored(tree: dict[str, Any], base: Path) -> dict[str, Any]:
-    """The same tree with its relative paths made absolute; files given as a bare path get the key that means it."""
+def _resolve_paths(tree: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The same tree with absolute paths; bare paths of files get the key `path`."""
 
     def anchor(value: Any) -> Any:
         if isinstance(value, str | Path):
@@ -327,12 +329,12 @@ def _anchored(tree: dict[str, Any], base: Path) -> dict[str, Any]:
         tree["retrieval"] = {k: anchor(v) if k in ("index", "encoder") else v for k, v in found.items()}
     if isinstance(tree.get("data"), dict):
         data = dict(tree["data"])
-        tree["data"] = data | {key: _keyed(anchor(data[key])) for key in SPLITS if key in data}
+        tree["data"] = data | {key: _with_path_key(anchor(data[key])) for key in SPLITS if key in data}
     return tree
 
 
-def _keyed(files: Any) -> Any:
-    """So that `--set data.train.columns=…` finds keys to set."""
+def _with_path_key(files: Any) -> Any:
+    """Makes `--set data.train.columns=…` work for bare paths."""
     if isinstance(files, list):
-        return [_keyed(item) for item in files]
+        return [_with_path_key(item) for item in files]
     return {"path": files} if isinstance(files, str) else files

@@ -1,4 +1,4 @@
-"""How fast to learn when. A schedule is a function of the step alone (the first update is step 1)."""
+"""Learning-rate schedules: functions of the step alone (the first update is step 1)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Paper(Schedule):
 
 
 class InverseSqrt(Schedule):
-    """The same curve by its peak, so that width does not enter."""
+    """The same curve, given by its peak and independent of width."""
 
     kind: Literal["inverse-sqrt"] = "inverse-sqrt"
     peak: PositiveFloat
@@ -40,7 +40,7 @@ class InverseSqrt(Schedule):
 
 
 class Cosine(Schedule):
-    """Up in a line, down to `floor` in half a cosine by the last step (Loshchilov, Hutter 2017, eq. 5)."""
+    """Linear warmup, then half a cosine down to `floor` at the last step (Loshchilov, Hutter 2017, eq. 5)."""
 
     kind: Literal["cosine"] = "cosine"
     peak: PositiveFloat
@@ -55,7 +55,7 @@ class Cosine(Schedule):
 
 
 class Constant(Schedule):
-    """Up in a line, then level."""
+    """Linear warmup, then constant."""
 
     kind: Literal["constant"] = "constant"
     peak: PositiveFloat

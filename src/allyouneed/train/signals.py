@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM: the first asks to stop after the current step, the second stops at once. A process of many hears
-Ctrl-C and then torchrun, which wants the same and ends in the end who does not listen: there the second is no news."""
+"""Ctrl-C and SIGTERM: the first signal stops after the current step, the second at once. In a multi-process run
+torchrun forwards the same signal again and kills processes that do not stop, so a second signal is ignored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Interrupted(SystemExit):
-    """Training was asked to stop, has saved, and can go on. Uncaught, it ends the process with exit code 130."""
+    """Training was stopped by a signal, has saved, and can be resumed. Uncaught, the exit code is 130."""
 
     def __init__(self, step: int) -> None:
         super().__init__(130)
@@ -20,51 +20,51 @@ class Interrupted(SystemExit):
 
 
 @contextmanager
-def not_lost() -> Iterator[None]:
-    """Ctrl-C stops what is done inside at once. Where Python cannot be interrupted, which is often the case while
-    something is compiled, it forgets about it; then it stops at the end."""
+def reraise_lost_interrupt() -> Iterator[None]:
+    """Ctrl-C stops the code inside at once. Where the exception gets lost, as it often does while torch compiles, it is
+    raised again at the end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard: list[int] = []
+    received: list[int] = []
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, hear)
+    before = signal.signal(signal.SIGINT, handle)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if heard:
+    if received:
         raise KeyboardInterrupt
 
 
 class StopRequest:
-    """Inside `with`, signals set `asked`; elsewhere they do what they did. Only the main thread hears signals."""
+    """Inside `with`, signals set `requested`; afterwards the old handlers are restored. Only in the main thread."""
 
-    def __init__(self, say: Callable[[str], None], alone: bool = True) -> None:
-        self.asked = False
-        self._say, self._alone = say, alone
+    def __init__(self, report: Callable[[str], None], single: bool = True) -> None:
+        self.requested = False
+        self._report, self._single = report, single
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._hear)
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._restore()
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._alone:
-            self._restore()  # the next one is heard by whoever heard it before: Python's own, which stops at once
-            self._say("stopping after this step and saving; once more stops at once")
-        elif not self.asked:
-            self._say("stopping after this step and saving")
-        self.asked = True
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._single:
+            self._restore()  # a second signal goes to Python's own handler, which stops at once
+            self._report("stopping after this step and saving; press again to stop at once")
+        elif not self.requested:
+            self._report("stopping after this step and saving")
+        self.requested = True
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

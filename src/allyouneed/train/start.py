@@ -1,4 +1,4 @@
-"""`train(recipe)`: begin a run, or go on with it, and bring it to its end."""
+"""`train(recipe)`: start or resume a run and finish it."""
 
 from __future__ import annotations
 
@@ -13,120 +13,131 @@ from rich.console import Console
 from allyouneed.config import tree_of
 from allyouneed.data.batches.store import InputHashes
 from allyouneed.errors import UserError
-from allyouneed.train.cuda.machine import choose
-from allyouneed.train.distributed.process_group import Team, assembled, lost
+from allyouneed.train.backend import choose_backend
+from allyouneed.train.distributed.process_group import ProcessGroup, is_peer_lost, join_process_group
+from allyouneed.train.dry_run import dry_run
 from allyouneed.train.finish import finish
 from allyouneed.train.loop import Trainer
-from allyouneed.train.prepare import Run, prepare, resolve
+from allyouneed.train.prepare import RunFolder, prepare, resolve
 from allyouneed.train.progress import Reporter
 from allyouneed.train.recipe import Recipe
-from allyouneed.train.signals import Interrupted, not_lost
-from allyouneed.train.trial import try_worst_batch
+from allyouneed.train.signals import Interrupted, reraise_lost_interrupt
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. `scores` by set: `valid`, and `test` when the recipe names one."""
+    """`scores` by set: `valid`, and `test` if the recipe has one."""
 
     model: Path  # a model folder
     steps: int
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
-    already: bool = False  # it had ended before; nothing was done
+    already: bool = False  # it was finished before; nothing was done
 
 
 def train(
     recipe: Recipe, resume: bool | Literal["auto"] = "auto", fresh: bool = False, console: Console | None = None
 ) -> Result:
-    """Train a model as the recipe says; the result is in `recipe.output / "model"`.
+    """Train a model by a recipe; the result is in `recipe.output / "model"`.
 
-    An unfinished run of the same recipe is gone on with (`resume=False`: refused; `True`: required), a finished one
-    left alone. `fresh` begins anew whatever is there. Raises `Interrupted` (exit code 130) after Ctrl-C or SIGTERM,
-    when it has saved.
+    An unfinished run of the same recipe is resumed (`resume=False`: an error; `True`: required), a finished one is left
+    alone. `fresh` starts over. After Ctrl-C or SIGTERM it saves and raises `Interrupted` (exit code 130).
     """
-    run = Run(recipe.output)
-    with assembled(recipe) as team:
-        quiet = None if team.first else Console(quiet=True)
+    run = RunFolder(recipe.output)
+    with join_process_group(recipe) as processes:
+        quiet = None if processes.is_main else Console(quiet=True)
         reporter = Reporter(quiet or console, recipe.task.loss_unit, recipe.task.has_perplexity)
-        with run.locked() if team.first else nullcontext():
+        with run.lock() if processes.is_main else nullcontext():
             try:
-                return _train(recipe, run, resume, fresh, reporter, team)
+                return _train(recipe, run, resume, fresh, reporter, processes)
             except RuntimeError as error:
-                if team.alone or not lost(error):
+                if processes.is_single or not is_peer_lost(error):
                     raise
                 raise UserError(
-                    f"process {team.rank} of {team.world}: another process of the run has ended, and so does this one; "
-                    f"its last checkpoint is in {run.checkpoints}, the same command goes on from there "
+                    f"process {processes.rank} of {processes.world_size}: lost another process of the run; the "
+                    f"last checkpoint is in {run.checkpoints}, run the same command again to resume "
                     f"({str(error).splitlines()[0]})"
                 ) from None
 
 
 def _train(
-    recipe: Recipe, run: Run, resume: bool | Literal["auto"], fresh: bool, reporter: Reporter, team: Team
+    recipe: Recipe,
+    run: RunFolder,
+    resume: bool | Literal["auto"],
+    fresh: bool,
+    reporter: Reporter,
+    processes: ProcessGroup,
 ) -> Result:
-    begun, done, tree = team.told(_open(recipe, run, resume, fresh) if team.first else (False, None, {}))
-    if not run.begun:
-        raise UserError(f"{run.folder}: process {team.rank} cannot see it; output must lie where all machines see it")
-    if done is not None and _reached(recipe, done):
-        reporter.say(f"{run.folder}: this run is finished ({done['steps']:,} steps); the model is in {run.model}")
-        return Result(run.model, done["steps"], done["scores"], already=True)
-    machine = choose(recipe)
-    reporter.say(
-        machine.why + (f"; {team.world} processes ({recipe.parallel.text(team.readers)})" if not team.alone else "")
+    started, done, tree = processes.broadcast(
+        _open(recipe, run, resume, fresh) if processes.is_main else (False, None, {})
     )
-    if team.first:
+    if not run.has_started:
+        raise UserError(
+            f"{run.folder}: process {processes.rank} cannot see it; output must be on storage shared by all machines"
+        )
+    if done is not None and _is_complete(recipe, done):
+        reporter.print(f"{run.folder}: this run is finished ({done['steps']:,} steps); the model is in {run.model}")
+        return Result(run.model, done["steps"], done["scores"], already=True)
+    backend = choose_backend(recipe)
+    layout = (
+        ""
+        if processes.is_single
+        else f"; {processes.world_size} processes ({recipe.parallel.text(processes.data_ranks)})"
+    )
+    reporter.print(backend.summary + layout)
+    if processes.is_main:
         prepared = prepare(recipe, run, reporter)
-    team.told(None)  # what the first has learnt and encoded, the others find
-    if not team.first:
+    processes.broadcast(None)  # the others reuse what the main process has prepared
+    if not processes.is_main:
         prepared = prepare(recipe, run, reporter)
-    trainer = Trainer(recipe, run, prepared, machine, reporter, team)
-    if begun and trainer.resumed:
-        reporter.say(f"going on with the run in {run.folder} after step {trainer.standing.step:,}")
-    reporter.say(f"{tree_of(trainer.config)['kind']}, {trainer.config.cost().parameters:,} parameters")
+    trainer = Trainer(recipe, run, prepared, backend, reporter, processes)
+    if started and trainer.resumed:
+        reporter.print(f"resuming the run in {run.folder} after step {trainer.state.step:,}")
+    reporter.print(f"{tree_of(trainer.config)['kind']}, {trainer.config.cost().parameters:,} parameters")
     batches = trainer.data.steps_per_epoch(0)
     if recipe.accumulate > batches:
-        reporter.say(
-            f"an epoch has {batches} batches, so an update has no more, though accumulate is {recipe.accumulate}"
+        reporter.print(
+            f"an epoch has only {batches} batches, so updates have no more, although accumulate is {recipe.accumulate}"
         )
-    machine.speed_up(trainer.model)
-    if not trainer.over:
-        if machine.compiled:
-            reporter.say("compiling; the first batch takes a while")
-        with not_lost():
-            try_worst_batch(trainer)
+    backend.compile_model(trainer.model)
+    if not trainer.is_finished:
+        if backend.compiled:
+            reporter.print("compiling; the first batch takes a while")
+        with reraise_lost_interrupt():
+            dry_run(trainer)
     try:
         trainer.run()
     except Interrupted as stopped:
-        reporter.say(f"stopped at step {stopped.step:,} and saved; run the same recipe again to go on")
+        reporter.print(f"stopped at step {stopped.step:,} and saved; run the same command again to resume")
         raise
     last, scores = trainer.end(), {}
-    if team.first:
+    if processes.is_main:
         text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None)
         scores = finish(trainer, last, run, text)
-    return Result(run.model, trainer.standing.step, team.told(scores))
+    return Result(run.model, trainer.state.step, processes.broadcast(scores))
 
 
 def _open(
-    recipe: Recipe, run: Run, resume: bool | Literal["auto"], fresh: bool
+    recipe: Recipe, run: RunFolder, resume: bool | Literal["auto"], fresh: bool
 ) -> tuple[bool, dict[str, Any] | None, dict[str, Any]]:
-    """Take up the run's folder: whether a run was there, how it ended if it did, and the recipe as it is saved."""
+    """Open the run folder. Returns whether a run was there, its result if finished, and the resolved recipe."""
     if fresh:
         run.clear()
-    _check_wish(run, resume)
+    _check_resume(run, resume)
     tree = resolve(recipe, InputHashes(run.data / "inputs.json"))
-    begun = run.begun
+    started = run.has_started
     run.open(tree)
-    return begun, run.finished(), tree
+    return started, run.read_result(), tree
 
 
-def _check_wish(run: Run, resume: bool | Literal["auto"]) -> None:
-    if resume is True and not run.begun:
-        raise UserError(f"{run.folder}: there is no run to go on with")
-    if resume is False and run.begun:
-        raise UserError(f"{run.folder}: holds a run already; go on with it, use --restart, or set another output")
+def _check_resume(run: RunFolder, resume: bool | Literal["auto"]) -> None:
+    if resume is True and not run.has_started:
+        raise UserError(f"{run.folder}: there is no run to resume")
+    if resume is False and run.has_started:
+        raise UserError(f"{run.folder}: already holds a run; resume it, use --restart, or set another output")
 
 
-def _reached(recipe: Recipe, done: dict[str, object]) -> bool:
-    """Whether a finished run went as far as the recipe now asks; more steps than before mean: go on."""
+def _is_complete(recipe: Recipe, done: dict[str, object]) -> bool:
+    """Whether a finished run has the duration the recipe now sets; otherwise it is continued."""
     return done["asked"] == {"steps": recipe.last_step, "epochs": recipe.epochs}
 
 

@@ -1,7 +1,7 @@
-"""One update: forward and backward over its batches, the norm of the gradients, and the verdict over both.
+"""One update: forward and backward passes over its batches, gradient norm, optimiser step.
 
-Nothing here waits for the device. What it measures stays on the device as one small tensor, to be fetched when it is
-convenient; a non-finite loss or gradient makes the update a no-op on the device itself.
+Nothing here synchronises with the device. Results stay there as one small tensor until `fetch_results`; a non-finite
+loss or gradient makes the update a no-op on the device itself.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from torch import Tensor, nn
 
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.states.segment_memory import SegmentMemory
-from allyouneed.train.cuda.machine import Machine
+from allyouneed.train.backend import Backend
 from allyouneed.train.distributed.objective import Objective
-from allyouneed.train.distributed.process_group import ALONE, Team
-from allyouneed.train.distributed.replicas import Copy, Replica
-from allyouneed.train.feed import Place, Update
+from allyouneed.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from allyouneed.train.distributed.replicas import DataParallelModel, TensorParallelReplica
 from allyouneed.train.optimiser import apply_update, gradient_norm
+from allyouneed.train.prefetch import DataPosition, Update
 
-Reader = nn.Module | SegmentMemory | Replica | Copy
+TrainedModel = nn.Module | SegmentMemory | DataParallelModel | TensorParallelReplica
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What one update was, on the host."""
+class StepResult:
+    """The result of one update, on the host."""
 
     step: int
-    places: list[Place]
+    positions: list[DataPosition]
     tokens: int
     rate: float
-    loss: float  # per token, what is minimised
-    plain: float  # per token, without smoothing and the like
+    loss: float  # per token, minimised
+    plain: float  # per token, without label smoothing
     norm: float
 
     @property
@@ -47,77 +47,85 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingStep:
     """The same, still on the device: `numbers` is (loss, plain, norm)."""
 
     step: int
-    places: list[Place]
+    positions: list[DataPosition]
     tokens: int
     rate: float
     numbers: Tensor
 
 
 def accumulate_gradients(
-    model: Reader, task: Objective, batches: list[Batch], tokens: int | Tensor, machine: Machine
+    model: TrainedModel, task: Objective, batches: list[Batch], tokens: int | Tensor, backend: Backend
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the loss per token over all batches: the same as of one batch as large as all of them. `tokens`: of
-    all of them, those of other processes counted."""
+    """Gradients of the mean loss over all batches, equal to those of one batch of that size. `tokens`: labels of all
+    batches and processes."""
     totals: list[Tensor] = []
     plains: list[Tensor] = []
     for left, batch in enumerate(batches, start=1 - len(batches)):
-        with model.gathering(left < 0) if isinstance(model, Replica | Copy) else nullcontext():
-            with machine.autocast():
-                loss = model.loss(batch) if isinstance(model, Replica | Copy) else task.loss(model, batch)
-            share = loss.total / tokens
-            share.backward()
-        totals.append(share.detach())
+        with (
+            model.sync_gradients(left < 0)
+            if isinstance(model, DataParallelModel | TensorParallelReplica)
+            else nullcontext()
+        ):
+            with backend.autocast():
+                loss = (
+                    model.loss(batch)
+                    if isinstance(model, DataParallelModel | TensorParallelReplica)
+                    else task.loss(model, batch)
+                )
+            mean = loss.total / tokens
+            mean.backward()
+        totals.append(mean.detach())
         plains.append(loss.plain.detach() / tokens)
     return torch.stack(totals).sum(), torch.stack(plains).sum()
 
 
 def run_update(
-    model: Reader,
+    model: TrainedModel,
     task: Objective,
     optimiser: torch.optim.Optimizer,
     update: Update,
     step: int,
     rate: float,
     clip: float | None,
-    machine: Machine,
-    team: Team = ALONE,
-) -> Pending:
-    numbers = measured(model, task, optimiser, update.batches, update.tokens, rate, clip, machine, team)
-    return Pending(step, update.places, update.tokens, rate, numbers)
+    backend: Backend,
+    processes: ProcessGroup = SINGLE_PROCESS,
+) -> PendingStep:
+    numbers = update_model(model, task, optimiser, update.batches, update.tokens, rate, clip, backend, processes)
+    return PendingStep(step, update.positions, update.tokens, rate, numbers)
 
 
-def measured(
-    model: Reader,
+def update_model(
+    model: TrainedModel,
     task: Objective,
     optimiser: torch.optim.Optimizer,
     batches: list[Batch],
     tokens: int | Tensor,
     rate: float | Tensor,
     clip: float | None,
-    machine: Machine,
-    team: Team = ALONE,
+    backend: Backend,
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> Tensor:
-    """Do it all on the device, and what was measured: (loss, plain, norm). `tokens` and `rate` may lie there too."""
+    """One update on the device; returns (loss, plain, norm). `tokens` and `rate` may be device tensors."""
     optimiser.zero_grad(set_to_none=True)
-    loss, plain = accumulate_gradients(model, task, batches, tokens, machine)
-    if not team.alone:
-        loss, plain = team.sum(torch.stack([loss.float(), plain.float()])).unbind()
+    loss, plain = accumulate_gradients(model, task, batches, tokens, backend)
+    if not processes.is_single:
+        loss, plain = processes.sum(torch.stack([loss.float(), plain.float()])).unbind()
     norm = gradient_norm(model.parameters())
     bad = (~(loss.isfinite() & norm.isfinite())).float()
     apply_update(optimiser, rate, norm, clip, bad)
     return torch.stack([loss.float(), plain.float(), norm.float()])
 
 
-def fetch(pending: list[Pending]) -> list[Measured]:
-    """Bring the numbers of several updates to the host at once: the only place where the host waits for the device."""
+def fetch_results(pending: list[PendingStep]) -> list[StepResult]:
+    """Copy the results of several updates to the host at once: the only synchronisation with the device."""
     if not pending:
         return []
     numbers = torch.stack([p.numbers for p in pending]).tolist()
     return [
-        Measured(p.step, p.places, p.tokens, p.rate, loss, plain, norm)
+        StepResult(p.step, p.positions, p.tokens, p.rate, loss, plain, norm)
         for p, (loss, plain, norm) in zip(pending, numbers, strict=True)
     ]

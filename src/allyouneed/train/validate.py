@@ -1,4 +1,4 @@
-"""How good the model is now: loss and perplexity over the validation examples, and answers held against them."""
+"""Validation: loss and perplexity, and which scores are better."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import nn
 from allyouneed.data.batches.packing import Batches
 from allyouneed.evaluate.likelihood import mean_loss
 from allyouneed.tasks.task import Task
-from allyouneed.train.cuda.machine import Machine
+from allyouneed.train.backend import Backend
 
-DIGITS = 3  # that are shown of a figure; below them two are equal
-OF_THE_LOSS = ("loss", "perplexity")  # figures that need no answers
-
-
-def validation_loss(model: nn.Module, task: Task, data: Batches, machine: Machine) -> dict[str, float]:
-    """In the precision that is trained in, but not compiled."""
-    with machine.uncompiled():
-        return mean_loss(model, task, data, machine.autocast)
+DIGITS = 3  # printed; scores that agree to this many digits tie
+LOSS_METRICS = ("loss", "perplexity")  # need no predictions
 
 
-def better(metric: str, higher: bool, new: Mapping[str, float], old: Mapping[str, float] | None) -> bool:
-    """By the metric (`higher` is better, or lower); where that ties as it is shown (BLEU is 0 for a while, and always
-    for right answers of fewer than four words, while nonsense gets a trace of it), by the loss."""
+def validation_loss(model: nn.Module, task: Task, data: Batches, backend: Backend) -> dict[str, float]:
+    """In training precision, not compiled."""
+    with backend.eager():
+        return mean_loss(model, task, data, backend.autocast)
+
+
+def is_better(metric: str, higher: bool, new: Mapping[str, float], old: Mapping[str, float] | None) -> bool:
+    """By the metric (`higher` is better, or lower); if it ties to `DIGITS` digits, by the loss. BLEU is 0 early on, and
+    always for correct outputs of fewer than four words, while nonsense may score slightly above 0."""
     if math.isnan(new[metric]):
         return False
     sign = 1 if higher else -1

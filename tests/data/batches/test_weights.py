@@ -90,7 +90,7 @@ def test_a_store_is_found_by_what_files_hold_wherever_they_lie(files: list[PairF
 @pytest.mark.parametrize(
     ("task", "split", "said"),
     [
-        ("contrastive", "train", "'weight' is for translation and prefix-lm; contrastive reads each once"),
+        ("contrastive", "train", "contrastive does not support 'weight'"),
         ("translation", "valid", "'weight' is for train"),
         ("translation", "train", None),
     ],

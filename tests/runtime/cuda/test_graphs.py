@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from allyouneed.runtime.cuda.graphs import pause_gc
+from allyouneed.runtime.process import pause_gc
 
 
 def test_gc_resumes_after_the_last_of_several_threads() -> None:

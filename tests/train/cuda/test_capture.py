@@ -11,13 +11,13 @@ import torch
 from allyouneed.config import parse
 from allyouneed.errors import UserError
 from allyouneed.nn.models.base import Model
+from allyouneed.train.backend import choose_backend
 from allyouneed.train.cuda import capture
-from allyouneed.train.cuda.capture import REHEARSALS, Updates
-from allyouneed.train.cuda.machine import choose
-from allyouneed.train.feed import Place, Update, updates
-from allyouneed.train.prepare import Run, prepare
+from allyouneed.train.cuda.capture import WARMUP_UPDATES, CapturedUpdates
+from allyouneed.train.prefetch import DataPosition, Update, updates
+from allyouneed.train.prepare import RunFolder, prepare
 from allyouneed.train.progress import Reporter
-from allyouneed.train.step import fetch, run_update
+from allyouneed.train.step import fetch_results, run_update
 from micro_run import MODEL, Make
 
 SLEEPING = {"mixer": {"kind": "retention", "heads": 2}, "channel": {"kind": "ffn", "hidden": 8}}
@@ -37,9 +37,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return replay
 
-    monkeypatch.setattr(capture, "_recorded", record)
-    monkeypatch.setattr(capture, "_crowded", lambda device: False)
-    for name in ("_aside", "_no_waiting"):
+    monkeypatch.setattr(capture, "_capture_graph", record)
+    monkeypatch.setattr(capture, "_is_memory_tight", lambda device: False)
+    for name in ("_side_stream", "forbid_cuda_sync"):
         monkeypatch.setattr(capture, name, nullcontext)
     return made
 
@@ -47,11 +47,11 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def given(make: Make, rows: int = 4) -> tuple[Any, Any, list[Update]]:
     """A recipe, its model and some updates of two batches; the last of an epoch has one."""
     recipe = make(model=MODEL, batch={"rows": rows, "row": 64})
-    prepared = prepare(recipe, Run(recipe.output), Reporter())
+    prepared = prepare(recipe, RunFolder(recipe.output), Reporter())
     torch.manual_seed(1)
     model = recipe.model_for(prepared.vocabularies).build().train()
     count = -(-prepared.train.steps_per_epoch(0) // 2)  # the first epoch and a little of the second
-    some = [update for update, _ in zip(updates(prepared.train, Place(0, 0), 2), range(count + 2), strict=False)]
+    some = [update for update, _ in zip(updates(prepared.train, DataPosition(0, 0), 2), range(count + 2), strict=False)]
     return recipe, model, some
 
 
@@ -62,27 +62,29 @@ def test_replayed_updates_are_those_that_are_written(make: Make, recorded: list[
     for by_recording in (False, True):
         recipe, model, some = given(make, rows=7)
         assert len({len(update.batches) for update in some}) == 2 and len({update.tokens for update in some}) > 2
-        optimiser, machine = recipe.optimiser.build(model), choose(recipe)
-        runs = Updates(model, recipe.task, optimiser, 0.5, machine)
-        assert not runs.records  # nothing is recorded on a CPU
-        runs.records = by_recording
+        optimiser, machine = recipe.optimiser.build(model), choose_backend(recipe)
+        runs = CapturedUpdates(model, recipe.task, optimiser, 0.5, machine)
+        assert not runs.enabled  # nothing is recorded on a CPU
+        runs.enabled = by_recording
         torch.manual_seed(2)
         pending = [runs.run(update, step, 2.0 ** -(6 + step % 3)) for step, update in enumerate(some, start=1)]
-        found.append(([p.numbers.tolist() for p in pending], [m.loss for m in fetch(pending)], model.state_dict()))
+        found.append(
+            ([p.numbers.tolist() for p in pending], [m.loss for m in fetch_results(pending)], model.state_dict())
+        )
     assert recorded == [1]
-    assert found[0][:2] == found[1][:2] and len(set(found[0][1])) == len(some) > REHEARSALS + 3
+    assert found[0][:2] == found[1][:2] and len(set(found[0][1])) == len(some) > WARMUP_UPDATES + 3
     for name, tensor in found[0][2].items():
         assert torch.equal(tensor, found[1][2][name]), name
 
 
 def test_after_a_return_to_a_checkpoint_it_is_recorded_anew(make: Make, recorded: list[int]):
     recipe, model, some = given(make)
-    runs = Updates(model, recipe.task, recipe.optimiser.build(model), None, choose(recipe))
-    runs.records = True
-    for step in range(REHEARSALS + 2):
+    runs = CapturedUpdates(model, recipe.task, recipe.optimiser.build(model), None, choose_backend(recipe))
+    runs.enabled = True
+    for step in range(WARMUP_UPDATES + 2):
         runs.run(some[0], step, 0.01)
-    runs.forget()
-    for step in range(REHEARSALS):
+    runs.reset()
+    for step in range(WARMUP_UPDATES):
         runs.run(some[0], step, 0.01)
     assert recorded == [1]
     runs.run(some[0], 9, 0.01)
@@ -91,49 +93,49 @@ def test_after_a_return_to_a_checkpoint_it_is_recorded_anew(make: Make, recorded
 
 def test_what_waits_for_the_device_is_not_recorded(make: Make, recorded: list[int], monkeypatch: pytest.MonkeyPatch):
     recipe, model, some = given(make)
-    runs = Updates(model, recipe.task, recipe.optimiser.build(model), None, choose(recipe))
-    runs.records = True
+    runs = CapturedUpdates(model, recipe.task, recipe.optimiser.build(model), None, choose_backend(recipe))
+    runs.enabled = True
     real, calls = run_update, []
 
     def waits(*args: Any) -> Any:
         calls.append(args[4])
-        if len(calls) == REHEARSALS:
+        if len(calls) == WARMUP_UPDATES:
             raise RuntimeError("called a synchronizing CUDA operation")
         return real(*args)
 
     monkeypatch.setattr(capture, "run_update", waits)
-    for step in range(REHEARSALS + 3):
+    for step in range(WARMUP_UPDATES + 3):
         runs.run(some[0], step, 0.01)
-    assert not recorded and not runs.records and calls.count(REHEARSALS - 1) == 2
+    assert not recorded and not runs.enabled and calls.count(WARMUP_UPDATES - 1) == 2
 
 
 def test_a_recording_that_fails_says_what_to_do(make: Make, recorded: list[int], monkeypatch: pytest.MonkeyPatch):
     recipe, model, some = given(make)
-    runs = Updates(model, recipe.task, recipe.optimiser.build(model), None, choose(recipe))
-    runs.records = True
+    runs = CapturedUpdates(model, recipe.task, recipe.optimiser.build(model), None, choose_backend(recipe))
+    runs.enabled = True
 
     def fails(*args: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(capture, "_recorded", fails)
-    with pytest.raises(UserError, match="say compile: blocks and run it again"):
-        for step in range(REHEARSALS + 1):
+    monkeypatch.setattr(capture, "_capture_graph", fails)
+    with pytest.raises(UserError, match="set compile: blocks and run it again"):
+        for step in range(WARMUP_UPDATES + 1):
             runs.run(some[0], step, 0.01)
 
 
 def test_labels_of_whole_texts_are_never_recorded(make: Make, recorded: list[int]):
     recipe, model, some = given(make)
-    runs = Updates(model, recipe.task, recipe.optimiser.build(model), None, choose(recipe))
-    runs.records, seen = True, []
-    runs._written = lambda *args: seen.append(1)  # type: ignore[method-assign, assignment, return-value]
+    runs = CapturedUpdates(model, recipe.task, recipe.optimiser.build(model), None, choose_backend(recipe))
+    runs.enabled, seen = True, []
+    runs._run_eager = lambda *args: seen.append(1)  # type: ignore[method-assign, assignment, return-value]
     flat = replace(some[0], batches=[replace(some[0].batches[0], labels=torch.zeros(3))])
-    for step in range(REHEARSALS + 2):
+    for step in range(WARMUP_UPDATES + 2):
         runs.run(flat, step, 0.01)
-    assert not recorded and len(seen) == REHEARSALS + 2
+    assert not recorded and len(seen) == WARMUP_UPDATES + 2
 
 
 def test_only_models_that_do_the_same_each_time_are_recorded():
     plain = parse(Model, MODEL | {"vocab": 9})  # type: ignore[type-abstract]
     other = parse(Model, MODEL | {"vocab": 9, "encoder": [SLEEPING]})  # type: ignore[type-abstract]
-    assert capture._same_each_time(plain.build()) and not capture._same_each_time(other.build())
-    assert not capture._same_each_time(object())
+    assert capture._is_static(plain.build()) and not capture._is_static(other.build())
+    assert not capture._is_static(object())

@@ -41,9 +41,9 @@ def test_a_killed_process_ends_the_run_with_a_message_and_its_last_checkpoint(
     said = launcher.communicate(timeout=120)[1]
     assert launcher.returncode == 1
     assert "allyouneed: process 0 of 2: another process of the run has ended" in said
-    assert "the same command goes on from there" in said
+    assert "run the same command again to resume" in said
     assert "Traceback" not in said.partition("allyouneed: process 0")[0]  # torchrun has one of its own, behind
-    newest = Checkpoints(recipe.output / "checkpoints", 3, listener.console.print).newest_sound()
+    newest = Checkpoints(recipe.output / "checkpoints", 3, listener.console.print).latest_valid()
     assert newest is not None and newest.step >= 5 and "damaged" not in listener.text
     again = make(steps=newest.step + 3, save={"every": 5, "keep": 3})
     assert train(again, console=listener.console).steps == newest.step + 3

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_many_processes import assert_same_run, run
+from test_data_parallel import assert_same_run, run
 
 from allyouneed.config import parse
 from allyouneed.errors import UserError
@@ -101,5 +101,5 @@ def test_ternary_maps_and_odd_numbers_of_processes_are_refused(make: Make, monke
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UserError) as refused:
         train(make(model=SPLIT | {"linear": "bit"}, parallel={"tensor": 2}))
-    assert "parallel.tensor: 3 processes cannot be grouped by 2" in str(refused.value)
-    assert "model.linear: weights of kind bit are measured whole" in str(refused.value)
+    assert "parallel.tensor: 3 processes are not divisible by 2" in str(refused.value)
+    assert "model.linear: bit cannot be split" in str(refused.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from allyouneed.evaluate.answers import pearson, recall_at_1, spearman
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import Judged, Predictor, checked, in_batches, spread
 from allyouneed.nn.batch import Batch
+from allyouneed.runtime.process import ignore_warnings
 
 BLOCK = 1024  # texts whose scores against all others are held at a time
 
@@ -51,8 +51,7 @@ class Embedder(Predictor):
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
     ) -> Judged:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with ignore_warnings():
             first, second = (self.embed([example.texts[side] for example in examples]) for side in (0, 1))
         if isinstance(examples[0], Scored):
             return _scores(examples, nn.functional.cosine_similarity(first, second).tolist(), show)

@@ -1,13 +1,12 @@
-"""A whole update as one CUDA graph: its kernels are launched by one call, and the GPU never waits for Python.
+"""A whole update as one CUDA graph, launched by a single call.
 
-Rows are packed, so all batches have one shape, and nothing in an update waits for the device (step.py): what it does is
-the same list of kernels each time. The list is recorded once and replayed; batches, rate and the count of tokens go
-into places that the recording reads. Wherever it cannot be, updates run as they are written.
+Rows are packed, so all batches have one shape, and nothing in an update synchronises with the device (step.py): every
+update launches the same kernels. They are captured once and replayed; batches, learning rate and token count are copied
+into the captured inputs. Where capturing is not possible, updates run eagerly.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,19 +19,22 @@ from allyouneed.errors import UserError
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.models.block import Block
 from allyouneed.runtime.cuda.graphs import capture_graph
-from allyouneed.train.cuda.machine import Machine
+from allyouneed.runtime.process import forbid_cuda_sync
+from allyouneed.train.backend import Backend
 from allyouneed.train.distributed.objective import Objective
-from allyouneed.train.distributed.process_group import ALONE, Team
-from allyouneed.train.feed import Update
-from allyouneed.train.step import Pending, measured, run_update
+from allyouneed.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from allyouneed.train.prefetch import Update
+from allyouneed.train.step import PendingStep, run_update, update_model
 
-REHEARSALS = 3  # updates of one shape that run as written first: they compile, and make what the optimiser remembers
-ROOM = 0.4  # of the GPU's memory that an update may need: a recording keeps its own, beside that of validation
+# eager updates per shape before capturing: they compile and create the optimiser state
+WARMUP_UPDATES = 3
+# of the GPU's memory an update may use: a graph keeps its own pool beside validation's
+MEMORY_FRACTION = 0.4
 
 
 @dataclass
-class _Recording:
-    """`batches`, `tokens` and `rate` are read by what `replay` does; it gives what was measured, in one place."""
+class _CapturedUpdate:
+    """`replay()` reads `batches`, `tokens` and `rate` and returns (loss, plain, norm) in a fixed tensor."""
 
     replay: Callable[[], Tensor]
     shape: Any
@@ -41,8 +43,8 @@ class _Recording:
     rate: Tensor
 
 
-class Updates:
-    """Runs updates, of the first shape that comes often by a recording."""
+class CapturedUpdates:
+    """Runs updates; the first shape that repeats is captured and replayed."""
 
     def __init__(
         self,
@@ -50,51 +52,54 @@ class Updates:
         task: Objective,
         optimiser: torch.optim.Optimizer,
         clip: float | None,
-        machine: Machine,
-        team: Team = ALONE,
-        asked: bool = True,
+        backend: Backend,
+        processes: ProcessGroup = SINGLE_PROCESS,
+        capture: bool = True,
     ) -> None:
         self.model, self.task, self.optimiser, self.clip = model, task, optimiser, clip
-        self.machine, self.team = machine, team
-        self.recording: _Recording | None = None
-        self.records = asked and machine.cuda and machine.compiled and team.alone and _same_each_time(model)
+        self.backend, self.processes = backend, processes
+        self.update: _CapturedUpdate | None = None
+        self.enabled = capture and backend.cuda and backend.compiled and processes.is_single and _is_static(model)
         self.seen: dict[str, int] = {}
 
-    def run(self, update: Update, step: int, rate: float) -> Pending:
+    def run(self, update: Update, step: int, rate: float) -> PendingStep:
         shape = [_tensors(batch, like=True) for batch in update.batches]
-        if not self.records or any(batch.labels is None or batch.labels.ndim != 2 for batch in update.batches):
-            return self._written(update, step, rate)  # labels of whole texts are as many as there are texts
-        if self.recording is not None:
-            known = shape == self.recording.shape
-            return self._replayed(update, step, rate) if known else self._written(update, step, rate)
+        if not self.enabled or any(batch.labels is None or batch.labels.ndim != 2 for batch in update.batches):
+            return self._run_eager(update, step, rate)  # sequence labels vary in number
+        if self.update is not None:
+            known = shape == self.update.shape
+            return self._replay(update, step, rate) if known else self._run_eager(update, step, rate)
         self.seen[repr(shape)] = times = self.seen.get(repr(shape), 0) + 1
-        if times <= REHEARSALS:
-            return self._rehearsed(update, step, rate, last=times == REHEARSALS)
-        self._record(update, shape)
+        if times <= WARMUP_UPDATES:
+            return self._warm_up(update, step, rate, last=times == WARMUP_UPDATES)
+        self._capture(update, shape)
         return self.run(update, step, rate)
 
-    def forget(self) -> None:
-        """Weights or what the optimiser remembers have moved: record anew."""
-        self.recording, self.seen = None, {}
+    def reset(self) -> None:
+        """Capture again: weights or optimiser state have moved."""
+        self.update, self.seen = None, {}
 
-    def _written(self, update: Update, step: int, rate: float) -> Pending:
-        return run_update(self.model, self.task, self.optimiser, update, step, rate, self.clip, self.machine, self.team)
+    def _run_eager(self, update: Update, step: int, rate: float) -> PendingStep:
+        return run_update(
+            self.model, self.task, self.optimiser, update, step, rate, self.clip, self.backend, self.processes
+        )
 
-    def _rehearsed(self, update: Update, step: int, rate: float, last: bool) -> Pending:
-        """As written; the last time nothing may ask the device, for a recording cannot wait for the answer."""
+    def _warm_up(self, update: Update, step: int, rate: float, last: bool) -> PendingStep:
+        """Run eagerly on a side stream; the last time, synchronising is an error, because a capture cannot
+        synchronise."""
         try:
-            with _aside(), _no_waiting() if last else nullcontext():
-                return self._written(update, step, rate)
+            with _side_stream(), forbid_cuda_sync() if last else nullcontext():
+                return self._run_eager(update, step, rate)
         except RuntimeError as error:
             if "synchroniz" not in str(error):
                 raise
-            self.records = False
-            return self._written(update, step, rate)
+            self.enabled = False
+            return self._run_eager(update, step, rate)
 
-    def _record(self, update: Update, shape: Any) -> None:
-        device = self.machine.device
-        if _crowded(device):
-            self.records = False
+    def _capture(self, update: Update, shape: Any) -> None:
+        device = self.backend.device
+        if _is_memory_tight(device):
+            self.enabled = False
             return
         batches = [batch.each(torch.clone) for batch in update.batches]
         tokens, rate = torch.ones((), device=device), torch.zeros((), device=device)
@@ -102,47 +107,55 @@ class Updates:
         for group in self.optimiser.param_groups:
             group["capturable"] = True
         try:
-            replay = _recorded(
-                lambda: measured(
-                    self.model, self.task, self.optimiser, batches, tokens, rate, self.clip, self.machine, self.team
+            replay = _capture_graph(
+                lambda: update_model(
+                    self.model,
+                    self.task,
+                    self.optimiser,
+                    batches,
+                    tokens,
+                    rate,
+                    self.clip,
+                    self.backend,
+                    self.processes,
                 ),
                 device,
             )
         except RuntimeError as error:
             raise UserError(
-                f"an update could not be recorded as a CUDA graph ({str(error).splitlines()[0]}); "
-                "say compile: blocks and run it again, it goes on from the last checkpoint"
+                f"capturing an update as a CUDA graph failed ({str(error).splitlines()[0]}); "
+                "set compile: blocks and run it again; it resumes from the last checkpoint"
             ) from error
         finally:
             for group in self.optimiser.param_groups:
                 group["capturable"] = False
-        self.recording = _Recording(replay, shape, batches, tokens, rate)
+        self.update = _CapturedUpdate(replay, shape, batches, tokens, rate)
 
-    def _replayed(self, update: Update, step: int, rate: float) -> Pending:
-        known = self.recording
+    def _replay(self, update: Update, step: int, rate: float) -> PendingStep:
+        known = self.update
         assert known is not None
         for there, new in zip(known.batches, update.batches, strict=True):
             for into, tensor in zip(_tensors(there), _tensors(new), strict=True):
                 into.copy_(tensor, non_blocking=True)
         known.tokens.fill_(update.tokens)
         known.rate.fill_(rate)
-        return Pending(step, update.places, update.tokens, rate, known.replay().clone())
+        return PendingStep(step, update.positions, update.tokens, rate, known.replay().clone())
 
 
-def _same_each_time(model: Any) -> bool:
-    """No part of the model decides anything between two updates; of one that remembers or draws anew nobody knows."""
+def _is_static(model: Any) -> bool:
+    """Whether every update runs the same kernels: all blocks are traceable, and no memory is carried over."""
     if not isinstance(model, nn.Module):
         return False
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     return bool(blocks) and all(block.traceable for block in blocks)
 
 
-def _recorded(work: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-    """What does this again, with whatever its inputs then hold; its result is always in the same place."""
+def _capture_graph(work: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    """Capture `work`; returns a function that replays it and returns its output tensor."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     graph = torch.cuda.CUDAGraph()
-    with capture_graph(graph):  # threads that prepare batches go on
+    with capture_graph(graph):  # other threads may keep using CUDA
         result = work()
 
     def replay() -> Tensor:
@@ -152,12 +165,15 @@ def _recorded(work: Callable[[], Tensor], device: torch.device) -> Callable[[], 
     return replay
 
 
-def _crowded(device: torch.device) -> bool:
-    return torch.cuda.max_memory_allocated(device) > ROOM * torch.cuda.get_device_properties(device).total_memory
+def _is_memory_tight(device: torch.device) -> bool:
+    return (
+        torch.cuda.max_memory_allocated(device)
+        > MEMORY_FRACTION * torch.cuda.get_device_properties(device).total_memory
+    )
 
 
 def _tensors(batch: Batch, like: bool = False) -> list[Any]:
-    """All tensors of a batch in order; `like`: what they look like."""
+    """All tensors of a batch in order; `like`: their shapes and dtypes."""
     found: list[Any] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -169,23 +185,10 @@ def _tensors(batch: Batch, like: bool = False) -> list[Any]:
 
 
 @contextmanager
-def _aside() -> Iterator[None]:
-    """In a stream of its own, as a recording will be."""
+def _side_stream() -> Iterator[None]:
+    """On a side stream, as during capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         yield
     torch.cuda.current_stream().wait_stream(side)
-
-
-@contextmanager
-def _no_waiting() -> Iterator[None]:
-    """Inside, asking the device for a number is an error."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it does not find everything: a recording finds the rest
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)

@@ -1,7 +1,7 @@
 """Parallelism, applied to a model from outside: model files know nothing of it.
 
-ddp: `replicas.py`. tensor: `tensor_parallel.py`. fsdp: every block is a unit that keeps a part of its weights and borrows the
-rest of them when it runs; embeddings, norms outside of blocks and the head are a unit of their own.
+ddp: `replicas.py`. tensor: `tensor_parallel.py`. fsdp: every block is a unit that holds a shard of its weights and
+gathers the rest when it runs; embeddings, norms outside blocks and the head form another unit.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from torch.utils.checkpoint import checkpoint
 from allyouneed.nn.context import Context, Replay
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.states.base import State
-from allyouneed.train.distributed.config import Parallel
+from allyouneed.train.distributed.config import ParallelConfig
 from allyouneed.train.distributed.objective import Objective
-from allyouneed.train.distributed.process_group import Team
-from allyouneed.train.distributed.replicas import Copy, Replica
-from allyouneed.train.distributed.tensor_parallel import AXIS, split
+from allyouneed.train.distributed.process_group import ProcessGroup
+from allyouneed.train.distributed.replicas import DataParallelModel, TensorParallelReplica
+from allyouneed.train.distributed.tensor_parallel import AXIS, parallelize
 
 
-def compute_twice(model: nn.Module) -> None:
-    """Blocks keep only what goes in, and compute their insides once more for the backward pass (Chen et al. 2016)."""
+def checkpoint_activations(model: nn.Module) -> None:
+    """Blocks store only their input and are recomputed in the backward pass (Chen et al. 2016)."""
     for module in model.modules():
         if isinstance(module, Block):
-            module.forward = _twice(module.forward)  # type: ignore[method-assign]
+            module.forward = _checkpointed(module.forward)  # type: ignore[method-assign]
 
 
-def _twice(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(stream: Any, context: Context, states: dict[str, State] | None = None) -> Any:
         if states or context.replay is not None or not torch.is_grad_enabled():
             return forward(stream, context, states)
@@ -46,7 +46,7 @@ def _twice(forward: Callable[..., Any]) -> Callable[..., Any]:
             times += 1
             if times == 1:
                 return forward(stream, replace(context, replay=replay), states)
-            # as it was the first time: what this layer planned for those after it is planned again, for nobody
+            # same state as in the first pass; what it plans for later layers is discarded
             replay.next = 0
             losses: list[Tensor] | None = None if context.losses is None else []
             again = replace(context, memo=dict(before), losses=losses, replay=replay)
@@ -57,57 +57,57 @@ def _twice(forward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def spread(model: nn.Module, parallel: Parallel, team: Team, device: torch.device) -> None:
-    """Give each process its part of the weights, where the recipe says so. The model is the same on all of them."""
-    if team.alone or (parallel.kind != "fsdp" and team.tensor == 1):
+def shard_model(model: nn.Module, parallel: ParallelConfig, processes: ProcessGroup, device: torch.device) -> None:
+    """Give each process its part of the weights. The model is initially the same on all of them."""
+    if processes.is_single or (parallel.kind != "fsdp" and processes.tensor == 1):
         return
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-    both = _mesh(device, team)
-    if team.tensor > 1:
-        split(model, both[AXIS])
-    if not _fully_sharded(parallel, team):
+    both = _mesh(device, processes)
+    if processes.tensor > 1:
+        parallelize(model, both[AXIS])
+    if not _fully_sharded(parallel, processes):
         return
     mesh = both["data"]
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     for block in blocks:
-        block.register_forward_hook(_everyone_takes_part)
+        block.register_forward_hook(_zero_missing_gradients)
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the head comes after `run`, and needs its weights
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the head runs after `run` and needs its weights
     for way in ("run", "advance"):
         if hasattr(model, way):
             register_fsdp_forward_method(model, way)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # summed, not averaged: each process divides its loss by the tokens of all
+            # sum, not mean: each process divides its loss by the tokens of all
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
 @cache
-def _mesh(device: torch.device, team: Team) -> DeviceMesh:
-    """Neighbours split matrices; those at the same place of each group meet."""
-    return init_device_mesh(device.type, (team.readers, team.tensor), mesh_dim_names=("data", AXIS))
+def _mesh(device: torch.device, processes: ProcessGroup) -> DeviceMesh:
+    """(data, tensor): consecutive ranks form a tensor-parallel group."""
+    return init_device_mesh(device.type, (processes.data_ranks, processes.tensor), mesh_dim_names=("data", AXIS))
 
 
-def _fully_sharded(parallel: Parallel, team: Team) -> bool:
-    return parallel.kind == "fsdp" and team.readers > 1
+def _fully_sharded(parallel: ParallelConfig, processes: ProcessGroup) -> bool:
+    return parallel.kind == "fsdp" and processes.data_ranks > 1
 
 
-def _everyone_takes_part(module: nn.Module, given: Any, found: Any) -> Any:
-    """Whoever has no gradient here (an expert that nobody chose, a layer whose rows are all empty) may have one
-    elsewhere, and they meet: here it is 0, not missing."""
+def _zero_missing_gradients(module: nn.Module, given: Any, found: Any) -> Any:
+    """A parameter without a gradient on this rank (an expert without tokens, a layer with empty rows) may have one on
+    another, and the reduction needs all: make it 0."""
     if not torch.is_grad_enabled():
         return found
-    # matrices that are split (tensor_parallel.py) always have one
+    # matrices split by tensor_parallel.py always have one
     weights = [p for p in module.parameters() if p.requires_grad and not isinstance(p, DTensor)]
     if isinstance(found, Tensor):
-        return _TakesPart.apply(found, *weights)
-    return type(found)([_TakesPart.apply(found[0], *weights), *found[1:]])
+        return _ZeroGradients.apply(found, *weights)
+    return type(found)([_ZeroGradients.apply(found[0], *weights), *found[1:]])
 
 
-class _TakesPart(torch.autograd.Function):
-    """Nothing, with a gradient of 0 for each of the weights; one number, seen as many."""
+class _ZeroGradients(torch.autograd.Function):
+    """Identity, with a zero gradient for each of the weights (an expanded scalar)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
@@ -120,14 +120,19 @@ class _TakesPart(torch.autograd.Function):
         return gradients[0], *zeros
 
 
-def reader_of(
-    model: nn.Module, reader: Any, task: Objective, parallel: Parallel, team: Team, device: torch.device
+def wrap_model(
+    model: nn.Module,
+    stateful_model: Any,
+    task: Objective,
+    parallel: ParallelConfig,
+    processes: ProcessGroup,
+    device: torch.device,
 ) -> Any:
-    """What an update reads its batches with."""
-    if team.readers == 1 or _fully_sharded(parallel, team):
-        return reader
+    """The model that computes losses of an update's batches."""
+    if processes.data_ranks == 1 or _fully_sharded(parallel, processes):
+        return stateful_model
     return (
-        Replica(model, reader, task)
-        if team.tensor == 1
-        else Copy(model, reader, task, _mesh(device, team)["data"].get_group())
+        DataParallelModel(model, stateful_model, task)
+        if processes.tensor == 1
+        else TensorParallelReplica(model, stateful_model, task, _mesh(device, processes)["data"].get_group())
     )

@@ -1,4 +1,4 @@
-"""Objectives that look at all texts of a batch, where several processes read it: what each finds is shown to all."""
+"""Contrastive objectives over several processes: gather the vectors of all texts of a batch."""
 
 from __future__ import annotations
 
@@ -11,44 +11,48 @@ from torch import Tensor
 from allyouneed.nn.batch import Batch
 from allyouneed.tasks.contrastive import Contrastive
 from allyouneed.tasks.task import Loss, Task
-from allyouneed.train.distributed.process_group import Team
+from allyouneed.train.distributed.process_group import ProcessGroup
 
 
 class Objective(Protocol):
-    """What training asks of a task, batch by batch."""
+    """The part of a task that an update uses."""
 
     def loss(self, model: Any, batch: Batch) -> Loss: ...
 
 
-def all_pairs(task: Task, team: Team) -> Objective:
-    """The task itself, or, where it compares all texts of a batch and several processes read these, over all."""
-    return AllPairs(task, team.world) if isinstance(task, Contrastive) and not team.alone else task
+def over_all_processes(task: Task, processes: ProcessGroup) -> Objective:
+    """The task itself; a contrastive task in a multi-process run compares the texts of all processes."""
+    return (
+        GatheredContrastive(task, processes.world_size)
+        if isinstance(task, Contrastive) and not processes.is_single
+        else task
+    )
 
 
-class AllPairs:
-    """Each process compares the vectors of all and counts its share of the loss, so that all shares are the loss."""
+class GatheredContrastive:
+    """Each process computes the loss over all pairs and contributes 1 / world_size of it."""
 
-    def __init__(self, task: Task, world: int) -> None:
-        self.task, self.world = task, world
+    def __init__(self, task: Task, world_size: int) -> None:
+        self.task, self.world_size = task, world_size
 
     def loss(self, model: Any, batch: Batch) -> Loss:
-        found = self.task.loss(_Shown(model), batch)
-        return found._replace(total=found.total / self.world, plain=found.plain / self.world)
+        found = self.task.loss(_GatheredHead(model), batch)
+        return found._replace(total=found.total / self.world_size, plain=found.plain / self.world_size)
 
 
-class _Shown:
-    """A model whose head gives the vectors of everybody's texts."""
+class _GatheredHead:
+    """A model whose head returns the vectors of all processes' texts."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.run = model, model.run
 
     def head(self, *given: Any) -> Tensor:
-        vectors: Tensor = _Everybodys.apply(self.model.head(*given))
+        vectors: Tensor = _AllGather.apply(self.model.head(*given))
         return vectors
 
 
-class _Everybodys(torch.autograd.Function):
-    """(own texts, width) -> (all texts, width), in the order of processes, which may have any number of them."""
+class _AllGather(torch.autograd.Function):
+    """(own texts, width) -> (all texts, width), in rank order; ranks may have different numbers of texts."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""One of many copies of a model whose gradients meet: torch's DistributedDataParallel around model and task, or, where
-matrices are split besides, which it does not know, a sum after the last batch of an update."""
+"""Data parallelism: torch's DistributedDataParallel around model and task; with tensor parallelism, which it does not
+support, an explicit all-reduce after the last batch of an update."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from allyouneed.tasks.task import Loss
 from allyouneed.train.distributed.objective import Objective
 
 
-class Judged(nn.Module):
-    """The model with its task: a batch in, its loss out, which is what DistributedDataParallel wants to see. `reader`:
-    the model as it reads, which may remember."""
+class LossModule(nn.Module):
+    """The model with its task as one module from batch to loss, as DistributedDataParallel requires. `stateful_model`:
+    the model with its segment memory, if it has one."""
 
-    def __init__(self, model: nn.Module, reader: Any, task: Objective) -> None:
+    def __init__(self, model: nn.Module, stateful_model: Any, task: Objective) -> None:
         super().__init__()
-        self.model, self.reader, self.task = model, reader, task
+        self.model, self.stateful_model, self.task = model, stateful_model, task
 
     def forward(self, batch: Batch) -> Loss:
-        return self.task.loss(self.reader, batch)
+        return self.task.loss(self.stateful_model, batch)
 
 
-class Replica:
-    """Gradients are summed, not averaged: each process divides its loss by the tokens of all. A weight that nobody used
-    (an expert nobody chose) has none, as with one process."""
+class DataParallelModel:
+    """Gradients are summed, not averaged: each process divides its loss by the tokens of all. Unused parameters (an
+    expert without tokens) have no gradient, as in a single process."""
 
-    def __init__(self, model: nn.Module, reader: Any, task: Objective) -> None:
-        self.model, self.reader = model, reader
-        self.inner = DistributedDataParallel(Judged(model, reader, task), find_unused_parameters=True)
-        self.inner.register_comm_hook(None, lambda state, bucket: _summed(bucket.buffer()))
+    def __init__(self, model: nn.Module, stateful_model: Any, task: Objective) -> None:
+        self.model, self.stateful_model = model, stateful_model
+        self.inner = DistributedDataParallel(LossModule(model, stateful_model, task), find_unused_parameters=True)
+        self.inner.register_comm_hook(None, lambda state, bucket: _all_reduce(bucket.buffer()))
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.model.parameters()
@@ -46,25 +46,25 @@ class Replica:
         found: Loss = self.inner(batch)
         return found
 
-    def gathering(self, more: bool) -> AbstractContextManager[Any]:
-        """With `more` batches of the update to come gradients wait: they meet once, in the last backward pass."""
+    def sync_gradients(self, more: bool) -> AbstractContextManager[Any]:
+        """With `more` batches to come in this update, gradients are not synchronised yet."""
         return self.inner.no_sync() if more else nullcontext()
 
 
-class Copy:
-    """As `Replica`, of a model whose matrices are split: gradients meet those of the same part in the other groups."""
+class TensorParallelReplica:
+    """Like `DataParallelModel`, for a tensor-parallel model: gradients are reduced over ranks with the same part."""
 
-    def __init__(self, model: nn.Module, reader: Any, task: Objective, group: Any) -> None:
-        self.model, self.reader, self.task, self.group = model, reader, task, group
+    def __init__(self, model: nn.Module, stateful_model: Any, task: Objective, group: Any) -> None:
+        self.model, self.stateful_model, self.task, self.group = model, stateful_model, task, group
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.model.parameters()
 
     def loss(self, batch: Batch) -> Loss:
-        return self.task.loss(self.reader, batch)
+        return self.task.loss(self.stateful_model, batch)
 
     @contextmanager
-    def gathering(self, more: bool) -> Iterator[None]:
+    def sync_gradients(self, more: bool) -> Iterator[None]:
         yield
         if more:
             return
@@ -81,6 +81,6 @@ class Copy:
             work.wait()
 
 
-def _summed(gradients: Tensor) -> torch.futures.Future[Tensor]:
+def _all_reduce(gradients: Tensor) -> torch.futures.Future[Tensor]:
     work: Any = dist.all_reduce(gradients, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])

@@ -1,9 +1,9 @@
-"""Tensor parallel: the large matrices of every block are split over a group of processes, by torch's own plans and from
-outside; model files know nothing of it.
+"""Tensor parallelism: the large matrices of every block are split over a group of processes by torch's parallel plans,
+from outside; model files know nothing of it.
 
-Shoeybi et al. 2019, "Megatron-LM", 3: maps that make queries, keys, values and hidden layers are split by outputs, so
-that each process has whole heads and its part of the hidden layer; maps that lead back to the width are split by
-inputs, and what they find is summed. All else every process of the group has whole, and does like the others.
+Shoeybi et al. 2019, "Megatron-LM", 3: projections to queries, keys, values and the hidden layer are split by outputs,
+so that each process has whole heads and a part of the hidden layer; projections back to the width are split by inputs
+and their outputs summed. Everything else is replicated.
 """
 
 from __future__ import annotations
@@ -30,60 +30,60 @@ from allyouneed.nn.models.weights import meta_model
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
 
-AXIS = "tensor"  # the dimension of the mesh over which matrices are split
+AXIS = "tensor"  # mesh dimension
 ATTENTION = (SelfAttention, CrossAttention)
 CHANNELS = (FFNModule, GLUModule)
-OUTWARD = ("qkv", "q", "k", "v", "kv", "up", "gate_up")  # split by outputs
-INWARD = ("out", "down")  # split by inputs
+COLUMN_PARALLEL = ("qkv", "q", "k", "v", "kv", "up", "gate_up")  # split by outputs
+ROW_PARALLEL = ("out", "down")  # split by inputs
 
 
-def split(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Leave each process of the group its part. The model is the same on all of them."""
-    ways, orders = mesh.size(), row_orders(model, mesh.size())
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Give each process of the group its part. The model is initially the same on all of them."""
+    degree, orders = mesh.size(), row_orders(model, mesh.size())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in orders:
                 parameter.copy_(parameter[orders[name]])
     for part in _parts(model):
-        plan: dict[str, Any] = {name: ColwiseParallel() for name in OUTWARD if _there(part, name)}
-        plan |= {name: RowwiseParallel() for name in INWARD if _there(part, name)}
+        plan: dict[str, Any] = {name: ColwiseParallel() for name in COLUMN_PARALLEL if _has(part, name)}
+        plan |= {name: RowwiseParallel() for name in ROW_PARALLEL if _has(part, name)}
         parallelize_module(part, mesh, plan, src_data_rank=None)
         if isinstance(part, ATTENTION):
             for size in ("heads", "kv_heads", "inner", "narrow"):
-                setattr(part, size, getattr(part, size) // ways)
+                setattr(part, size, getattr(part, size) // degree)
             for norm in (part.q_norm, part.k_norm):
                 if norm is not None:
-                    _meet(norm, mesh.get_group())
+                    _sum_norm_gradients(norm, mesh.get_group())
 
 
-def ways_of(model: nn.Module) -> int:
-    """Over how many processes its matrices are split."""
+def tensor_parallel_size(model: nn.Module) -> int:
+    """The tensor-parallel degree of a model."""
     for parameter in model.parameters():
         if isinstance(parameter, DTensor) and AXIS in (parameter.device_mesh.mesh_dim_names or ()):
             return parameter.device_mesh[AXIS].size()
     return 1
 
 
-def row_orders(model: nn.Module, ways: int) -> dict[str, Tensor]:
-    """Of joined maps (queries, keys and values made by one product) split so many ways, by name: which row of the whole
-    comes where, so that neighbours are one process's part of each map."""
+def row_orders(model: nn.Module, degree: int) -> dict[str, Tensor]:
+    """For joined projections (queries, keys and values in one matrix), by parameter name: the row permutation after
+    which each contiguous part holds one process's share of every projection."""
     found: dict[str, Tensor] = {}
-    if ways == 1:
+    if degree == 1:
         return found
     parts = set(_parts(model))
     for path, part in model.named_modules():
-        for name in OUTWARD if part in parts else ():
+        for name in COLUMN_PARALLEL if part in parts else ():
             joined = getattr(part, name, None)
             if isinstance(joined, MergedLinear):
-                order = _order(joined.outputs, ways)
+                order = _order(joined.outputs, degree)
                 found |= {f"{path}.{name}.{key}": order for key, _ in joined.named_parameters()}
     return found
 
 
-def _order(outputs: Sequence[int], ways: int) -> Tensor:
+def _order(outputs: Sequence[int], degree: int) -> Tensor:
     begins = torch.tensor([0, *outputs]).cumsum(0).tolist()
-    each = [torch.arange(begin, begin + size).chunk(ways) for begin, size in zip(begins, outputs, strict=False)]
-    return torch.cat([parts[number] for number in range(ways) for parts in each])
+    each = [torch.arange(begin, begin + size).chunk(degree) for begin, size in zip(begins, outputs, strict=False)]
+    return torch.cat([parts[number] for number in range(degree) for parts in each])
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module]:
@@ -96,21 +96,21 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
     )
 
 
-def _there(part: nn.Module, name: str) -> bool:
+def _has(part: nn.Module, name: str) -> bool:
     return getattr(part, name, None) is not None
 
 
-# --- what several processes apply to their own heads -----------------------------------------------------------------
+# --- parameters shared by the heads of several processes -------------------------------------------------------------
 
 
-def _meet(norm: nn.Module, group: Any) -> None:
-    """The weights of a norm of single heads are one for all heads: gradients of everybody's heads are summed."""
+def _sum_norm_gradients(norm: nn.Module, group: Any) -> None:
+    """A per-head norm has one weight for all heads: sum its gradients over the group."""
 
     def forward(*given: Any) -> Any:
         own = dict(norm._parameters)
         try:
             for name, weight in own.items():
-                norm._parameters[name] = None if weight is None else _Met.apply(weight, group)
+                norm._parameters[name] = None if weight is None else _SumGradients.apply(weight, group)
             return type(norm).forward(norm, *given)
         finally:
             norm._parameters.update(own)
@@ -118,8 +118,8 @@ def _meet(norm: nn.Module, group: Any) -> None:
     norm.forward = forward
 
 
-class _Met(torch.autograd.Function):
-    """Nothing; gradients are summed over the group."""
+class _SumGradients(torch.autograd.Function):
+    """Identity; sums gradients over the group."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -133,16 +133,16 @@ class _Met(torch.autograd.Function):
         return summed, None
 
 
-# --- what cannot be split ---------------------------------------------------------------------------------------------
+# --- what is not supported --------------------------------------------------------------------------------------------
 
 
-def tensor_problems(config: Model, ways: int) -> list[str]:
-    """Why the matrices of this model cannot be split so many ways, by the path of the part."""
+def tensor_parallel_problems(config: Model, degree: int) -> list[str]:
+    """Why this model cannot be split to this degree, by the path of the part."""
     model = meta_model(config)
     found: list[str] = []
     if not isinstance(config.linear, Dense):
         kind = tree_of(config.linear)["kind"]
-        found.append(f"model.linear: weights of kind {kind} are measured whole, and cannot be split; dense ones can")
+        found.append(f"model.linear: {kind} cannot be split, because its scale is per matrix; dense can")
     inside: set[nn.Module] = set()
     for name, stack in model.named_modules():
         if not isinstance(stack, Stack):
@@ -152,33 +152,33 @@ def tensor_problems(config: Model, ways: int) -> list[str]:
             for slot, part in stack.blocks[span[0]].sublayers.items():  # type: ignore[union-attr, operator]
                 layers = getattr(config, name, None)
                 kind = type(part).__name__ if layers is None else getattr(layers[number], slot).kind
-                found += [f"model.{name}[{number}].{slot}{text}" for text in _problems(part, kind, ways)]
+                found += [f"model.{name}[{number}].{slot}{text}" for text in _problems(part, kind, degree)]
     if not inside or any(module not in inside for module in model.modules() if isinstance(module, Block)):
-        found.append("model.kind: has blocks outside of its stacks, which cannot be split (parallel.tensor)")
+        found.append("model.kind: has blocks outside its stacks, which cannot be split (parallel.tensor)")
     return found
 
 
-def _problems(part: nn.Module, kind: str, ways: int) -> Iterator[str]:
-    words = f"split {ways} ways (parallel.tensor)"
+def _problems(part: nn.Module, kind: str, degree: int) -> Iterator[str]:
+    words = f"split {degree} ways (parallel.tensor)"
     if type(part) not in ATTENTION + CHANNELS:
         yield f": {kind} cannot be {words}; attention, ffn and glu can"
         return
     if isinstance(part, CHANNELS):
         if part.norm is not None:
-            yield f".norm: looks at the whole hidden layer, which cannot be {words}; leave it out"
-        if (hidden := part.down.weight.shape[1]) % ways:  # type: ignore[index]
+            yield f".norm: normalises the whole hidden layer, which cannot be {words}; remove it"
+        if (hidden := part.down.weight.shape[1]) % degree:  # type: ignore[index]
             yield f".hidden: {hidden} cannot be {words}; make it a multiple"
         return
     assert isinstance(part, ATTENTION)
     for key, count in (("heads", part.heads), ("kv_heads", part.kv_heads)):
-        if count % ways:
+        if count % degree:
             yield f".{key}: {count} cannot be {words}; make it a multiple"
     if type(part.relative) not in (RelativeModule, RotaryModule):
-        yield f".positions: differ from head to head, and cannot be {words}; rotary and none can"
+        yield f".positions: differ by head and cannot be {words}; rotary and none can"
     if type(part.scores) is not ScoresModule:
-        yield f".scores: have weights for all heads, and cannot be {words}; scaled-dot and dot can"
+        yield f".scores: have weights across heads and cannot be {words}; scaled-dot and dot can"
     if part.sub_norm is not None:
-        yield f".sub_norm: looks at all heads together, which cannot be {words}; leave it out"
+        yield f".sub_norm: normalises across heads, which cannot be {words}; remove it"
 
 
-__all__ = ["AXIS", "row_orders", "split", "tensor_problems", "ways_of"]
+__all__ = ["AXIS", "parallelize", "row_orders", "tensor_parallel_problems", "tensor_parallel_size"]

@@ -1,4 +1,4 @@
-"""Where and how the arithmetic is done: device, precision, compilation. The model knows nothing of it."""
+"""Device, precision and compilation of training. Applied from outside; model files know nothing of it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from allyouneed.nn.embed.tokens import EmbedModule
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.models.stack import Stack
 from allyouneed.nn.positions.rotary import RotaryModule
+from allyouneed.runtime.process import allow_tf32, run_eagerly
 from allyouneed.train.recipe import Recipe
 
 KERNELS = [
@@ -28,11 +29,11 @@ KERNELS = [
 
 
 @dataclass(frozen=True)
-class Machine:
+class Backend:
     device: torch.device
     bf16: bool
     compiled: bool
-    why: str  # what was chosen and why, in one line
+    summary: str  # the choices and their reasons, in one line
 
     @property
     def cuda(self) -> bool:
@@ -40,21 +41,21 @@ class Machine:
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Matrix products in bf16 where chosen; weights, norms, sums and the optimiser stay in fp32. On a GPU cuDNN's
-        attention is asked first: it is the fastest for what it can do."""
+        """bf16 matrix products if chosen; weights, norms, sums and the optimiser stay in fp32. On a GPU, cuDNN
+        attention has priority: it is the fastest where it applies."""
         with ExitStack() as stack:
             stack.enter_context(torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16))
             if self.cuda:
                 stack.enter_context(sdpa_kernel(KERNELS, set_priority=True))
             yield
 
-    def speed_up(self, model: nn.Module, fusions: Collection[str] | None = None) -> None:
-        """Compile the blocks that trace, and what traces in the others. One compiled graph serves all like layers.
-        `fusions`: of the backward pass (runtime/cuda/fused_backward.py); all of them unless given."""
+    def compile_model(self, model: nn.Module, fusions: Collection[str] | None = None) -> None:
+        """Compile traceable blocks, and the traceable parts of the others. Layers alike share one compiled graph.
+        `fusions`: of the backward pass (runtime/cuda/fused_backward.py); default: all."""
         if self.cuda and self.bf16:
-            torch.set_float32_matmul_precision("high")
+            allow_tf32()
         for module in model.modules():
-            if isinstance(module, RotaryModule):  # else every forward pass would wait for them to come
+            if isinstance(module, RotaryModule):  # otherwise every forward pass copies them to the device
                 module.frequencies = module.frequencies.to(self.device)
         if not self.compiled:
             return
@@ -74,47 +75,47 @@ class Machine:
                     part.compile(dynamic=False)
 
     @contextmanager
-    def uncompiled(self) -> Iterator[None]:
-        """Validation sees many shapes; compiling each would cost more than it saves."""
+    def eager(self) -> Iterator[None]:
+        """Run validation eagerly: it has many shapes, and compiling each costs more than it saves."""
         if not self.compiled:
             yield
             return
-        with torch.compiler.set_stance("force_eager"):
+        with run_eagerly():
             yield
 
 
 def _in_bf16(module: nn.Module, given: Any, found: Tensor) -> Tensor:
-    """The stream that runs through all layers is half as wide in memory, which is what sub-layers wait for; inside
-    norms and sums numbers still have 32 bits."""
+    """Keep the residual stream in bf16, which halves the memory traffic between sub-layers; norms and sums compute in
+    fp32."""
     return found.to(torch.bfloat16) if torch.is_autocast_enabled("cuda") else found
 
 
-def choose(recipe: Recipe) -> Machine:
+def choose_backend(recipe: Recipe) -> Backend:
     device = _device(recipe.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    fast = device.type == "cuda" or fast_bf16_on_cpu()
+    fast = device.type == "cuda" or cpu_supports_bf16()
     bf16 = fast if recipe.precision == "auto" else recipe.precision == "bf16"
     if recipe.precision != "auto":
-        reason = "asked for"
+        reason = "set by the recipe"
     elif device.type == "cuda":
         reason = "the GPU's matrix units"
     else:
         reason = "the CPU has bf16 instructions" if fast else "the CPU has no bf16 instructions"
     compiled = recipe.compile in ("on", "blocks") or (recipe.compile == "auto" and device.type == "cuda")
     words = f"{name}; {'bf16' if bf16 else 'fp32'} ({reason}); {'compiled' if compiled else 'not compiled'}"
-    return Machine(device, bf16, compiled, words)
+    return Backend(device, bf16, compiled, words)
 
 
 def _device(wanted: str) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UserError("device: cuda is asked for, but torch finds no CUDA GPU; use device: auto or cpu")
+        raise UserError("device: cuda, but torch finds no CUDA GPU; use device: auto or cpu")
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def fast_bf16_on_cpu() -> bool:
-    """Whether bf16 matrix products have instructions of their own here; emulated, they are slower than fp32."""
+def cpu_supports_bf16() -> bool:
+    """Whether the CPU has bf16 matrix instructions; emulated bf16 is slower than fp32."""
     flags = set()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:

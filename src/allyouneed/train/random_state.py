@@ -1,4 +1,4 @@
-"""Every random state there is, taken and put back, so that a resumed run draws what it would have drawn."""
+"""Capture and restore all random states, so that a resumed run draws the same numbers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Randomness:
-    """Python's and numpy's as plain data, torch's as bytes by device."""
+class RandomState:
+    """Python's and numpy's state as plain data, torch's as bytes by device."""
 
     plain: dict[str, Any]
     torch: dict[str, Tensor]
 
     @classmethod
-    def now(cls) -> Randomness:
+    def capture(cls) -> RandomState:
         version, numbers, gauss = random.getstate()
         kind, key, position, has_gauss, cached = np.random.get_state(legacy=True)
         plain = {
@@ -33,13 +33,13 @@ class Randomness:
             states["cuda"] = torch.cuda.get_rng_state()
         return cls(plain, states)
 
-    def of(self, rank: int) -> Randomness | None:
-        """That of one process, where those of all were kept together: of the first under their names, of others behind
-        their number. None: there was no such process."""
+    def for_rank(self, rank: int) -> RandomState | None:
+        """The state of one data rank: rank 0 under the plain names, others prefixed by `rank/`. None if the run had no
+        such rank."""
         if not rank:
             return self
         own = {name.partition("/")[2]: t for name, t in self.torch.items() if name.startswith(f"{rank}/")}
-        return Randomness(self.plain, own) if own else None
+        return RandomState(self.plain, own) if own else None
 
     def restore(self) -> None:
         version, numbers, gauss = self.plain["python"]
@@ -52,7 +52,7 @@ class Randomness:
 
 
 def seed_all(seed: int, rank: int = 0, step: int = 0) -> None:
-    """Each process of a run draws differently (dropout), and the same each time the run is made."""
+    """Each data rank draws different numbers (dropout), the same in every repetition of the run."""
     if rank:
         seed = int(np.random.SeedSequence([seed, rank, step]).generate_state(1, np.uint64)[0] >> 1)
     random.seed(seed)
@@ -61,9 +61,9 @@ def seed_all(seed: int, rank: int = 0, step: int = 0) -> None:
 
 
 @contextmanager
-def untouched() -> Iterator[None]:
-    """Whatever is drawn inside was never drawn."""
-    before = Randomness.now()
+def preserve_random_state() -> Iterator[None]:
+    """Undo the effect of random draws inside."""
+    before = RandomState.capture()
     try:
         yield
     finally:

@@ -11,8 +11,8 @@ import torch
 from allyouneed.data.batches.packing import Items
 from allyouneed.data.batches.sharding import DataShard
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.train import feed
-from allyouneed.train.feed import Feed, Place
+from allyouneed.runtime.process import SWITCH_INTERVAL
+from allyouneed.train.prefetch import QUEUE_BATCHES, DataPosition, Prefetcher
 
 CPU = torch.device("cpu")
 
@@ -42,9 +42,9 @@ class Counted:
             yield Batch(Rows(tokens), labels=tokens)
 
 
-@pytest.mark.parametrize("accumulate, updates", [(1, feed.AHEAD["cpu"]), (3, 2), (50, 2)])
+@pytest.mark.parametrize("accumulate, updates", [(1, QUEUE_BATCHES["cpu"]), (3, 2), (50, 2)])
 def test_so_many_updates_are_made_ahead(accumulate, updates):
-    with Feed(Counted(), Place(0, 0), accumulate, CPU) as ahead:
+    with Prefetcher(Counted(), DataPosition(0, 0), accumulate, CPU) as ahead:
         end = time.monotonic() + 60
         while not ahead._queue.full() and time.monotonic() < end:
             time.sleep(0.01)
@@ -52,22 +52,27 @@ def test_so_many_updates_are_made_ahead(accumulate, updates):
 
 
 def test_updates_come_in_order_from_any_place_on():
-    with Feed(Counted(), Place(1, 3), 2, CPU) as updates:
+    with Prefetcher(Counted(), DataPosition(1, 3), 2, CPU) as updates:
         found = [next(updates) for _ in range(4)]
     numbers = [[int(batch.rows.tokens) for batch in update.batches] for update in found]
     assert numbers == [[13, 14], [20, 21], [22, 23], [24]]
-    assert [update.next for update in found] == [Place(2, 0), Place(2, 2), Place(2, 4), Place(3, 0)]
+    assert [update.next for update in found] == [
+        DataPosition(2, 0),
+        DataPosition(2, 2),
+        DataPosition(2, 4),
+        DataPosition(3, 0),
+    ]
 
 
 def test_threads_take_turns_more_often_while_it_feeds():
     before = sys.getswitchinterval()
-    with Feed(Counted(), Place(0, 0), 1, CPU):
-        assert sys.getswitchinterval() == pytest.approx(feed.PROMPT) and before > feed.PROMPT
+    with Prefetcher(Counted(), DataPosition(0, 0), 1, CPU):
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL) and before > SWITCH_INTERVAL
     assert sys.getswitchinterval() == pytest.approx(before)
 
 
 def test_what_fails_there_fails_here():
-    with Feed(Counted(broken=2), Place(0, 0), 1, CPU) as updates:
+    with Prefetcher(Counted(broken=2), DataPosition(0, 0), 1, CPU) as updates:
         next(updates), next(updates)
         with pytest.raises(ValueError, match="broken"):
             next(updates)

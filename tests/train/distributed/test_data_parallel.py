@@ -130,10 +130,10 @@ def test_what_is_not_a_number_in_one_process_is_refused_by_all(make: Make, tmp_p
     ("changes", "words"),
     [
         ({"parallel": "none"}, "parallel.kind: none, but torchrun started 4 processes"),
-        ({"batch": {"rows": 3, "row": 64}}, "batch.rows: 3 rows cannot be shared by 4 processes"),
+        ({"batch": {"rows": 3, "row": 64}}, "batch.rows: 3 rows cannot be divided among 4 processes"),
         (
             {"task": {"kind": "contrastive"}, "model": ENCODER, "parallel": {"tensor": 2}},
-            "task.kind: contrastive gathers the texts",
+            "task.kind: contrastive does not support parallel.tensor",
         ),
     ],
 )

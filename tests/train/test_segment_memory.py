@@ -102,7 +102,7 @@ def test_interrupted_anywhere_and_begun_again_it_is_bit_by_bit_the_same(
     monkeypatch.setattr(loop, "run_update", real)
     listener = Listener()
     train(recipe(work, tmp_path / "run", **keys), console=listener.console)
-    assert "going on with the run" in listener.text
+    assert "resuming the run" in listener.text
     assert len(losses(whole)) == 14 and losses(tmp_path / "run") == losses(whole)
     weights = [folder / "model" / "model.safetensors" for folder in (whole, tmp_path / "run")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
@@ -110,7 +110,7 @@ def test_interrupted_anywhere_and_begun_again_it_is_bit_by_bit_the_same(
 
 def test_without_its_memory_a_run_would_go_on_otherwise(work, straight, tmp_path, monkeypatch):
     """The test above can fail: memory matters to the losses."""
-    monkeypatch.setattr("allyouneed.train.checkpoints.Checkpoint.remind", lambda *_: None)
+    monkeypatch.setattr("allyouneed.train.checkpoints.Checkpoint.restore_memory", lambda *_: None)
     real = loop.run_update
 
     def dies(*given):
@@ -159,11 +159,11 @@ def test_it_writes_as_any_other(straight):
 
 
 def test_rows_go_on(work, tmp_path):
-    from allyouneed.train.prepare import Run, prepare
+    from allyouneed.train.prepare import RunFolder, prepare
     from allyouneed.train.progress import Reporter
 
     given = recipe(work, tmp_path / "run")
-    prepared = prepare(given, Run(given.output), Reporter(Listener().console))
+    prepared = prepare(given, RunFolder(given.output), Reporter(Listener().console))
     assert isinstance(prepared.train, SegmentBatches) and isinstance(prepared.valid, SegmentBatches)
     assert prepared.valid.rows == 1 and prepared.train.rows == 4
     first, second = list(prepared.train.batches(0))[:2]
@@ -186,7 +186,7 @@ def test_what_cannot_read_on_is_refused(work, tmp_path, changes, words):
         recipe(work, tmp_path / "run", *changes)
     gated = {"kind": "decoder-decoder", "width": 16, "first": [{"mixer": {"kind": "gated-retention", "heads": 2}}]}
     gated |= {"second": [{"cross": {"kind": "attention", "heads": 2, "pattern": "causal"}}]}
-    with pytest.raises(ConfigError, match="decoder-decoder does not support task.memory"):
+    with pytest.raises(ConfigError, match=r"decoder-decoder does not support task\.memory"):
         recipe(work, tmp_path / "run", model=gated)
 
 

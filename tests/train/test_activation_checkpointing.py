@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from allyouneed.train.cuda.machine import choose
-from allyouneed.train.distributed.apply import compute_twice
-from allyouneed.train.prepare import Run, prepare
+from allyouneed.train.backend import choose_backend
+from allyouneed.train.distributed.apply import checkpoint_activations
+from allyouneed.train.prepare import RunFolder, prepare
 from allyouneed.train.progress import Reporter
 from allyouneed.train.step import accumulate_gradients
 from micro_run import BLOCK, MODEL, Make
@@ -28,14 +28,14 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_blocks_computed_twice_have_the_same_gradients(make: Make, model: dict[str, Any]):
     recipe = make(model=model, checkpoint_activations=True)  # with dropout: the same draw again
-    prepared, machine = prepare(recipe, Run(recipe.output), Reporter()), choose(recipe)
+    prepared, machine = prepare(recipe, RunFolder(recipe.output), Reporter()), choose_backend(recipe)
     batch = next(prepared.train.batches(0))
     found, kept = [], []
     for twice in (False, True):
         torch.manual_seed(3)
         model = recipe.model_for(prepared.vocabularies).build().train()
         if twice:
-            compute_twice(model)
+            checkpoint_activations(model)
         held = 0
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,8 @@
-"""Batches prepared in a background thread, and the place in the data they come from."""
+"""Batches prepared in a background thread, and their position in the data."""
 
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,13 +12,13 @@ import torch
 
 from allyouneed.data.batches.packing import Batches
 from allyouneed.nn.batch import IGNORE, Batch
+from allyouneed.runtime.process import short_switch_interval
 
-PROMPT = 5e-4  # seconds after which Python, asked to, lets another thread go on: ten times as often as by itself
-AHEAD = {"cpu": 4, "cuda": 12}  # batches ready before they are needed: a GPU may be ten updates behind the host
+QUEUE_BATCHES = {"cpu": 4, "cuda": 12}  # batches prepared ahead: a GPU may be ten updates behind the host
 
 
-class Place(NamedTuple):
-    """A batch in the data: which one of which epoch. Together with the seed it says which sentences."""
+class DataPosition(NamedTuple):
+    """Epoch and batch index. Together with the seed they determine the batch."""
 
     epoch: int
     batch: int
@@ -27,24 +26,24 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Update:
-    """The batches of one update (`accumulate` of them, fewer at the end of an epoch) and the place after them."""
+    """The batches of one update (`accumulate`, fewer at the end of an epoch) and the position after them."""
 
     batches: list[Batch]
-    places: list[Place]
-    tokens: int  # labelled target tokens of all of them, counted before they left the host
-    next: Place
+    positions: list[DataPosition]
+    tokens: int  # labels in all batches, counted on the host
+    next: DataPosition
 
 
-class Feed:
-    """Iterate over updates from a place on, without end. Close it when done."""
+class Prefetcher:
+    """Infinite iterator over updates from a position on. Close it when done."""
 
-    def __init__(self, data: Batches, start: Place, accumulate: int, device: torch.device) -> None:
+    def __init__(self, data: Batches, start: DataPosition, accumulate: int, device: torch.device) -> None:
         self._data, self._accumulate, self._device = data, accumulate, device
-        self._queue: queue.Queue[Update | BaseException] = queue.Queue(max(2, AHEAD[device.type] // accumulate))
+        self._queue: queue.Queue[Update | BaseException] = queue.Queue(max(2, QUEUE_BATCHES[device.type] // accumulate))
         self._closed = threading.Event()
-        self._before = sys.getswitchinterval()
-        sys.setswitchinterval(PROMPT)  # whoever launches an update must not wait for whoever makes a batch
-        self._thread = threading.Thread(target=self._fill, args=(start,), name="feed", daemon=True)
+        self._switching = short_switch_interval()
+        self._switching.__enter__()
+        self._thread = threading.Thread(target=self._fill, args=(start,), name="prefetch", daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[Update]:
@@ -59,19 +58,19 @@ class Feed:
     def close(self) -> None:
         self._closed.set()
         self._thread.join()
-        sys.setswitchinterval(self._before)
+        self._switching.__exit__(None, None, None)
 
-    def __enter__(self) -> Feed:
+    def __enter__(self) -> Prefetcher:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _fill(self, start: Place) -> None:
+    def _fill(self, start: DataPosition) -> None:
         try:
             for update in updates(self._data, start, self._accumulate):
                 if self._device.type == "cuda":
-                    update = replace(update, batches=[_pinned(batch) for batch in update.batches])
+                    update = replace(update, batches=[_pin(batch) for batch in update.batches])
                 if not self._put(update):
                     return
         except BaseException as error:
@@ -87,7 +86,7 @@ class Feed:
         return False
 
 
-def updates(data: Batches, start: Place, accumulate: int) -> Iterator[Update]:
+def updates(data: Batches, start: DataPosition, accumulate: int) -> Iterator[Update]:
     """Group the batches of each epoch by `accumulate`; an update never spans two epochs."""
     epoch, first = start
     while True:
@@ -96,18 +95,18 @@ def updates(data: Batches, start: Place, accumulate: int) -> Iterator[Update]:
         for number, batch in enumerate(data.batches(epoch, first), start=first):
             batches.append(batch)
             if len(batches) == accumulate or number + 1 == count:
-                places = [Place(epoch, n) for n in range(number + 1 - len(batches), number + 1)]
-                after = Place(epoch, number + 1) if number + 1 < count else Place(epoch + 1, 0)
-                yield Update(batches, places, sum(map(labelled, batches)), after)
+                positions = [DataPosition(epoch, n) for n in range(number + 1 - len(batches), number + 1)]
+                after = DataPosition(epoch, number + 1) if number + 1 < count else DataPosition(epoch + 1, 0)
+                yield Update(batches, positions, sum(map(count_labels, batches)), after)
                 batches = []
         epoch, first = epoch + 1, 0
 
 
-def labelled(batch: Batch) -> int:
+def count_labels(batch: Batch) -> int:
     assert batch.labels is not None
     return int((batch.labels != IGNORE).sum())
 
 
-def _pinned(batch: Batch) -> Batch:
-    """In memory the GPU can fetch from while the host goes on."""
+def _pin(batch: Batch) -> Batch:
+    """In page-locked memory, so that copies to the GPU are asynchronous."""
     return batch.each(lambda tensor: tensor.pin_memory())

@@ -25,13 +25,13 @@ from toy_texts import BOTH, DECODER, ENCODER, RUNS, Listener, recipe
         ),
         ("masked-lm", {"model": BOTH}, "masked-lm trains a model of kind encoder, this is encoder-decoder"),
         ("tagging", {"task": "taging"}, "task.kind: 'taging' is no task; did you mean 'tagging'"),
-        ("causal-lm", {"validate": {"metric": "bleu"}}, r"validate\.metric: causal-lm is judged by perplexity, loss"),
-        ("causal-lm", {"batch": {"source_row": 9}}, r"batch\.source_row is for tasks with two sides"),
+        ("causal-lm", {"validate": {"metric": "bleu"}}, r"validate\.metric: causal-lm has perplexity, loss"),
+        ("causal-lm", {"batch": {"source_row": 9}}, r"batch\.source_row needs a task with source and target"),
         ("causal-lm", {"data": {"train": "a.txt", "filters": {"ratio": 2}}}, "an example of causal-lm has one"),
         (
             "causal-lm",
             {"model": DECODER | {"embed": {"positions": {"kind": "learned", "length": 32}}}},
-            r"model\.embed\.positions: places for 32 tokens, but .* up to 64; set data\.max_tokens: 32",
+            r"model\.embed\.positions: 32 positions, but .* up to 64 tokens; set data\.max_tokens: 32",
         ),
         ("similarity", {"tokenizer": {"joint": False}}, r"tokenizer\.joint: false is for translation"),
         ("contrastive", {"data": {"train": {"path": "a.tsv", "to": "de"}}}, "'from' and 'to' are for translation"),
@@ -176,7 +176,7 @@ def test_a_pretrained_body_gets_a_fresh_head_and_learns_faster(texts: Path, tmp_
     listener = Listener()
     given = recipe(tmp_path, texts, "classification", steps=30, start=str(start))
     result = train(given, console=listener.console)
-    assert "its body is kept; new and untrained: head.classes.bias, head.classes.weight" in listener.text
+    assert "its body is kept; newly initialised: head.classes.bias, head.classes.weight" in listener.text
     before, after = Folder.load(start), Folder.load(result.model)
     assert after.vocabularies.hash == before.vocabularies.hash and after.labels == ["neg", "pos"]
     assert result.scores["valid"]["accuracy"] > 90
@@ -184,7 +184,7 @@ def test_a_pretrained_body_gets_a_fresh_head_and_learns_faster(texts: Path, tmp_
     more = recipe(tmp_path, texts, "classification", steps=1, start=str(result.model))
     (tmp_path / "more").mkdir()
     train(more.model_copy(update={"output": tmp_path / "more" / "run"}), console=again.console)
-    assert "new and untrained" not in again.text, "the same labels: the head is kept too"
+    assert "newly initialised" not in again.text, "the same labels: the head is kept too"
     first = read_log(tmp_path / "more" / "run" / "log.jsonl")[0]["loss"]
     assert first < 0.4
 

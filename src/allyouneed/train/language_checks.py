@@ -1,4 +1,4 @@
-"""Pairs for a model that tells languages apart must say theirs: what is wrong with those of a recipe with `start:`."""
+"""Check the languages of a recipe's pairs against a multilingual model it starts from (`start:`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from allyouneed.errors import UserError, near
 from allyouneed.interop.load import about, vocabularies
 
 
-def problems(start: Path, splits: Mapping[str, Iterable[Files]]) -> list[str]:
-    """Of the entries of each split, a line each, by where it stands."""
+def language_problems(start: Path, splits: Mapping[str, Iterable[Files]]) -> list[str]:
+    """One line per invalid entry, by its path in the recipe."""
     directions = about(start).get("directions") or []
     entries = [
         (f"data.{split}[{number}] ({join_paths(entry.path or entry.source)})", entry)
@@ -25,7 +25,7 @@ def problems(start: Path, splits: Mapping[str, Iterable[Files]]) -> list[str]:
         return []
     tokenizer = vocabularies(start).source
     known = sorted(tokenizer.languages)
-    sources = any(here is not None for here, _ in directions)  # it was trained on pairs that say what they come from
+    sources = any(here is not None for here, _ in directions)  # trained on pairs with a source language
     found = []
     for where, entry in entries:
         lacks = [
@@ -34,14 +34,14 @@ def problems(start: Path, splits: Mapping[str, Iterable[Files]]) -> list[str]:
             if wanted and value is None
         ]
         if lacks:
-            say = " and ".join(f"`{key}:`" for key in lacks)
-            found.append(f"{where}: say {say}; {start} tells languages apart: {', '.join(known)}")
+            keys = " and ".join(f"`{key}:`" for key in lacks)
+            found.append(f"{where}: set {keys}; {start} is multilingual ({', '.join(known)})")
         elif entry.to is not None and not known:
-            found.append(f"{where}: leave out `to: {entry.to}` (and `from:`); {start} knows no languages by name")
+            found.append(f"{where}: remove `to: {entry.to}` (and `from:`); {start} has no language tokens")
         elif entry.to is not None and not _knows(tokenizer, entry.to):
             found.append(
-                f"{where}: `to: {entry.to}`{near(entry.to, known)} is no language that {start} can go into; it knows: "
-                f"{', '.join(known)}. Name one of them, or train a model of your own (`model:` instead of `start:`)"
+                f"{where}: `to: {entry.to}`{near(entry.to, known)}: {start} cannot translate into it (languages: "
+                f"{', '.join(known)}). Choose one of them, or train a new model (`model:` instead of `start:`)"
             )
     return found
 

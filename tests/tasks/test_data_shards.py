@@ -15,15 +15,15 @@ from allyouneed.data.batches.sharding import DataShard
 from allyouneed.data.batches.store import Store
 from allyouneed.nn.batch import IGNORE, Batch
 from allyouneed.tasks.causal_lm import DocumentItems
-from allyouneed.train.feed import labelled
-from allyouneed.train.prepare import Prepared, Run, prepare
+from allyouneed.train.prefetch import count_labels
+from allyouneed.train.prepare import PreparedData, RunFolder, prepare
 from allyouneed.train.progress import Reporter
 from toy_texts import RUNS, Listener, recipe
 
 
-def prepared_for(run: str, texts: Path, place: Path) -> Prepared:
+def prepared_for(run: str, texts: Path, place: Path) -> PreparedData:
     given = recipe(place, texts, run)
-    return prepare(given, Run(given.output), Reporter(Listener().console))
+    return prepare(given, RunFolder(given.output), Reporter(Listener().console))
 
 
 def sentences(batch: Batch) -> list[list[list[int]]]:
@@ -54,9 +54,9 @@ def test_the_shares_of_a_batch_are_the_batch(run: str, texts: Path, tmp_path: Pa
             shares = [list(batches.for_shard(DataShard(number, readers)).batches(1)) for number in range(readers)]
             for step, batch in enumerate(whole):
                 parts = [share[step] for share in shares]
-                told = [row for part in parts if labelled(part) or part.labels is None for row in sentences(part)]
+                told = [row for part in parts if count_labels(part) or part.labels is None for row in sentences(part)]
                 assert told == sentences(batch)
-                assert sum(map(labelled, parts)) == labelled(batch)
+                assert sum(map(count_labels, parts)) == count_labels(batch)
                 if run != "contrastive":  # which only numbers its pairs
                     assert [label for part in parts for label in asked(part)] == asked(batch)
 
@@ -114,7 +114,7 @@ def test_what_is_larger_than_memory_is_shuffled_and_read_without_loading_it(text
     data = PackedBatches(items, (4096,), 32, seed=1).for_shard(DataShard(1, 2))
     tokens, places = 0, set()
     for _, batch in zip(range(6), data.batches(0), strict=False):
-        tokens += labelled(batch)
+        tokens += count_labels(batch)
     for step in range(6):
         places |= {int(items.pieces.documents[n]) * 8 // count for n in data.describe(0, step)}
     assert tokens > 6 * 15 * 4096 and places == set(range(8))  # from everywhere in the file

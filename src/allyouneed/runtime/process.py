@@ -1,0 +1,105 @@
+"""Everything that changes the state of the whole process, in one place. torch is imported on use."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+SWITCH_INTERVAL = 5e-4  # seconds; a tenth of Python's default
+
+_gc_lock, _gc_users, _gc_was_enabled = threading.Lock(), 0, False
+
+
+def use_passive_openmp() -> None:
+    """Before torch is loaded: on a busy machine, OpenMP threads that spin while waiting are ten times slower."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def worker_environment(threads: int) -> dict[str, str]:
+    """For a subprocess that is timed: this many OpenMP threads, spinning while they wait."""
+    return os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "active"}
+
+
+def set_threads(count: int) -> None:
+    """Threads of torch's CPU kernels, for benchmark workers that share a machine."""
+    import torch
+
+    torch.set_num_threads(count)
+
+
+def allow_tf32() -> None:
+    """fp32 matrix products on tensor cores: training in bf16 needs no more precision elsewhere."""
+    import torch
+
+    torch.set_float32_matmul_precision("high")
+
+
+def disable_compilation() -> None:
+    """For the rest of the process: compiling has failed once."""
+    import torch
+
+    torch.compiler.set_stance("force_eager")
+
+
+def run_eagerly() -> AbstractContextManager[None]:
+    """Inside, compiled modules run eagerly: many shapes, each used once."""
+    import torch
+
+    return torch.compiler.set_stance("force_eager")
+
+
+@contextmanager
+def pause_gc() -> Iterator[None]:
+    """No collection while any thread is inside: freeing an old CUDA graph or its memory invalidates a running capture,
+    and a collection stalls the launch of kernels."""
+    global _gc_users, _gc_was_enabled
+    with _gc_lock:
+        if _gc_users == 0:
+            _gc_was_enabled = gc.isenabled()
+            gc.disable()
+        _gc_users += 1
+    try:
+        yield
+    finally:
+        with _gc_lock:
+            _gc_users -= 1
+            if _gc_users == 0 and _gc_was_enabled:
+                gc.enable()
+
+
+@contextmanager
+def short_switch_interval() -> Iterator[None]:
+    """Threads switch ten times as often, so that launching updates does not wait for the thread that builds batches."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@contextmanager
+def ignore_warnings() -> Iterator[None]:
+    """For calls into libraries whose warnings do not concern the user."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def forbid_cuda_sync() -> Iterator[None]:
+    """Inside, synchronising with the device is an error."""
+    import torch
+
+    before = torch.cuda.get_sync_debug_mode()
+    with ignore_warnings():  # it warns that the check is incomplete
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -1,0 +1,145 @@
+"""The private torch APIs this package uses, each behind a function with a plain-torch fallback where there is one.
+
+No other module may use `torch._…` or `torch.ops.…`; tests/test_torch_private.py enforces it and verifies every function
+on the installed torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+from warnings import catch_warnings, filterwarnings
+
+import torch
+from torch import Tensor
+
+# --- attention ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _aten(name: str) -> Any:
+    """An operator of torch.ops.aten; None if this torch has none of that name."""
+    packet = getattr(torch.ops.aten, name, None)
+    return None if packet is None else packet.default
+
+
+def cpu_flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention on (batch, heads, time, head_width) with an additive mask: (output, log-sum-exp of the scores). The
+    public API does not return the latter, which joining attention over several key blocks needs."""
+    operator = _aten("_scaled_dot_product_flash_attention_for_cpu")
+    if operator is None:
+        return plain_attention(q, k, v, mask, scale)
+    found: tuple[Tensor, Tensor] = operator(q, k, v, attn_mask=mask, scale=scale)
+    return found
+
+
+def cpu_flash_attention_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, from an `out` and `lse` that may cover more keys than these."""
+    operator = _aten("_scaled_dot_product_flash_attention_for_cpu_backward")
+    if operator is None:
+        return plain_attention_backward(gradient, q, k, v, out, lse, mask, scale)
+    found: tuple[Tensor, Tensor, Tensor] = operator(
+        gradient, q, k, v, out, lse, 0.0, False, attn_mask=mask, scale=scale
+    )
+    return found
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """The definition of `cpu_flash_attention`."""
+    k, v = _like_heads(k, q), _like_heads(v, q)
+    scores = _scores(q, k, mask, scale)
+    return scores.softmax(-1).to(v.dtype) @ v, scores.logsumexp(-1)
+
+
+def plain_attention_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The definition of `cpu_flash_attention_backward` (Dao et al. 2022, B.2: dS = P ∘ (dP − rowsum(dO ∘ O)))."""
+    weights = (_scores(q, k, mask, scale) - lse[..., None]).exp()  # (batch, heads, queries, keys)
+    rows = (gradient.float() * out.float()).sum(-1, keepdim=True)
+    changes = (weights * (gradient.float() @ v.float().mT - rows) * scale).to(q.dtype)
+    return changes @ k, changes.mT @ q, weights.to(v.dtype).mT @ gradient
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    scores = (q.float() @ k.float().mT) * scale
+    return scores if mask is None else scores + mask.float()
+
+
+def _like_heads(x: Tensor, q: Tensor) -> Tensor:
+    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+# --- integer matrix products ----------------------------------------------------------------------------------------
+
+
+def int8_matmul(x: Tensor, y: Tensor) -> Tensor:
+    """(rows, inputs) int8 @ (inputs, outputs) int8 -> int32, exact."""
+    multiply = getattr(torch, "_int_mm", None)
+    found: Tensor = x.int() @ y.int() if multiply is None else multiply(x, y)
+    return found
+
+
+@cache
+def has_vnni() -> bool:
+    """Whether the CPU multiplies 8-bit numbers in 512 bits (AVX-512 VNNI)."""
+    known = getattr(torch.cpu, "_is_vnni_supported", None)
+    if known is not None:
+        return bool(known())
+    try:
+        return "avx512_vnni" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+@cache
+def has_fbgemm() -> bool:
+    """Whether 8-bit linear maps can be packed for FBGEMM; there is no fallback here, callers compute in float."""
+    names = ("linear_prepack", "linear_dynamic", "linear_with_input_q_dq_qweight_dq_output_fp32")
+    return (
+        "fbgemm" in torch.backends.quantized.supported_engines
+        and hasattr(torch, "_make_per_channel_quantized_tensor")
+        and all(hasattr(torch.ops.quantized, name) for name in names)
+    )
+
+
+def pack_linear(codes: Tensor, step: Tensor, biases: Sequence[Tensor | None]) -> list[Any]:
+    """int8 weights (outputs, inputs) with a step per output in FBGEMM's layout, once for each of the biases."""
+    zeros = torch.zeros(len(codes), dtype=torch.long)
+    with catch_warnings():  # torch plans to drop quantized tensors; there is no other way to FBGEMM yet
+        filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
+        weight = torch._make_per_channel_quantized_tensor(codes, step.double(), zeros, 0)
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = "fbgemm"
+    try:
+        return [torch.ops.quantized.linear_prepack(weight, bias) for bias in biases]
+    finally:
+        torch.backends.quantized.engine = before
+
+
+def quantized_operator(name: str) -> Callable[..., Tensor]:
+    """`torch.ops.quantized.<name>` without Python's dispatch overhead, a sixth of a small product's time."""
+    overload = getattr(torch.ops.quantized, name).default
+    found: Callable[..., Tensor] = getattr(overload, "_op", overload)
+    return found
+
+
+# --- norms and compilation ------------------------------------------------------------------------------------------
+
+
+def tensor_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The 2-norm of each tensor, in few kernels."""
+    fused = getattr(torch, "_foreach_norm", None)
+    return [torch.linalg.vector_norm(tensor) for tensor in tensors] if fused is None else list(fused(list(tensors)))
+
+
+def raise_recompile_limit(count: int) -> None:
+    """Compile up to `count` variants of a function; above the limit torch silently runs it eagerly."""
+    import torch._dynamo.config as dynamo
+
+    name = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"
+    setattr(dynamo, name, max(getattr(dynamo, name), count))
