@@ -10,6 +10,7 @@ from allyouneed.nn.context import Context
 from allyouneed.nn.models.decoder import DecoderModel
 from allyouneed.nn.models.encoder_decoder import EncoderDecoderModel
 from allyouneed.nn.models.stack import Stack
+from allyouneed.runtime.process import run_eagerly
 from allyouneed.runtime.program import Program, StateSlot, Unsupported, Value
 
 TRACED_MODELS: tuple[type, ...] = (DecoderModel, EncoderDecoderModel)  # advance: embed → decoder stack → head
@@ -36,7 +37,7 @@ def trace(stack: Stack, width: int, states: bool, dtype: torch.dtype = torch.flo
         {name: StateSlot(number, name) for name in block.sublayers} if states else {}  # type: ignore[union-attr]
         for number, block in enumerate(stack.blocks)
     ]
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    with torch.no_grad(), run_eagerly():
         result: Any = stack(x, TraceContext(program), layers)
     if not isinstance(result, Value):
         raise Unsupported("the stack ends in more than one stream")
