@@ -4,12 +4,13 @@ models and captured CUDA graphs (cuda_graph/prefill.py) all go through `start` a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from allyouneed.infer.decoding.base import RequestState
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
 
@@ -39,3 +40,25 @@ def prefill(model: Decoder, states: States, tokens: Rows, bidirectional: bool = 
         lengths = torch.full((len(tokens.tokens),), time, device=device) if tokens.lengths is None else tokens.lengths
         tokens = replace(tokens, prompt=torch.arange(time, device=device) < lengths[:, None])
     return model.advance(tokens, states, last=True)[:, 0]
+
+
+@dataclass(eq=False)
+class PrefillBatch:
+    """Requests whose prompts are being read, and how many tokens of each have been."""
+
+    model: Decoder
+    states: States
+    requests: list[RequestState]
+    read: list[int]
+    handed_over: bool = False  # its states became a running batch's
+
+    @property
+    def unread(self) -> list[int]:
+        return [len(state.request.prompt) - at for state, at in zip(self.requests, self.read, strict=True)]
+
+    def keep(self, rows: list[int]) -> None:
+        if rows and len(rows) < len(self.requests):
+            self.states.select(rows)
+        elif not rows and not self.handed_over:
+            self.states.close()
+        self.requests, self.read = [self.requests[row] for row in rows], [self.read[row] for row in rows]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,20 @@ from allyouneed.infer.decoding.sample import IndependentSearch
 from allyouneed.infer.prefill import Decoder
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
+
+
+class ActiveBatch(Protocol):
+    """Requests that are decoded together: `RunningBatch`, `Speculation`, `GraphBatch`."""
+
+    @property
+    def active(self) -> bool: ...
+
+    @property
+    def requests(self) -> list[RequestState]: ...
+
+    def step(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def make_search(spec: DecodingSpec, requests: Sequence[RequestState], device: torch.device) -> Search:

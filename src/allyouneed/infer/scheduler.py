@@ -13,10 +13,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,47 +27,12 @@ from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.model_runner import ModelRunner
-from allyouneed.infer.prefill import Decoder
+from allyouneed.infer.prefill import PrefillBatch
 from allyouneed.infer.request import Request
-from allyouneed.infer.running_batch import RunningBatch
+from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
 from allyouneed.infer.speculative.decode import Speculation, refuse
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import BlockPool, PagedStates, PoolFullError
-
-
-class ActiveBatch(Protocol):
-    """Requests that are decoded together: `RunningBatch`, `Speculation`, `GraphBatch`."""
-
-    @property
-    def active(self) -> bool: ...
-
-    @property
-    def requests(self) -> list[RequestState]: ...
-
-    def step(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(eq=False)
-class PrefillBatch:
-    """Requests whose prompts are being read, and how many tokens of each have been."""
-
-    states: States
-    requests: list[RequestState]
-    read: list[int]
-    handed_over: bool = False  # its states became a running batch's
-
-    @property
-    def unread(self) -> list[int]:
-        return [len(state.request.prompt) - at for state, at in zip(self.requests, self.read, strict=True)]
-
-    def keep(self, rows: list[int]) -> None:
-        if rows and len(rows) < len(self.requests):
-            self.states.select(rows)
-        elif not rows and not self.handed_over:
-            self.states.close()
-        self.requests, self.read = [self.requests[row] for row in rows], [self.read[row] for row in rows]
 
 
 class Scheduler:
@@ -363,10 +326,11 @@ class Scheduler:
         sources = sum(state.request.source is not None for state in requests)
         if sources not in (0, len(requests)):
             raise UserError("some requests have a source and some have none; a model takes one or it does not")
-        states = self.engine.start([state.request for state in requests])
+        model = self.engine.decoder
+        states = self.engine.start([state.request for state in requests], model)
         if self.blocks is not None:
             states = self.blocks.start(states, requests)
-        self.prefilling.append(PrefillBatch(states, requests, list(states.lengths)))
+        self.prefilling.append(PrefillBatch(model, states, requests, list(states.lengths)))
 
     def _prefill(self) -> None:
         """Read a chunk of every unread prompt; all chunks together are no larger than the budget."""
@@ -383,17 +347,16 @@ class Scheduler:
         # chunks change the last bits, and cut tokens that attend to each other apart
         if self.offline is not None or engine.bidirectional_prompt or engine.exact:
             size = max(map(len, prompts))
-        model = engine.decoder
         chunks = [prompt[at : at + size] for prompt, at in zip(prompts, batch.read, strict=True)]
-        last = engine.prefill_chunk(batch.states, chunks, model)
+        last = engine.prefill_chunk(batch.states, chunks, batch.model)
         batch.read = [at + len(chunk) for at, chunk in zip(batch.read, chunks, strict=True)]
         done = [n for n, prompt in enumerate(prompts) if batch.read[n] == len(prompt)]
         for rows in sorted({batch.requests[n].spec.decoding.rows for n in done}):
             some = [n for n in done if batch.requests[n].spec.decoding.rows == rows]
-            self._decode(batch, some, last, model)
-        batch.keep([n for n in range(len(prompts)) if n not in done])
+            self._decode(batch, some, last)
+        batch.keep([n for n, left in enumerate(batch.unread) if left])
 
-    def _decode(self, batch: PrefillBatch, some: list[int], last: Tensor, model: Decoder) -> None:
+    def _decode(self, batch: PrefillBatch, some: list[int], last: Tensor) -> None:
         """Decode the first token of these requests, whose prompts have been read, and let them join the others."""
         some = some if self.slots is None else self.slots.add(batch.states, batch.requests, some)
         if not some:
@@ -407,25 +370,25 @@ class Scheduler:
             groups.setdefault(kinds[id(spec)], []).append(n)
         if self.blocks is not None:
             self.blocks.keep_prefixes(batch.states, ((n, batch.requests[n]) for n in some))
-        plain = [n for kind, numbers in groups.items() if kind.draft is None for n in numbers]
-        for kind, numbers in groups.items():
-            if kind.draft is not None:
-                requests = [batch.requests[n] for n in numbers]
-                speculation = Speculation(model, self._take(batch, numbers), last[numbers], requests)
-                if speculation.active:
-                    self.running.append(speculation)
-        if plain:
-            chosen = [(k, [batch.requests[n] for n in ns]) for k, ns in groups.items() if k.draft is None]
-            running = RunningBatch(model, self._take(batch, plain), chosen, self.engine.limit)
-            running.append_tokens(last[plain])
+        for kind in [kind for kind in groups if kind.draft is not None]:
+            rows = groups.pop(kind)
+            requests = [batch.requests[row] for row in rows]
+            speculation = Speculation(batch.model, *self._take(batch, rows, last), requests)
+            if speculation.active:
+                self.running.append(speculation)
+        if groups:
+            states, last = self._take(batch, [row for rows in groups.values() for row in rows], last)
+            chosen = [(kind, [batch.requests[row] for row in rows]) for kind, rows in groups.items()]
+            running = RunningBatch(batch.model, states, chosen, self.engine.limit)
+            running.append_tokens(last)
             if running.active:
                 running.states.ungroup()
                 self._join(running)
 
-    def _take(self, batch: PrefillBatch, rows: list[int]) -> States:
-        """The states of these rows: the batch's own if they are all of it, else a copy."""
+    def _take(self, batch: PrefillBatch, rows: list[int], last: Tensor) -> tuple[States, Tensor]:
+        """States and last hidden states of these rows: the batch's own if they are all of it, else copies."""
         batch.handed_over = rows == list(range(len(batch.requests)))
-        return batch.states if batch.handed_over else batch.states.copy_rows(rows)
+        return (batch.states, last) if batch.handed_over else (batch.states.copy_rows(rows), last[rows])
 
     def _join(self, batch: RunningBatch) -> None:
         for other in [] if self.engine.exact else self.running:
