@@ -37,7 +37,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.infer.speculative.drafts import Lookup
+from allyouneed.infer.speculative.drafts import PromptLookup
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.precision import quantize
 from allyouneed.nn.states.paged import BlockPool, PagedStates
@@ -228,7 +228,7 @@ def measured(subject: Subject) -> tuple[Table, list[str]]:
             lambda: scores(subject, subject.model, script, 8, pool=True),
             lambda: scheduled(plain, subject, True),
         ),
-        ("speculative (lookup)", None, lambda: asked(plain, some, draft=Lookup())),
+        ("speculative (lookup)", None, lambda: asked(plain, some, draft=PromptLookup())),
     ]
     for score_mod in ("bf16", "ternary" if subject.name == "bit" else "int8"):
         model = shrunken(subject, score_mod)

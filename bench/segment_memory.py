@@ -58,7 +58,7 @@ def recipe(given: argparse.Namespace, memory: bool, seed: int, output: Path) -> 
 
 def forgetful(self: SegmentMemory, batch: Any, losses: Any) -> Any:
     if self.model.training:
-        self.forget()
+        self.reset()
     return REMEMBERS(self, batch, losses)
 
 

@@ -32,8 +32,8 @@ from allyouneed.config import override, preset_tree
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, train
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.speculative.decode import Guesses, guesses_of
-from allyouneed.infer.speculative.drafts import Draft, Lookup, Smaller
+from allyouneed.infer.speculative.decode import DraftStats, total_stats
+from allyouneed.infer.speculative.drafts import Draft, DraftModel, PromptLookup
 from allyouneed.nn.batch import Rows
 
 PAGE = Path(__file__).parents[1] / "docs/results/speculative.md"
@@ -88,13 +88,13 @@ def compared(
 ) -> Table:
     """Each batch in every way, one after the other."""
     ways: dict[str, Draft | None] = {"none": None, **drafts}
-    spent, went, said = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, Guesses()), dict.fromkeys(ways, 0)
+    spent, went, said = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, DraftStats()), dict.fromkeys(ways, 0)
     ask(batches[0], None)
     for batch in batches:
         for way, draft in ways.items():
             took, answers = seconds(lambda batch=batch, draft=draft: ask(batch, draft))
             spent[way] += took
-            went[way] += guesses_of(answers) or Guesses()
+            went[way] += total_stats(answers) or DraftStats()
             said[way] += sum(len(h.log_probs) for best in answers for h in best)
     table = []
     for way in ways:
@@ -130,7 +130,7 @@ def guessed_by_a_model(text: str, count: int) -> Table:
             assert found[0][0].tokens == tokens[GIVEN:], "it says what it is told"
             return found
 
-        drafts: dict[str, Draft] = {f"model, {n} ahead": Smaller(engines[1], n) for n in (2, 4, 7)}
+        drafts: dict[str, Draft] = {f"model, {n} ahead": DraftModel(engines[1], n) for n in (2, 4, 7)}
         table += compared(f"agree on {right:.0%}", texts, drafts, ask)
     return table
 
@@ -154,7 +154,7 @@ def looked_up(path: Path, count: int) -> Table:
         assert [*found[0][0].tokens, tokenizer.eos] == pair[1], "it says what it is told"
         return found
 
-    drafts: dict[str, Draft] = {f"lookup, {n} ahead": Lookup(n) for n in (4, 8, 16)}
+    drafts: dict[str, Draft] = {f"lookup, {n} ahead": PromptLookup(n) for n in (4, 8, 16)}
     return compared(path.name.split(".")[0], some, drafts, ask)
 
 

@@ -56,7 +56,7 @@ def test_scores_are_what_the_model_says_of_the_whole_sentence(
             said = found.tokens + [EOS] * found.finished
             assert found.log_probs == pytest.approx(log_probs(engine, source, said), abs=1e-4)
             assert found.log_prob == pytest.approx(sum(found.log_probs), abs=1e-4)
-            assert found.score == pytest.approx(found.log_prob / WAYS[way].normalise(len(said)))
+            assert found.score == pytest.approx(found.log_prob / WAYS[way].length_divisor(len(said)))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -80,7 +80,7 @@ def test_a_beam_as_wide_as_everything_finds_the_very_best() -> None:
     for length in range(4):
         for middle in itertools.product([t for t in range(6) if t != EOS], repeat=length):
             said = [*middle, EOS][:3]
-            every.append((sum(log_probs(engine, source, said)) / decoding.normalise(len(said)), said))
+            every.append((sum(log_probs(engine, source, said)) / decoding.length_divisor(len(said)), said))
     best = sorted(every, reverse=True)[:3]
     (found,) = engine.generate([source], decoding)
     assert [h.tokens + [EOS] * h.finished for h in found] == [said for _, said in best]

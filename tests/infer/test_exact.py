@@ -21,7 +21,7 @@ from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.infer.speculative.drafts import Lookup
+from allyouneed.infer.speculative.drafts import PromptLookup
 from allyouneed.nn.models.precision import to_int8
 from allyouneed.nn.states.paged import BlockPool
 
@@ -72,7 +72,7 @@ def bits(answers: list[Hypothesis]) -> list[Any]:
 def request(kind: str, text: list[int], way: Decoding, place: int) -> Request:
     if kind == "translator":
         return Request([BOS], way.limit(len(text)), (place,), text)
-    return Request([BOS, *text], way.more(), (place,))
+    return Request([BOS, *text], way.continuation_limit(), (place,))
 
 
 def alone(kind: str, text: list[int], way: Decoding, place: int) -> list[Any]:
@@ -132,9 +132,9 @@ def test_without_it_last_bits_change(kind: str) -> None:
 
 def test_guesses_too_are_read_by_nobody_else() -> None:
     engine, asked = engine_of("rotary"), [[BOS, *[5, 6, 7] * n] for n in range(1, 6)]
-    together = engine.complete(asked, WAYS[0], draft=Lookup())
+    together = engine.complete(asked, WAYS[0], draft=PromptLookup())
     for place, prompt in enumerate(asked):
-        assert bits(engine.complete([prompt], WAYS[0], first=place, draft=Lookup())[0]) == bits(together[place])
+        assert bits(engine.complete([prompt], WAYS[0], first=place, draft=PromptLookup())[0]) == bits(together[place])
 
 
 def test_not_with_a_pool() -> None:

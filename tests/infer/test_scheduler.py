@@ -13,7 +13,7 @@ from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.infer.admission import PATIENCE
 from allyouneed.infer.decoding.base import RequestState
-from allyouneed.infer.decoding.detokenizer import StopStrings, text_of
+from allyouneed.infer.decoding.detokenizer import StopStrings, detokenize
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
@@ -67,7 +67,7 @@ def prompts(count: int, longest: int = 30, seed: int = 0) -> list[list[int]]:
 def ask(
     scheduler: Scheduler, prompt: list[int], way: Decoding = GREEDY, place: int = 0, **options: Any
 ) -> RequestState:
-    return scheduler.submit(Request(prompt, way.more(), (place,), **options), way)
+    return scheduler.submit(Request(prompt, way.continuation_limit(), (place,), **options), way)
 
 
 def alone(engine: Engine, prompt: list[int], decoding: Decoding, place: int = 0) -> list[list[int]]:
@@ -234,7 +234,7 @@ def test_a_string_to_stop_at_across_the_borders_of_tokens(tokenizer: Tokenizer) 
     for stop, state in asked.items():
         (found,) = state.answer or ()
         assert found.tokens == free.tokens[: len(found.tokens)] and found.finished
-        assert text_of(tokenizer, found.tokens, stop=[stop]) == text[: text.index(stop)]
+        assert detokenize(tokenizer, found.tokens, stop=[stop]) == text[: text.index(stop)]
         across += all(stop not in tokenizer.decode([token]) for token in found.tokens)
     assert len(asked) > 8 and across > 4
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import allyouneed as ayn
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.folder import Folder
-from allyouneed.infer.decoding.detokenizer import StopStrings, StreamingDetokenizer, text_of
+from allyouneed.infer.decoding.detokenizer import StopStrings, StreamingDetokenizer, detokenize
 from allyouneed.infer.predictors.generator import Generation, Generator
 
 TEXT = "Tous les êtres humains: 你好，世界。今天 👩‍👩‍👧 How are you? The quick brown fox."
@@ -143,8 +143,8 @@ def test_the_earliest_of_several_counts_and_a_beginning_is_only_held_back(tokeni
     assert "".join(pieces) + spoken.end() == "one two three four"
     (shown,) = [piece for piece in pieces if len(piece) > len(" three")]
     assert shown.startswith("two three f"), "told when it is sure"
-    assert text_of(tokenizer, ids, stop=["four", "two"]) == "one "
-    assert text_of(tokenizer, ids, stop=["two tree", "fourth"]) == "one two three four", (
+    assert detokenize(tokenizer, ids, stop=["four", "two"]) == "one "
+    assert detokenize(tokenizer, ids, stop=["two tree", "fourth"]) == "one two three four", (
         "what was held back comes at last"
     )
 
@@ -172,7 +172,7 @@ def test_any_tokens_are_told_as_a_whole_is(tokenizer: Tokenizer, data: st.DataOb
     ids = data.draw(st.lists(st.integers(3, tokenizer.size - 1), max_size=40))
     begin = tokenizer.encode(data.draw(st.sampled_from(["", "a", "你"])))
     base = tokenizer.decode(begin)
-    assert text_of(tokenizer, ids, begin) == tokenizer.decode([*begin, *ids])[len(base) :]
+    assert detokenize(tokenizer, ids, begin) == tokenizer.decode([*begin, *ids])[len(base) :]
 
 
 def test_no_piece_is_half_a_character(tokenizer: Tokenizer) -> None:
@@ -213,7 +213,7 @@ def test_tokenizers_of_others_too(kind: str, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(1, size - 1), max_size=12))
     begin = data.draw(st.sampled_from([[], [1], [1, 2]]))
     base = tokenizer.decode(begin)
-    assert text_of(tokenizer, ids, begin) == tokenizer.decode([*begin, *ids])[len(base) :]
+    assert detokenize(tokenizer, ids, begin) == tokenizer.decode([*begin, *ids])[len(base) :]
 
 
 def test_characters_made_of_bytes_come_when_they_are_whole() -> None:

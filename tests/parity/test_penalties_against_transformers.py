@@ -16,8 +16,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from allyouneed.infer.decoding.options import Decoding, keep_likely
+from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.penalties import Penalties
+from allyouneed.infer.decoding.sampling import filter_logits
 from allyouneed.infer.engine import Engine
 from convert import from_marian, random_marian
 
@@ -38,7 +39,7 @@ def past() -> list[list[int]]:
 @pytest.mark.parametrize("min_p", [0.01, 0.1, 0.5, 1.0])
 def test_min_p(logits: torch.Tensor, min_p: float) -> None:
     expected = MinPLogitsWarper(min_p)(torch.zeros(0), logits)
-    assert torch.equal(keep_likely(logits, min_p=min_p), expected) and expected.isinf().any()
+    assert torch.equal(filter_logits(logits, min_p=min_p), expected) and expected.isinf().any()
 
 
 def test_all_of_them_in_their_order(logits: torch.Tensor) -> None:
@@ -48,27 +49,27 @@ def test_all_of_them_in_their_order(logits: torch.Tensor) -> None:
     for warper in warpers:
         expected = warper(torch.zeros(0), expected)
         kept.append(int(expected.isfinite().sum()))
-    assert torch.equal(keep_likely(logits / 1.7, 30, 0.9, 0.04), expected)
+    assert torch.equal(filter_logits(logits / 1.7, 30, 0.9, 0.04), expected)
     assert kept[1] > kept[2] > kept[3], "each of them has something to do"
 
 
 @pytest.mark.parametrize("penalty", [0.7, 1.3, 2.0])
 def test_repetition_penalty(logits: torch.Tensor, past: list[list[int]], penalty: float) -> None:
     expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor(past), logits.clone())
-    found = Penalties(Decoding(repetition_penalty=penalty), past).changed(logits)
+    found = Penalties(Decoding(repetition_penalty=penalty), past).apply(logits)
     assert torch.equal(found, expected) and not torch.equal(found, logits)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_no_repeat(logits: torch.Tensor, past: list[list[int]], size: int) -> None:
     expected = NoRepeatNGramLogitsProcessor(size)(torch.tensor(past), logits.clone())
-    found = Penalties(Decoding(no_repeat=size), past).changed(logits)
+    found = Penalties(Decoding(no_repeat=size), past).apply(logits)
     assert torch.equal(found, expected) and found.isinf().any()
 
 
 def test_rows_of_unequal_length_and_of_none(logits: torch.Tensor, past: list[list[int]]) -> None:
     uneven = [row[: 3 * number] for number, row in enumerate(past)]
-    found = Penalties(Decoding(repetition_penalty=1.5, no_repeat=2), uneven).changed(logits)
+    found = Penalties(Decoding(repetition_penalty=1.5, no_repeat=2), uneven).apply(logits)
     both = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5), NoRepeatNGramLogitsProcessor(2)])
     for row, ids in enumerate(uneven):
         expected = both(torch.tensor([ids]), logits[row : row + 1].clone()) if ids else logits[row : row + 1]

@@ -242,7 +242,7 @@ def test_a_whole_text_is_one_prompt_and_line_breaks_stay_in_their_line(
     expected = model.generate("the cat\n\na dog", method="greedy", max_length=12)
     assert ask("generate", *SURE, "--whole", stdin="the cat\n\na dog\n").out == expected + "\n"
     said = "one\ntwo\r\nthree"
-    monkeypatch.setattr("allyouneed.infer.predictors.generator.text_of", lambda *a: said)
+    monkeypatch.setattr("allyouneed.infer.predictors.generator.detokenize", lambda *a: said)
     assert ask("generate", *SURE, "a", "b").lines == [r"one\ntwo\nthree"] * 2
     assert [tree["text"] for tree in ask("generate", *SURE, "--json", "a", "b").trees] == [said] * 2
 

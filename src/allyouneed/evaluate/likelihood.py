@@ -13,7 +13,7 @@ from torch import nn
 from allyouneed.data.batches.packing import Batches
 from allyouneed.data.retrieval.neighbours import NeighbourItems
 from allyouneed.nn.batch import Batch
-from allyouneed.nn.states.segment_memory import reading
+from allyouneed.nn.states.segment_memory import with_segment_memory
 from allyouneed.tasks.task import Task
 
 
@@ -36,7 +36,7 @@ def _mean(
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
-    sums, tokens, reader = [], [], reading(model, task.has_memory)
+    sums, tokens, reader = [], [], with_segment_memory(model, task.has_memory)
     try:
         for batch in batches:
             with around():

@@ -16,7 +16,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request, StopCondition
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.infer.speculative.decode import refuse
+from allyouneed.infer.speculative.decode import check_draft_options
 from allyouneed.infer.speculative.drafts import Draft
 from allyouneed.runtime.process import pause_gc
 
@@ -78,7 +78,9 @@ class Engine(ModelRunner):
         """The continuations of each prompt (begin token included), best first; the prompt is not repeated. `first`: the
         index of the first prompt in a longer list, for its samples. For `stop` and `draft` see `generate`."""
         decoding = decoding or Decoding()
-        requests = [Request(prompt, decoding.more(), (first + n,), stop=stop) for n, prompt in enumerate(prompts)]
+        requests = [
+            Request(prompt, decoding.continuation_limit(), (first + n,), stop=stop) for n, prompt in enumerate(prompts)
+        ]
         return self.decode(requests, self.spec(decoding, draft=draft), on_progress)
 
     def stream(
@@ -93,13 +95,13 @@ class Engine(ModelRunner):
         generator returns the hypothesis."""
         spec = self.spec(decoding, draft=draft)
         if draft is not None:
-            refuse(decoding)
+            check_draft_options(decoding)
         scheduler = self._offline()
         was_training: bool = self.model.training
         if was_training:  # only then: it visits every module
             self.model.eval()
         try:
-            state = scheduler.submit(Request(prompt, decoding.more(), (first,), stop=stop), spec)
+            state = scheduler.submit(Request(prompt, decoding.continuation_limit(), (first,), stop=stop), spec)
             state.streams = True
             yield from scheduler.stream(state)
             if decoding.rows > 1:
@@ -116,7 +118,7 @@ class Engine(ModelRunner):
         """The hypotheses of each request, best first; all are decoded by one specification."""
         spec = self.spec(spec) if isinstance(spec, Decoding) else spec
         if spec.draft is not None:
-            refuse(spec.decoding)
+            check_draft_options(spec.decoding)
         scheduler = self._offline()
         states = [scheduler.submit(request, spec) for request in requests]
         largest_first = iter(sorted(states, key=lambda state: -state.request.size))

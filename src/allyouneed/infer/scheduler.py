@@ -30,7 +30,7 @@ from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.prefill import PrefillBatch
 from allyouneed.infer.request import Request
 from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
-from allyouneed.infer.speculative.decode import Speculation, refuse
+from allyouneed.infer.speculative.decode import SpeculativeDecoder, check_draft_options
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import BlockPool, PagedStates, PoolFullError
 
@@ -95,7 +95,7 @@ class Scheduler:
         if limit is not None and len(request.prompt) > limit:
             raise UserError(f"the prompt has {len(request.prompt)} tokens, the model {limit} positions; shorten it")
         if state.spec.draft is not None:
-            refuse(state.spec.decoding)
+            check_draft_options(state.spec.decoding)
             if self.blocks is not None:
                 raise UserError("draft and pool are exclusive: speculative decoding does not use paged states; set one")
         if self.offline is not None:
@@ -373,7 +373,7 @@ class Scheduler:
         for kind in [kind for kind in groups if kind.draft is not None]:
             rows = groups.pop(kind)
             requests = [batch.requests[row] for row in rows]
-            speculation = Speculation(batch.model, *self._take(batch, rows, last), requests)
+            speculation = SpeculativeDecoder(batch.model, *self._take(batch, rows, last), requests)
             if speculation.active:
                 self.running.append(speculation)
         if groups:

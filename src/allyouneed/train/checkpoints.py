@@ -111,7 +111,7 @@ class Checkpoint:
         if isinstance(model, SegmentMemory):
             tree = self.read_trainer(check=shard.rank == 0)["memory"]
             model.restore(load_file(self.path / "training" / "memory.safetensors"), tree)
-            model.keep(shard.rows(0 if tree is None else len(tree["lengths"])))
+            model.select(shard.rows(0 if tree is None else len(tree["lengths"])))
 
 
 class Checkpoints:

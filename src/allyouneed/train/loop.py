@@ -22,7 +22,7 @@ from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.registry import predictor
 from allyouneed.interop.load import load
 from allyouneed.nn.models.precision import dequantize
-from allyouneed.nn.states.segment_memory import SegmentMemory, reading
+from allyouneed.nn.states.segment_memory import SegmentMemory, with_segment_memory
 from allyouneed.train.backend import Backend
 from allyouneed.train.checkpoints import Checkpoint, Checkpoints, Memory, TrainState
 from allyouneed.train.cuda.capture import CapturedUpdates
@@ -83,7 +83,7 @@ class Trainer:
         # the unsharded model, for validation and saving
         self.full_model: nn.Module | None = None if is_sharded(self.model) else self.model
         self.optimiser = recipe.optimiser.build(self.model)
-        self.stateful_model = reading(self.model, recipe.task.has_memory)
+        self.stateful_model = with_segment_memory(self.model, recipe.task.has_memory)
         self.checkpoints = Checkpoints(run.checkpoints, recipe.save.keep, reporter.print, clean=processes.is_main)
         self.guard = NonFiniteGuard(run.folder, prepared.spare, reporter.print, writes=processes.is_main)
         self.state = TrainState()
@@ -235,7 +235,7 @@ class Trainer:
         self.captured.reset()
         self.state = replace(self.state, position=position)
         if isinstance(self.stateful_model, SegmentMemory):
-            self.stateful_model.forget()  # the memory may hold non-finite values
+            self.stateful_model.reset()  # the memory may hold non-finite values
         self.log.rewind(newest.step)
         self.guard.on_rewind(newest.step)
 
@@ -352,8 +352,8 @@ class Trainer:
         """The segment memory of the rows of all processes, on the main process."""
         if not isinstance(self.stateful_model, SegmentMemory):
             return None
-        own = self.stateful_model.written()
-        return own if self.processes.is_single else self.stateful_model.joined(self.processes.gather(own))
+        own = self.stateful_model.export()
+        return own if self.processes.is_single else self.stateful_model.merge(self.processes.gather(own))
 
     def _shards(self) -> Path | None:
         """Write the sharded optimiser state from all processes; the folder it is in."""

@@ -152,7 +152,7 @@ class Recipe(Config):
                 for key, value in found["data"].items()
             }
         if isinstance(found.get("decoding", {}), Mapping):
-            found["decoding"] = Decoding.settled(task.decoding, found.get("decoding", {}))
+            found["decoding"] = Decoding.merge(task.decoding, found.get("decoding", {}))
         return found
 
     @model_validator(mode="after")

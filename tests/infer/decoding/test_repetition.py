@@ -1,5 +1,5 @@
-"""A text that says the same again and again is stopped and said so: at the same place, whoever writes it and beside
-whom; what repeats itself for good reason is not."""
+"""A text that loops is cut and reported: at the same token in any batch and on any decoding path. A source that repeats
+itself may be translated by a text that does."""
 
 from __future__ import annotations
 
@@ -21,13 +21,23 @@ from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.decoding.repetition import LEAST, LONGEST, LOOK, cut, cycle, echoes, looked, looks, looping
+from allyouneed.infer.decoding.repetition import (
+    CHECK_EVERY,
+    MAX_PERIOD,
+    MIN_LOOP_TOKENS,
+    find_loop,
+    has_check,
+    has_repeats,
+    is_check_due,
+    is_looping,
+    loop_period,
+)
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.infer.speculative.drafts import Lookup
+from allyouneed.infer.speculative.drafts import PromptLookup
 from allyouneed.nn.states.paged import BlockPool
 from graph_runner import decode_in_slots
 from graph_runner import engine_of as seated_engine
@@ -53,61 +63,65 @@ def few(count: int = 8) -> list[list[int]]:
 # --- what a loop is -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", range(1, LONGEST + 1))
-def test_so_many_times_and_for_so_many_tokens_and_not_one_fewer(size: int) -> None:
+@pytest.mark.parametrize("size", range(1, MAX_PERIOD + 1))
+def test_a_loop_needs_enough_repeats_and_enough_tokens(size: int) -> None:
     for loops in (2, 8):
-        needed = max(LEAST, loops * size)
+        needed = max(MIN_LOOP_TOKENS, loops * size)
         said = [*range(100, 150), *(n % size for n in range(needed))]
-        assert cycle(said, loops) == size and cycle([*said[:50], *said[51:]], loops) == 0
+        assert loop_period(said, loops) == size and loop_period([*said[:50], *said[51:]], loops) == 0
         broken = [*said[:-3], 99, *said[-2:]] if size > 3 else [*said[:-size], 99, *said[len(said) - size + 1 :]]
-        assert cycle(broken, loops) == 0
-    assert cycle([*range(LONGEST + 1)] * 50, 8) == 0 and cycle([], 8) == cycle([1], 8) == 0
+        assert loop_period(broken, loops) == 0
+    assert loop_period([*range(MAX_PERIOD + 1)] * 50, 8) == 0 and loop_period([], 8) == loop_period([1], 8) == 0
 
 
-def test_one_looks_now_and_then_and_never_before_the_least_length() -> None:
+def test_checks_come_at_fixed_lengths_after_the_minimum() -> None:
     way = Decoding(method="greedy")
-    assert [n for n in range(100) if looping([7] * n, way)] == [32, 48, 64, 80, 96]
-    assert cut([7] * 100, way) == 32 and cut([*range(20), *[7] * 80], way) == 64 and cut([*range(99)], way) is None
+    assert [n for n in range(100) if is_looping([7] * n, way)] == [32, 48, 64, 80, 96]
+    assert (
+        find_loop([7] * 100, way) == 32
+        and find_loop([*range(20), *[7] * 80], way) == 64
+        and find_loop([*range(99)], way) is None
+    )
     late = Decoding(method="greedy", min_length=48)
-    assert cut([7] * 100, late) == 64 and cut([7] * 100, Decoding(loops=None)) is None
-    assert Decoding(loops=0).loops is None and LEAST % LOOK == 0
+    assert find_loop([7] * 100, late) == 64 and find_loop([7] * 100, Decoding(loops=None)) is None
+    assert Decoding(loops=0).loops is None and MIN_LOOP_TOKENS % CHECK_EVERY == 0
     with pytest.raises(UserError, match="loops"):
         Decoding.of({}, loops=1)
 
 
-# --- where it stops -------------------------------------------------------------------------------------------------
+# --- where it is cut -------------------------------------------------------------------------------------------------
 
 
-def stopped(free: Hypothesis, way: Decoding) -> tuple[list[int], bool]:
-    end = cut(free.tokens, way)
+def expected_cut(free: Hypothesis, way: Decoding) -> tuple[list[int], bool]:
+    end = find_loop(free.tokens, way)
     return free.tokens[:end], end is not None
 
 
 @pytest.mark.parametrize("name", ["greedy", "sample", "draws"])
-def test_it_is_the_beginning_of_what_it_would_have_said(speaker: Engine, name: str) -> None:
+def test_a_cut_text_is_a_prefix_of_the_uncut_one(speaker: Engine, name: str) -> None:
     way = WAYS[name]
     free = speaker.complete(few(), way.model_copy(update={"loops": None}))
     found = speaker.complete(few(), way)
     for ours, theirs in zip(found, free, strict=True):
-        expected = sorted(stopped(one, way) for one in theirs)
+        expected = sorted(expected_cut(one, way) for one in theirs)
         assert sorted((one.tokens, one.repeats) for one in ours) == expected
         assert all(len(one.log_probs) == len(one.tokens) and not one.finished for one in ours)
-    assert sum(one.repeats for best in found for one in best) > 3, "or it proves nothing"
+    assert sum(one.repeats for best in found for one in best) > 3, "the test needs loops"
 
 
-def test_a_beam_search_ends_with_its_best(speaker: Engine) -> None:
+def test_a_beam_search_ends_with_its_best_hypothesis(speaker: Engine) -> None:
     found = speaker.complete(few(), WAYS["beam"])
     free = speaker.complete(few(), WAYS["beam"].model_copy(update={"loops": None}))
     assert sum(best[0].repeats for best in found) > 3
     for ours, theirs in zip(found, free, strict=True):
         if ours[0].repeats:
             assert len(ours[0].tokens) < len(theirs[0].tokens) == 150 and len(ours) == 2
-            assert looping(ours[0].tokens, WAYS["beam"])
+            assert is_looping(ours[0].tokens, WAYS["beam"])
             assert ours[0].score >= ours[1].score
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_the_same_among_strangers_in_a_pool_in_seats_and_with_guesses(speaker: Engine, name: str) -> None:
+def test_the_same_in_a_batch_with_paged_states_in_slots_and_with_a_draft(speaker: Engine, name: str) -> None:
     way = WAYS[name]
     expected = [[(h.tokens, h.repeats) for h in speaker.complete([p], way, first=n)[0]] for n, p in enumerate(few())]
     scheduler = Scheduler(speaker, rows=12, budget=16, pool=BlockPool(400, size=4))
@@ -124,11 +138,11 @@ def test_the_same_among_strangers_in_a_pool_in_seats_and_with_guesses(speaker: E
         found = decode_in_slots(speaker, requests, way)
         assert [[(h.tokens, h.repeats) for h in best] for best in found] == expected
     if name == "greedy":
-        guessed = speaker.complete(few(), way, draft=Lookup(4))
+        guessed = speaker.complete(few(), way, draft=PromptLookup(4))
         assert [[(h.tokens, h.repeats) for h in best] for best in guessed] == expected
 
 
-def test_seats_stop_translations_too() -> None:
+def test_slots_cut_translations_too() -> None:
     engine = seated_engine("translation")
     sources = [[*range(3, 3 + n), EOS] for n in range(2, 9)]
     for way in (Decoding(beam=3, best=2, max_length=100), Decoding(method="greedy", max_length=100)):
@@ -139,16 +153,16 @@ def test_seats_stop_translations_too() -> None:
         ]
 
 
-def test_a_stream_ends_where_the_text_does(speaker: Engine) -> None:
+def test_a_stream_ends_where_the_text_is_cut(speaker: Engine) -> None:
     for number, prompt in enumerate(few(4)):
         ((whole,),) = speaker.complete([prompt], WAYS["greedy"], first=number)
         assert list(speaker.stream(prompt, WAYS["greedy"], number)) == whole.tokens
 
 
-# --- what is said about it ------------------------------------------------------------------------------------------
+# --- how it is reported ------------------------------------------------------------------------------------------
 
 
-def test_generate_says_so(tokenizer: Tokenizer) -> None:
+def test_generate_reports_it(tokenizer: Tokenizer) -> None:
     generate: Any = uses(tokenizer)["generate"]
     model = generate.__self__
     (full,) = model.generate_full(["the cat"], method="greedy", max_length=300)
@@ -162,7 +176,7 @@ def test_generate_says_so(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("name", ["translate", "seq2seq"])
-def test_translate_and_seq2seq_say_so(tokenizer: Tokenizer, name: str) -> None:
+def test_translate_and_seq2seq_report_it(tokenizer: Tokenizer, name: str) -> None:
     model = uses(tokenizer)[name].__self__  # type: ignore[attr-defined]
     ask_full: Callable[..., Any] = getattr(model, f"{name}_full")
     for method in ("greedy", "beam"):
@@ -170,14 +184,19 @@ def test_translate_and_seq2seq_say_so(tokenizer: Tokenizer, name: str) -> None:
         assert [note for note in full.notes if "'the lazy dog': repeats itself; stopped after" in note], full.notes
 
 
-def test_what_repeats_itself_may_be_translated_so(echo: Callable[..., Folder], tokenizer: Tokenizer) -> None:
+def test_a_repeating_source_may_have_a_repeating_translation(echo: Callable[..., Folder], tokenizer: Tokenizer) -> None:
     laughter = "ha " * 60
     (full,) = Translator(echo(tokenizer), max_tokens=500, together=500).translate_full([laughter, "ha ha, a dog"])[:1]
     assert full.text == laughter and not full.notes
-    assert echoes([5, 6] * 4, 8) and not echoes([5, 6] * 3, 8) and not echoes(range(60), 8) and not echoes([], 8)
+    assert (
+        has_repeats([5, 6] * 4, 8)
+        and not has_repeats([5, 6] * 3, 8)
+        and not has_repeats(range(60), 8)
+        and not has_repeats([], 8)
+    )
 
 
-def test_a_text_that_ends_because_there_are_no_more_places_says_so(tokenizer: Tokenizer) -> None:
+def test_a_text_that_runs_out_of_positions_reports_it(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
     layer = {"mixer": {"kind": "attention", "heads": 2, "pattern": "causal"}, "channel": {"kind": "ffn", "hidden": 16}}
     embed = {"positions": {"kind": "learned", "length": 20}}
@@ -193,7 +212,7 @@ def test_a_text_that_ends_because_there_are_no_more_places_says_so(tokenizer: To
 
 
 @given(st.integers(0, 200), st.integers(0, 40), st.sampled_from([None, 3]), st.integers(0, 120))
-def test_one_looks_at_many_as_at_one(before: int, more: int, loops: int | None, least: int) -> None:
-    decoding = Decoding(loops=loops, min_length=least)
-    found = looked(np.array([before]), np.array([before + more]), decoding)
-    assert found.tolist() == [bool(looks(before, before + more, decoding))]
+def test_checks_of_many_rows_are_those_of_one(before: int, more: int, loops: int | None, least: int) -> None:
+    options = Decoding(loops=loops, min_length=least)
+    found = has_check(np.array([before]), np.array([before + more]), options)
+    assert found.tolist() == [any(is_check_due(length, options) for length in range(before + 1, before + more + 1))]

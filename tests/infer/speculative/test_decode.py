@@ -1,4 +1,4 @@
-"""Guesses change how long it takes, and nothing else."""
+"""A draft changes how long decoding takes, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabula
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
-from allyouneed.infer.decoding.detokenizer import StopStrings, text_of
-from allyouneed.infer.decoding.options import Decoding, inverted, keep_likely
+from allyouneed.infer.decoding.detokenizer import StopStrings, detokenize
+from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.decoding.sampling import filter_logits, invert_cdf
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
 from allyouneed.infer.predictors.translator import Translator
-from allyouneed.infer.speculative.acceptance import instead, taken
-from allyouneed.infer.speculative.decode import Guessed, Guesses, guesses_of
-from allyouneed.infer.speculative.drafts import Draft, Lookup, Places, Smaller
+from allyouneed.infer.speculative.acceptance import is_accepted, resample
+from allyouneed.infer.speculative.decode import DraftStats, SpeculativeHypothesis, total_stats
+from allyouneed.infer.speculative.drafts import Draft, DraftModel, LookupIndex, PromptLookup
 from allyouneed.nn.batch import Batch, Rows
 from toy_models import BOS, EOS, PAD, VOCAB, random_model
 
@@ -55,8 +56,8 @@ def engine_of(model: Any, **options: Any) -> Engine:
     return Engine(model, BOS, EOS, PAD, **({"forbidden": [PAD, BOS]} | options))
 
 
-def shaken(model: Any, by: float = 0.05) -> Any:
-    """A model that says nearly the same."""
+def perturb(model: Any, by: float = 0.05) -> Any:
+    """A copy with noise in its weights."""
     other = deepcopy(model)
     torch.manual_seed(9)
     with torch.no_grad():
@@ -66,9 +67,9 @@ def shaken(model: Any, by: float = 0.05) -> Any:
 
 
 def drafts(engine: Engine, ahead: int = 4) -> dict[str, Draft]:
-    near, far = shaken(engine.model), shaken(engine.model, 3.0)
+    near, far = perturb(engine.model), perturb(engine.model, 3.0)
     near_engine, far_engine = (engine_of(model, limit=engine.limit) for model in (near, far))
-    return {"lookup": Lookup(ahead), "near": Smaller(near_engine, ahead), "far": Smaller(far_engine, ahead)}
+    return {"lookup": PromptLookup(ahead), "near": DraftModel(near_engine, ahead), "far": DraftModel(far_engine, ahead)}
 
 
 def same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
@@ -84,8 +85,8 @@ def same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> Non
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_greedy_says_the_same_tokens_whoever_guesses(mixer: str) -> None:
-    """Every kind of state takes back what was read for nothing, of each row another number of tokens."""
+def test_greedy_generates_the_same_tokens_with_any_draft(mixer: str) -> None:
+    """Every kind of state trims rejected tokens, a different number in each row."""
     engine = engine_of(of_kind(mixer))
     asked = [*prompts(4), [BOS, *[7, 8, 9, 11] * 5]]
     right: dict[str, float] = {}
@@ -94,7 +95,7 @@ def test_greedy_says_the_same_tokens_whoever_guesses(mixer: str) -> None:
         for name, draft in drafts(engine, ahead=1 + len(way.method)).items():
             found = engine.complete(asked, way, draft=draft)
             same(found, expected)
-            went = guesses_of(found)
+            went = total_stats(found)
             assert went is not None and went.passes + went.right >= sum(len(h.tokens) for (h,) in found)
             right[name] = right.get(name, 0) + went.right
     assert right["near"] > right["far"] and right["lookup"] > 0, right
@@ -112,17 +113,17 @@ def test_with_a_source(sources: list[list[int]], way: Decoding) -> None:
 
 
 @pytest.mark.parametrize("way", SAMPLES)
-def test_samples_are_the_same_where_guesses_are_not_drawn(way: Decoding) -> None:
+def test_samples_are_the_same_where_draft_tokens_are_not_sampled(way: Decoding) -> None:
     engine = engine_of(writer())
     asked = prompts(12, seed=4)
-    found = engine.complete(asked, way, draft=Lookup(ahead=3))
+    found = engine.complete(asked, way, draft=PromptLookup(ahead=3))
     same(found, engine.complete(asked, way))
-    went = guesses_of(found)
+    went = total_stats(found)
     assert went is not None and went.right < went.guessed and (went.right > 0 or way.no_repeat is not None)
 
 
 @pytest.mark.parametrize("way", [GREEDY, *SAMPLES])
-def test_neighbours_do_not_matter(way: Decoding) -> None:
+def test_the_batch_does_not_matter(way: Decoding) -> None:
     engine = engine_of(writer())
     asked = prompts(4)
     for draft in drafts(engine, ahead=3).values():
@@ -131,12 +132,15 @@ def test_neighbours_do_not_matter(way: Decoding) -> None:
             same(engine.complete([prompt], way, first=place, draft=draft), together[place : place + 1])
 
 
-def test_a_model_that_guesses_for_itself_is_always_right() -> None:
+def test_a_model_that_drafts_for_itself_is_always_right() -> None:
     engine = engine_of(writer(), forbidden=[PAD, BOS, EOS])
     for way in (GREEDY, SAMPLES[0]):
-        ((found,),) = engine.complete([[BOS, 5]], way, draft=Smaller(engine, ahead=3))
-        assert isinstance(found, Guessed) and found.guesses.right == found.guesses.guessed
-        assert found.guesses.passes == 1 + -(-(way.more() - 1) // 4) and len(found.tokens) == way.more()
+        ((found,),) = engine.complete([[BOS, 5]], way, draft=DraftModel(engine, ahead=3))
+        assert isinstance(found, SpeculativeHypothesis) and found.stats.right == found.stats.guessed
+        assert (
+            found.stats.passes == 1 + -(-(way.continuation_limit() - 1) // 4)
+            and len(found.tokens) == way.continuation_limit()
+        )
 
 
 def test_models_of_other_kinds() -> None:
@@ -155,45 +159,45 @@ def test_models_of_other_kinds() -> None:
         engine_of(build(retro)),
         engine_of(writer(decoder=[{"wiring": "pre-norm", "mixer": prefix, "channel": FFN}]), bidirectional_prompt=True),
     ]
-    engines[1].search = lambda chunks: [[chunk[::-1], chunk[:1] * 4] for chunk in chunks]
+    engines[1].retrieve = lambda chunks: [[chunk[::-1], chunk[:1] * 4] for chunk in chunks]
     for engine in engines:
         asked = prompts(8)
-        for draft in (Lookup(), Smaller(engine_of(writer("rwkv"))), Smaller(engine)):
+        for draft in (PromptLookup(), DraftModel(engine_of(writer("rwkv"))), DraftModel(engine)):
             same(engine.complete(asked, GREEDY, draft=draft), engine.complete(asked, GREEDY))
 
 
-# --- the same chances -----------------------------------------------------------------------------------------------
+# --- the same distribution ------------------------------------------------------------------------------------------
 
 
-def unlikely(counts: Counter[Any], expected: dict[Any, float], total: int) -> float:
-    """How many deviations χ² is above what it should be; cells of few are taken together."""
+def chi_square_excess(counts: Counter[Any], expected: dict[Any, float], total: int) -> float:
+    """How many standard deviations χ² is above its mean; small cells are merged."""
     large = {cell: total * p for cell, p in expected.items() if total * p >= 8}
     rest = total - sum(large.values()), total - sum(counts[cell] for cell in large)
     cells = [(counts[cell], much) for cell, much in large.items()] + ([rest[::-1]] if rest[0] > 1 else [])
-    assert not set(counts) - {cell for cell, p in expected.items() if p > 0}, "something that cannot be said"
+    assert not set(counts) - {cell for cell, p in expected.items() if p > 0}, "a text of probability 0"
     freedom = len(cells) - 1
     statistic = sum((seen - much) ** 2 / much for seen, much in cells)
     return float((statistic - freedom) / (2 * freedom) ** 0.5)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_guess_that_is_taken_or_replaced_has_the_chances_of_the_model(seed: int) -> None:
-    """The rule alone, for two distributions that have little in common."""
+def test_acceptance_and_resampling_give_the_distribution_of_the_model(seed: int) -> None:
+    """The rule alone, for two distributions that differ much."""
     torch.manual_seed(seed)
     ours, theirs = (torch.randn(9).mul(1.5).double().softmax(-1) for _ in range(2))
     theirs[2], ours[4] = 0.0, 0.0
     theirs, ours = theirs / theirs.sum(), ours / ours.sum()
     numbers = torch.rand(3, 40_000, dtype=torch.double)
-    guess = inverted(theirs.expand(40_000, -1), numbers[0])
-    right = taken(numbers[1], theirs[guess], ours[guess])
-    other = instead(ours.expand(40_000, -1), theirs.expand(40_000, -1), numbers[2])
+    guess = invert_cdf(theirs.expand(40_000, -1), numbers[0])
+    right = is_accepted(numbers[1], theirs[guess], ours[guess])
+    other = resample(ours.expand(40_000, -1), theirs.expand(40_000, -1), numbers[2])
     said = Counter(torch.where(right, guess, other).tolist())
-    assert abs(unlikely(said, dict(enumerate(ours.tolist())), 40_000)) < 4
+    assert abs(chi_square_excess(said, dict(enumerate(ours.tolist())), 40_000)) < 4
     assert float(right.double().mean()) == pytest.approx(float(torch.minimum(ours, theirs).sum()), abs=0.01)
 
 
-def chances_of(engine: Engine, prompt: list[int], way: Decoding, length: int) -> dict[tuple[int, ...], float]:
-    """Of every text of so many tokens, by the definition: one token at a time, no state, no guess."""
+def text_probs(engine: Engine, prompt: list[int], way: Decoding, length: int) -> dict[tuple[int, ...], float]:
+    """Of every text of `length` tokens, by the definition: one token at a time, no state, no draft."""
     model, vocab = engine.model, engine.model.config.vocab
     found = {(): 1.0}
     for place in range(length):
@@ -203,7 +207,9 @@ def chances_of(engine: Engine, prompt: list[int], way: Decoding, length: int) ->
             logits[list(engine.forbidden)] = -torch.inf
             if place < way.min_length:
                 logits[EOS] = -torch.inf
-            odds = keep_likely(logits[None] / way.temperature, way.top_k, way.top_p, way.min_p).double().softmax(-1)[0]
+            odds = (
+                filter_logits(logits[None] / way.temperature, way.top_k, way.top_p, way.min_p).double().softmax(-1)[0]
+            )
             longer |= {(*text, token): chance * float(odds[token]) for token in range(vocab) if odds[token] > 0}
         found = longer
     return found
@@ -218,70 +224,70 @@ def chances_of(engine: Engine, prompt: list[int], way: Decoding, length: int) ->
     ],
 )
 @torch.inference_mode()
-def test_drawn_guesses_leave_the_chances_of_texts_what_they_are(way: Decoding) -> None:
-    """Four tokens, of which all but the first are guessed, two at a time, by a model that often disagrees."""
+def test_sampled_draft_tokens_leave_the_distribution_of_texts_unchanged(way: Decoding) -> None:
+    """Four tokens, all but the first proposed, two at a time, by a model that often disagrees."""
     total, model = 6000, writer(vocab=7)
     with torch.no_grad():
         model.head.weight *= 0.35
     engine = engine_of(model, budget=1 << 20)
-    draft = Smaller(engine_of(shaken(model, 0.6)), ahead=2)
+    draft = DraftModel(engine_of(perturb(model, 0.6)), ahead=2)
     answers = engine.complete([[BOS, 5, 6]] * total, way, draft=draft)
-    went = guesses_of(answers)
+    went = total_stats(answers)
     assert went is not None and 0.3 < went.right / went.guessed < 0.9, went
     said = Counter(tuple(h.tokens) for (h,) in answers)
-    assert abs(unlikely(said, chances_of(engine, [BOS, 5, 6], way, 4), total)) < 4
+    assert abs(chi_square_excess(said, text_probs(engine, [BOS, 5, 6], way, 4), total)) < 4
 
 
-# --- what is guessed ------------------------------------------------------------------------------------------------
+# --- look-up --------------------------------------------------------------------------------------------------------
 
 
-def test_what_followed_the_same_tokens_last_is_guessed() -> None:
-    places = Places([])
+def test_look_up_proposes_what_followed_the_same_tokens_last() -> None:
+    places = LookupIndex([])
     text = [1, 2, 3, 4, 9, 2, 3, 5, 6, 7, 2, 3]
-    assert places.followed(text, 3) == [5, 6, 7] and places.followed([*text, 4], 2) == [9, 2]
-    assert places.followed([*text, 4, 8], 2) == []
-    assert Places([]).followed([4, 5, 6, 5, 6], 5) == [5, 6, 5, 6, 5], "what repeats itself goes on repeating"
-    assert Places([]).followed([7], 4) == Places([]).followed([], 4) == []
-    source = Places([11, 12, 13, 14, EOS])
-    assert source.followed([BOS, 11, 12], 4) == [13, 14, EOS] and source.followed([BOS, 11, 12, 20], 2) == []
-    assert Places([5, 6]).followed([BOS, 5, 6], 3) == [], "nothing follows a source"
-    assert Places([7, 11, 7, 12, 7, 13, 14]).followed([BOS, 20, 21, 7], 2) == [12, 7], "the nearest of them"
+    assert places.continuation(text, 3) == [5, 6, 7] and places.continuation([*text, 4], 2) == [9, 2]
+    assert places.continuation([*text, 4, 8], 2) == []
+    assert LookupIndex([]).continuation([4, 5, 6, 5, 6], 5) == [5, 6, 5, 6, 5], "a repetition continues"
+    assert LookupIndex([]).continuation([7], 4) == LookupIndex([]).continuation([], 4) == []
+    source = LookupIndex([11, 12, 13, 14, EOS])
+    assert source.continuation([BOS, 11, 12], 4) == [13, 14, EOS] and source.continuation([BOS, 11, 12, 20], 2) == []
+    assert LookupIndex([5, 6]).continuation([BOS, 5, 6], 3) == [], "nothing follows a source"
+    assert LookupIndex([7, 11, 7, 12, 7, 13, 14]).continuation([BOS, 20, 21, 7], 2) == [12, 7], "the nearest one"
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_looking_up_while_a_text_grows_is_looking_up_at_once(seed: int) -> None:
+def test_a_growing_index_equals_one_built_at_once(seed: int) -> None:
     dice, text = Random(seed), [0]
     source = [dice.randrange(3) for _ in range(9)]
-    grown = Places(source)
+    grown = LookupIndex(source)
     for _ in range(60):
         text.append(dice.randrange(4))
-        assert grown.followed(text, 3) == Places(source).followed(text, 3)
+        assert grown.continuation(text, 3) == LookupIndex(source).continuation(text, 3)
 
 
-# --- what users ask for besides -------------------------------------------------------------------------------------
+# --- other options --------------------------------------------------------------------------------------------------
 
 
-def test_places_run_out_and_nobody_needs_one_more() -> None:
+def test_texts_that_run_out_of_positions() -> None:
     model = writer(embed={"tied": False, "positions": {"kind": "learned", "length": 20}})
     engine = engine_of(model, forbidden=[PAD, BOS, EOS], limit=20)
     few = writer(embed={"tied": False, "positions": {"kind": "learned", "length": 12}})
     asked, way = [[BOS, *[5] * n] for n in (19, *range(16))], Decoding(method="greedy", max_length=40)
     expected = engine.complete(asked, way)
     assert {len(prompt) + len(h.tokens) for prompt, (h,) in zip(asked, expected, strict=True)} == {21}
-    for draft in (Lookup(), Smaller(engine), Smaller(engine_of(few, limit=12))):
+    for draft in (PromptLookup(), DraftModel(engine), DraftModel(engine_of(few, limit=12))):
         same(engine.complete(asked, way, draft=draft), expected)
 
 
-def test_an_answer_that_reaches_its_limit_may_have_to_end() -> None:
+def test_eos_may_be_forced_at_the_limit() -> None:
     engine = engine_of(writer(), ended=True, ends=[9])
     asked = prompts(6)
     for draft in drafts(engine).values():
         same(engine.complete(asked, GREEDY, draft=draft), engine.complete(asked, GREEDY))
 
 
-def test_strings_to_stop_at_across_the_borders_of_guesses(tokenizer: Tokenizer) -> None:
+def test_stop_strings_across_passes(tokenizer: Tokenizer) -> None:
     engine = Engine(writer(vocab=tokenizer.size), tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.specials)
-    way, draft = Decoding(method="sample", temperature=1.5, seed=3, max_length=40), Smaller(engine, ahead=6)
+    way, draft = Decoding(method="sample", temperature=1.5, seed=3, max_length=40), DraftModel(engine, ahead=6)
     ((free,),) = engine.complete([[tokenizer.bos]], way, draft=draft)
     text, ended = tokenizer.decode(free.tokens), 0
     for place in range(0, len(text) - 3, 3):
@@ -289,13 +295,13 @@ def test_strings_to_stop_at_across_the_borders_of_guesses(tokenizer: Tokenizer) 
             stops = StopStrings(tokenizer, [stop])
             ((found,),) = engine.complete([[tokenizer.bos]], way, stop=stops, draft=draft)
             assert found.tokens == free.tokens[: len(found.tokens)] and found.finished
-            assert text_of(tokenizer, found.tokens, stop=[stop]) == text[: text.index(stop)]
+            assert detokenize(tokenizer, found.tokens, stop=[stop]) == text[: text.index(stop)]
             ended += len(found.tokens) % 7 > 1  # not where a pass ends
     assert ended > 4
 
 
 @pytest.mark.parametrize("way", [GREEDY, WAYS[2], *SAMPLES[:2]])
-def test_guessed_tokens_come_as_they_are_said(way: Decoding) -> None:
+def test_streaming_with_a_draft(way: Decoding) -> None:
     engine = engine_of(writer())
     for draft in drafts(engine).values():
         came, stream = [], engine.stream([BOS, 7, 8], way, draft=draft)
@@ -309,38 +315,38 @@ def test_guessed_tokens_come_as_they_are_said(way: Decoding) -> None:
         assert came == last.tokens == whole.tokens
 
 
-def test_a_wider_vocabulary_of_the_draft() -> None:
-    """Of imported models the head may have more rows than there are tokens."""
+def test_a_draft_with_a_larger_vocabulary() -> None:
+    """The head of an imported model may have more rows than there are tokens."""
     engine = engine_of(writer())
-    draft, asked = Smaller(engine_of(writer(vocab=VOCAB + 8))), [[BOS, 5, 6], [BOS, 9]]
+    draft, asked = DraftModel(engine_of(writer(vocab=VOCAB + 8))), [[BOS, 5, 6], [BOS, 9]]
     same(engine.complete(asked, GREEDY, draft=draft), engine.complete(asked, GREEDY))
     assert all(h.tokens for answers in engine.complete(asked, SAMPLES[2], draft=draft) for h in answers)
 
 
-def test_a_beam_is_refused() -> None:
+def test_a_beam_is_rejected() -> None:
     engine = engine_of(writer())
-    with pytest.raises(UserError, match=r"a beam search of 4 .* take the method greedy or sample"):
-        engine.complete([[BOS]], Decoding(), draft=Lookup())
-    with pytest.raises(UserError, match="a beam search of 2"):
-        next(engine.stream([BOS], Decoding(beam=2), draft=Lookup()))
+    with pytest.raises(UserError, match="not supported with a beam of 4; use method 'greedy' or 'sample'"):
+        engine.complete([[BOS]], Decoding(), draft=PromptLookup())
+    with pytest.raises(UserError, match="a beam of 2"):
+        next(engine.stream([BOS], Decoding(beam=2), draft=PromptLookup()))
 
 
 @pytest.mark.parametrize("ahead", [0, 64])
-def test_what_cannot_be_taken_back_is_not_guessed(ahead: int) -> None:
-    with pytest.raises(UserError, match=f"ahead={ahead}: from 1 to 63"):
-        Lookup(ahead)
+def test_no_more_tokens_are_proposed_than_can_be_trimmed(ahead: int) -> None:
+    with pytest.raises(UserError, match=f"ahead={ahead}: must be from 1 to 63"):
+        PromptLookup(ahead)
 
 
-def test_nothing_to_guess() -> None:
+def test_nothing_to_propose() -> None:
     engine = engine_of(writer())
-    assert engine.complete([], GREEDY, draft=Lookup()) == []
+    assert engine.complete([], GREEDY, draft=PromptLookup()) == []
     one = Decoding(method="greedy", max_length=1)
-    same(engine.complete([[BOS, 5]], one, draft=Smaller(engine)), engine.complete([[BOS, 5]], one))
-    ((empty,),) = engine_of(random_model()).generate([[]], GREEDY, draft=Lookup())
+    same(engine.complete([[BOS, 5]], one, draft=DraftModel(engine)), engine.complete([[BOS, 5]], one))
+    ((empty,),) = engine_of(random_model()).generate([[]], GREEDY, draft=PromptLookup())
     assert empty.tokens == []
 
 
-# --- as users name them ---------------------------------------------------------------------------------------------
+# --- drafts by name -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -350,13 +356,13 @@ def folders(tokenizer: Tokenizer) -> dict[str, Any]:
     writes, model = {"kind": "causal-lm"}, writer(vocab=tokenizer.size).float()
     found = {
         "large": Folder(model, both, task=writes, decoding={"method": "greedy", "max_length": 30}),
-        "small": Folder(shaken(model, 0.02), both, task=writes),
+        "small": Folder(perturb(model, 0.02), both, task=writes),
         "strange": Folder(writer(vocab=strange.size), Vocabularies(strange, strange), task=writes),
     }
     return {name: Generator(folder) for name, folder in found.items()}
 
 
-def test_a_model_that_is_loaded_or_the_text_itself(folders: dict[str, Any]) -> None:
+def test_a_loaded_model_or_a_look_up(folders: dict[str, Any]) -> None:
     large, texts = folders["large"], ["The quick brown", "1 2 3 1 2 3"]
     plain = large.generate(texts)
     for draft in (folders["small"], "lookup"):
@@ -364,21 +370,21 @@ def test_a_model_that_is_loaded_or_the_text_itself(folders: dict[str, Any]) -> N
         found = large.generate_full(texts, draft=draft)
         assert all(one.guesses.passes > 0 for one in found) and large.generate_full(texts)[0].guesses is None
         assert "".join(large.stream(texts[1], draft=draft)) == plain[1]
-    assert str(Guesses(10, 20, 14)) == "14 of 20 guesses were right, 2.4 tokens a pass"
+    assert str(DraftStats(10, 20, 14)) == "14 of 20 draft tokens accepted, 2.4 tokens per pass"
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"draft": "strange"}, "another vocabulary"),
-        ({"draft": "runs/small"}, 'it is "lookup", or a model'),
+        ({"draft": "strange"}, "a different vocabulary"),
+        ({"draft": "runs/small"}, 'must be "lookup" or a loaded model'),
         ({"draft": "lookup", "ahead": 0}, "from 1 to 63"),
-        ({"ahead": 3}, 'name one: "lookup"'),
-        ({"draft": "lookup", "method": "beam"}, "a beam search of 4"),
-        ({"draft": "translator"}, "is for translation; take a model for the same task"),
+        ({"ahead": 3}, "ahead=3 requires a draft"),
+        ({"draft": "lookup", "method": "beam"}, "a beam of 4"),
+        ({"draft": "translator"}, "is for translation; use a model for the same task"),
     ],
 )
-def test_who_cannot_guess_is_refused_by_name(folders: dict[str, Any], options: dict[str, Any], says: str) -> None:
+def test_unusable_drafts_are_rejected(folders: dict[str, Any], options: dict[str, Any], says: str) -> None:
     known = folders | {"translator": Translator(Folder(random_model(), folders["large"].folder.vocabularies))}
     options = options | ({"draft": known.get(options["draft"], options["draft"])} if "draft" in options else {})
     with pytest.raises(UserError, match=says):
@@ -388,7 +394,7 @@ def test_who_cannot_guess_is_refused_by_name(folders: dict[str, Any], options: d
 def test_translations_are_the_same(tokenizer: Tokenizer) -> None:
     both = Vocabularies(tokenizer, tokenizer)
     model = random_model(vocab=tokenizer.size).double()
-    large, small = Translator(Folder(model, both)), Translator(Folder(shaken(model), both))
+    large, small = Translator(Folder(model, both)), Translator(Folder(perturb(model), both))
     texts = ["The quick brown fox.", "你好，世界。今天天气很好！\nHow are you today?", "", "1 2 3"]
     plain = large.translate(texts, method="greedy")
     for draft in (small, "lookup"):

@@ -83,7 +83,7 @@ def test_a_full_pool_says_so_and_nothing_has_changed():
     pool = BlockPool(3, size=2)
     model, states = paged(2, pool)
     step(model, states, [[1, 2], [3, 4]])
-    with pytest.raises(PoolFullError, match="2 blocks asked for, 1 of 3 are free"):
+    with pytest.raises(PoolFullError, match="2 blocks requested, 1 of 3 are free"):
         step(model, states, [[5], [6]])
     assert states.lengths == [2, 2] and pool.used == 2
     first = states.copy_rows([0])

@@ -45,7 +45,7 @@ class Trial:
         end = max(map(len, self.rows)) + time
         context = Context(layout, slots=TokenLayout(torch.arange(end)[None], start=0))
         carry = fold(self.state.carry(len(counts), inputs), inputs, layout.real)
-        self.state.keep(inputs, carry, context)
+        self.state.update(inputs, carry, context)
         self.rows = [torch.cat([row, new[:n]]) for row, new, n in zip(self.rows, inputs, counts, strict=True)]
 
     def select(self, kept):
@@ -147,6 +147,6 @@ def test_a_step_never_folds_more_often_than_it_must(counts):
     for count in [*counts, *([1] * TAIL)]:
         layout = TokenLayout.following([seen], Rows(torch.ones(1, count).long()))
         inputs = torch.zeros(1, count, FEATURES)
-        state.keep(inputs, state.carry(1, inputs), Context(layout))
+        state.update(inputs, state.carry(1, inputs), Context(layout))
         seen += count
     assert len(folds) <= seen / MAX_TRIM

@@ -40,7 +40,7 @@ def test_what_is_written_down_and_read_again_is_the_same_memory(name):
     expected = [straight.run(batch, None)[0] for batch in given]
     for number, batch in enumerate(given):
         if number in (3, 7, 37):
-            tensors, tree = first.written()
+            tensors, tree = first.export()
             second.restore({k: v.clone() for k, v in tensors.items()}, json.loads(json.dumps(tree)))
             first, second = second, SegmentMemory(model)
         assert torch.equal(first.run(batch, None)[0], expected[number])
@@ -73,7 +73,7 @@ def test_no_gradient_flows_into_what_is_remembered():
 
 def test_one_that_has_read_nothing_writes_nothing_and_can_be_reminded_of_that():
     model = model_of(MIXERS["causal & window(4), keys"])
-    tensors, tree = SegmentMemory(model).written()
+    tensors, tree = SegmentMemory(model).export()
     assert (tensors, tree) == ({}, None)
     reader = SegmentMemory(model)
     reader.run(batches(1)[0], None)

@@ -201,7 +201,7 @@ class GraphRunnerCache:
     def suits(self, spec: DecodingSpec, requests: Sequence[Request] = ()) -> bool:
         """Whether model and specification have steps of a fixed shape that do not depend on the host."""
         engine, decoding = self.engine, spec.decoding
-        if spec.draft is not None or spec.rules is not None:
+        if spec.draft is not None or spec.logits_processor is not None:
             return False
         if decoding.repetition_penalty != 1 or decoding.no_repeat is not None:
             return False

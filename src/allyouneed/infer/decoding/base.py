@@ -1,7 +1,7 @@
-"""Answers being written, token by token: what is said next, and who goes on. A search knows scores and tokens; the
-model and its States are the crew's affair (running_batch.py), so that those who ask in different ways can be read together.
+"""Search: chooses the next tokens of several requests. It knows logits and tokens only; the model and its `States`
+belong to the running batch (running_batch.py), so requests with different decoding options share a forward pass.
 
-Those who ask may come at any time: every source has its own clock.
+Requests may join at any step: each counts its own tokens.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.penalties import Penalties
-from allyouneed.infer.decoding.repetition import LEAST, cut, due
+from allyouneed.infer.decoding.repetition import MIN_LOOP_TOKENS, find_loop, is_check_due
+from allyouneed.infer.decoding.rules import Short, TokenRules, find_short
 from allyouneed.infer.request import Request
 from allyouneed.nn.states.base import concat_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One answer. `tokens` are without begin and end mark; `finished` says whether the model set the end mark itself,
-    or said what it was told to stop at; `repeats`: it was stopped because it said the same again and again.
+    """One generated text. `tokens` exclude begin and end mark; `finished`: the model generated the end mark, or a stop
+    condition was met; `repeats`: it was cut because it repeated itself.
 
-    `score` is `log_prob` divided by the length penalty; `log_probs` has one entry a token, and one for the end mark.
+    `score` is `log_prob` divided by the length penalty; `log_probs` has one entry per token, and one for the end mark.
     """
 
     tokens: list[int]
@@ -40,23 +41,31 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class DecodingSpec:
-    """How answers are written, whoever asks. `ends`: tokens that end an answer as `eos` does. `counted`: so many tokens
-    of the prompt count as said, where lengths matter. `ended`: an answer that reaches its limit ends there with `eos`,
-    for nothing. `rules(scores, said)` may change the scores (rows, vocab) of the next token, before anything is made of
-    them, by what each row has said (rows, time); those who follow rules begin together."""
+    """How a request is decoded. `extra_eos`: tokens that end a text as `eos` does. `counted_prompt`: prompt tokens that
+    count as generated where lengths matter. `force_eos`: a text that reaches its limit ends with `eos`, at
+    log-probability 0. `logits_processor(logits, tokens)` changes the logits (rows, vocab) of the next token, given the
+    tokens generated so far (rows, time); requests with one must start together."""
 
     decoding: Decoding
     eos: int
     forbidden: tuple[int, ...] = ()
-    ends: tuple[int, ...] = ()
-    counted: int = 0
-    ended: bool = False
-    rules: Callable[[Tensor, Tensor], Tensor] | None = None
+    extra_eos: tuple[int, ...] = ()
+    counted_prompt: int = 0
+    force_eos: bool = False
+    logits_processor: Callable[[Tensor, Tensor], Tensor] | None = None
     draft: Any = None  # a `Draft`: speculative decoding
 
     @property
+    def eos_ids(self) -> set[int]:
+        return {self.eos, *self.extra_eos}
+
+    @property
+    def min_new_tokens(self) -> int:
+        return self.decoding.min_length - self.counted_prompt
+
+    @property
     def batch_key(self) -> DecodingSpec:
-        """Those that differ only in what each one asks for itself can be written together."""
+        """Equal for specs whose requests can share a search: all but options that each request has for itself."""
         own = {"seed": 0, "stop": (), "max_length": None, "extra": 0}
         return replace(self, decoding=self.decoding.model_copy(update=own))
 
@@ -111,163 +120,146 @@ class RequestState:
 
 
 class Search(ABC):
-    """`group` rows for each who asks, neighbours all the way; one row each before the first `step` (`fresh`)."""
+    """`group` adjacent rows for each request; one row each before the first `step` (`fresh`)."""
 
-    def __init__(self, way: DecodingSpec, asked: Sequence[RequestState], device: torch.device) -> None:
-        self.way, self.decoding, self.device = way, way.decoding, device
-        self.batch_key, self.ends = way.batch_key, {way.eos, *way.ends}
-        self.penalties = Penalties.of(way.decoding, [one.request.prompt for one in asked])
-        self.group = self.rows_each(way.decoding)
-        self.requests, self.fresh = list(asked), True
-        self.clock, self.born = 0, [0] * len(asked)  # a source has said as many tokens as its clock shows
-        rows, longest = len(asked) * self.group, max(one.limit for one in asked)
-        self.tokens = torch.empty(rows, longest, dtype=torch.long, device=device)  # what each row has said
-        self.gains = torch.empty(rows, longest, device=device)  # and the log-probability of each token
-        self.last_tokens = torch.empty(0, dtype=torch.long, device=device)  # (rows,) what was just said
-        self._ends = torch.tensor(sorted(self.ends), device=device)
-        never = [token for token in way.forbidden if token not in self.ends]
-        self.never = torch.tensor(never, dtype=torch.long, device=device) if never else None
-        # nor, as long as an answer is too short to end
-        self.banned = self._ends if self.never is None else torch.cat([self.never, self._ends])
-        self.settle()
+    def __init__(self, spec: DecodingSpec, requests: Sequence[RequestState], device: torch.device) -> None:
+        self.spec, self.options, self.device = spec, spec.decoding, device
+        self.batch_key, self.rules = spec.batch_key, TokenRules(spec, device)
+        self.penalties = Penalties.of(spec.decoding, [state.request.prompt for state in requests])
+        self.group = self.rows_per_request(spec.decoding)
+        self.requests, self.fresh = list(requests), True
+        self.steps, self.started = 0, [0] * len(requests)  # a request has generated steps - started tokens
+        rows, longest = len(requests) * self.group, max(request.limit for request in requests)
+        self.tokens = torch.empty(rows, longest, dtype=torch.long, device=device)  # generated by each row
+        self.log_probs = torch.empty(rows, longest, device=device)  # of each of them
+        self.last_tokens = torch.empty(0, dtype=torch.long, device=device)  # (rows,)
+        self._update()
 
     @staticmethod
     @abstractmethod
-    def rows_each(decoding: Decoding) -> int: ...
+    def rows_per_request(options: Decoding) -> int: ...
 
     @abstractmethod
-    def step(self, logits: Tensor, tight: bool = False) -> list[int] | None:
-        """Say one more token by these scores, (rows, vocab). Row i goes on with the past of row `order[i]`; None:
-        nobody moves. `tight`: the model has no place for any who need not go on."""
+    def step(self, logits: Tensor, compact: bool = False) -> list[int] | None:
+        """Choose the next token by logits (rows, vocab). Row i continues row `order[i]`; None: no row moves.
+        `compact`: drop rows that are done at once, for the model has no positions left for them."""
 
     def join(self, other: Self) -> None:
-        """Go on together with another search of the same kind; its rows come after the own ones."""
-        self.born += [self.clock - other.clock + born for born in other.born]
+        """Append the rows of another search with the same `batch_key`."""
+        self.started += [self.steps - other.steps + started for started in other.started]
         self.requests += other.requests
-        self.tokens, self.gains = concat_rows(self.tokens, other.tokens), concat_rows(self.gains, other.gains)
+        self.tokens = concat_rows(self.tokens, other.tokens)
+        self.log_probs = concat_rows(self.log_probs, other.log_probs)
         self.last_tokens = concat_rows(self.last_tokens, other.last_tokens)
         if self.penalties is not None and other.penalties is not None:
             self.penalties.join(other.penalties)
-        self.settle()
+        self._update()
 
-    def settle(self) -> None:
-        """Limits and beginnings (sources,) of those who are here now."""
-        self.limits = torch.tensor([one.limit for one in self.requests], dtype=torch.long, device=self.device)
-        self.births = torch.tensor(self.born, dtype=torch.long, device=self.device)
-        self.together = len(set(self.born)) == 1  # all have said as many tokens
-        self.soonest = min((one.limit + born for one, born in zip(self.requests, self.born, strict=True)), default=0)
+    def _update(self) -> None:
+        """Limits and first steps (requests,) of the requests that are here now."""
+        self.limits = torch.tensor([request.limit for request in self.requests], dtype=torch.long, device=self.device)
+        self.first_steps = torch.tensor(self.started, dtype=torch.long, device=self.device)
+        self.aligned = len(set(self.started)) == 1  # all have generated as many tokens
+        ends = (request.limit + started for request, started in zip(self.requests, self.started, strict=True))
+        self.first_limit = min(ends, default=0)
 
     @property
-    def ages(self) -> Tensor:
-        """How many tokens have been said, by each source or, where a search follows rows, by each row."""
-        return self.clock - self.births
+    def lengths(self) -> Tensor:
+        """Tokens generated so far, (requests,), or (rows,) where rows are independent."""
+        return self.steps - self.first_steps
+
+    def length(self, place: int) -> int:
+        return self.steps - self.started[place]
 
     def at_limit(self) -> bool:
-        """Whether the token that is being said may be somebody's last."""
-        return self.clock + 1 >= self.soonest
+        """Whether the token being chosen may be the last of some request."""
+        return self.steps + 1 >= self.first_limit
 
-    def short(self) -> Literal["all", "some", "none"]:
-        """Whose answers are too short to end."""
-        least = self.decoding.min_length - self.way.counted
-        if least <= 0:
-            return "none"
-        counts = {self.clock - born < least for born in self.born}
-        return "some" if len(counts) > 1 else "all" if True in counts else "none"
+    def short(self) -> Short:
+        """Which requests have too few tokens to end."""
+        return find_short((self.steps - started for started in self.started), self.rules.min_tokens)
 
     def keep_requests(self, places: Sequence[int]) -> list[int]:
-        """Only these sources stay; their rows, as they were."""
+        """Drop all other requests; the rows that stay, by their old index."""
         order = [place * self.group + line for place in places for line in range(self.group)]
         self.reorder(order)
-        self.keep(places)
+        self._keep(places)
         return order
 
     def copy_requests(self, places: Sequence[int]) -> Self:
-        """These sources once more, in a search of their own."""
+        """A search of its own with a copy of these requests."""
         new = copy(self)
         new.penalties = copy(self.penalties)
         new.keep_requests(places)
         return new
 
-    def drop_finished(self, tight: bool) -> list[int] | None:
-        """Rows that need not go on may leave; those that stay, as they were, or None."""
+    def drop_finished(self, compact: bool) -> list[int] | None:
+        """Drop rows that are done, if it is worth the copy; the rows that stay, or None."""
         return None
 
-    def keep(self, places: Sequence[int]) -> None:
-        """Only these sources are listed."""
-        self.requests, self.born = [self.requests[n] for n in places], [self.born[n] for n in places]
-        self.settle()
+    def _keep(self, places: Sequence[int]) -> None:
+        self.requests, self.started = [self.requests[n] for n in places], [self.started[n] for n in places]
+        self._update()
 
-    def age(self, place: int) -> int:
-        return self.clock - self.born[place]
-
-    def ruled(self, logits: Tensor) -> Tensor:
-        if self.way.rules is None:
+    def process_logits(self, logits: Tensor) -> Tensor:
+        if self.spec.logits_processor is None:
             return logits
-        return self.way.rules(logits, self.tokens[: len(logits), : self.clock])
+        return self.spec.logits_processor(logits, self.tokens[: len(logits), : self.steps])
 
-    def unending(self, logits: Tensor, ages: Tensor) -> Tensor:
-        """(…, vocab): where an answer of these ages (…) is too short to end, it does not."""
-        least = self.decoding.min_length - self.way.counted
-        if self.short() == "none":
-            return logits
-        return torch.where((ages < least)[..., None], logits.index_fill(-1, self._ends, -torch.inf), logits)
-
-    def say(self, tokens: Tensor, gains: Tensor, ages: Tensor) -> None:
-        """All are (rows,)"""
-        last = self.tokens.shape[1] - 1  # of a row that is over and still here
-        if self.together:
-            place = min(self.clock - self.born[0], last)
-            self.tokens[:, place], self.gains[:, place] = tokens, gains
+    def append(self, tokens: Tensor, log_probs: Tensor, lengths: Tensor) -> None:
+        """One token per row; all (rows,)."""
+        last = self.tokens.shape[1] - 1  # rows that are done and not yet dropped overwrite it
+        if self.aligned:
+            place = min(self.steps - self.started[0], last)
+            self.tokens[:, place], self.log_probs[:, place] = tokens, log_probs
         else:
-            places = ages.clamp(max=last)[:, None]
+            places = lengths.clamp(max=last)[:, None]
             self.tokens.scatter_(1, places, tokens[:, None])
-            self.gains.scatter_(1, places, gains[:, None])
+            self.log_probs.scatter_(1, places, log_probs[:, None])
         self.last_tokens = tokens
-        self.clock += 1
+        self.steps += 1
         if self.penalties is not None:
-            self.penalties.say(tokens.tolist())
+            self.penalties.append(tokens.tolist())
 
-    def looked_at(self) -> list[int]:
-        """Places of those whose last tokens are looked at, whether they repeat themselves (repetition.py)."""
-        if self.decoding.loops is None or self.clock < LEAST:
+    def due_for_loop_check(self) -> list[int]:
+        """Indices of requests to check for loops now (repetition.py)."""
+        if self.options.loops is None or self.steps < MIN_LOOP_TOKENS:
             return []
-        return [place for place in range(len(self.requests)) if due(self.age(place), self.decoding)]
-
-    def ending(self, tokens: Tensor) -> Tensor:
-        return tokens == self.way.eos if len(self.ends) == 1 else torch.isin(tokens, self._ends)
+        return [place for place in range(len(self.requests)) if is_check_due(self.length(place), self.options)]
 
     def reorder(self, order: list[int]) -> None:
         index = torch.tensor(order, dtype=torch.long, device=self.device)
-        self.tokens, self.gains = self.tokens.index_select(0, index), self.gains.index_select(0, index)
+        self.tokens, self.log_probs = self.tokens.index_select(0, index), self.log_probs.index_select(0, index)
         if len(self.last_tokens):
             self.last_tokens = self.last_tokens.index_select(0, index)
         if self.penalties is not None:
             self.penalties.select(order)
 
-    def past(self, ages: Tensor, reach: int) -> list[list[int]]:
-        """The last so many tokens of each row, of which it has said as many as its age (rows,)."""
-        places = ages[:, None] - reach + torch.arange(reach, device=self.device)
+    def recent_tokens(self, lengths: Tensor) -> list[list[int]] | None:
+        """The last tokens of each row with `lengths` (rows,), as many as stop conditions read; None: there are none."""
+        conditions = [state.request.stop for state in self.requests if state.request.stop is not None]
+        reach = max((stop.reach for stop in conditions), default=0)
+        if not reach:
+            return None
+        places = lengths[:, None] - reach + torch.arange(reach, device=self.device)
         found = self.tokens.gather(1, places.clamp(0, self.tokens.shape[1] - 1)).tolist()
-        return [row[max(0, reach - age) :] for row, age in zip(found, ages.tolist(), strict=True)]
-
-    def hypothesis(self, one: RequestState, tokens: list[int], gains: list[float], log_prob: float) -> Hypothesis:
-        return hypothesis(self.way, one, tokens, gains, log_prob)
+        return [row[max(0, reach - length) :] for row, length in zip(found, lengths.tolist(), strict=True)]
 
 
-def hypothesis(
-    way: DecodingSpec, one: RequestState, tokens: list[int], gains: list[float], log_prob: float
+def make_hypothesis(
+    spec: DecodingSpec, request: RequestState, tokens: list[int], log_probs: list[float], log_prob: float
 ) -> Hypothesis:
-    ended = tokens[-1] in (way.eos, *way.ends)
-    stopped = ended or stops(one, tokens)
-    end = None if stopped else cut(tokens, way.decoding)
+    """Of generated tokens, the end mark included; cut where a loop is found."""
+    ended = tokens[-1] in spec.eos_ids
+    finished = ended or matches_stop(request, tokens)
+    end = None if finished else find_loop(tokens, spec.decoding)
     if end is not None and end < len(tokens):
-        tokens, gains = tokens[:end], gains[:end]
-        log_prob = sum(gains)
-    score = log_prob / way.decoding.normalise(len(tokens) + way.counted)
-    return Hypothesis(tokens[:-1] if ended else tokens, score, log_prob, gains, stopped, end is not None)
+        tokens, log_probs = tokens[:end], log_probs[:end]
+        log_prob = sum(log_probs)
+    score = log_prob / spec.decoding.length_divisor(len(tokens) + spec.counted_prompt)
+    return Hypothesis(tokens[:-1] if ended else tokens, score, log_prob, log_probs, finished, end is not None)
 
 
-def stops(one: RequestState, tokens: Sequence[int]) -> bool:
-    """Whether what was said ends with what it was to stop at."""
-    stop = one.request.stop
+def matches_stop(request: RequestState, tokens: Sequence[int]) -> bool:
+    stop = request.request.stop
     return stop is not None and stop(tokens[-stop.reach :])

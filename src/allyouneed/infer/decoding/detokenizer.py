@@ -1,4 +1,4 @@
-"""Tokens as text while they come: never half a character, and nothing of what is not to be said."""
+"""Streaming detokenization: tokens to text, piece by piece, never half a character and nothing after a stop string."""
 
 from __future__ import annotations
 
@@ -6,54 +6,54 @@ from collections.abc import Iterable, Sequence
 
 from allyouneed.data.tokenizers.base import Tokenizer
 
-BROKEN = "\ufffd"  # what bytes become that are no character, or not yet
-LONGEST = 4  # bytes of a character
+REPLACEMENT = "\ufffd"  # decodes bytes that are not, or not yet, a character
+MAX_BYTES = 4  # of a character
 
 
 class StreamingDetokenizer:
-    """The text of tokens that follow those `given`, told piece by piece; it ends before the first of the strings it is
-    to `stop` at. All pieces together are the text, whoever asks for it: at once or as it comes."""
+    """The text of tokens that follow a `prompt`, up to the first `stop` string. The pieces of `add` and `end` together
+    are the text of all tokens at once."""
 
-    def __init__(self, tokenizer: Tokenizer, given: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
         self.tokenizer, self.stop = tokenizer, stop
-        # Only the last few tokens are decoded again: from `begin` on, of which those before `known` are told in full.
-        # A token's text may depend on the one before it (a space between words), not on those further back.
-        self.tokens, self.begin, self.known = list(given), 0, len(given)
-        self.told = len(tokenizer.decode(self.tokens)) if given else 0  # characters of the tokens from `begin` on
-        self.held = ""  # may be the beginning of a string to stop at
+        # Only the last few tokens are decoded again: those from `begin` on, of which those before `known` are complete.
+        # A token's text may depend on the one before it (a space between words), not on earlier ones.
+        self.tokens, self.begin, self.known = list(prompt), 0, len(prompt)
+        self.emitted = len(tokenizer.decode(self.tokens)) if prompt else 0  # characters of the tokens from `begin` on
+        self.pending = ""  # may be the beginning of a stop string
         self.stopped = False
 
     def add(self, token: int) -> str:
-        """What can be said now that this token has come."""
+        """The text that this token completes."""
         self.tokens.append(token)
         text = self.tokenizer.decode(self.tokens[self.begin :])
-        waiting = min(len(text) - len(text.rstrip(BROKEN)), LONGEST - 1)
-        new = text[self.told : len(text) - waiting]
-        self.told += len(new)
-        if new and not waiting:
-            told = len(self.tokenizer.decode(self.tokens[self.known :]))
-            if told:  # tokens without text would be no neighbour to the next one
-                self.begin, self.known, self.told = self.known, len(self.tokens), told
-        return self._settled(new)
+        incomplete = min(len(text) - len(text.rstrip(REPLACEMENT)), MAX_BYTES - 1)
+        new = text[self.emitted : len(text) - incomplete]
+        self.emitted += len(new)
+        if new and not incomplete:
+            length = len(self.tokenizer.decode(self.tokens[self.known :]))
+            if length:  # tokens without text cannot be the context of the next one
+                self.begin, self.known, self.emitted = self.known, len(self.tokens), length
+        return self._emit(new)
 
     def end(self) -> str:
-        """What is left when no token comes any more."""
-        rest = self.tokenizer.decode(self.tokens[self.begin :])[self.told :]
-        found = self._settled(rest) + ("" if self.stopped else self.held)
-        self.held = ""
+        """The rest of the text after the last token."""
+        rest = self.tokenizer.decode(self.tokens[self.begin :])[self.emitted :]
+        found = self._emit(rest) + ("" if self.stopped else self.pending)
+        self.pending = ""
         return found
 
-    def _settled(self, new: str) -> str:
-        """As much of the text as is surely not the beginning of a string to stop at."""
+    def _emit(self, new: str) -> str:
+        """As much of the text as cannot be the beginning of a stop string."""
         if self.stopped:
             return ""
-        text = self.held + new
-        found = [place for place in (text.find(stop) for stop in self.stop) if place >= 0]
+        text = self.pending + new
+        found = [position for position in (text.find(stop) for stop in self.stop) if position >= 0]
         if found:
-            self.stopped, self.held = True, ""
+            self.stopped, self.pending = True, ""
             return text[: min(found)]
         kept = max((_overlap(text, stop) for stop in self.stop), default=0)
-        self.held = text[len(text) - kept :]
+        self.pending = text[len(text) - kept :]
         return text[: len(text) - kept]
 
 
@@ -63,19 +63,21 @@ def _overlap(text: str, stop: str) -> int:
     return next((size for size in sizes if text.endswith(stop[:size])), 0)
 
 
-def text_of(tokenizer: Tokenizer, tokens: Iterable[int], given: Sequence[int] = (), stop: Sequence[str] = ()) -> str:
+def detokenize(
+    tokenizer: Tokenizer, tokens: Iterable[int], prompt: Sequence[int] = (), stop: Sequence[str] = ()
+) -> str:
     """The whole text at once."""
-    spoken = StreamingDetokenizer(tokenizer, given, stop)
-    return "".join([spoken.add(token) for token in tokens]) + spoken.end()
+    stream = StreamingDetokenizer(tokenizer, prompt, stop)
+    return "".join([stream.add(token) for token in tokens]) + stream.end()
 
 
 class StopStrings:
-    """Whether a text has come to one of these strings, by its last tokens: a token is at least a byte of it."""
+    """A stop condition: the text contains one of these strings. Reads the last tokens only, each at least one byte."""
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str]) -> None:
         self.tokenizer, self.strings = tokenizer, strings
-        # and some more, for the first of them may lose its space, or begin in the middle of a character
-        self.reach = max(len(string.encode()) for string in strings) + LONGEST
+        # a few more, for the first one may lose its space, or begin in the middle of a character
+        self.reach = max(len(string.encode()) for string in strings) + MAX_BYTES
 
     def __call__(self, tokens: Sequence[int]) -> bool:
         text = self.tokenizer.decode(tokens)

@@ -1,69 +1,74 @@
-"""Texts that say the same again and again: where they are cut, whoever writes them and in whose company.
+"""Loop detection: text that repeats the same few tokens over and over is cut.
 
-Every so many tokens of an answer one looks back: if it ends in the same few tokens, over and over, it ends there.
+Every `CHECK_EVERY` tokens the end of a text is checked, so where it is cut depends on the text alone, not on the batch
+or on how many tokens a step adds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from allyouneed.infer.decoding.options import Decoding
 
-LOOK = 16  # tokens between two looks
-LONGEST = 16  # tokens that are said again
-LEAST = 32  # tokens of a loop: a line of dashes is none
+CHECK_EVERY = 16  # tokens between two checks
+MAX_PERIOD = 16  # tokens of the repeated part
+MIN_LOOP_TOKENS = 32  # tokens of a loop: a line of dashes is not one
 
 
-def due(said: int, decoding: Decoding) -> bool:
-    """Whether one looks when an answer has so many tokens."""
-    return said % LOOK == 0 and said >= LEAST and decoding.loops is not None and said > decoding.min_length
+def next_check(length: Any, options: Decoding, maximum: Callable[[Any, int], Any] = max) -> Any:
+    """The first length after `length` at which a text is checked; an array with `maximum=np.maximum`."""
+    least = maximum(length, max(MIN_LOOP_TOKENS - 1, options.min_length))
+    return least - least % CHECK_EVERY + CHECK_EVERY
 
 
-def looks(before: int, said: int, decoding: Decoding) -> list[int]:
-    """When one looks while an answer grows from so many tokens to so many."""
-    if decoding.loops is None or said <= decoding.min_length:
-        return []
-    return [count for count in range(before - before % LOOK + LOOK, said + 1, LOOK) if due(count, decoding)]
+def is_check_due(length: int, options: Decoding) -> bool:
+    if length % CHECK_EVERY or options.loops is None:
+        return False
+    return bool(next_check(length - 1, options) == length)
 
 
-def looked(before: NDArray[np.int64], said: NDArray[np.int64], decoding: Decoding) -> NDArray[np.bool_]:
-    """Whether one looks at all while answers grow so."""
-    first = np.maximum(before - before % LOOK + LOOK, LEAST)
-    first = np.maximum(first, decoding.min_length // LOOK * LOOK + LOOK)
-    return (first <= said) & (decoding.loops is not None)
+def has_check(before: NDArray[np.int64], after: NDArray[np.int64], options: Decoding) -> NDArray[np.bool_]:
+    """Whether texts are checked while they grow from `before` to `after` tokens."""
+    due: NDArray[np.bool_] = next_check(before, options, np.maximum) <= after
+    return due & (options.loops is not None)
 
 
-def cycle(tokens: Sequence[int], loops: int) -> int:
-    """How many tokens are said `loops` times or more at the end of these, and over `LEAST` of them; 0: none are."""
+def loop_period(tokens: Sequence[int], loops: int) -> int:
+    """The smallest period that repeats at the end at least `loops` times and over `MIN_LOOP_TOKENS`; 0: none."""
     count = len(tokens)
-    for size in range(1, LONGEST + 1):
-        span = max(LEAST, loops * size)
+    for period in range(1, MAX_PERIOD + 1):
+        span = max(MIN_LOOP_TOKENS, loops * period)
         if span > count:
             return 0
-        if tokens[-1] == tokens[-1 - size] and tokens[count - span : -size] == tokens[count - span + size :]:
-            return size
+        if tokens[-1] == tokens[-1 - period] and tokens[count - span : -period] == tokens[count - span + period :]:
+            return period
     return 0
 
 
-def looping(tokens: Sequence[int], decoding: Decoding) -> bool:
-    """Whether one looks now, and sees a loop."""
-    return decoding.loops is not None and due(len(tokens), decoding) and bool(cycle(tokens, decoding.loops))
+def find_loop(tokens: Sequence[int], options: Decoding, start: int = 0) -> int | None:
+    """How many tokens there are at the first check after `start` that finds a loop; None: no check does."""
+    if options.loops is None:
+        return None
+    for length in range(next_check(start, options), len(tokens) + 1, CHECK_EVERY):
+        if loop_period(tokens[:length], options.loops):
+            return length
+    return None
 
 
-def cut(tokens: Sequence[int], decoding: Decoding) -> int | None:
-    """Where these end, for they repeat themselves; None: they do not."""
-    found = (n for n in looks(LEAST - 1, len(tokens), decoding) if looping(tokens[:n], decoding))
-    return next(found, None)
+def is_looping(tokens: Sequence[int], options: Decoding) -> bool:
+    """Whether a check is due at this length and finds a loop."""
+    return is_check_due(len(tokens), options) and find_loop(tokens, options, len(tokens) - 1) is not None
 
 
-def echoes(source: Sequence[int], loops: int | None) -> bool:
-    """What repeats itself may be answered by what repeats itself: half as often is enough."""
-    often = max(2, (loops or 0) // 2)
+def has_repeats(source: Sequence[int], loops: int | None) -> bool:
+    """Whether a source itself repeats a part, half as often as a loop: then its translation may repeat as well."""
+    times = max(2, (loops or 0) // 2)
     return any(
-        source[at + size : at + often * size] == source[at : at + (often - 1) * size]
-        for size in range(1, LONGEST + 1)
-        for at in range(len(source) - often * size + 1)
+        source[at + period : at + times * period] == source[at : at + (times - 1) * period]
+        for period in range(1, MAX_PERIOD + 1)
+        for at in range(len(source) - times * period + 1)
     )

@@ -1,5 +1,5 @@
-"""The largest of many scores, without sorting them: a vocabulary is cut into pieces, and only the pieces whose best
-scores are among the largest are looked into. On CPU the best of a piece costs a fraction of looking for its place."""
+"""Top-k over a vocabulary without sorting it: the vocabulary is cut into blocks, and only blocks whose maximum is among
+the k largest are searched. On CPU a block's maximum costs a fraction of finding its index."""
 
 from __future__ import annotations
 
@@ -8,88 +8,88 @@ from torch import Tensor, nn
 
 from allyouneed.kernels.cpu import build as native
 
-PIECE = 128
-WORTH = 1 << 16  # scores; below, one look at everything is as quick
+BLOCK = 128
+MIN_SIZE = 1 << 16  # logits; below, one pass over all of them is as fast
 
 
-def in_pieces(scores: Tensor, count: int) -> bool:
-    return scores.device.type == "cpu" and scores.numel() >= WORTH and scores.shape[-1] >= 4 * count * PIECE
+def uses_blocks(logits: Tensor, count: int) -> bool:
+    return logits.device.type == "cpu" and logits.numel() >= MIN_SIZE and logits.shape[-1] >= 4 * count * BLOCK
 
 
-def best_place(scores: Tensor) -> Tensor:
-    """Where the largest score stands, the first of equal ones (…, vocab) to (…): `argmax`."""
-    if not in_pieces(scores, 1):
-        return scores.argmax(-1)
-    pieces = scores.shape[-1] // PIECE
-    whole = pieces * PIECE
-    even = scores[..., :whole].unflatten(-1, (pieces, PIECE))
+def argmax(logits: Tensor) -> Tensor:
+    """(…, vocab) to (…): the index of the maximum, the first of equal ones."""
+    if not uses_blocks(logits, 1):
+        return logits.argmax(-1)
+    blocks = logits.shape[-1] // BLOCK
+    whole = blocks * BLOCK
+    even = logits[..., :whole].unflatten(-1, (blocks, BLOCK))
     tops = even.amax(-1)
-    rest = scores[..., whole:]
+    rest = logits[..., whole:]
     if rest.shape[-1]:
         tops = torch.cat([tops, rest.amax(-1, keepdim=True)], -1)
-    piece = tops.argmax(-1, keepdim=True)  # (…, 1)
-    inside = piece.clamp(max=pieces - 1)[..., None].expand(*piece.shape, PIECE)
-    found = inside[..., 0, 0] * PIECE + even.gather(-2, inside)[..., 0, :].argmax(-1)
-    return torch.where(piece[..., 0] == pieces, whole + rest.argmax(-1), found) if rest.shape[-1] else found
+    block = tops.argmax(-1, keepdim=True)  # (…, 1)
+    inside = block.clamp(max=blocks - 1)[..., None].expand(*block.shape, BLOCK)
+    found = inside[..., 0, 0] * BLOCK + even.gather(-2, inside)[..., 0, :].argmax(-1)
+    return torch.where(block[..., 0] == blocks, whole + rest.argmax(-1), found) if rest.shape[-1] else found
 
 
-def likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest scores (…, vocab), best first, and where they stand; as `topk` has it, but for the order of
-    equal ones."""
-    vocab = scores.shape[-1]
-    pieces = vocab // PIECE
-    if not in_pieces(scores, count):
-        best, places = scores.topk(count)
-        return best, places
-    even = scores[..., : pieces * PIECE].unflatten(-1, (pieces, PIECE))
-    chosen = even.amax(-1).topk(count).indices.sort().values  # in the order of the vocabulary: equals stay in it
-    inside = even.gather(-2, chosen[..., None].expand(*chosen.shape, PIECE)).flatten(-2)  # (…, count · PIECE)
-    rest = scores[..., pieces * PIECE :]
-    best, places = torch.cat([inside, rest], -1).topk(count)
-    within = chosen.gather(-1, (places // PIECE).clamp(max=count - 1)) * PIECE + places % PIECE
-    return best, torch.where(places < count * PIECE, within, places + (pieces - count) * PIECE)
+def topk(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Values and indices of the `count` largest of (…, vocab), best first; as `Tensor.topk`, but for the order of equal
+    ones."""
+    vocab = logits.shape[-1]
+    blocks = vocab // BLOCK
+    if not uses_blocks(logits, count):
+        values, index = logits.topk(count)
+        return values, index
+    even = logits[..., : blocks * BLOCK].unflatten(-1, (blocks, BLOCK))
+    chosen = even.amax(-1).topk(count).indices.sort().values  # in vocabulary order: so are equal ones
+    inside = even.gather(-2, chosen[..., None].expand(*chosen.shape, BLOCK)).flatten(-2)  # (…, count · BLOCK)
+    rest = logits[..., blocks * BLOCK :]
+    values, index = torch.cat([inside, rest], -1).topk(count)
+    within = chosen.gather(-1, (index // BLOCK).clamp(max=count - 1)) * BLOCK + index % BLOCK
+    return values, torch.where(index < count * BLOCK, within, index + (blocks - count) * BLOCK)
 
 
-def log_chance(scores: Tensor, tokens: Tensor) -> Tensor:
-    """log softmax(scores) of one token each: (…, vocab) and (…) to (…)."""
-    flat = scores.flatten(0, -2)
+def token_log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """log softmax(logits) of one token each: (…, vocab) and (…) to (…)."""
+    flat = logits.flatten(0, -2)
     return -nn.functional.cross_entropy(flat, tokens.flatten(), reduction="none").view(tokens.shape)
 
 
-def best(scores: Tensor, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The likeliest token of each row of scores (rows, vocab) that is not among the banned ones, and its log-chance, of
-    which those keep their share. The scores are as before."""
-    found = native.top_k(scores, 1, banned)
+def greedy_tokens(logits: Tensor, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The likeliest token of each row (rows, vocab) that is not banned, and its log-probability among all tokens. The
+    logits are unchanged afterwards."""
+    found = native.top_k(logits, 1, banned)
     if found is not None:
         return found[0][:, 0], found[1][:, 0]
-    with Without(scores, banned):
-        tokens = best_place(scores)
-    return tokens, log_chance(scores, tokens)
+    with MaskedColumns(logits, banned):
+        tokens = argmax(logits)
+    return tokens, token_log_probs(logits, tokens)
 
 
-def best_few(scores: Tensor, few: int, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The same for the `few` likeliest, best first, of scores (…, vocab)."""
-    found = native.top_k(scores.flatten(0, -2), few, banned)
+def topk_log_probs(logits: Tensor, count: int, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The same for the `count` likeliest, best first, of logits (…, vocab)."""
+    found = native.top_k(logits.flatten(0, -2), count, banned)
     if found is not None:
-        return found[0].view(*scores.shape[:-1], few), found[1].view(*scores.shape[:-1], few)
-    with Without(scores, banned):
-        top, tokens = likeliest(scores, few)
-    if banned is not None and len(banned):  # the likeliest of all may be one of them: its share is not that of `top`
-        return tokens, top - scores.logsumexp(-1, keepdim=True)
-    return tokens, top - (top[..., :1] - log_chance(scores, tokens[..., 0])[..., None])
+        return found[0].view(*logits.shape[:-1], count), found[1].view(*logits.shape[:-1], count)
+    with MaskedColumns(logits, banned):
+        top, tokens = topk(logits, count)
+    if banned is not None and len(banned):  # the maximum may be banned: normalise over all tokens
+        return tokens, top - logits.logsumexp(-1, keepdim=True)
+    return tokens, top - (top[..., :1] - token_log_probs(logits, tokens[..., 0])[..., None])
 
 
-class Without:
-    """`with Without(scores, banned):` these columns are -inf, and afterwards what they were: nothing is copied."""
+class MaskedColumns:
+    """`with MaskedColumns(logits, banned):` sets these columns to -inf in place and restores them on exit."""
 
-    def __init__(self, scores: Tensor, banned: Tensor | None) -> None:
-        self.scores, self.banned = scores, banned
+    def __init__(self, logits: Tensor, banned: Tensor | None) -> None:
+        self.logits, self.banned = logits, banned
 
     def __enter__(self) -> None:
         if self.banned is not None:
-            self.kept = self.scores.index_select(-1, self.banned)
-            self.scores.index_fill_(-1, self.banned, -torch.inf)
+            self.kept = self.logits.index_select(-1, self.banned)
+            self.logits.index_fill_(-1, self.banned, -torch.inf)
 
     def __exit__(self, *_: object) -> None:
         if self.banned is not None:
-            self.scores.index_copy_(-1, self.banned, self.kept)
+            self.logits.index_copy_(-1, self.banned, self.kept)

@@ -12,12 +12,12 @@ from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
-from allyouneed.infer.decoding.detokenizer import StopStrings, StreamingDetokenizer, text_of
+from allyouneed.infer.decoding.detokenizer import StopStrings, StreamingDetokenizer, detokenize
 from allyouneed.infer.decoding.options import SAMPLING, Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.base import Judged, checked, spread
 from allyouneed.infer.retrieval.predictor import Retrieving
-from allyouneed.infer.speculative.decode import Guesses, guesses_of, refuse
+from allyouneed.infer.speculative.decode import DraftStats, check_draft_options, total_stats
 from allyouneed.infer.speculative.drafts import Draft, draft_for
 from allyouneed.infer.translation.split import quoted
 
@@ -42,7 +42,7 @@ class Generation:
     prompt: str
     candidates: list[Continuation]
     notes: list[str] = field(default_factory=list)
-    guesses: Guesses | None = None
+    guesses: DraftStats | None = None
 
     @property
     def text(self) -> str:
@@ -136,7 +136,7 @@ class Generator(Retrieving):
     def _draft(self, draft: Any, ahead: int | None, settled: Decoding) -> Draft | None:
         found = draft_for(self, draft, ahead, lambda other: other.engine)
         if found is not None:
-            refuse(settled)
+            check_draft_options(settled)
         return found
 
     def _pieces(
@@ -183,7 +183,7 @@ class Generator(Retrieving):
     def _told(self, text: str, prompt: list[int], answers: list[Hypothesis], settled: Decoding) -> Generation:
         found = []
         for answer in answers:
-            added = text_of(self.tokenizer, answer.tokens, self._before(prompt), settled.stop)
+            added = detokenize(self.tokenizer, answer.tokens, self._before(prompt), settled.stop)
             found.append(Continuation(added, answer.score, len(answer.tokens), answer.finished))
         notes = []
         longest = len(prompt) + len(answers[0].tokens)
@@ -194,9 +194,9 @@ class Generator(Retrieving):
         best, said = answers[0], len(answers[0].tokens)
         if best.repeats:
             notes.append(f"{quoted(text)}: repeats itself; stopped after {said} tokens (loops=0 lets it go on)")
-        elif not best.finished and said < settled.more():
+        elif not best.finished and said < settled.continuation_limit():
             notes.append(f"{quoted(text)}: stopped after {said} tokens, for the model has places for {self.limit}")
-        return Generation(text, found, notes, guesses_of([answers]))
+        return Generation(text, found, notes, total_stats([answers]))
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0

@@ -10,10 +10,10 @@ from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.evaluate.translation import evaluate
 from allyouneed.infer.decoding.base import Hypothesis
-from allyouneed.infer.decoding.detokenizer import StopStrings, text_of
+from allyouneed.infer.decoding.detokenizer import StopStrings, detokenize
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import Judged, Predictor, checked, spread
-from allyouneed.infer.speculative.decode import Guesses, guesses_of, refuse
+from allyouneed.infer.speculative.decode import DraftStats, check_draft_options, total_stats
 from allyouneed.infer.speculative.drafts import draft_for
 from allyouneed.infer.translation.frames import guessing, plain_frame, write
 from allyouneed.infer.translation.split import quoted
@@ -35,7 +35,7 @@ class Rewriting:
     source: str
     candidates: list[Answer]
     notes: list[str] = field(default_factory=list)
-    guesses: Guesses | None = None
+    guesses: DraftStats | None = None
 
     @property
     def text(self) -> str:
@@ -84,7 +84,7 @@ class Seq2Seq(Predictor):
         settled = Decoding.of(self.folder.decoding if decoding is None else tree_of(decoding), **changes)
         guesser = draft_for(self, draft, ahead, guessing)
         if guesser is not None:
-            refuse(settled)
+            check_draft_options(settled)
         both = self.folder.tokenizers
         frame = plain_frame(both)
         sources = [frame.source(ids) for ids in both.source.encode_batch(many, specials)]
@@ -108,7 +108,7 @@ class Seq2Seq(Predictor):
                 text,
                 [self._answer(found, settled) for found in best],
                 self._notes(text, best[0]),
-                guesses_of([best]),
+                total_stats([best]),
             )
             for text, best in zip(many, answers, strict=True)
         ]
@@ -124,7 +124,7 @@ class Seq2Seq(Predictor):
 
     def _answer(self, found: Hypothesis, decoding: Decoding) -> Answer:
         target = self.folder.tokenizers.target
-        text = text_of(target, found.tokens, stop=decoding.stop) if decoding.stop else target.decode(found.tokens)
+        text = detokenize(target, found.tokens, stop=decoding.stop) if decoding.stop else target.decode(found.tokens)
         return Answer(text, found.score, found.finished)
 
     def _notes(self, text: str, found: Hypothesis) -> list[str]:

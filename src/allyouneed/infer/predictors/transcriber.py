@@ -263,7 +263,7 @@ class Transcriber(Predictor):
         most = self.limit or 2 * round(self.speech.seconds / TICK)
         limits = [max(1, min(most // 2, most + 1 - len(prompt))) for prompt in prompts]
         rules = Rules(self.speech, timed, self.device)
-        spec = DecodingSpec(listening.decoding(temperature, most), self.speech.end, rules=rules)
+        spec = DecodingSpec(listening.decoding(temperature, most), self.speech.end, logits_processor=rules)
         requests = [
             RequestState(Request(prompt, limit, (track.number, track.at)), spec, limit)
             for prompt, limit, track in zip(prompts, limits, tracks, strict=True)

@@ -17,7 +17,7 @@ from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import Judged, Predictor, checked, spread
-from allyouneed.infer.speculative.decode import Guesses, guesses_of, refuse
+from allyouneed.infer.speculative.decode import DraftStats, check_draft_options, total_stats
 from allyouneed.infer.speculative.drafts import Draft, draft_for
 from allyouneed.infer.translation.alignment import attention
 from allyouneed.infer.translation.frames import Frame, guessing, plain_frame, write
@@ -55,7 +55,7 @@ class Translation:
     notes: list[str] = field(default_factory=list)  # what a reader should know: splits, missing ends
     alignment: list[Link] | None = None  # of the best candidate, when asked for
     route: list[str] = field(default_factory=list)  # the languages it went through, of a model that tells them apart
-    guesses: Guesses | None = None  # how often a draft was right, where there was one
+    guesses: DraftStats | None = None  # how often a draft was right, where there was one
 
     @property
     def text(self) -> str:
@@ -134,7 +134,7 @@ class Translator(Predictor):
         settled = Decoding.of(defaults, **changes)
         guesser = draft_for(self, draft, ahead, guessing)
         if guesser is not None:
-            refuse(settled)
+            check_draft_options(settled)
         ways: dict[Route, list[int]] = {}
         for number, text in enumerate(texts):
             ways.setdefault(self.routes.of(text, to, from_), []).append(number)
@@ -316,7 +316,7 @@ class Translator(Predictor):
         firsts = [hypotheses[rank] for hypotheses, rank in zip(answers, chosen[0][1], strict=True)]
         notes = plan.notes + [_unfinished(p, h) for p, h in zip(plan.pieces, firsts, strict=True) if not h.finished]
         links = self._links(plan, firsts, places[0], candidates[0].text, frame) if align else None
-        return Translation(plan.source, candidates, notes, links, guesses=guesses_of(answers))
+        return Translation(plan.source, candidates, notes, links, guesses=total_stats(answers))
 
     def _links(self, plan: Plan, answers: list[Hypothesis], starts: list[int], text: str, frame: Frame) -> list[Link]:
         """The source token (not the marks around the sentence) that weighs most for each target token."""

@@ -1,5 +1,5 @@
-"""Which guesses are taken, and what is said instead of the first that is not: so that what is said has the very chances
-it has without anybody guessing (Leviathan et al. 2023, algorithm 1 and appendix A.1).
+"""Which draft tokens are accepted, and what is sampled instead of the first rejected one, so that the output has the
+distribution of the model alone (Leviathan et al. 2023, algorithm 1 and appendix A.1).
 """
 
 from __future__ import annotations
@@ -10,54 +10,38 @@ import torch
 from torch import Tensor
 
 from allyouneed.infer.decoding.base import DecodingSpec
-from allyouneed.infer.decoding.options import inverted, keep_likely
 from allyouneed.infer.decoding.penalties import Penalties
-from allyouneed.infer.decoding.topk import best_place
+from allyouneed.infer.decoding.rules import TokenRules, find_short
+from allyouneed.infer.decoding.sampling import invert_cdf
 
 
-class Odds:
-    """What may be said at many places at once, by scores (places, vocab), as `IndependentSearch` has it for one place a row."""
+class PositionRules:
+    """The decoding rules of one spec at many positions at once, where `IndependentSearch` has one per row."""
 
-    def __init__(self, way: DecodingSpec, device: torch.device) -> None:
-        self.way, self.decoding = way, way.decoding
-        ends = sorted({way.eos, *way.ends})
-        never = [token for token in way.forbidden if token not in ends]
-        self.ends = torch.tensor(ends, device=device)
-        self.never = torch.tensor(never, dtype=torch.long, device=device)
-        self.least = way.decoding.min_length - way.counted
-        self.draws = way.decoding.method == "sample"
-        self.minds_past = way.decoding.repetition_penalty != 1 or way.decoding.no_repeat is not None
+    def __init__(self, spec: DecodingSpec, device: torch.device) -> None:
+        self.options, self.rules = spec.decoding, TokenRules(spec, device)
+        self.samples = spec.decoding.method == "sample"
+        self.needs_history = spec.decoding.has_penalties
 
-    def shaped(self, scores: Tensor, ages: Sequence[int], pasts: Sequence[Sequence[int]] = ()) -> Tensor:
-        """After so many tokens each (`ages`); `pasts`: all that stands before, where that matters (`minds_past`)."""
-        if self.minds_past:
-            scores = Penalties(self.decoding, pasts).changed(scores)
-        if len(self.never):
-            scores = scores.index_fill(-1, self.never, -torch.inf)
-        if any(age < self.least for age in ages):
-            early = torch.tensor([age < self.least for age in ages], device=scores.device)[:, None]
-            scores = torch.where(early, scores.index_fill(-1, self.ends, -torch.inf), scores)
-        return scores
-
-    def best(self, shaped: Tensor) -> Tensor:
-        return best_place(shaped)
-
-    def chances(self, shaped: Tensor) -> Tensor:
-        """(places, vocab), of which each place has one in all."""
-        asked = self.decoding
-        likely = keep_likely(shaped / asked.temperature, asked.top_k, asked.top_p, asked.min_p)
-        return likely.double().softmax(-1)
+    def apply(self, logits: Tensor, lengths: Sequence[int], histories: Sequence[Sequence[int]] = ()) -> Tensor:
+        """Penalise and ban tokens of logits (positions, vocab). `lengths`: tokens generated before each position;
+        `histories`: all tokens before it, the prompt included, where penalties need them (`needs_history`)."""
+        if self.needs_history:
+            logits = Penalties(self.options, histories).apply(logits)
+        short = find_short(lengths, self.rules.min_tokens)
+        counts = torch.tensor(lengths, device=logits.device) if short == "some" else self.rules.eos_tokens
+        return self.rules.ban_tokens(logits, counts, short)
 
 
-def taken(chance: Tensor, theirs: Tensor, ours: Tensor) -> Tensor:
-    """Whether a guess is taken that its maker says with probability `theirs` and the model with `ours`: with
-    probability min(1, ours / theirs), decided by `chance`, uniform in [0, 1)."""
-    return chance * theirs < ours
+def is_accepted(uniforms: Tensor, draft: Tensor, target: Tensor) -> Tensor:
+    """Accept a token of probability `draft` under the draft and `target` under the model with probability
+    min(1, target / draft), decided by `uniforms` in [0, 1)."""
+    return uniforms * draft < target
 
 
-def instead(ours: Tensor, theirs: Tensor, chance: Tensor) -> Tensor:
-    """What the model says where a guess was not taken, (places, vocab) to (places,): drawn from max(0, ours − theirs).
-    Where nobody guessed, `theirs` is 0 throughout."""
-    left = (ours - theirs).clamp(min=0)
-    none = left.sum(-1, keepdim=True) <= 0  # both agree to the last digit
-    return inverted(torch.where(none, ours, left), chance)
+def resample(target: Tensor, draft: Tensor, uniforms: Tensor) -> Tensor:
+    """In place of a rejected token, one drawn from max(0, target − draft), (positions, vocab) to (positions,). Without
+    a draft token, `draft` is 0."""
+    left = (target - draft).clamp(min=0)
+    none = left.sum(-1, keepdim=True) <= 0  # both are equal to the last digit
+    return invert_cdf(torch.where(none, target, left), uniforms)

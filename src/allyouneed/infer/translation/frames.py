@@ -9,7 +9,7 @@ from typing import Any
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.decoding.repetition import echoes
+from allyouneed.infer.decoding.repetition import has_repeats
 from allyouneed.infer.engine import Engine
 
 
@@ -85,7 +85,7 @@ def write(
         "prefix": [frame.begin[1:]] * len(sources),
         "sample_keys": [(number,) for number in range(len(sources))],
     } | options
-    echoing = [decoding.loops is not None and echoes(source, decoding.loops) for source in sources]
+    echoing = [decoding.loops is not None and has_repeats(source, decoding.loops) for source in sources]
     if not any(echoing):
         return engine.generate(sources, decoding, **given)
     found: dict[int, list[Hypothesis]] = {}

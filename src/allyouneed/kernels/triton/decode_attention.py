@@ -10,7 +10,7 @@ The cache is (blocks, heads, slots, width). The block table locates the token at
 One program per row, key-value head and split of the keys. The first split handles the new token: it rotates its key,
 stores key and value, and starts the sum with them, so no program reads what is being written. With grouped queries, the
 first keys are loaded while the previous kernel may still compute queries: they were written in earlier steps. The plain
-definition is in `runtime/cuda/static_cache.py`.
+definition is in `nn/ops/attention/decode.py`.
 """
 
 from __future__ import annotations

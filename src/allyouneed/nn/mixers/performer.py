@@ -188,7 +188,7 @@ class PerformerModule(_Features):
                 old = state.carry(len(x), x) if isinstance(state, Recurrent) else self.begin(len(q), q)
                 y, new = self.attend_causal(q, k, v, unpacked.real, old)
                 if isinstance(state, Recurrent):
-                    state.keep(x, new, context)
+                    state.update(x, new, context)
         mixed: Tensor = self.out(unpacked.scatter(self.merge_heads(y.to(v.dtype)), x))
         return mixed
 

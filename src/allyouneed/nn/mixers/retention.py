@@ -170,7 +170,7 @@ class RetentionModule(SubLayer):
         sums = state.carry(len(q), q)
         inputs = torch.cat([y.transpose(1, 2).flatten(2) for y in self.pack_inputs(k, v, log)], -1)
         then = self.fold(sums, inputs, context.queries.real)
-        state.keep(inputs, then, context)
+        state.update(inputs, then, context)
         if q.shape[2] == 1:
             s, z = (part.to(q.dtype) for part in then)
             return q @ s, (q @ z[..., None])[..., 0]

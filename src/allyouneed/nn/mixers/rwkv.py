@@ -72,7 +72,7 @@ class RWKVModule(SubLayer):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         if isinstance(state, Recurrent):
             y, carry = self.run(x, state.carry(len(x), x), context.queries.real)
-            state.keep(x, carry, context)
+            state.update(x, carry, context)
             return y
         unpacked = unpack_rows(context)
         rows = unpacked.gather(x)

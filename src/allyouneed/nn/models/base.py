@@ -216,9 +216,9 @@ def advance(
     time = new.tokens.shape[1]
     layout = TokenLayout.following(states.lengths, new)
     end = max(states.lengths, default=0) + time
-    states.mark(layout, end)
+    states.append_marks(layout, end)
     x = embed(new, layout)
-    context = Context(layout, states.slots(end), states.memory, x, losses=losses, memory_builder=memory_builder)
+    context = Context(layout, states.slot_layout(end), states.memory, x, losses=losses, memory_builder=memory_builder)
     hidden = stack(x, context, states.layers)
     if last:
         hidden = hidden.take_along_dim(last_positions(layout)[..., None], 1)

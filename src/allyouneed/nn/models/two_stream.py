@@ -71,8 +71,8 @@ def advance_segment(
         raise ValueError("a segment must fill its row in all texts, without padding")
     (rows, time), begin = new.tokens.shape, states.lengths[0]
     layout = TokenLayout.following(states.lengths, replace(new, order=None))
-    states.mark(layout, begin + time)
-    slots = states.slots(begin + time)
+    states.append_marks(layout, begin + time)
+    slots = states.slot_layout(begin + time)
     if new.order is not None:  # cached tokens have order 0
         layout = replace(layout, order=new.order + 1)
         slots = replace(slots, order=torch.cat((new.order.new_zeros(rows, begin), new.order + 1), 1))

@@ -1,13 +1,26 @@
-"""What decoding remembers. A mixer declares its own state; the engine owns it and only speaks this protocol.
+"""States: what decoding keeps of the tokens seen so far. One protocol, `State`, for one sub-layer; one container,
+`States`, for a whole model. A mixer declares its state; the engine owns it and uses this protocol only.
 
-    append   new tokens come in (each kind of state has its own way)
-    select   rows are kept, dropped, repeated or reordered (beams)
-    join     rows of other texts come to those that are here (continuous batching)
-    trim     the last tokens are taken back (speculative decoding)
-    detach   what was seen stays, but no gradient flows back into it (segment recurrence)
+    append   store new tokens (each kind in its own way)
+    select   keep, drop, repeat or reorder rows (beams)
+    join     append rows of other texts (continuous batching)
+    trim     remove the last tokens (speculative decoding)
+    detach   keep the values, cut the gradient (segment recurrence)
 
-A token's slot is its position, row by row, so rows of unequal lengths live in one tensor without holes, and no
-padding is ever remembered.
+Implementations of `State`, each with a reason to exist:
+
+    KVCache, CrossKVCache   kv_cache.py    keys and values of a growing text; of a source, shared by its beams
+    WindowKVCache           window.py      patterns that forget: a ring of constant size
+    PagedKVCache            paged.py       blocks of a shared pool, copied on write
+    StaticKVCache           runtime/cuda   fixed shape, written in place: what a CUDA graph can capture
+    Recurrent               recurrent.py   a carry of constant size
+
+Mixers add their own where a layer keeps something else. Of `States`, `PagedStates` and `StaticStates` override where
+the rows of their caches lie. The CPU interpreter reads `KVCache` and `CrossKVCache` in place.
+
+A token's slot is its position, row by row: rows of unequal lengths share a tensor, and padding is never stored.
+Attribute names of states are stored in checkpoints of segment-recurrent training (segment_memory.py): renaming one
+breaks them.
 """
 
 from __future__ import annotations
@@ -25,28 +38,28 @@ from allyouneed.nn.context import Memory, TokenLayout
 
 
 class State(ABC):
-    """One layer's memory of the rows being decoded."""
+    """One sub-layer's memory of the rows being decoded."""
 
-    shared = False  # True: belongs to the source sentence, so all its beams share one copy
+    shared = False  # True: belongs to the source, so all its beams share one copy
 
     @abstractmethod
     def select(self, rows: Tensor) -> None:
-        """Row i becomes a copy of what was row `rows[i]`."""
+        """Row i becomes a copy of row `rows[i]`."""
 
     @abstractmethod
     def trim(self, length: int, each: Tensor | None = None) -> None:
-        """Forget everything from position `length` on; `each` (rows,): in each row from its own on, of which `length`
-        is the last."""
+        """Remove everything from position `length` on; with `each` (rows,), whose maximum is `length`, from each row's
+        own position on."""
 
     def join(self, other: Self) -> None:
-        """Rows of a state of the same kind come after the own ones. Either both have seen something or neither."""
+        """Append the rows of a state of the same kind. Either both have seen tokens or neither has."""
         for name, value in vars(self).items():
-            setattr(self, name, _joined(value, getattr(other, name)))
+            setattr(self, name, _join(value, getattr(other, name)))
 
     def detach(self) -> None:
-        """Keep what it holds and let no gradient through it."""
+        """Keep the values and cut the gradient."""
         for name, value in vars(self).items():
-            setattr(self, name, _detached(value))
+            setattr(self, name, _detach(value))
 
     @property
     @abstractmethod
@@ -54,64 +67,10 @@ class State(ABC):
         """Memory in use."""
 
 
-def _detached(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, State):
-        value.detach()
-    elif isinstance(value, list | tuple):
-        inside = [_detached(entry) for entry in value]
-        return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
-    elif isinstance(value, dict):
-        return {key: _detached(entry) for key, entry in value.items()}
-    elif is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{entry.name: _detached(getattr(value, entry.name)) for entry in fields(value)})
-    return value
-
-
-def concat_rows(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Rows of both; where one is smaller along another axis, zeros come at its end."""
-    if ours.shape[1:] == theirs.shape[1:]:
-        return torch.cat((ours, theirs))
-    sizes = [max(both) for both in zip(ours.shape[1:], theirs.shape[1:], strict=True)]
-    joint = ours.new_zeros(len(ours) + len(theirs), *sizes)
-    for rows, part in ((slice(len(ours)), ours), (slice(len(ours), None), theirs)):
-        joint[(rows, *(slice(size) for size in part.shape[1:]))] = part
-    return joint
-
-
-def _joined(ours: Any, theirs: Any) -> Any:
-    """Tensors hold a row each for every row; of counts the larger one holds; all else is the same in both."""
-    if (ours is None) != (theirs is None):
-        raise ValueError("rows that have seen something cannot be joined by rows that have not")
-    if isinstance(ours, Tensor):
-        return concat_rows(ours, theirs)
-    if isinstance(ours, State):
-        ours.join(theirs)
-    elif isinstance(ours, list | tuple):
-        inside = [_joined(*both) for both in zip(ours, theirs, strict=True)]
-        return type(ours)(*inside) if hasattr(ours, "_fields") else type(ours)(inside)
-    elif isinstance(ours, dict):
-        return {key: _joined(entry, theirs[key]) for key, entry in ours.items()}
-    elif isinstance(ours, int):
-        return max(ours, theirs)
-    return ours
-
-
-def _copied(value: Any) -> Any:
-    """A state whose rows can be selected, joined and appended to, and the original stays as it is."""
-    if isinstance(value, State):
-        new = copy(value)
-        for name, entry in vars(value).items():
-            setattr(new, name, _copied(entry))
-        return new
-    return {key: _copied(entry) for key, entry in value.items()} if isinstance(value, dict) else value
-
-
 class States:
-    """Everything a model remembers: how many tokens each row has seen, and each layer's states by sub-layer name.
+    """All states of a model: how many tokens each row has seen, and each layer's states by sub-layer name.
 
-    Target rows come in groups of `group` (beams) that share one source row. `joins`: others can come to its rows.
+    Target rows come in groups of `group` (beams) that share one source row. `joins`: rows can be joined to it.
     """
 
     joins = True
@@ -122,10 +81,10 @@ class States:
         self.device = device
         self.memory = memory
         self.group = 1
-        self.marks: dict[str, Tensor] = {}  # what rows have said about their tokens (rows, time), by name
+        self.marks: dict[str, Tensor] = {}  # attributes of the tokens seen (rows, time), by name
 
     def repeat_rows(self, group: int) -> None:
-        """Give each row `group` copies of itself that share its source."""
+        """Repeat each row `group` times; the copies share its source."""
         self._select([row for row in range(len(self.lengths)) for _ in range(group)], sources=None)
         self.group *= group
 
@@ -139,18 +98,18 @@ class States:
         self._select(list(rows), sources=None if same else heads)
 
     def close(self) -> None:
-        """Nobody will use them any more; what they hold elsewhere is given back."""
+        """Release memory that is held elsewhere. The states are not used any more."""
 
     def copy_rows(self, rows: Sequence[int]) -> Self:
-        """These rows once more, as states of their own."""
+        """States of their own with a copy of these rows."""
         new = copy(self)
-        new.layers = [{name: _copied(state) for name, state in layer.items()} for layer in self.layers]
+        new.layers = [{name: _copy(state) for name, state in layer.items()} for layer in self.layers]
         new.select(rows)
         return new
 
     @property
     def has_sources(self) -> bool:
-        """Rows belong to sources, which groups of them share."""
+        """Groups of rows share a source."""
         return self.memory is not None or any(state.shared for layer in self.layers for state in layer.values())
 
     def ungroup(self) -> None:
@@ -159,7 +118,7 @@ class States:
             self.group = 1
 
     def join(self, other: Self) -> None:
-        """Rows of other texts come after the own ones, wherever they are in their texts."""
+        """Append rows of other texts, of any lengths."""
         if self.group != other.group:
             raise ValueError(f"groups of {other.group} rows that share a source cannot join groups of {self.group}")
         for layer, new in zip(self.layers, other.layers, strict=True):
@@ -176,7 +135,7 @@ class States:
         self.lengths = self.lengths + other.lengths
 
     def trim(self, length: int | Sequence[int]) -> None:
-        """Forget every row's tokens from position `length` on, or from a position of its own."""
+        """Remove every row's tokens from position `length` on, or from a position of its own."""
         own = [length] * len(self.lengths) if isinstance(length, int) else list(length)
         left = [min(both) for both in zip(self.lengths, own, strict=True)]
         most = max(left, default=0)
@@ -187,17 +146,17 @@ class States:
         self.lengths, self.marks = left, {name: marks[:, :most] for name, marks in self.marks.items()}
 
     def detach(self) -> None:
-        """Remember everything and let no gradient flow back into it (Dai et al. 2019, 3.2: SG)."""
+        """Keep the values and cut the gradient (Dai et al. 2019, 3.2: SG)."""
         for layer in self.layers:
             for state in layer.values():
                 state.detach()
-        self.memory = _detached(self.memory)
+        self.memory = _detach(self.memory)
 
-    def mark(self, new: TokenLayout, end: int) -> None:
-        """Add what is said of new tokens: marks become (rows, end); nothing said is False or 0."""
-        said = {"prompt": new.prompt, "chosen": new.chosen, "types": new.types}
+    def append_marks(self, new: TokenLayout, end: int) -> None:
+        """Add the attributes of new tokens: marks become (rows, end); a missing one is False or 0."""
+        attributes = {"prompt": new.prompt, "chosen": new.chosen, "types": new.types}
         positions = new.positions.expand(len(self.lengths), -1)
-        for name, given in said.items():
+        for name, given in attributes.items():
             if given is None and name not in self.marks:
                 continue
             known = self.marks.get(name)
@@ -209,10 +168,10 @@ class States:
             marks.scatter_(1, positions, marked if new.real is None else marked * new.real)
             self.marks[name] = marks
 
-    def slots(self, end: int) -> TokenLayout:
-        """The first `end` places of every row, with what rows have said about them."""
-        places, said = torch.arange(end, device=self.device)[None], self.marks.get
-        return TokenLayout(places, start=0, prompt=said("prompt"), chosen=said("chosen"), types=said("types"))
+    def slot_layout(self, end: int) -> TokenLayout:
+        """The layout of the first `end` slots of every row."""
+        positions, marks = torch.arange(end, device=self.device)[None], self.marks.get
+        return TokenLayout(positions, start=0, prompt=marks("prompt"), chosen=marks("chosen"), types=marks("types"))
 
     @property
     def bytes(self) -> int:
@@ -230,3 +189,57 @@ class States:
             self.memory = self.memory.select(shared)
         self.marks = {name: marks.index_select(0, kept) for name, marks in self.marks.items()}
         self.lengths = [self.lengths[row] for row in rows]
+
+
+def concat_rows(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Rows of both; where one is smaller along another axis, zeros are appended to it."""
+    if ours.shape[1:] == theirs.shape[1:]:
+        return torch.cat((ours, theirs))
+    sizes = [max(both) for both in zip(ours.shape[1:], theirs.shape[1:], strict=True)]
+    joint = ours.new_zeros(len(ours) + len(theirs), *sizes)
+    for rows, part in ((slice(len(ours)), ours), (slice(len(ours), None), theirs)):
+        joint[(rows, *(slice(size) for size in part.shape[1:]))] = part
+    return joint
+
+
+def _detach(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, State):
+        value.detach()
+    elif isinstance(value, list | tuple):
+        inside = [_detach(entry) for entry in value]
+        return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
+    elif isinstance(value, dict):
+        return {key: _detach(entry) for key, entry in value.items()}
+    elif is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{entry.name: _detach(getattr(value, entry.name)) for entry in fields(value)})
+    return value
+
+
+def _join(ours: Any, theirs: Any) -> Any:
+    """Tensors are concatenated by rows; of counts the larger one is kept; anything else is equal in both."""
+    if (ours is None) != (theirs is None):
+        raise ValueError("cannot join rows that have seen tokens and rows that have not")
+    if isinstance(ours, Tensor):
+        return concat_rows(ours, theirs)
+    if isinstance(ours, State):
+        ours.join(theirs)
+    elif isinstance(ours, list | tuple):
+        inside = [_join(*both) for both in zip(ours, theirs, strict=True)]
+        return type(ours)(*inside) if hasattr(ours, "_fields") else type(ours)(inside)
+    elif isinstance(ours, dict):
+        return {key: _join(entry, theirs[key]) for key, entry in ours.items()}
+    elif isinstance(ours, int):
+        return max(ours, theirs)
+    return ours
+
+
+def _copy(value: Any) -> Any:
+    """A state whose rows can be selected, joined and appended to without changing the original."""
+    if isinstance(value, State):
+        new = copy(value)
+        for name, entry in vars(value).items():
+            setattr(new, name, _copy(entry))
+        return new
+    return {key: _copy(entry) for key, entry in value.items()} if isinstance(value, dict) else value

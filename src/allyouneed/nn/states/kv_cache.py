@@ -1,4 +1,4 @@
-"""KV caches that grow with the text, and those of a source."""
+"""KV caches: one that grows with the text, and one of a source."""
 
 from __future__ import annotations
 
@@ -11,29 +11,24 @@ from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.states.base import State
 
 
-def writable_cache(cache: Tensor, new: Tensor) -> Tensor:
-    """A cache that may be written into: a copy where gradients still need what it was."""
-    needed = torch.is_grad_enabled() and (cache.requires_grad or new.requires_grad)
-    return cache.clone() if needed else cache
-
-
 class KVState(State):
-    """Keys and values of tokens seen."""
+    """Keys and values of the tokens seen so far."""
 
     @abstractmethod
     def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, TokenLayout]:
-        """Take in new keys and values (batch, heads, time, head_width); all that may be looked at, and its places."""
+        """Store new keys and values (batch, heads, time, head_width); return all that may be attended to, and their
+        layout."""
 
     def attend_new_token(
         self, q: Tensor, keys: Tensor, values: Tensor, context: Context, scale: float
     ) -> Tensor | None:
-        """Take in one new token a row, and let it look at all there is, by softmax(q·k · scale): (batch, heads, 1,
-        head_width). None, and nothing taken in: there is no quicker way here than `append`, and then to look."""
+        """Store one new token per row and attend to all tokens by softmax(q·k · scale): (batch, heads, 1, head_width).
+        None, with nothing stored, where `append` and plain attention are as fast."""
         return None
 
 
 class KVCache(KVState):
-    """A cache that grows with the sentence: keys and values (batch, heads, capacity, head_width)."""
+    """A cache that grows with the text: keys and values (batch, heads, capacity, head_width)."""
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
@@ -41,15 +36,14 @@ class KVCache(KVState):
         self.end = 0  # slots in use in the longest row
 
     def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, TokenLayout]:
-        """Store new keys and values at their positions; return all there are, and where they stand."""
         slots = context.slots
         assert slots is not None
         self.end = slots.time
-        self.keys = self._stored(self.keys, keys, context.queries)
-        self.values = self._stored(self.values, values, context.queries)
+        self.keys = self._store(self.keys, keys, context.queries)
+        self.values = self._store(self.values, values, context.queries)
         return self.keys[:, :, : self.end], self.values[:, :, : self.end], slots
 
-    def _stored(self, cache: Tensor | None, new: Tensor, layout: TokenLayout) -> Tensor:
+    def _store(self, cache: Tensor | None, new: Tensor, layout: TokenLayout) -> Tensor:
         batch, heads, time, head_width = new.shape
         end = self.end
         capacity = 0 if cache is None else cache.shape[2]
@@ -83,9 +77,16 @@ class KVCache(KVState):
 
 
 class CrossKVCache(KVCache):
-    """Keys and values of a source sentence: computed once, shared by all beams, never reordered among them."""
+    """Keys and values of a source, for cross-attention: computed once, shared by all beams, never reordered among
+    them."""
 
     shared = True
 
     def trim(self, length: int, each: Tensor | None = None) -> None:
-        pass  # the source sentence stays what it is
+        pass  # the source does not change
+
+
+def writable_cache(cache: Tensor, new: Tensor) -> Tensor:
+    """A cache to write into: a copy where gradients still need the old values."""
+    needed = torch.is_grad_enabled() and (cache.requires_grad or new.requires_grad)
+    return cache.clone() if needed else cache

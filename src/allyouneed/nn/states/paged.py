@@ -1,12 +1,12 @@
-"""Keys and values in blocks of one pool (Kwon et al. 2023, "Efficient Memory Management for Large Language Model
-Serving with PagedAttention", arXiv:2309.06180, 4.2-4.4).
+"""Paged KV cache: keys and values in blocks of one pool (Kwon et al. 2023, "Efficient Memory Management for Large
+Language Model Serving with PagedAttention", arXiv:2309.06180, 4.2-4.4).
 
-A row has a list of blocks, its table, that holds for all layers alike. Rows that share a past share its blocks; who
-writes into a block that others hold as well gets a copy of it first. Leaving, joining and reordering rows move numbers
-in tables and no keys.
+A row's block table lists its blocks, for all layers alike. Rows with a common prefix share its blocks; a row that
+writes into a shared block gets a copy first. Dropping, joining and reordering rows changes block tables and moves no
+keys.
 
-Attention sees what it always sees: `PagedKVCache.append` gathers a row's blocks side by side. That is the definition;
-of one new token a row, a kernel reads the blocks where they lie (`PagedKVCache.attend_new_token`, kernels/triton/decode_attention.py).
+`PagedKVCache.append` gathers a row's blocks for any attention; for one new token per row,
+`PagedKVCache.attend_new_token` reads them in place on a GPU (nn/ops/attention/decode.py).
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from torch import Tensor
 
 from allyouneed.kernels import usable
 from allyouneed.nn.context import Context, TokenLayout
+from allyouneed.nn.ops.attention.decode import BlockTable, decode_attention
 from allyouneed.nn.states.base import State, States
 from allyouneed.nn.states.kv_cache import KVCache, KVState
 
-BLOCK = 8  # tokens of a block: half of one is wasted in each row
+BLOCK = 8  # tokens per block: on average half a block per row is unused
 
 
 class PoolFullError(Exception):
-    """More blocks were asked for than are free."""
+    """More blocks were requested than are free."""
 
 
 class BlockPool:
-    """So many blocks of so many tokens, in every layer that remembers keys and values. Block 0 belongs to nobody:
-    tables are filled up with it."""
+    """`blocks` blocks of `size` tokens in every layer with a KV cache, reference-counted. Block 0 is never allocated:
+    it pads block tables."""
 
     def __init__(self, blocks: int, size: int = BLOCK) -> None:
         self.blocks, self.size = blocks, size
@@ -45,7 +46,7 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         if count > len(self.free):
-            raise PoolFullError(f"{count} blocks asked for, {len(self.free)} of {self.blocks} are free")
+            raise PoolFullError(f"{count} blocks requested, {len(self.free)} of {self.blocks} are free")
         found = [self.free.pop() for _ in range(count)]
         for block in found:
             self.ref_counts[block] = 1
@@ -62,7 +63,7 @@ class BlockPool:
                 self.free.append(block)
 
     def layer(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Storage (blocks, heads, size, width) of a layer with such keys and values (batch, heads, time, width)"""
+        """Storage (blocks, heads, size, width) of a layer with such keys and values (batch, heads, time, width)."""
         if number not in self.storage:
             self.storage[number] = tuple(  # type: ignore[assignment]
                 new.new_zeros(self.blocks + 1, new.shape[1], self.size, new.shape[3]) for new in (keys, values)
@@ -71,7 +72,7 @@ class BlockPool:
 
 
 class PagedKVCache(KVState):
-    """One layer's view of the pool; who holds which blocks is the states' affair."""
+    """One layer's view of the pool; the block tables belong to `PagedStates`."""
 
     def __init__(self, states: PagedStates, number: int) -> None:
         self.states, self.number = states, number
@@ -79,44 +80,39 @@ class PagedKVCache(KVState):
     def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, TokenLayout]:
         slots, states = context.slots, self.states
         assert slots is not None
-        stored = self._stored(keys, values)
-        for cache, new in zip(stored, (keys, values), strict=True):
-            cache[states.into, :, states.at] = new.transpose(1, 2)  # (batch, time, heads, width)
-        found = [
-            # (batch, blocks, heads, size, width) -> (batch, heads, end, width)
-            cache[states.tables].transpose(1, 2).flatten(2, 3)[:, :, : slots.time]
-            for cache in stored
-        ]
+        storage = self._storage(keys, values)
+        for cache, new in zip(storage, (keys, values), strict=True):
+            cache[states.write_blocks, :, states.write_slots] = new.transpose(1, 2)  # (batch, time, heads, width)
+        table = BlockTable(states.block_table, states.pool.size)
+        found = [table.gather(cache)[:, :, : slots.time] for cache in storage]  # (batch, heads, end, width)
         return found[0], found[1], slots
 
-    def _stored(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's storage, in which whoever writes has a block of its own."""
+    def _storage(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's storage, after copying shared blocks that are written to."""
         states = self.states
-        stored = states.pool.layer(self.number, keys, values)
+        storage = states.pool.layer(self.number, keys, values)
         if states.copies:
             old, own = (list(blocks) for blocks in zip(*states.copies, strict=True))
-            for cache in stored:
+            for cache in storage:
                 cache[own] = cache[old]
-        return stored
+        return storage
 
     def attend_new_token(
         self, q: Tensor, keys: Tensor, values: Tensor, context: Context, scale: float
     ) -> Tensor | None:
-        """On a GPU a kernel reads the blocks where they lie."""
-        queries = context.queries
-        if not usable(q) or queries.time != 1 or queries.segments is not None or q.shape[-1] % 2:
+        queries, states = context.queries, self.states
+        if not usable(q) or queries.time != 1 or queries.segments is not None:
             return None
-        from allyouneed.kernels.triton.decode_attention import decode_attention
-
-        stored, states = self._stored(keys, values), self.states
-        seen = queries.positions[:, 0].expand(len(q)).contiguous()
+        if q.shape[-1] % 2 or states.pool.size == 1:  # to the kernel, blocks of one token are those of beams
+            return None
+        storage = self._storage(keys, values)
+        lengths = queries.positions[:, 0].expand(len(q)).contiguous()
         new = keys[:, :, 0].contiguous(), values[:, :, 0].contiguous()
-        return decode_attention(q[:, :, 0].contiguous(), *stored, states.tables, seen, scale, states.pool.size, new)[
-            :, :, None
-        ]
+        table = BlockTable(states.block_table, states.pool.size)
+        return decode_attention(q[:, :, 0].contiguous(), *storage, lengths, scale, table, new)[:, :, None]
 
     def select(self, rows: Tensor) -> None:
-        pass
+        pass  # block tables move
 
     def join(self, other: Self) -> None:
         pass
@@ -126,14 +122,13 @@ class PagedKVCache(KVState):
 
     @property
     def bytes(self) -> int:
-        stored = self.states.pool.storage.get(self.number, ())
+        storage = self.states.pool.storage.get(self.number, ())
         blocks = len({block for table in self.states.block_tables for block in table})
-        return sum(cache[0].numel() * cache.itemsize for cache in stored) * blocks
+        return sum(cache[0].numel() * cache.itemsize for cache in storage) * blocks
 
 
 class PagedStates(States):
-    """States whose growing caches lie in a pool; other states are what they were. Whoever drops them gives the blocks
-    back with `close`."""
+    """States whose growing KV caches lie in a pool; other states stay as they are. `close` frees the blocks."""
 
     def __init__(self, states: States, pool: BlockPool) -> None:
         layers: list[dict[str, State]] = []
@@ -145,56 +140,56 @@ class PagedStates(States):
         super().__init__(layers, len(states.lengths), states.device, states.memory)
         self.pool = pool
         self.block_tables: list[list[int]] = [[] for _ in states.lengths]
-        self.copies: list[tuple[int, int]] = []
-        self.outside: dict[int, tuple[Tensor, Tensor]] = {}  # what blocks held, by layer
-        self.places: list[list[int]] = []  # and which of them each row had
+        self.copies: list[tuple[int, int]] = []  # (shared block, own copy) of the tokens about to be written
+        self.swapped: dict[int, tuple[Tensor, Tensor]] = {}  # blocks outside of the pool, by layer
+        self.swapped_tables: list[list[int]] = []  # and which of them belong to each row
         own = [state for layer in layers for state in layer.values() if not state.shared]
         self.has_pages = any(isinstance(state, PagedKVCache) for state in own)
-        self.fully_paged = all(
-            isinstance(state, PagedKVCache) for state in own
-        )  # all that is remembered lies in blocks
-        self.into = self.at = self.tables = torch.empty(0, dtype=torch.long)
+        self.fully_paged = all(isinstance(state, PagedKVCache) for state in own)  # no other state but a source's
+        # where new tokens are written (batch, time), and the block tables as a tensor (batch, blocks)
+        self.write_blocks = self.write_slots = self.block_table = torch.empty(0, dtype=torch.long)
 
-    def mark(self, new: TokenLayout, end: int) -> None:
-        """New tokens are about to come: give every row blocks for its own, and find where they go."""
+    def append_marks(self, new: TokenLayout, end: int) -> None:
+        """Before new tokens are stored: allocate their blocks and find where they are written."""
         rows, size = len(self.lengths), self.pool.size
         self.reserve([new.time] * rows if new.segments is None else new.segments.sum(1).tolist())
-        super().mark(new, end)
+        super().append_marks(new, end)
         if not self.has_pages:
             return
         longest = max(*map(len, self.block_tables), -(-end // size))
         table = [blocks + [0] * (longest - len(blocks)) for blocks in self.block_tables]
-        self.tables = torch.tensor(table, dtype=torch.long, device=self.device)
+        self.block_table = torch.tensor(table, dtype=torch.long, device=self.device)
         positions = new.positions.expand(rows, -1)
-        into = self.tables.gather(1, positions // size)  # (batch, time)
-        self.into, self.at = (into if new.real is None else into.where(new.real, 0)), positions % size
+        blocks = self.block_table.gather(1, positions // size)  # (batch, time)
+        self.write_blocks = blocks if new.real is None else blocks.where(new.real, 0)
+        self.write_slots = positions % size
 
     def reserve(self, counts: Sequence[int]) -> None:
-        """Blocks for so many more tokens of each row, and copies of those that others hold as well. All or nothing."""
+        """Allocate blocks for so many more tokens of each row, and copies of shared blocks. All or nothing."""
         if not self.has_pages:
             return
         size, needs = self.pool.size, []
-        holders: dict[int, int] = {}
+        ref_counts: dict[int, int] = {}
         for row, (seen, count) in enumerate(zip(self.lengths, counts, strict=True)):
-            held = self.block_tables[row]
-            more = -(-(seen + count) // size) - len(held)
-            part = seen // size  # the block that is written into, if it is there already
+            blocks = self.block_tables[row]
+            more = -(-(seen + count) // size) - len(blocks)
+            last = seen // size  # the block that is written to, if it exists
             shared = None
-            if count and part < len(held):
-                left = holders.setdefault(held[part], self.pool.ref_counts[held[part]])
+            if count and last < len(blocks):
+                left = ref_counts.setdefault(blocks[last], self.pool.ref_counts[blocks[last]])
                 if left > 1:
-                    shared, holders[held[part]] = part, left - 1
+                    shared, ref_counts[blocks[last]] = last, left - 1
             needs.append((row, max(0, more), shared))
-        blocks = self.pool.allocate(sum(more + (shared is not None) for _, more, shared in needs))
+        new = self.pool.allocate(sum(more + (shared is not None) for _, more, shared in needs))
         self.copies = []
         for row, more, shared in needs:
-            held = self.block_tables[row]
+            blocks = self.block_tables[row]
             if shared is not None:
-                own = blocks.pop()
-                self.copies.append((held[shared], own))
-                self.pool.release([held[shared]])
-                held[shared] = own
-            self.block_tables[row] = held + [blocks.pop() for _ in range(more)]
+                own = new.pop()
+                self.copies.append((blocks[shared], own))
+                self.pool.release([blocks[shared]])
+                blocks[shared] = own
+            self.block_tables[row] = blocks + [new.pop() for _ in range(more)]
 
     def close(self) -> None:
         for blocks in self.block_tables:
@@ -202,39 +197,39 @@ class PagedStates(States):
         self.block_tables = [[] for _ in self.block_tables]
 
     def adopt_blocks(self, row: int, blocks: list[int]) -> None:
-        """A new row has seen what these full blocks hold; they are held for it already."""
+        """Start a new row with these full blocks, already retained for it."""
         self.block_tables[row], self.lengths[row] = blocks, len(blocks) * self.pool.size
 
     def swap_out(self) -> None:
-        """Keep what the blocks hold outside of the pool, and give them back."""
-        blocks = sorted({block for held in self.block_tables for block in held})
-        self.outside = {n: (keys[blocks], values[blocks]) for n, (keys, values) in self.pool.storage.items()}
-        place = {block: number for number, block in enumerate(blocks)}
-        self.places = [[place[block] for block in held] for held in self.block_tables]
+        """Copy the blocks out of the pool and free them."""
+        blocks = sorted({block for table in self.block_tables for block in table})
+        self.swapped = {n: (keys[blocks], values[blocks]) for n, (keys, values) in self.pool.storage.items()}
+        index = {block: number for number, block in enumerate(blocks)}
+        self.swapped_tables = [[index[block] for block in table] for table in self.block_tables]
         self.close()
 
     def swap_in(self) -> None:
         blocks = self.pool.allocate(self.swapped_blocks)
-        for number, both in self.outside.items():
+        for number, both in self.swapped.items():
             for cache, kept in zip(self.pool.storage[number], both, strict=True):
                 cache[blocks] = kept
-        self.block_tables = [[blocks[place] for place in places] for places in self.places]
-        for held in self.block_tables:
-            self.pool.retain(held)
-        self.pool.release(blocks)  # now the rows hold them
-        self.outside, self.places = {}, []
+        self.block_tables = [[blocks[index] for index in table] for table in self.swapped_tables]
+        for table in self.block_tables:
+            self.pool.retain(table)
+        self.pool.release(blocks)  # the rows hold them now
+        self.swapped, self.swapped_tables = {}, []
 
     @property
     def swapped_blocks(self) -> int:
-        """How many blocks they had, and will need."""
-        return 1 + max((place for places in self.places for place in places), default=-1)
+        """Blocks that `swap_in` allocates."""
+        return 1 + max((index for table in self.swapped_tables for index in table), default=-1)
 
     def join(self, other: Self) -> None:
         super().join(other)
         self.block_tables, other.block_tables = self.block_tables + other.block_tables, []
 
     def copy_rows(self, rows: Sequence[int]) -> Self:
-        for blocks in self.block_tables:  # the copy holds them too, until it lets go of all but its own
+        for blocks in self.block_tables:  # retained for the copy, which releases those of other rows in `_select`
             self.pool.retain(blocks)
         new = super().copy_rows(rows)
         for layer in new.layers:

@@ -1,8 +1,8 @@
-"""What a recurrence remembers while decoding: as much after a million tokens as after one.
+"""The state of a recurrence: a carry of constant size.
 
-A carry cannot be run backwards, so tokens are taken back by running it forwards again: from a snapshot, the carry at
-some earlier place of each row, over the raw inputs since then. There are never more of those than `TAIL`; when they
-would be more, all but the last `MAX_TRIM` of them are folded into the snapshot.
+A carry cannot be run backwards, so trimming runs it forwards again: from a snapshot, the carry at an earlier position
+of each row, over the inputs since then. There are at most `TAIL` of those; when there would be more, all but the last
+`MAX_TRIM` are folded into the snapshot.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.window import MAX_TRIM
 
-TAIL = 2 * MAX_TRIM  # inputs kept: those that can be taken back, and room for as many, so that folding is rare
+TAIL = 2 * MAX_TRIM  # inputs kept: those that can be trimmed, and room for as many, so that folding is rare
 
 Carry = tuple[Tensor, ...]
-# (batch, an input: its dtype and device) -> the carry of rows that have seen nothing; all its tensors batch first
+# (batch, an input: its dtype and device) -> the carry of rows that have seen no token; all its tensors batch first
 Begin = Callable[[int, Tensor], Carry]
 # (carry, inputs (batch, time, features), real (batch, time) bool or None) -> the carry after those that are real
 Fold = Callable[[Carry, Tensor, Tensor | None], Carry]
 
 
 def recurrent_cost(carry: int, features: int) -> Cost:
-    """Of remembering a carry of so many elements whose inputs have so many features."""
+    """Of a carry of so many elements whose inputs have so many features."""
     return Cost(state_constant=2 * carry + TAIL * features)
 
 
 class Recurrent(State):
-    """A mixer asks for the `carry`, computes what its new tokens give, and hands both back with `keep`."""
+    """A mixer takes the `carry`, runs it over its new tokens, and stores the new carry and the inputs with `update`."""
 
     def __init__(self, begin: Begin, fold: Fold) -> None:
         self.begin, self.fold = begin, fold
         self.now: Carry | None = None
         self.snapshot: Carry = ()
-        # the one place too many takes what is padding
-        self.tail: Tensor | None = None  # (batch, TAIL + 1, features): inputs since the snapshot, then anything
+        # (batch, TAIL + 1, features): inputs since the snapshot, then anything; padding goes into the last place
+        self.tail: Tensor | None = None
         self.since: Tensor | None = None  # (batch,) tokens in the snapshot
         self.lengths: Tensor | None = None  # (batch,) tokens in the carry
-        self.most = 0  # no row has more inputs in its tail; known without asking the device
+        self.most = 0  # the most inputs in the tail of any row, known without a device synchronisation
 
     def carry(self, batch: int, like: Tensor) -> Carry:
-        """What has been seen so far, not to be changed in place; `like` tells dtype and device of new rows."""
+        """The carry so far, not to be changed in place; new rows get dtype and device of `like`."""
         if self.now is None:
             self.now = self.snapshot = self.begin(batch, like)
         return self.now
 
-    def keep(self, inputs: Tensor, carry: Carry, context: Context) -> None:
-        """Take in these inputs (batch, time, features), of which `carry` already knows those that are no padding."""
+    def update(self, inputs: Tensor, carry: Carry, context: Context) -> None:
+        """Store the carry after these inputs (batch, time, features), and the inputs; padding is skipped."""
         (batch, time, features), real = inputs.shape, context.queries.real
         self.carry(batch, inputs)
         if self.tail is None or self.since is None or self.lengths is None:
@@ -66,7 +66,7 @@ class Recurrent(State):
         self.lengths = self.lengths + (time if real is None else real.sum(1))
         if room == TAIL:
             return
-        old = (self.lengths - MAX_TRIM - self.since).clamp(min=0)[:, None]  # inputs that can no longer be taken back
+        old = (self.lengths - MAX_TRIM - self.since).clamp(min=0)[:, None]  # inputs that can no longer be trimmed
         self.snapshot = self.fold(self.snapshot, joint, torch.arange(room + 1, device=old.device) < old)
         left = (old + torch.arange(TAIL + 1, device=old.device)).clamp(max=room)  # (batch, TAIL + 1)
         self.tail = joint.gather(1, left[..., None].expand(-1, -1, features))
@@ -75,16 +75,16 @@ class Recurrent(State):
     def select(self, rows: Tensor) -> None:
         if self.now is None:
             return
-        self.now, self.snapshot = _selected(self.now, rows), _selected(self.snapshot, rows)
+        self.now, self.snapshot = _select(self.now, rows), _select(self.snapshot, rows)
         if self.tail is not None and self.since is not None and self.lengths is not None:
-            self.tail, self.since, self.lengths = _selected((self.tail, self.since, self.lengths), rows)
+            self.tail, self.since, self.lengths = _select((self.tail, self.since, self.lengths), rows)
 
     def trim(self, length: int, each: Tensor | None = None) -> None:
         if self.tail is None or self.since is None or self.lengths is None:
             return
         kept = self.lengths.clamp(max=length if each is None else each)
-        gone = (kept < self.since) | ((self.lengths - kept > MAX_TRIM) & (self.since > 0))
-        if bool(gone.any()):
+        lost = (kept < self.since) | ((self.lengths - kept > MAX_TRIM) & (self.since > 0))
+        if bool(lost.any()):
             raise ValueError(f"a recurrent state can trim at most {MAX_TRIM} tokens")
         again = max(1, int((kept - self.since).max()))
         inside = torch.arange(again, device=kept.device) < (kept - self.since)[:, None]
@@ -97,5 +97,5 @@ class Recurrent(State):
         return sum(tensor.numel() * tensor.itemsize for tensor in (*self.now, *self.snapshot, self.tail[:, :TAIL]))
 
 
-def _selected(tensors: Carry, rows: Tensor) -> Carry:
+def _select(tensors: Carry, rows: Tensor) -> Carry:
     return tuple(tensor.index_select(0, rows) for tensor in tensors)

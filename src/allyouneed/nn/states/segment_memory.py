@@ -1,7 +1,7 @@
-"""A model that reads one long text in pieces over many batches (Dai et al. 2019, 3.2), and its memory written down.
+"""Segment recurrence: a model reads long texts in segments over many batches (Dai et al. 2019, 3.2), and its states can
+be written to a checkpoint.
 
-What it remembers was computed with the weights of earlier steps, so it cannot be computed again: whoever wants to go on
-later exactly as if nothing had been, keeps it.
+States were computed with the weights of earlier steps and cannot be recomputed: resuming exactly requires saving them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PLAIN = (bool, int, float, str)
 
 
 class SegmentMemory:
-    """The model as a task sees it: `run` reads a batch over what is remembered of the one before, through which no
-    gradient flows; `Batch.begins` says where texts begin anew."""
+    """A model whose `run` continues from the states of the batch before, with the gradient cut; `Batch.begins` says
+    where new texts begin."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.head = model, model.head
@@ -40,41 +40,41 @@ class SegmentMemory:
         asking = {} if batch.source is None else {"query_stream": batch.source}  # after the rows (models/two_stream.py)
         return self.model.advance(rows, self.states, losses=losses, **asking), TokenLayout.of(rows)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.states = None
 
-    def written(self) -> tuple[Tensors, Any]:
-        """All it remembers: tensors by name, and how they belong together, as JSON can hold it."""
+    def export(self) -> tuple[Tensors, Any]:
+        """All states: tensors by name, and a JSON tree of their structure."""
         tensors: Tensors = {}
         if self.states is None:
             return tensors, None
         layers = [
-            {name: _packed(state, f"{number}.{name}", tensors) for name, state in layer.items()}
+            {name: _pack(state, f"{number}.{name}", tensors) for name, state in layer.items()}
             for number, layer in enumerate(self.states.layers)
         ]
-        marks = {name: _packed(value, f"marks.{name}", tensors) for name, value in self.states.marks.items()}
+        marks = {name: _pack(value, f"marks.{name}", tensors) for name, value in self.states.marks.items()}
         return tensors, {"lengths": self.states.lengths, "marks": marks, "layers": layers}
 
     def restore(self, tensors: Tensors, tree: Any) -> None:
-        """What `written` gave."""
+        """Load the result of `export`."""
         if tree is None:
-            self.forget()
+            self.reset()
             return
         states: States = self.model.start(len(tree["lengths"]))
         states.lengths = list(tree["lengths"])
-        states.marks = {name: _unpacked(value, None, tensors, states.device) for name, value in tree["marks"].items()}
-        for layer, told in zip(states.layers, tree["layers"], strict=True):
-            for name, value in told.items():
-                _unpacked(value, layer[name], tensors, states.device)
+        states.marks = {name: _unpack(value, None, tensors, states.device) for name, value in tree["marks"].items()}
+        for layer, saved in zip(states.layers, tree["layers"], strict=True):
+            for name, value in saved.items():
+                _unpack(value, layer[name], tensors, states.device)
         self.states = states
 
-    def keep(self, rows: range) -> None:
-        """Of what it remembers these rows only."""
+    def select(self, rows: range) -> None:
+        """Keep these rows only."""
         if self.states is not None:
             self.states.select(rows)
 
-    def joined(self, parts: Iterable[tuple[Tensors, Any]]) -> tuple[Tensors, Any]:
-        """What several that read other rows have written, as if one had read all."""
+    def merge(self, parts: Iterable[tuple[Tensors, Any]]) -> tuple[Tensors, Any]:
+        """The exports of several processes with rows of their own, as one export."""
         whole = SegmentMemory(self.model)
         for tensors, tree in parts:
             one = SegmentMemory(self.model)
@@ -83,15 +83,15 @@ class SegmentMemory:
                 whole = one
             else:
                 whole.states.join(one.states)
-        return whole.written()
+        return whole.export()
 
 
-def reading(model: Any, carries: bool) -> Any:
-    """The model itself, or as one that remembers from batch to batch."""
+def with_segment_memory(model: Any, carries: bool) -> Any:
+    """The model itself, or with states carried from batch to batch."""
     return SegmentMemory(model) if carries else model
 
 
-def _packed(value: Any, path: str, tensors: Tensors) -> Any:
+def _pack(value: Any, path: str, tensors: Tensors) -> Any:
     if isinstance(value, Tensor):
         tensors[path] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"tensor": path}
@@ -99,16 +99,16 @@ def _packed(value: Any, path: str, tensors: Tensors) -> Any:
         return {"plain": value}
     if isinstance(value, tuple | list):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [_packed(entry, f"{path}.{n}", tensors) for n, entry in enumerate(value)]}
+        return {kind: [_pack(entry, f"{path}.{n}", tensors) for n, entry in enumerate(value)]}
     if isinstance(value, dict):
-        return {"dict": {key: _packed(entry, f"{path}.{key}", tensors) for key, entry in value.items()}}
+        return {"dict": {key: _pack(entry, f"{path}.{key}", tensors) for key, entry in value.items()}}
     if isinstance(value, State):
-        return {"state": {name: _packed(entry, f"{path}.{name}", tensors) for name, entry in vars(value).items()}}
-    return {}  # a function or a module: no memory, and a new state has its own
+        return {"state": {name: _pack(entry, f"{path}.{name}", tensors) for name, entry in vars(value).items()}}
+    return {}  # a function or a module: a new state has its own
 
 
-def _unpacked(tree: Any, fresh: Any, tensors: Tensors, device: torch.device) -> Any:
-    """`fresh`: what stands there in a state that has seen nothing."""
+def _unpack(tree: Any, fresh: Any, tensors: Tensors, device: torch.device) -> Any:
+    """`fresh`: the value in a new state."""
     if not tree:
         return fresh
     ((kind, value),) = tree.items()
@@ -118,11 +118,11 @@ def _unpacked(tree: Any, fresh: Any, tensors: Tensors, device: torch.device) -> 
         return value
     if kind == "state":
         for name, entry in value.items():
-            setattr(fresh, name, _unpacked(entry, vars(fresh)[name], tensors, device))
+            setattr(fresh, name, _unpack(entry, vars(fresh)[name], tensors, device))
         return fresh
     if kind == "dict":
         known = fresh if isinstance(fresh, dict) else {}
-        return {key: _unpacked(entry, known.get(key), tensors, device) for key, entry in value.items()}
+        return {key: _unpack(entry, known.get(key), tensors, device) for key, entry in value.items()}
     there = list(fresh) if isinstance(fresh, tuple | list) and len(fresh) == len(value) else [None] * len(value)
-    found = [_unpacked(entry, old, tensors, device) for entry, old in zip(value, there, strict=True)]
+    found = [_unpack(entry, old, tensors, device) for entry, old in zip(value, there, strict=True)]
     return tuple(found) if kind == "tuple" else found

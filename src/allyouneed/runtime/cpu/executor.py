@@ -185,7 +185,7 @@ class CpuExecutor:
         caller = None
         if self.decoder.calls:
             layout = TokenLayout.following(states.lengths, new)
-            context = Context(layout, states.slots(end), states.memory)
+            context = Context(layout, states.slot_layout(end), states.memory)
             caller = PartCaller(self.decoder, batch, self.model.embed, new, context, states.layers, self.dtype)
         hidden, *_ = self.decoder.run(batch, call_part=caller)
         states.lengths = [seen + count for seen, count in zip(states.lengths, lengths, strict=True)]

@@ -1,22 +1,22 @@
-"""States of a fixed shape: so many rows, with places for so many tokens each. A step over them asks the host nothing
-and can be captured in a CUDA graph (infer/cuda_graph/runner.py).
+"""Static KV cache: states of a fixed shape, a number of slots with a capacity of tokens each. A step over them needs no
+host and can be captured in a CUDA graph (infer/cuda_graph/runner.py).
 
-Rows come in groups (beams, or several draws) that belong to one seat. A row's token at place p lies in the row that its
-table names, at slot p: reordering beams moves numbers in tables and no keys. Lengths live on the device; whoever has no
-more room writes into the last place again.
+A slot holds one request, as a group of rows (beams, or samples). A row's token at position p lies in the row that its
+block table names, at position p: reordering beams changes the table and moves no keys. Lengths live on the device; a
+row without room overwrites its last position.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from allyouneed.kernels import usable
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
+from allyouneed.nn.ops.attention.decode import BlockTable, decode_attention
 from allyouneed.nn.states.base import State, States
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache, KVState
 from allyouneed.nn.states.window import WindowKVCache
@@ -30,18 +30,28 @@ class StaticKVCache(KVState):
         self.states, self.keys, self.values = states, keys, values
 
     def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, TokenLayout]:
-        """One token a row."""
+        """One token per row."""
         assert context.slots is not None and keys.shape[2] == 1
-        self.put(keys[:, :, 0], values[:, :, 0], context.queries.positions[:, 0])
-        return *self.gathered(), context.slots
+        rows, positions = self.states.row_ids, context.queries.positions[:, 0]
+        self.keys[rows, :, positions] = keys[:, :, 0].to(self.keys.dtype)
+        self.values[rows, :, positions] = values[:, :, 0].to(self.values.dtype)
+        if self.states.group == 1:
+            return self.keys, self.values, context.slots
+        table = self.states.table
+        return table.gather(self.keys), table.gather(self.values), context.slots
 
-    def put(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-        """(rows, heads, head_width) each, at these places (rows,)"""
-        self.keys[self.states.row_ids, :, positions] = keys.to(self.keys.dtype)
-        self.values[self.states.row_ids, :, positions] = values.to(self.values.dtype)
+    def attend(
+        self, q: Tensor, new: tuple[Tensor, Tensor], positions: Tensor, scale: float, rotation: Tensor | None
+    ) -> Tensor:
+        """Store one new token per row at `positions` (rows,) and attend to all up to it: (rows, heads, head_width).
+        Arguments: see `decode_attention`."""
+        states = self.states
+        return decode_attention(
+            q, self.keys, self.values, positions, scale, states.table, new, rotation, states.counters
+        )
 
     def load(self, given: Prefilled, past: State) -> None:
-        """The first row of each group gets the keys and values of a prompt."""
+        """Copy a prefilled cache into the first row of each slot."""
         assert isinstance(past, KVCache | WindowKVCache)
         rows = given.rows[:, 0]
         if past.keys is None or past.values is None:
@@ -50,58 +60,22 @@ class StaticKVCache(KVState):
             self.keys[rows, :, : past.end] = past.keys[:, :, : past.end]
             self.values[rows, :, : past.end] = past.values[:, :, : past.end]
             return
-        held = past.held()  # what is not there goes where nothing is looked at before it is written
+        held = past.stored_layout()
         assert held.real is not None
-        places = held.positions.where(held.real, self.states.capacity - 1)
-        self.keys[rows[:, None], :, places] = past.keys[:, :, : held.time].transpose(1, 2)
-        self.values[rows[:, None], :, places] = past.values[:, :, : held.time].transpose(1, 2)
-
-    def gathered(self) -> tuple[Tensor, Tensor]:
-        """What each row's table names, row by row; where nobody shares, what is there."""
-        if self.states.group == 1:
-            return self.keys, self.values
-        slots, table = self.states.static_layout.positions[0], self.states.block_table.long()
-        keys, values = (cache[table, :, slots].transpose(1, 2) for cache in (self.keys, self.values))
-        return keys, values
-
-    def attend(
-        self, q: Tensor, new: tuple[Tensor, Tensor], positions: Tensor, scale: float, turns: Tensor | None
-    ) -> Tensor:
-        """Of one new token a row, (rows, heads, head_width): its key and value come in, and it sees all there is.
-        `turns` (rows, head_width): cosines beside sines by which its query and key are turned."""
-        if usable(q):
-            from allyouneed.kernels.triton.decode_attention import decode_attention
-
-            every, states = 0 if self.states.group == 1 else 1, self.states
-            return decode_attention(
-                q, self.keys, self.values, states.block_table, positions, scale, every, new, turns, states.arrived
-            )
-        k, v = new
-        if turns is not None:
-            cos, sin = turns[:, None].chunk(2, -1)  # (rows, 1, head_width / 2) each
-            q, k = _turned(q, cos, sin), _turned(k, cos, sin)
-        self.put(k, v, positions)
-        keys, values = self.gathered()
-        seen = self.states.static_layout.positions <= positions[:, None]  # (rows, capacity)
-        found = sdpa(
-            q[:, :, None], keys, values, seen[:, None, None], scale=scale, enable_gqa=q.shape[1] != keys.shape[1]
-        )
-        return found[:, :, 0]
+        # empty slots go to the last position, which is written before it is read
+        positions = held.positions.where(held.real, self.states.capacity - 1)
+        self.keys[rows[:, None], :, positions] = past.keys[:, :, : held.time].transpose(1, 2)
+        self.values[rows[:, None], :, positions] = past.values[:, :, : held.time].transpose(1, 2)
 
     def select(self, rows: Tensor) -> None:
-        raise NotImplementedError("rows of a fixed shape stay; their tables move")
+        pass  # the block table moves
 
     def trim(self, length: int, each: Tensor | None = None) -> None:
-        raise NotImplementedError("what is behind a row's length is not seen")
+        pass  # positions behind a row's length are masked
 
     @property
     def bytes(self) -> int:
         return (self.keys.numel() + self.values.numel()) * self.keys.itemsize
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.to(cos.dtype).chunk(2, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
 
 class StaticCrossKVCache(CrossKVCache):
@@ -122,7 +96,7 @@ class StaticCrossKVCache(CrossKVCache):
 
 
 class Prefilled(NamedTuple):
-    """Requests that were prefilled: their slots (n,), the rows of each (n, group), and what encodes their sources."""
+    """Requests that were prefilled: their slots (n,), the rows of each (n, group), and their encoded sources."""
 
     slots: Tensor
     rows: Tensor
@@ -145,32 +119,36 @@ def _cross_kv_cache(part: CrossAttention, states: StaticStates, dtype: torch.dty
     return StaticCrossKVCache(part, *torch.zeros(sizes, dtype=dtype, device=states.device))
 
 
-class StaticStates:
-    """Of a model's `stack` of decoder blocks. `row_ids`: the numbers of the rows. `sources`: the longest source; 0:
-    there is none."""
+class StaticStates(States):
+    """States of a `stack` of decoder blocks: `slot_count` slots of `group` rows, with `capacity` tokens of each row and
+    `source_capacity` tokens of a source (0: no source). `device_lengths` (rows,) are its lengths on the device."""
 
-    def __init__(self, stack: Any, seats: int, group: int, capacity: int, sources: int) -> None:
+    joins = False
+
+    def __init__(self, stack: Any, slots: int, group: int, capacity: int, sources: int) -> None:
         weight = next(stack.parameters())
         device, dtype = weight.device, weight.dtype
-        self.slot_count, self.group, self.capacity, self.source_capacity = seats, group, capacity, sources
-        rows = seats * group
-        self.rows, self.device = rows, device
+        self.slot_count, self.capacity, self.source_capacity = slots, capacity, sources
+        self.rows = rows = slots * group
         self.row_ids = torch.arange(rows, device=device)
         self.device_lengths = torch.zeros(rows, dtype=torch.long, device=device)
-        self.static_layout = TokenLayout(torch.arange(capacity, device=device)[None])
-        each = 1 if group == 1 else capacity
-        self.block_table = self.row_ids.int()[:, None].expand(rows, each).contiguous()
-        self.source_table = (self.row_ids // group).int()[:, None].contiguous()
-        self.source_lengths = torch.ones(rows, dtype=torch.long, device=device)
-        heads = [getattr(part, "kv_heads", 1) for block in stack.blocks for part in block.sublayers.values()]
-        self.arrived = torch.zeros(rows * max(heads), dtype=torch.int32, device=device)  # for kernels to count with
-        self.memory: Memory | None = None
+        memory: Memory | None = None
         if sources:
-            real = torch.zeros(seats, sources, dtype=torch.long, device=device)
+            real = torch.zeros(slots, sources, dtype=torch.long, device=device)
             real[:, 0] = 1
             layout = TokenLayout(torch.arange(sources, device=device)[None], real, start=0)
-            self.memory = Memory(torch.zeros(seats, 0, 0, device=device), layout)
-        self.layers: list[dict[str, Any]] = [
+            memory = Memory(torch.zeros(slots, 0, 0, device=device), layout)
+        super().__init__([], rows, device, memory)
+        self.group = group
+        self.static_layout = TokenLayout(torch.arange(capacity, device=device)[None])
+        entries = 1 if group == 1 else capacity
+        self.block_table = self.row_ids.int()[:, None].expand(rows, entries).contiguous()
+        self.table = BlockTable(self.block_table, 0 if group == 1 else 1, 1 if group == 1 else None)
+        self.source_table = BlockTable((self.row_ids // group).int()[:, None].contiguous(), 0, group)
+        self.source_lengths = torch.ones(rows, dtype=torch.long, device=device)
+        heads = [getattr(part, "kv_heads", 1) for block in stack.blocks for part in block.sublayers.values()]
+        self.counters = torch.zeros(rows * max(heads), dtype=torch.int32, device=device)
+        self.layers = [
             {
                 name: make_static_state(part, self, dtype)
                 for name, part in block.sublayers.items()
@@ -179,47 +157,72 @@ class StaticStates:
             for block in stack.blocks
         ]
 
-    def load(self, stack: Any, chairs: Tensor, seen: States, counts: Tensor) -> None:
-        """These seats are taken by texts of which this has been seen (a row each), and so much of it counts."""
-        rows = chairs[:, None] * self.group + torch.arange(self.group, device=self.device)  # (seats, group)
+    @property
+    def lengths(self) -> list[int]:
+        """Read from the device: a synchronisation, not for a decode step."""
+        found: list[int] = self.device_lengths.tolist()
+        return found
+
+    @lengths.setter
+    def lengths(self, lengths: Sequence[int]) -> None:
+        self.device_lengths.copy_(torch.tensor(list(lengths)))
+
+    def slot_layout(self, end: int) -> TokenLayout:
+        """All positions: there is no other shape."""
+        return self.static_layout
+
+    def load(self, stack: Any, slots: Tensor, past: States, counts: Tensor) -> None:
+        """Copy prefilled states, a row each, into these slots; `counts`: how many of their tokens to keep."""
+        rows = slots[:, None] * self.group + torch.arange(self.group, device=self.device)  # (slots, group)
         self.device_lengths[rows] = counts[:, None].expand_as(rows)
-        if self.group > 1:  # what is given lies with the first of them
+        if self.group > 1:  # the prompt lies in the first row of a slot
             self.block_table[rows] = rows[:, :1, None].int().expand(-1, -1, self.capacity)
-        memory = seen.memory
+        memory = past.memory
         if memory is not None:
             assert self.memory is not None and self.memory.layout.segments is not None
             time, real = memory.hidden.shape[1], memory.layout.segments
-            segments = torch.zeros(len(chairs), self.source_capacity, dtype=torch.long, device=self.device)
+            segments = torch.zeros(len(slots), self.source_capacity, dtype=torch.long, device=self.device)
             segments[:, :time] = 1 if real is None else real
-            self.memory.layout.segments[chairs] = segments
+            self.memory.layout.segments[slots] = segments
             self.source_lengths[rows] = segments.sum(1)[:, None].expand_as(rows)
-        given = Prefilled(chairs, rows, memory)
-        for layer, past in zip(self.layers, seen.layers, strict=True):
-            for name, state in layer.items():
-                state.load(given, past[name])
+        given = Prefilled(slots, rows, memory)
+        for layer, others in zip(self.layers, past.layers, strict=True):
+            static: dict[str, Any] = {**layer}
+            for name, state in static.items():
+                state.load(given, others[name])
 
     def reorder(self, rows: Tensor) -> None:
-        """Row i goes on with the past of row `rows[i]` of its own group."""
+        """Row i continues row `rows[i]` of its own slot, which has as many tokens."""
         self.block_table.copy_(self.block_table.index_select(0, rows))
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Reorder rows within their slots."""
+        if [row // self.group for row in rows] != [row // self.group for row in range(self.rows)]:
+            self._refuse()
+        index = torch.tensor(list(rows), device=self.device)
+        self.device_lengths.copy_(self.device_lengths.index_select(0, index))
+        self.reorder(index)
+
+    def repeat_rows(self, group: int) -> None:
+        self._refuse()
+
+    def copy_rows(self, rows: Sequence[int]) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise NotImplementedError(
+            "the shape of static states is fixed: their rows cannot be repeated, copied or dropped"
+        )
 
     @staticmethod
     def bytes_per_token(stack: Any) -> int:
-        """Of one token of a row."""
+        """Of one row."""
         parts = [part for block in stack.blocks for part in block.sublayers.values() if isinstance(part, SelfAttention)]
         return sum(2 * part.narrow for part in parts) * next(stack.parameters()).itemsize
 
 
 def attend_source(q: Tensor, state: CrossKVCache, states: StaticStates, scale: float) -> Tensor:
-    """(rows, heads, head_width): of one token a row, at its source; all rows of a seat share one."""
-    keys, values = state.keys, state.values
-    assert keys is not None and values is not None and states.memory is not None
-    if usable(q):
-        from allyouneed.kernels.triton.decode_attention import decode_attention
-
-        lengths, arrived = states.source_lengths, states.arrived
-        return decode_attention(q, keys, values, states.source_table, lengths, scale, every=0, arrived=arrived)
-    real = states.memory.layout.real
-    assert real is not None
-    beams = q.view(states.slot_count, states.group, *q.shape[1:]).transpose(1, 2)  # (seats, heads, group, head_width)
-    found = sdpa(beams, keys, values, real[:, None, None], scale=scale, enable_gqa=q.shape[1] != keys.shape[1])
-    return found.transpose(1, 2).reshape(q.shape)
+    """(rows, heads, head_width): one token per row attends to its source, which all rows of a slot share."""
+    keys, values, lengths = state.keys, state.values, states.source_lengths
+    assert keys is not None and values is not None
+    return decode_attention(q, keys, values, lengths, scale, states.source_table, counters=states.counters)

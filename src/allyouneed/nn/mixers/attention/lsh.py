@@ -196,7 +196,7 @@ class HashedKeyValues(KVCache):
         self, k: Tensor, v: Tensor, buckets: Tensor, context: Context
     ) -> tuple[Tensor, Tensor, Tensor, TokenLayout]:
         keys, values, slots = self.append(k, v, context)
-        self.buckets = self._stored(self.buckets, buckets, context.queries)
+        self.buckets = self._store(self.buckets, buckets, context.queries)
         return keys, values, self.buckets[:, :, : self.end], slots
 
     def select(self, rows: Tensor) -> None:

@@ -1,0 +1,93 @@
+"""Attention of one new token per row over a KV cache (Kwon et al. 2023, "PagedAttention", arXiv:2309.06180, 4.3).
+
+Storage is (blocks, kv_heads, slots, head_width). A row's token at position p lies in a block named by its block table:
+
+    size = 0    blocks (rows, 1): all tokens of a row in one block, at slot p
+    size = 1    blocks (rows, capacity): each token in a block of its own, at slot p (beams, which share their past)
+    size = n    blocks (rows, capacity / n): n tokens per block, at slot p % n (a paged cache)
+
+`decode_attention` runs kernels/triton/decode_attention.py on a GPU and `define_decode_attention` elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from allyouneed.kernels import usable
+
+
+class BlockTable(NamedTuple):
+    """`rows_per_block`: row r uses block r // rows_per_block, so that the definition need not gather; None: look it
+    up."""
+
+    blocks: Tensor
+    size: int
+    rows_per_block: int | None = None
+
+    def locate(self, positions: Tensor, storage: Tensor) -> tuple[Tensor, Tensor]:
+        """Block and slot (rows,) of each row's token at its position (rows,)."""
+        entries = positions // self.size if self.size else torch.zeros_like(positions)
+        return self.blocks.gather(1, entries[:, None])[:, 0].long(), positions % storage.shape[2]
+
+    def gather(self, storage: Tensor) -> Tensor:
+        """(blocks, kv_heads, slots, head_width) to (rows, kv_heads, capacity, head_width), in order of positions."""
+        if self.size == 0:
+            return storage[self.blocks[:, 0].long()]
+        if self.size == 1:
+            slots = torch.arange(self.blocks.shape[1], device=storage.device) % storage.shape[2]
+            return storage[self.blocks.long(), :, slots].transpose(1, 2)
+        return storage[self.blocks].transpose(1, 2).flatten(2, 3)
+
+
+def decode_attention(
+    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale: float, table: BlockTable,
+    new: tuple[Tensor, Tensor] | None = None, rotation: Tensor | None = None, counters: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """q (rows, heads, head_width) to (rows, heads, head_width): softmax(q·k · scale) v over the first `lengths` (rows,)
+    positions, and over `new`: key and value (rows, kv_heads, head_width) of one more token, stored behind them.
+
+    `rotation` (rows, head_width): cosines beside sines that rotate q and the new key by halves. `counters`: zeros for
+    each row and key-value head, for the kernel to count with. On a GPU, q and `new` may be partial sums (parts, rows,
+    heads, head_width).
+    """
+    if usable(q):
+        from allyouneed.kernels.triton.decode_attention import decode_attention as kernel
+
+        return kernel(q, keys, values, table.blocks, lengths, scale, table.size, new, rotation, counters)
+    return define_decode_attention(q, keys, values, lengths, scale, table, new, rotation)
+
+
+def define_decode_attention(
+    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale: float, table: BlockTable,
+    new: tuple[Tensor, Tensor] | None = None, rotation: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The definition."""
+    if rotation is not None:
+        cos, sin = rotation[:, None].chunk(2, -1)  # (rows, 1, head_width / 2) each
+        q = rotate_halves(q, cos, sin)
+        new = None if new is None else (rotate_halves(new[0], cos, sin), new[1])
+    count = lengths
+    if new is not None:
+        block, slot = table.locate(lengths, keys)
+        for storage, one in zip((keys, values), new, strict=True):
+            storage[block, :, slot] = one.to(storage.dtype)
+        count = lengths + 1
+    group = table.rows_per_block
+    if group is None:
+        keys, values = table.gather(keys), table.gather(values)
+        group = 1
+    visible = torch.arange(keys.shape[2], device=q.device) < count[:, None]  # (rows, capacity)
+    # (rows / group, heads, group, head_width): rows that share a block are its queries
+    queries = q.unflatten(0, (-1, group)).transpose(1, 2)
+    mask, gqa = visible.unflatten(0, (-1, group))[:, None], q.shape[1] != keys.shape[1]
+    found = sdpa(queries, keys, values, mask, scale=scale, enable_gqa=gqa)
+    return found.transpose(1, 2).reshape(q.shape)
+
+
+def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.to(cos.dtype).chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
