@@ -7,7 +7,7 @@ import transformers
 import hf_models as foreign
 import parity as judge
 from allyouneed.errors import UserError
-from allyouneed.interop.families import FAMILIES, choose
+from allyouneed.interop.families import FAMILIES, matching_families
 from allyouneed.interop.hf.folder import task_of
 from allyouneed.nn.batch import Batch, Rows
 
@@ -34,7 +34,7 @@ def test_a_bare_model_goes_both_ways(family, name, tmp_path):
         assert written.keys() == weights.keys() and all(written[key].equal(weights[key]) for key in weights)
     again = foreign.load(getattr(transformers, found["architectures"][0]), tmp_path / "ours", found, written)
     assert foreign.difference(again, foreign.load(type(again), tmp_path / "theirs", config, weights)) < judge.TOLERANCE
-    assert table in choose(model.config)
+    assert table in matching_families(model.config)
 
 
 @pytest.mark.parametrize("family", WRITERS)

@@ -6,7 +6,7 @@ import transformers
 
 import hf_models as foreign
 import parity as judge
-from allyouneed.interop.families import FAMILIES, choose
+from allyouneed.interop.families import FAMILIES, matching_families
 
 TEXT = dict(
     hidden_size=24,
@@ -98,7 +98,7 @@ def test_a_model_that_forgot_its_config_is_said_anew(name, tmp_path):
     assert equal(written, weights) and found["architectures"] == config["architectures"] == [name]
     again = foreign.load(type(theirs), tmp_path / "ours", foreign.with_token_ids(found, config), written)
     assert foreign.difference(again, foreign.load(type(theirs), tmp_path / "theirs", config, weights)) == 0
-    assert table in choose(model.config)
+    assert table in matching_families(model.config)
 
 
 @pytest.mark.parametrize(

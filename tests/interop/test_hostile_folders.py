@@ -45,7 +45,7 @@ def everything(path: Path) -> dict[str, Any]:
     return {str(file): file.lstat().st_mtime_ns for file in sorted(path.rglob("*"))}
 
 
-def said(path: Path) -> str:
+def error_of(path: Path) -> str:
     """The one message that loading gives; every way in gives it, and nothing around the folder changes."""
     before = everything(path.parent)
     with pytest.raises(ayn.UserError) as caught:
@@ -78,14 +78,14 @@ def test_the_folder_itself_is_fine(folder: Path) -> None:
 def test_a_truncated_file_is_refused(folder: Path, kept: int) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
-    assert "model.safetensors: cannot be read as safetensors" in said(folder)
+    assert "model.safetensors: cannot be read as safetensors" in error_of(folder)
 
 
 @pytest.mark.parametrize("length", [0, 7, 10**6, 2**40, 2**63, 2**64 - 1])
 def test_a_wrong_length_of_the_header_is_refused(folder: Path, length: int) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(struct.pack("<Q", length) + file.read_bytes()[8:])
-    assert "model.safetensors: cannot be read as safetensors" in said(folder)
+    assert "model.safetensors: cannot be read as safetensors" in error_of(folder)
 
 
 HUGE = 10**13
@@ -117,19 +117,19 @@ def entry(shape: list[int], begin: int, end: int) -> dict[str, Any]:
 )  # fmt: skip
 def test_a_header_that_lies_is_refused(folder: Path, entries: dict[str, Any]) -> None:
     safetensors(folder / "model.safetensors", entries, bytes(16))
-    assert "model.safetensors: cannot be read as safetensors" in said(folder)
+    assert "model.safetensors: cannot be read as safetensors" in error_of(folder)
 
 
 def test_a_header_that_names_a_tensor_twice_is_refused(folder: Path) -> None:
     twice = '"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}'
     text = f"{{{twice}, {twice}}}".encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(16))
-    assert "'a' is there twice" in said(folder) or "cannot be read as safetensors" in said(folder)
+    assert "'a' is there twice" in error_of(folder) or "cannot be read as safetensors" in error_of(folder)
 
 
 def test_numbers_of_an_unknown_kind_are_named(folder: Path) -> None:
     save_file({"a": torch.zeros(4, dtype=torch.float8_e4m3fn)}, folder / "model.safetensors")
-    assert "holds numbers of kind F8_E4M3" in said(folder)
+    assert "holds numbers of kind F8_E4M3" in error_of(folder)
 
 
 def test_weights_that_do_not_fit_are_named_all_at_once(folder: Path) -> None:
@@ -139,7 +139,7 @@ def test_weights_that_do_not_fit_are_named_all_at_once(folder: Path) -> None:
     tensors["model.layers.1.mlp.down_proj.weight"] = torch.zeros(16, 24, 2)
     tensors["model.layers.7.surprise"] = torch.zeros(1)
     tinyfolders.write(folder, tensors)
-    message = said(folder)
+    message = error_of(folder)
     for name in (
         "model.norm.weight: missing",
         "0.self_attn.q_proj",
@@ -151,7 +151,7 @@ def test_weights_that_do_not_fit_are_named_all_at_once(folder: Path) -> None:
 
 def test_a_folder_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    assert "has no weights (model.safetensors or pytorch_model.bin" in said(folder)
+    assert "has no weights (model.safetensors or pytorch_model.bin" in error_of(folder)
 
 
 # --- the index of shards ----------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_a_path_in_the_index_is_refused(folder: Path, place: str) -> None:
     places = tinyfolders.shard(folder)
     name = next(iter(places))
     tinyfolders.write_index(folder, places | {name: place.format(outside=outside)})
-    message = said(folder)
+    message = error_of(folder)
     assert "is not the name of a file in this folder" in message or "is no .safetensors file" in message
 
 
@@ -188,7 +188,7 @@ def test_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
     outside = folder.parent / "outside.safetensors"
     first.rename(outside)
     first.symlink_to(outside)
-    assert "a link that leads out of the folder" in said(folder)
+    assert "a link that leads out of the folder" in error_of(folder)
     first.unlink()
     first.symlink_to(folder / "moved")
     outside.rename(folder / "moved")
@@ -199,13 +199,13 @@ def test_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
 def test_a_file_that_is_a_link_out_of_the_folder_is_refused(folder: Path, name: str) -> None:
     (folder / name).rename(folder.parent / name)
     (folder / name).symlink_to(folder.parent / name)
-    assert "a link that leads out of the folder" in said(folder)
+    assert "a link that leads out of the folder" in error_of(folder)
 
 
 def test_a_link_to_itself_leads_nowhere(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to(folder / "model.safetensors")
-    assert "model.safetensors" in said(folder)
+    assert "model.safetensors" in error_of(folder)
 
 
 def test_the_links_of_the_hub_cache_are_followed(folder: Path, tmp_path: Path) -> None:
@@ -224,17 +224,17 @@ def test_an_index_that_is_wrong_is_told_all_at_once(folder: Path) -> None:
     places[first], places[last] = places[last], places[first]
     places["model.surprise"] = places[first]
     tinyfolders.write_index(folder, places)
-    message = said(folder)
+    message = error_of(folder)
     assert message.count(first) == 2 and message.count(last) == 2 and "model.surprise: not in" in message
     tinyfolders.write_index(folder, places | {first: "model-00003-of-00002.safetensors"})
-    assert "model-00003-of-00002.safetensors: missing" in said(folder)
+    assert "model-00003-of-00002.safetensors: missing" in error_of(folder)
 
 
 @pytest.mark.parametrize("places", [None, [], {}, "model.safetensors", {"a": 5}, {"a": "model.bin"}])
 def test_an_index_that_is_none_is_refused(folder: Path, places: Any) -> None:
     tinyfolders.shard(folder)
     tinyfolders.write_index(folder, places)
-    assert "model.safetensors.index.json" in said(folder)
+    assert "model.safetensors.index.json" in error_of(folder)
 
 
 # --- pickles ----------------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_plain_pickled_weights_are_read(folder: Path) -> None:
 def test_code_in_a_pickle_is_not_run(folder: Path) -> None:
     canary = folder.parent / "canary"
     pickled(folder, tinyfolders.weights() | {"harm": Harm(canary)})
-    message = said(folder)
+    message = error_of(folder)
     assert "holds more than weights" in message and "nothing of it was run" in message
     assert not canary.exists()
 
@@ -283,14 +283,14 @@ def test_a_bare_pickle_is_not_run(folder: Path, old: bool) -> None:
         torch.save(content, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     else:
         (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Harm(canary)))
-    assert "pytorch_model.bin: cannot be read" in said(folder)
+    assert "pytorch_model.bin: cannot be read" in error_of(folder)
     assert not canary.exists()
 
 
 def test_a_pickle_named_safetensors_is_not_run(folder: Path) -> None:
     canary = folder.parent / "canary"
     torch.save({"harm": Harm(canary)}, folder / "model.safetensors")
-    assert "holds more than weights" in said(folder)
+    assert "holds more than weights" in error_of(folder)
     assert not canary.exists()
 
 
@@ -307,7 +307,7 @@ def test_a_pickle_named_safetensors_is_not_run(folder: Path) -> None:
 )
 def test_pickles_of_something_else_are_refused(folder: Path, content: Any) -> None:
     pickled(folder, content)
-    assert "pytorch_model.bin" in said(folder)
+    assert "pytorch_model.bin" in error_of(folder)
 
 
 def test_a_packed_pickle_is_refused(folder: Path) -> None:
@@ -318,7 +318,7 @@ def test_a_packed_pickle_is_refused(folder: Path) -> None:
         for entry in archive.infolist():
             packed.writestr(entry.filename, archive.read(entry))
     bomb.replace(file)
-    assert "is compressed" in said(folder)
+    assert "is compressed" in error_of(folder)
 
 
 # --- the config -------------------------------------------------------------------------------------------------------
@@ -348,13 +348,13 @@ def test_a_packed_pickle_is_refused(folder: Path) -> None:
 )
 def test_a_config_that_is_none_is_refused(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
-    assert said(folder)
+    assert error_of(folder)
 
 
 def test_a_config_of_a_gigabyte_is_not_read(folder: Path) -> None:
     with (folder / "config.json").open("r+b") as file:
         file.truncate(10**9)
-    assert "are too many" in said(folder)
+    assert "are too many" in error_of(folder)
 
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -364,27 +364,27 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 @pytest.mark.parametrize("size", [10**12, 10**9, 2**63, 10**30, -1, 0, 1.5, "many", [], {}, None])
 def test_a_size_that_is_not_that_of_the_weights_is_refused(folder: Path, key: str, size: Any) -> None:
     set_config(folder, **{key: size})
-    assert said(folder)
+    assert error_of(folder)
 
 
 @pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim"])
 @pytest.mark.parametrize("size", [10**12, 10**30, -1, 1.5, "many", [5]])
 def test_a_size_that_need_not_be_said_is_checked_if_it_is(folder: Path, key: str, size: Any) -> None:
     set_config(folder, **{key: size})
-    assert said(folder)
+    assert error_of(folder)
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "num_layers", "n_layer", "encoder_layers"])
 @pytest.mark.parametrize("family", ["llama", "albert", "gpt2", "t5", "bart", "bert"])
 def test_nobody_counts_to_a_billion_layers(folder: Path, family: str, key: str) -> None:
     set_config(folder, model_type=family, **{key: 10**9})
-    assert "1,000,000,000 layers, but the weights are 21 tensors" in said(folder)
+    assert "1,000,000,000 layers, but the weights are 21 tensors" in error_of(folder)
 
 
 def test_labels_that_are_no_labels_are_told(folder: Path) -> None:
     for wrong in ([1], 5, "text"):
         set_config(folder, id2label=wrong, architectures=["LlamaForSequenceClassification"])
-        assert said(folder)
+        assert error_of(folder)
 
 
 @pytest.mark.parametrize("wrong", [{"num_beams": 10**9}, {"num_beams": "many"}, {"num_beams": -1}, {"max_length": "x"}])
@@ -394,7 +394,7 @@ def test_a_generation_config_that_is_none_is_refused(folder: Path, wrong: dict[s
         set_config(folder)
         assert load(folder).decoding == {"method": "greedy"}, "a length in all says nothing of what is new"
     else:
-        assert "num_beams" in said(folder)
+        assert "num_beams" in error_of(folder)
 
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
@@ -408,12 +408,12 @@ def test_a_tokenizer_must_fit_the_embedding(folder: Path) -> None:
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         tensors[name] = tensors[name][:200].clone()
     tinyfolders.write(folder, tensors, vocab_size=200)
-    assert "tokens" in said(folder) and "200" in said(folder)
+    assert "tokens" in error_of(folder) and "200" in error_of(folder)
 
 
 def test_a_tokenizer_that_is_none_is_refused(folder: Path) -> None:
     (folder / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Evil"}}')
-    assert "tokenizer.json" in said(folder)
+    assert "tokenizer.json" in error_of(folder)
 
 
 # --- sentence-transformers --------------------------------------------------------------------------------------------
@@ -432,7 +432,7 @@ def test_a_tokenizer_that_is_none_is_refused(folder: Path) -> None:
 )
 def test_a_list_of_modules_that_is_none_is_refused(folder: Path, modules: Any) -> None:
     (folder / "modules.json").write_text(modules if isinstance(modules, str) else json.dumps(modules))
-    assert "modules.json" in said(folder)
+    assert "modules.json" in error_of(folder)
 
 
 # --- every way in -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import tiny_folders as tinyfolders
 from allyouneed.cli import main
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabularies, train
 from allyouneed.folder import Folder
-from allyouneed.interop.hf.checkpoint import Checkpoint
+from allyouneed.interop.hf.checkpoint import HfCheckpoint
 from allyouneed.interop.hf.export import save_sharded
 from allyouneed.interop.load import about, load
 from allyouneed.lab import selfcheck
@@ -162,7 +162,7 @@ def test_what_is_too_large_for_one_file_is_written_in_several(llama: Path, tmp_p
     assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
     index = json.loads((tmp_path / "parts" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in weights.values())
-    read = Checkpoint.open(tmp_path / "parts").weights
+    read = HfCheckpoint.open(tmp_path / "parts").weights
     assert all(read[name].equal(tensor) for name, tensor in weights.items())
     theirs = LlamaForCausalLM.from_pretrained(tmp_path / "parts").state_dict()
     assert all(theirs[name].equal(tensor) for name, tensor in weights.items())

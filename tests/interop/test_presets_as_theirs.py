@@ -9,7 +9,7 @@ import hf_models as foreign
 import parity as judge
 from allyouneed.config import override, parse, preset_names, preset_tree, tree_of
 from allyouneed.errors import UserError
-from allyouneed.interop.families import FAMILIES, choose
+from allyouneed.interop.families import FAMILIES, matching_families
 from allyouneed.nn.batch import Batch, Rows, Signal
 from allyouneed.nn.models.base import Model
 from shrink import quantize
@@ -62,7 +62,7 @@ def whole(name):
 
 @pytest.mark.parametrize("name", preset_names())
 def test_the_families_that_can_say_a_preset(name):
-    assert [family.name for family in choose(whole(name))] == THEIRS.get(name, [])
+    assert [family.name for family in matching_families(whole(name))] == THEIRS.get(name, [])
 
 
 def changed(name, *changes):

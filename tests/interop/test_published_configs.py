@@ -45,7 +45,7 @@ def test_a_published_model_is_understood_and_can_be_said_again(name):
     family = FAMILIES[config["model_type"]]
     ours = parse(Model, family.tree(config), name)
     assert ours.cost().parameters == PARAMETERS[name]
-    assert parse(Model, family.tree(family.said(ours)), name).cost() == ours.cost()
+    assert parse(Model, family.tree(family.write_config(ours)), name).cost() == ours.cost()
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -4,7 +4,7 @@ import pytest
 
 from allyouneed.config import override, parse, preset_tree, tree_of
 from allyouneed.errors import UserError
-from allyouneed.interop.families import FAMILIES, choose
+from allyouneed.interop.families import FAMILIES, matching_families
 from allyouneed.nn.models.base import Model
 from shrink import quantize
 
@@ -40,12 +40,12 @@ def test_what_a_family_cannot_say_is_refused_by_name(family, preset, changes, to
     with pytest.raises(UserError, match=told) as refusal:
         FAMILIES[family].write(config.build())
     assert str(refusal.value).startswith(f"{family}: this model is none of that family\n")
-    assert FAMILIES[family] not in choose(config)
+    assert FAMILIES[family] not in matching_families(config)
 
 
 def test_everything_a_family_cannot_say_is_told_at_once():
     changes = ["norm.offset=1", "decoder[0].wiring=sandwich", "head.bias=true", "embed.scale=sqrt-width"]
     with pytest.raises(UserError) as refusal:
-        FAMILIES["llama"].said(changed("llama-15m", changes))
+        FAMILIES["llama"].write_config(changed("llama-15m", changes))
     for told in ("norm.offset", "decoder[0].wiring.kind", "head.bias", "embed.scale"):
         assert f"  {told}: " in str(refusal.value)

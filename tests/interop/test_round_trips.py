@@ -5,7 +5,7 @@ from transformers import AutoConfig
 
 import hf_models as foreign
 import parity as judge
-from allyouneed.interop.families import FAMILIES, choose
+from allyouneed.interop.families import FAMILIES, matching_families
 
 cases = pytest.mark.parametrize("family, name", foreign.CASES, ids=lambda word: word.replace(" ", "-"))
 
@@ -37,4 +37,4 @@ def test_a_model_that_forgot_its_config_is_said_anew(family, name, tmp_path):
     assert type(AutoConfig.from_pretrained(tmp_path / "ours")) is type(theirs.config)
     loaded = foreign.load(type(theirs), tmp_path / "theirs", config, weights)
     assert foreign.difference(again, loaded) < judge.TOLERANCE
-    assert table in choose(model.config)
+    assert table in matching_families(model.config)

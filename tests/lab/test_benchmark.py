@@ -107,7 +107,7 @@ def test_sounds_and_images_are_counted_as_such(tokenizer: Tokenizer, tmp_path: P
 
 
 def test_transformers_does_the_same_work(places: dict[str, Path], tmp_path: Path) -> None:
-    from allyouneed.interop.hf.export import writer
+    from allyouneed.interop.export import writer
     from allyouneed.interop.load import load as opened
 
     for name, before in (("gpt2", 6), ("marian", 1)):

@@ -1,6 +1,6 @@
 """Small models of theirs, each listed once: in the parity test of its family, as `CASES` and `theirs(name)`.
 
-A family joins the judges of this folder by having a `back`.
+A family with an `hf_config` is included automatically.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from allyouneed.interop.families import FAMILIES
 CASES = [
     (family, name)
     for family, table in FAMILIES.items()
-    if table.back is not None
+    if table.hf_config is not None
     for name in importlib.import_module(f"test_{family}_against_transformers").CASES
 ]
 

@@ -104,7 +104,7 @@ def _numbers(rows: str) -> list[int]:
 
 
 def _peers(folder: Any, path: Path, compare: Sequence[str], against: Sequence[str], stack: ExitStack) -> list[Peer]:
-    from allyouneed.interop.hf.export import writer
+    from allyouneed.interop.export import writer
     from allyouneed.lab.benchmark import Peer
     from allyouneed.nn.models.precision import stored_as
 

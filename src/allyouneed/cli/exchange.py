@@ -34,12 +34,12 @@ def import_(
 ) -> None:
     """Write somebody else's model as a folder of ours, and compare the two."""
     from allyouneed.folder import as_dtype
-    from allyouneed.interop.hf.folder import is_theirs
+    from allyouneed.interop.hf.checkpoint import is_hf_folder
     from allyouneed.interop.load import load
 
     as_dtype(dtype)
     _free(out)
-    if source.is_dir() and not is_theirs(source) and (source / "config.json").is_file():
+    if source.is_dir() and not is_hf_folder(source) and (source / "config.json").is_file():
         load(source)  # says what is wrong with it
         raise UserError(f"{source}: is a folder of ours already; copy it, or use `allyouneed export`")
     folder = load(source, dtype=dtype, as_stored=True, tokenizer=tokenizer)
@@ -61,7 +61,7 @@ def export(
 ) -> None:
     """Write a model for other people's programs, and compare the two."""
     from allyouneed.files import write_folder
-    from allyouneed.interop.hf.export import writer
+    from allyouneed.interop.export import writer
     from allyouneed.interop.load import load
 
     write = writer(to)

@@ -1,1 +1,1 @@
-"""Other people's models: one small table per family says how their config and their weight names become ours."""
+"""Model folders and files of other projects: one table per family maps their config and weight names to ours."""

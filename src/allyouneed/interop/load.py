@@ -1,4 +1,7 @@
-"""A model folder of either kind: ours, or one of Hugging Face's. Whatever takes a folder from a person takes both."""
+"""Open a model: a folder of ours, a Hugging Face folder, or a single file. Every command that takes a model uses this.
+
+The importers load when needed: opening a folder of ours imports no Hugging Face family.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import torch
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.folder import WEIGHTS, Folder, as_dtype, read_about
-from allyouneed.nn.models.weights import cast_weights
+from allyouneed.interop.hf.checkpoint import is_hf_folder
+from allyouneed.nn.models.weights import one_dtype
 
 
 def load(
@@ -21,57 +25,67 @@ def load(
     as_stored: bool = False,
     tokenizer: Path | str | None = None,
 ) -> Folder:
-    """`dtype`: the precision of the weights; as they are stored if not given. `task`: another use than the folder's
-    own, where its weights allow it (texts as vectors: similarity). `tokenizer`: that of a model that is one file."""
-    from allyouneed.interop.hf import folder as hf
-    from allyouneed.interop.single_file import detect as single_file
-
+    """`dtype`: the precision of the weights, by default as stored. `task`: another task than the folder's own, where
+    its weights allow it (similarity: text embeddings). `tokenizer`: that of a single-file model."""
     path = Path(path)
     check_device(device)
-    if hf.is_theirs(path):
+    if is_hf_folder(path):
+        from allyouneed.interop.hf import folder as hf
+
         return hf.load(path, device, dtype, task, as_stored)
-    if single_file.is_one(path):
-        folder = single_file.read(path, tokenizer)
-        cast_weights(folder.model, as_dtype(dtype))
+    if path.is_file():
+        from allyouneed.interop.single_file import detect
+
+        folder = detect.read(path, tokenizer)
+        one_dtype(folder.model, as_dtype(dtype))
         folder.model.to(device)
     else:
         folder = Folder.load(path, device, dtype, as_stored)
     if task is not None and task != folder.task.get("kind"):
-        folder = hf.used_for(folder, task)
+        from allyouneed.interop.heads import for_task
+
+        folder = for_task(folder, task)
     return folder
 
 
 def check_device(device: str | torch.device) -> None:
     try:
-        where = torch.device(device)
+        parsed = torch.device(device)
     except RuntimeError:
-        raise UserError(f"device {str(device)!r}: it may be cpu or cuda") from None
-    if where.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device {str(device)!r}: torch finds no CUDA GPU here; use cpu")
+        raise UserError(f"unknown device {str(device)!r} (allowed: cpu, cuda)") from None
+    if parsed.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device {str(device)!r}: torch finds no CUDA GPU; use cpu")
 
 
 def about(path: Path | str) -> dict[str, Any]:
-    """What config.json of ours says: `model`, `task`, `labels`, …; of theirs, what it would say once imported."""
-    from allyouneed.interop.hf import folder as hf
-
+    """The content of our config.json: `model`, `task`, `labels`, …; for a Hugging Face folder, what importing gives."""
     path = Path(path)
-    return hf.about(path) if hf.is_theirs(path) else read_about(path)
+    if is_hf_folder(path):
+        from allyouneed.interop.hf import folder as hf
+
+        return hf.about(path)
+    return read_about(path)
 
 
 def vocabularies(path: Path | str) -> Vocabularies:
-    """The tokenizers of a folder alone."""
-    from allyouneed.interop.hf import folder as hf
-
+    """The tokenizers of a folder, without its model."""
     path = Path(path)
-    found = hf.vocabularies(path) if hf.is_theirs(path) else Vocabularies.load(path)
+    if is_hf_folder(path):
+        from allyouneed.interop.hf import folder as hf
+
+        found = hf.vocabularies(path)
+    else:
+        found = Vocabularies.load(path)
     if found is None:
-        raise UserError(f"{path}: has no tokenizer")
+        raise UserError(f"{path}: no tokenizer")
     return found
 
 
 def weight_files(path: Path | str) -> list[Path]:
-    """The files its weights are in."""
-    from allyouneed.interop.hf import folder as hf
-
+    """The files that hold the weights."""
     path = Path(path)
-    return hf.opened(path)[1].files if hf.is_theirs(path) else [path / WEIGHTS]
+    if is_hf_folder(path):
+        from allyouneed.interop.hf import folder as hf
+
+        return hf.open_checkpoint(path)[1].files
+    return [path / WEIGHTS]

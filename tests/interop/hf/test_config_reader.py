@@ -3,15 +3,15 @@
 import pytest
 
 from allyouneed.errors import UserError
-from allyouneed.interop.hf.config_reader import Reader, reading
+from allyouneed.interop.hf.config_reader import ConfigReader, strict_config
 
 
-@reading("known_*")
+@strict_config("known_*")
 def tree(config):
-    inside = config.inside("inner")
-    found = {"width": config["width"], "act": config.activation("act"), "mode": config.only("mode", "a", "b")}
-    found |= {"depth": inside.get("depth", 3), "heads": config.first("heads", "n_head")}
-    inside.finish()
+    inside = config.nested("inner")
+    found = {"width": config["width"], "act": config.activation("act"), "mode": config.require("mode", "a", "b")}
+    found |= {"depth": inside.get("depth", 3), "heads": config.first_of("heads", "n_head")}
+    inside.refuse_unread()
     return found
 
 
@@ -50,5 +50,5 @@ def test_what_is_needed_is_named():
 
 
 def test_a_reader_is_a_mapping():
-    reader = Reader(GIVEN)
+    reader = ConfigReader(GIVEN)
     assert dict(reader) == GIVEN and len(reader) == 3 and "width" in reader and "depth" not in reader

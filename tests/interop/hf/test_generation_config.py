@@ -8,7 +8,7 @@ import pytest
 
 from allyouneed.config import parse
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.interop.hf.generation_config import decoding_of, generation_of
+from allyouneed.interop.hf.generation_config import read_decoding, write_generation
 
 
 @pytest.mark.parametrize(
@@ -58,20 +58,20 @@ from allyouneed.interop.hf.generation_config import decoding_of, generation_of
     ],
 )
 def test_options_are_taken_over(kind: str, said: dict[str, Any], expected: dict[str, Any]) -> None:
-    found, notes = decoding_of({}, said, kind)
+    found, notes = read_decoding({}, said, kind)
     assert (found, notes) == (expected, [])
     if "min_length" not in found:
         parse(Decoding, found)
 
 
 def test_old_configs_say_it_too_and_the_newer_file_counts() -> None:
-    assert decoding_of({"num_beams": 3}, {}, "translation")[0]["beam"] == 3
-    assert decoding_of({"num_beams": 3}, {"num_beams": 5}, "translation")[0]["beam"] == 5
+    assert read_decoding({"num_beams": 3}, {}, "translation")[0]["beam"] == 3
+    assert read_decoding({"num_beams": 3}, {"num_beams": 5}, "translation")[0]["beam"] == 5
 
 
 def test_what_is_not_done_here_is_noted() -> None:
     said = {"typical_p": 0.5, "bad_words_ids": [[3, 4]], "num_beams": 4, "early_stopping": "never", "eta_cutoff": 0.0}
-    _, notes = decoding_of({}, said, "seq2seq")
+    _, notes = read_decoding({}, said, "seq2seq")
     assert [note.split(":")[0] for note in notes] == ["typical_p", "early_stopping", "bad_words_ids"]
 
 
@@ -85,4 +85,4 @@ def test_what_is_not_done_here_is_noted() -> None:
     ],
 )
 def test_ours_comes_back(ours: dict[str, Any]) -> None:
-    assert decoding_of({}, generation_of(ours, "seq2seq"), "seq2seq")[0] == ours
+    assert read_decoding({}, write_generation(ours, "seq2seq"), "seq2seq")[0] == ours

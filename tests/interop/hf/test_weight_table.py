@@ -11,16 +11,16 @@ import parity as judge
 from allyouneed.config import parse
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
-from allyouneed.interop.hf.config_reader import reading
-from allyouneed.interop.hf.transforms import grouping, regrouped, ungrouped
-from allyouneed.interop.hf.weight_table import Change, Family
-from allyouneed.nn.linear.bitlinear import quantize_ternary
+from allyouneed.interop.hf.config_reader import strict_config
+from allyouneed.interop.hf.transforms import grouped_qkv, merge_groups, split_groups
+from allyouneed.interop.hf.weight_table import Family, TensorTransform
+from allyouneed.nn.linear.bitlinear import ternary_weights
 from allyouneed.nn.models.base import Model
 
 EXPERTS, WIDTH, HIDDEN = 3, 8, 5
 
 
-@reading("groups")
+@strict_config("groups")
 def tree(config):
     expert = {"kind": "glu", "hidden": HIDDEN}
     mixer = {"kind": "attention", "heads": 4, "kv_heads": 2, "head_width": 3, "pattern": "causal", "bias": False}
@@ -57,9 +57,9 @@ TOY = Family(
     tree,
     LINES,
     ignore=["*.mask"],
-    changes={"upside_down": Change(flipped, flipped)},
-    spare=["pooler"],
-    back=lambda said: {"width": said["width"], "tied": said["embed.tied"]},
+    transforms={"upside_down": TensorTransform(flipped, flipped)},
+    preserve=["pooler"],
+    hf_config=lambda said: {"width": said["width"], "tied": said["embed.tied"]},
 )
 
 
@@ -156,10 +156,10 @@ def test_a_family_that_is_only_read_says_so():
 def test_rows_of_groups_go_both_ways(heads, groups, shape):
     rows = torch.arange((heads + 2 * groups) * 4 * 5.0)[: (heads + 2 * groups) * 4].reshape(-1, *[1] * len(shape))
     rows = rows.expand(-1, *shape)
-    assert regrouped(ungrouped(rows, heads, groups), heads, groups).equal(rows)
-    assert ungrouped(regrouped(rows, heads, groups), heads, groups).equal(rows)
-    change = grouping(lambda config: (heads, groups))
-    assert change.back(change.there(rows, {}), {}).equal(rows)
+    assert merge_groups(split_groups(rows, heads, groups), heads, groups).equal(rows)
+    assert split_groups(merge_groups(rows, heads, groups), heads, groups).equal(rows)
+    change = grouped_qkv(lambda config: (heads, groups))
+    assert change.to_hf(change.to_ours(rows, {}), {}).equal(rows)
 
 
 def test_files_of_a_model_without_its_head_are_written_without_the_prefix(tmp_path):
@@ -176,7 +176,7 @@ def test_ternary_weights_are_packed_again_as_they_were(kind, tmp_path):
     config, weights = judge.saved(bitnet("groups of queries"), tmp_path)
     config["quantization_config"] = {"quant_method": "bitnet", "linear_class": kind, "quantization_mode": "offline"}
     for name in [name for name in weights if "_proj" in name]:
-        ternary, step = quantize_ternary(weights[name], [len(weights[name])])
+        ternary, step = ternary_weights(weights[name], [len(weights[name])])
         weights |= {name: pack_weights(ternary), f"{name}_scale": step[:1] * 1.7}
     table = FAMILIES["bitnet"]
     model, unused = table.convert(config, weights), table.unused(config, weights)

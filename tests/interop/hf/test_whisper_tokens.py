@@ -7,7 +7,7 @@ from allyouneed.config import parse
 from allyouneed.data.media.speech import Speech
 from allyouneed.data.tokenizers.base import Tokenizer as Ours
 from allyouneed.data.tokenizers.special_tokens import Template
-from allyouneed.interop.hf.whisper_tokens import rules
+from allyouneed.interop.hf.whisper_tokens import speech_options
 
 WORDS = [
     "<|endoftext|>",
@@ -31,7 +31,7 @@ def tokenizer():
 
 
 def test_an_old_folder_says_it_in_its_config_and_tokenizer(tokenizer):
-    speech = parse(Speech, rules(OLD, {}, tokenizer))
+    speech = parse(Speech, speech_options(OLD, {}, tokenizer))
     assert (speech.start, speech.end, speech.no_timestamps, speech.previous, speech.no_speech) == (2, 1, 10, 8, 9)
     assert speech.languages == {"en": 3, "zh": 4} and speech.tasks == {"transcribe": 6, "translate": 5}
     assert (speech.suppress, speech.begin_suppress, speech.seconds, speech.first_within) == ((5,), (0, 1), 30.0, 1.0)
@@ -40,17 +40,17 @@ def test_an_old_folder_says_it_in_its_config_and_tokenizer(tokenizer):
 def test_a_newer_one_in_its_generation_config(tokenizer):
     said = {"is_multilingual": True, "lang_to_id": {"<|de|>": 30}, "task_to_id": {"transcribe": 31, "translate": 32}}
     said |= {"no_timestamps_token_id": 40, "prev_sot_token_id": 38, "suppress_tokens": None, "eos_token_id": [7]}
-    speech = parse(Speech, rules(OLD, said | {"max_initial_timestamp_index": 25}, None))
+    speech = parse(Speech, speech_options(OLD, said | {"max_initial_timestamp_index": 25}, None))
     assert speech.languages == {"de": 30} and speech.tasks == {"transcribe": 31, "translate": 32}
     assert (speech.end, speech.no_timestamps, speech.previous, speech.no_speech) == (7, 40, 38, None)
     assert (speech.suppress, speech.first_within) == ((5,), 0.5)
 
 
 def test_english_only(tokenizer):
-    assert parse(Speech, rules(OLD | {"vocab_size": 51864}, {}, tokenizer)).languages == {}
-    assert parse(Speech, rules(OLD, {"is_multilingual": False}, tokenizer)).languages == {}
+    assert parse(Speech, speech_options(OLD | {"vocab_size": 51864}, {}, tokenizer)).languages == {}
+    assert parse(Speech, speech_options(OLD, {"is_multilingual": False}, tokenizer)).languages == {}
 
 
 def test_what_is_nowhere_said_is_named(tokenizer):
-    assert "which token is no_timestamps" in rules(OLD, {}, None)["lacks"]
-    assert "several languages" in rules(OLD, {"no_timestamps_token_id": 9}, None)["lacks"]
+    assert "which token is no_timestamps" in speech_options(OLD, {}, None)["lacks"]
+    assert "several languages" in speech_options(OLD, {"no_timestamps_token_id": 9}, None)["lacks"]

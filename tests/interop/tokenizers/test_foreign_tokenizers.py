@@ -18,8 +18,8 @@ from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabula
 from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.interop.tokenizers.languages import NLLB
-from allyouneed.interop.tokenizers.load import _tells_types, read, write
-from allyouneed.interop.tokenizers.sentencepiece import SentencePieces, build
+from allyouneed.interop.tokenizers.load import _has_token_types, read, write
+from allyouneed.interop.tokenizers.sentencepiece import SentencePieceModel, build
 from original_configs import (
     LINES,
     ROBERTA,
@@ -142,7 +142,7 @@ def test_a_tokenizer_json_is_read_kept_and_written_without_a_difference(name: st
 @pytest.mark.parametrize("kind", SENTENCE_PIECES)
 def test_a_sentencepiece_model_cuts_and_joins_as_the_library_does(kind: str) -> None:
     raw = pieces(kind)
-    theirs, ours = processor(raw), build(SentencePieces.parse(raw))
+    theirs, ours = processor(raw), build(SentencePieceModel.parse(raw))
     unknown = theirs.unk_id()
     for text in [*TEXTS, *LINES]:
         ids = theirs.encode(text)
@@ -161,7 +161,7 @@ def test_any_text_is_cut_as_the_library_does(kind: str, text: str) -> None:
 
 @cache
 def made(kind: str) -> Tokenizer:
-    return Tokenizer(build(SentencePieces.parse(pieces(kind))), template=Template())
+    return Tokenizer(build(SentencePieceModel.parse(pieces(kind))), template=Template())
 
 
 @pytest.mark.parametrize(
@@ -247,9 +247,9 @@ def test_languages_have_the_ids_and_places_of_the_original(
     for language in (code, other):
         theirs.src_lang = language
         ids, number = theirs("Hello world")["input_ids"], ours.source.language(language)
-        framed = ours.source.frame(ours.source.encode("Hello world"))[0]
+        with_marks = ours.source.frame(ours.source.encode("Hello world"))[0]
         before = ours.source.template.language == "before"
-        assert ([number, *framed] if before else [*framed, number]) == ids
+        assert ([number, *with_marks] if before else [*with_marks, number]) == ids
     assert ours.source.language(code[:2]) == ours.source.language(code)
     with pytest.raises(UserError, match="knows no language 'xx'"):
         ours.source.language("xx")
@@ -375,7 +375,7 @@ def test_more_tokens_than_the_embedding_has_are_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_charsmap_is_a_message(tmp_path: Path) -> None:
     """The library panics on it, at the latest when it reads a text."""
-    model = SentencePieces.parse(pieces("t5"))
+    model = SentencePieceModel.parse(pieces("t5"))
     spoilt = replace(model, charsmap=struct.pack("<I", 64) + bytes(range(3, 67)), rule="")
     with pytest.raises(UserError, match="damaged"):
         Tokenizer(build(spoilt), template=Template()).encode_batch([*TEXTS, *LINES])
@@ -464,7 +464,7 @@ def test_added_tokens_keep_their_ids(tmp_path: Path) -> None:
     ],
 )
 def test_kinds_of_text_are_told_apart_where_the_original_does(said: dict[str, Any], told: bool) -> None:
-    assert _tells_types(said) == told
+    assert _has_token_types(said) == told
 
 
 def test_scores_that_change_by_a_digit_on_the_way_are_the_same_tokenizer(tmp_path: Path) -> None:

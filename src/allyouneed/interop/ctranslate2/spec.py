@@ -1,6 +1,6 @@
-"""A model of ours as a spec of CTranslate2's: which switches are on, and where its weights come from (`LAYER`).
+"""Our model as a CTranslate2 spec: constructor options (`switches`) and the source of each weight (`LAYER`).
 
-CTranslate2 has one Transformer with switches, not a class for each model, and so has this file.
+CTranslate2 has one configurable Transformer, not a class per model, so one mapping covers all models.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 from allyouneed.interop.ctranslate2.support import ACTIVATIONS
 from allyouneed.interop.hf.config_reader import Tree
 from allyouneed.nn.positions.relative import RelativeModule
-from allyouneed.nn.positions.rotary_scaling import base_frequencies
+from allyouneed.nn.positions.rotary_scaling import trained
 
-PLACES = "position_encodings"
+POSITIONS = "position_encodings"
 
-# theirs: the first of ours that is there; joined by `+`, `[n]` one of two halves
+# theirs: the first of ours that exists; `+` concatenates, `[n]` is one of two halves
 LAYER = {
     "self_attention/linear_0": ("mixer.qkv", "mixer.q + mixer.k + mixer.v"),
     "self_attention/linear_1": ("mixer.out",),
@@ -34,11 +34,11 @@ LAYER = {
     "ffn/linear_0_noact": ("channel.gate_up[1]",),
     "ffn/linear_1": ("channel.down",),
 }
-# where the norms of a layer go, in the order of ours
-EACH = ("self_attention/layer_norm", "ffn/layer_norm")
+# names of a layer's norms, in our order
+TWO_NORMS = ("self_attention/layer_norm", "ffn/layer_norm")
 NORMS = {
-    "post-norm": EACH,
-    "pre-norm": EACH,
+    "post-norm": TWO_NORMS,
+    "pre-norm": TWO_NORMS,
     "sandwich": (
         "input_layer_norm",
         "post_attention_layer_norm",
@@ -54,7 +54,7 @@ NORMS = {
 
 
 def switches(tree: Tree, side: str) -> dict[str, Any]:
-    """What the constructor of a stack of theirs is told."""
+    """Constructor options of a CTranslate2 stack."""
     from ctranslate2.specs import attention_spec, common_spec
 
     layer = tree[side][0]
@@ -80,11 +80,11 @@ def switches(tree: Tree, side: str) -> dict[str, Any]:
         found["head_dim"] = mixer["head_width"]
     if positions["kind"] == "rotary":
         found |= {
-            "rotary_dim": 0,  # all; what is a part is told with the weights
+            "rotary_dim": 0,  # whole heads; a fraction is set with the weights
             "rotary_interleave": positions["order"] == "interleaved",
             "rotary_base": positions["base"],
         }
-        if positions["scaling"]["kind"] != "none":  # any frequencies are plain ones times a factor for each
+        if positions["scaling"]["kind"] != "none":  # any scaling is one factor per frequency
             found["rotary_scaling_type"] = attention_spec.RotaryScalingType.Su
     if side == "decoder":
         found |= {
@@ -101,58 +101,58 @@ def switches(tree: Tree, side: str) -> dict[str, Any]:
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-def fill_stack(spec: Any, stack: Any, embed: Any, places: int) -> None:
-    """An encoder or a decoder of theirs from ours and the embedding before it."""
+def fill_stack(spec: Any, stack: Any, embed: Any, positions: int) -> None:
+    """Fill an encoder or decoder spec from our stack and its embedding."""
     spec.scale_embeddings = embed.scale != 1.0
     tokens, *types = spec.embeddings if isinstance(spec.embeddings, list) else [spec.embeddings]
     tokens.weight = embed.tokens.weight.detach()
     for table in types:
-        table.weight = embed.types.weight.detach() / embed.scale  # they scale these as well
+        table.weight = embed.types.weight.detach() / embed.scale  # CTranslate2 scales these too
     if type(stack.blocks[0].sublayers["mixer"].relative) is RelativeModule:
-        spec.position_encodings.encodings = _places(embed, embed.tokens.weight, places)
-    elif hasattr(spec, PLACES):
-        delattr(spec, PLACES)  # attention knows them
+        spec.position_encodings.encodings = _position_table(embed, embed.tokens.weight, positions)
+    elif hasattr(spec, POSITIONS):
+        delattr(spec, POSITIONS)  # positions are handled in attention
     if embed.norm is not None:
-        _put(spec, "layernorm_embedding", [_Part.of(embed.norm, embed.tokens.weight[0])])
+        _assign(spec, "layernorm_embedding", [_Weights.of(embed.norm, embed.tokens.weight[0])])
     fill_layers(spec, stack, embed.tokens.weight[0])
 
 
-def fill_hearing(spec: Any, stack: Any, embed: Any, places: int) -> None:
-    """An encoder of sounds."""
+def fill_audio_encoder(spec: Any, stack: Any, embed: Any, positions: int) -> None:
+    """Fill Whisper's encoder."""
     for theirs, ours in ((spec.conv1, embed.first), (spec.conv2, embed.second)):
         theirs.weight, theirs.bias = ours.weight.detach(), ours.bias.detach()
-    spec.position_encodings.encodings = _places(embed, embed.second.weight[0].T, places)
+    spec.position_encodings.encodings = _position_table(embed, embed.second.weight[0].T, positions)
     fill_layers(spec, stack, embed.second.bias)
 
 
 def fill_layers(spec: Any, stack: Any, vector: Tensor) -> None:
-    """`vector`: some features of a token, for norms that have no weights."""
+    """`vector`: a tensor of the model's width, for norms without weights."""
     if stack.end is not None:
-        _put(spec, "layer_norm", [_Part.of(stack.end, vector)])
+        _assign(spec, "layer_norm", [_Weights.of(stack.end, vector)])
     for layer, block in zip(spec.layer, stack.blocks, strict=True):
         fill_layer(layer, block, vector)
 
 
 def fill_layer(spec: Any, block: Any, vector: Tensor) -> None:
     for theirs, choices in LAYER.items():
-        found = (_parts(block.sublayers, text) for text in choices)
+        found = (_find_weights(block.sublayers, text) for text in choices)
         if parts := next((each for each in found if each), None):
-            _put(spec, theirs, parts)
+            _assign(spec, theirs, parts)
     wiring = block.wiring.config
     names = NORMS[f"parallel {wiring.norms}" if wiring.kind == "parallel" else wiring.kind]
     if len(block.sublayers) == 3:
         names = (names[0], "attention/layer_norm", names[1])
     for name, norm in zip(names, block.wiring.norms, strict=True):
-        _put(spec, name, [_Part.of(norm, vector)])
+        _assign(spec, name, [_Weights.of(norm, vector)])
     _fill_scores(spec.self_attention, block.sublayers["mixer"])
     if "cross" in block.sublayers:
         _fill_scores(spec.attention, block.sublayers["cross"])
-        for name in ("q_norm", "k_norm"):  # theirs says them for both and then forgets those of the source
+        for name in ("q_norm", "k_norm"):  # the spec declares them for cross-attention too, which does not apply them
             spec.attention.__dict__.pop(name, None)
 
 
 def _fill_scores(spec: Any, attention: Any) -> None:
-    """What is multiplied with scores, and what is known of distances."""
+    """The scale of the scores, and relative positions."""
     import numpy
 
     relative, magnitude = attention.relative, 1.0
@@ -164,14 +164,14 @@ def _fill_scores(spec: Any, attention: Any) -> None:
     if hasattr(spec, "rotary_dim") and relative.width != attention.head_width:
         spec.rotary_dim = numpy.int32(relative.width)
     if hasattr(spec, "rotary_scaling_long_factor"):
-        slower = (base_frequencies(config.base, relative.width) / relative.frequencies).float()  # type: ignore[union-attr]
-        spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = slower
+        factors = (trained(config.base, relative.width) / relative.frequencies).float()  # type: ignore[union-attr]
+        spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = factors
         magnitude = config.scaling.magnitude  # type: ignore[union-attr]
-    spec.queries_scale = float(attention.scores.scale * relative.score_scale * magnitude**2)
+    spec.queries_scale = float(attention.scores.scale * relative.sharpness * magnitude**2)
 
 
-def _places(embed: Any, like: Tensor, count: int) -> Tensor:
-    """A vector for each place, as wide as `like`; zeros where none are added."""
+def _position_table(embed: Any, like: Tensor, count: int) -> Tensor:
+    """The position table (count, width of `like`); zeros where no positions are added."""
     count = count if embed.limit is None else embed.limit
     found = embed.positions(torch.arange(count, device=like.device)[None])
     if found is None:
@@ -180,46 +180,46 @@ def _places(embed: Any, like: Tensor, count: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Weights:
     weight: Tensor
     bias: Tensor | None
-    offset: int | None  # only RMS norms have one
+    offset: int | None  # RMS norms only
 
     @classmethod
-    def of(cls, module: Any, vector: Tensor | None = None) -> _Part:
+    def of(cls, module: Any, vector: Tensor | None = None) -> _Weights:
         weight, bias = module.weight, getattr(module, "bias", None)
         if weight is None and vector is not None:
             weight = torch.ones_like(vector)
         return cls(weight.detach(), None if bias is None else bias.detach(), getattr(module, "offset", None))
 
-    def half(self, number: int) -> _Part:
-        return _Part(self.weight.chunk(2)[number], None if self.bias is None else self.bias.chunk(2)[number], None)
+    def half(self, number: int) -> _Weights:
+        return _Weights(self.weight.chunk(2)[number], None if self.bias is None else self.bias.chunk(2)[number], None)
 
 
-def _parts(modules: Any, text: str) -> list[_Part] | None:
-    """Those of ours that a text names; None where one of them is not there."""
+def _find_weights(modules: Any, text: str) -> list[_Weights] | None:
+    """The weights that `text` names; None where one of them does not exist."""
     found = []
     for name in text.split(" + "):
         name, _, half = name.partition("[")
-        place, _, inner = name.partition(".")
-        module: Any = dict(modules.items()).get(place)
+        sublayer, _, inner = name.partition(".")
+        module: Any = dict(modules.items()).get(sublayer)
         for step in inner.split("."):
             module = getattr(module, step, None)
         if module is None:
             return None
-        found.append(_Part.of(module).half(int(half[0])) if half else _Part.of(module))
+        found.append(_Weights.of(module).half(int(half[0])) if half else _Weights.of(module))
     return found
 
 
-def _put(root: Any, path: str, parts: list[_Part]) -> None:
-    """A linear map, a norm, or a table that is a variable itself."""
+def _assign(root: Any, path: str, parts: list[_Weights]) -> None:
+    """Assign a linear map, a norm, or a plain variable."""
     from ctranslate2.specs import common_spec, model_spec
 
     scope, _, name = path.rpartition("/")
     spec, owner, first = model_spec.index_spec(root, path), model_spec.index_spec(root, scope), parts[0]
     if isinstance(spec, common_spec.LinearSpec):
         spec.weight = torch.cat([part.weight for part in parts]) if len(parts) > 1 else first.weight
-        if any(part.bias is not None for part in parts):  # of joined maps some may have none
+        if any(part.bias is not None for part in parts):  # some of the concatenated maps may have none
             biases = [part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias for part in parts]
             spec.bias = torch.cat(biases)
     elif isinstance(spec, common_spec.LayerNormSpec):

@@ -1,5 +1,5 @@
-"""What CTranslate2 can run: for each path of a model's tree the values it has a word for. Whatever no rule names is
-refused, all of it at once."""
+"""What CTranslate2 can run: the allowed values for each path of a model's tree. Everything else is refused, all at
+once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from allyouneed.errors import UserError
 from allyouneed.interop.hf.config_reader import Tree
-from allyouneed.interop.hf.config_writer import differences, meaning
+from allyouneed.interop.hf.config_writer import canonical_tree, differences
 
 ANY = ("*",)
 ACTIVATIONS = {
@@ -22,7 +22,7 @@ ACTIVATIONS = {
     "sigmoid": "Sigmoid",
 }
 
-# what may stand at each path of a model's tree; what no rule names cannot be said
+# allowed values per path; a path without a rule is refused
 NORM = {"kind": ("layer", "rms"), "weight|eps|bias|offset": ANY}
 EMBED = {
     "kind": ("tokens",),
@@ -67,16 +67,16 @@ LAYERS = {
     "channel.activation": tuple(ACTIVATIONS),
     "channel.norm": (False,),
 }
-READS = {"mixer.pattern": ("full",), **LAYERS}
-CROSSES = {
+ENCODER_LAYERS = {"mixer.pattern": ("full",), **LAYERS}
+CROSS_DECODER_LAYERS = {
     "mixer.pattern": ("causal",),
     "cross.pattern": ("full",),
     "cross.qk_norm": (None,),
     "cross.*": {path: rule for path, rule in ATTENTION.items() if path != "qk_norm.*"},
     **LAYERS,
 }
-# a stack that is alone has more ways
-WRITES = {
+# a decoder-only stack has more options
+DECODER_ONLY_LAYERS = {
     "wiring.kind": ("post-norm", "pre-norm", "sandwich", "parallel"),
     "wiring.norms": ANY,
     "mixer.pattern": ("causal",),
@@ -98,55 +98,55 @@ RULES: dict[str, Mapping[str, Any]] = {
         "embed.*": EMBED,
         "source_embed": (None,),
         "source_embed.*": EMBED,
-        "encoder.*": READS,
-        "decoder.*": CROSSES,
+        "encoder.*": ENCODER_LAYERS,
+        "decoder.*": CROSS_DECODER_LAYERS,
         "head.*": HEAD,
     },
-    "decoder": {**MODEL, "embed.*": EMBED, "decoder.*": WRITES, "head.*": HEAD},
+    "decoder": {**MODEL, "embed.*": EMBED, "decoder.*": DECODER_ONLY_LAYERS, "head.*": HEAD},
     "encoder": {
         **MODEL,
         "embed.types": ANY,
         "embed.*": EMBED,
-        "encoder.*": READS,
+        "encoder.*": ENCODER_LAYERS,
         "head.kind": ("none", "pooled"),
         "head.width": (None,),
         "head.*": ANY,
     },
 }
-SOUND = {"kind": ("frames",), "mels": ANY, "positions.kind": ("sinusoidal", "learned"), "positions.*": ANY}
-# an encoder of sounds has no switches at all
-FIXED = {
+AUDIO_EMBED = {"kind": ("frames",), "mels": ANY, "positions.kind": ("sinusoidal", "learned"), "positions.*": ANY}
+# the audio encoder has no options
+AUDIO_FIXED = {
     "wiring.kind": ("pre-norm",),
     "wiring.final": (True,),
     "mixer.positions.kind": ("none",),
-    "mixer.*": CROSSES["cross.*"],
+    "mixer.*": CROSS_DECODER_LAYERS["cross.*"],
     "channel.kind": ("ffn",),
     "channel.activation": ("gelu",),
 }
-HEARS = {**FIXED, **{path: rule for path, rule in READS.items() if path not in FIXED}}
+AUDIO_ENCODER_LAYERS = {**AUDIO_FIXED, **{path: rule for path, rule in ENCODER_LAYERS.items() if path not in AUDIO_FIXED}}
 RULES["sound"] = {
     "norm.kind": ("layer",),
     **RULES["encoder-decoder"],
-    "source_embed.*": SOUND,
-    "encoder.*": HEARS,
+    "source_embed.*": AUDIO_EMBED,
+    "encoder.*": AUDIO_ENCODER_LAYERS,
 }
-VARIES: tuple[str, ...] = ("repeat", "share", "channel.hidden", "channel.bias")  # from layer to layer
-VARIES += tuple(f"{part}.{key}" for part in ("mixer", "cross") for key in ("bias", "scores.scale"))
+MAY_VARY: tuple[str, ...] = ("repeat", "share", "channel.hidden", "channel.bias")  # from layer to layer
+MAY_VARY += tuple(f"{part}.{key}" for part in ("mixer", "cross") for key in ("bias", "scores.scale"))
 
 
 def kind_of(tree: Tree) -> str:
-    """What it is to CTranslate2: an encoder-decoder that reads sound is not one that reads text."""
+    """CTranslate2's kind of model: an encoder-decoder over audio has its own."""
     source = tree.get("source_embed") or {}
     return "sound" if source.get("kind") == "frames" else str(tree["kind"])
 
 
-def checked(model: Any) -> Tree:
-    """The tree of a model that CTranslate2 can run, or everything that it cannot do, by name."""
-    tree = meaning(model.config)
+def check(model: Any) -> Tree:
+    """The canonical tree of a model that CTranslate2 can run; otherwise an error with everything unsupported."""
+    tree = canonical_tree(model.config)
     kind = kind_of(tree)
     if kind not in RULES:
-        raise UserError(f"a model of kind {kind} cannot be said to CTranslate2, only {', '.join(RULES)}")
-    problems = list(_refused(tree, RULES[kind]))
+        raise UserError(f"CTranslate2 cannot run a model of kind {kind} (allowed: {', '.join(RULES)})")
+    problems = list(_violations(tree, RULES[kind]))
     for side in ("encoder", "decoder"):
         if side in tree and not problems:
             problems += _stack_problems(tree, side)
@@ -155,35 +155,35 @@ def checked(model: Any) -> Tree:
     return tree
 
 
-def _refused(node: Any, rules: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Leaves that no rule allows; where the kind of a part is not known, only that."""
+def _violations(node: Any, rules: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Leaves that no rule allows; where the kind of a part is unsupported, only that."""
     if isinstance(node, list):
         for number, entry in enumerate(node):
-            yield from _refused(entry, rules, f"{path}[{number}]")
+            yield from _violations(entry, rules, f"{path}[{number}]")
         return
-    strange = list(_asked(node["kind"], rules, "kind", path)) if "kind" in node else []
-    yield from strange
-    for key, value in () if strange else node.items():
-        yield from _asked(value, rules, key, path)
+    unsupported = list(_check_value(node["kind"], rules, "kind", path)) if "kind" in node else []
+    yield from unsupported
+    for key, value in () if unsupported else node.items():
+        yield from _check_value(value, rules, key, path)
 
 
-def _asked(value: Any, rules: Mapping[str, Any], key: str, path: str) -> Iterator[str]:
+def _check_value(value: Any, rules: Mapping[str, Any], key: str, path: str) -> Iterator[str]:
     where = f"{path}.{key}" if path else key
     if isinstance(value, dict | list) and value:
-        yield from _refused(value, _inside(rules, key), where)
+        yield from _violations(value, _rules_under(rules, key), where)
         return
-    allowed = next((rule for names, rule in rules.items() if _names(names, key)), None)
+    allowed = next((rule for names, rule in rules.items() if _matches(names, key)), None)
     if allowed is None or (allowed != ANY and value not in allowed):
         only = "" if allowed is None else f" (only {', '.join(map(str, allowed))})"
-        yield f"{where}: {value!r} cannot be said{only}"
+        yield f"{where}: {value!r} is not supported{only}"
 
 
-def _names(names: str, key: str) -> bool:
+def _matches(names: str, key: str) -> bool:
     return any(fnmatchcase(key, name) for name in names.split("|"))
 
 
-def _inside(rules: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The rules of what stands under a key."""
+def _rules_under(rules: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The rules for the tree under a key."""
     found: dict[str, Any] = {}
     for names, rule in rules.items():
         first, _, rest = names.partition(".")
@@ -199,40 +199,40 @@ def _inside(rules: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _stack_problems(tree: Tree, side: str) -> Iterator[str]:
-    """What is said once for a whole stack, or for the whole model, and is not the same everywhere."""
+    """Options that CTranslate2 has once per stack or per model, where ours differ between layers."""
     first, *others = tree[side]
     for number, other in enumerate(others, 1):
-        for text in differences(_without(other), _without(first)):
-            yield f"{side}[{number}].{text}, as in the layers before it"
+        for text in differences(_without_varying(other), _without_varying(first)):
+            yield f"{side}[{number}].{text}, as in the first layer"
     mixer, cross = first["mixer"], first["cross"]
     for key in ("heads", "kv_heads", "head_width") if cross else ():
         if cross[key] != mixer[key]:
-            yield f"{side}[0].cross.{key}: {cross[key]!r} cannot be said (only {mixer[key]!r}, as of its mixer)"
+            yield f"{side}[0].cross.{key}: {cross[key]!r} is not supported (only {mixer[key]!r}, as in its mixer)"
     name = "source_embed" if side == "encoder" and tree.get("source_embed") else "embed"
     kinds = tree[name]["positions"]["kind"], mixer["positions"]["kind"]
     if "none" not in kinds:
-        yield f"{name}.positions: {kinds[0]!r} cannot be said beside {kinds[1]!r} in attention"
+        yield f"{name}.positions: {kinds[0]!r} is not supported beside {kinds[1]!r} in attention"
     for path, norm in ((f"{name}.norm", tree[name].get("norm")), (f"{side}[0].mixer.qk_norm", mixer["qk_norm"])):
         if norm is not None and (norm["kind"], norm["eps"]) != (tree["norm"]["kind"], tree["norm"]["eps"]):
-            yield f"{path}: {norm['kind']!r} with eps {norm['eps']} cannot be said (only the model's own norm)"
+            yield f"{path}: {norm['kind']!r} with eps {norm['eps']} is not supported (only the model's own norm)"
     positions = mixer["positions"]
     if kind_of(tree) == "sound" and side == "encoder":
         for key, only in (("kv_heads", mixer["heads"]), ("head_width", tree["width"] / mixer["heads"])):
             if mixer[key] != only:
-                yield f"encoder[0].mixer.{key}: {mixer[key]} cannot be said where sound is read (only {only:g})"
+                yield f"encoder[0].mixer.{key}: {mixer[key]} is not supported in an audio encoder (only {only:g})"
     if positions["kind"] == "buckets" and positions["bidirectional"] not in (None, side == "encoder"):
-        yield f"{side}[0].mixer.positions.bidirectional: {positions['bidirectional']} cannot be said here"
+        yield f"{side}[0].mixer.positions.bidirectional: {positions['bidirectional']} is not supported here"
     if positions["kind"] == "rotary" and positions["values"]:
-        yield f"{side}[0].mixer.positions.values: values that turn cannot be said"
+        yield f"{side}[0].mixer.positions.values: rotated values are not supported"
     if positions["kind"] == "rotary" and positions["fraction"] < 1 and positions["scaling"]["kind"] == "yarn":
-        yield f"{side}[0].mixer.positions.scaling: 'yarn' cannot be said where only a part of a head turns"
+        yield f"{side}[0].mixer.positions.scaling: 'yarn' is not supported where only part of a head is rotated"
 
 
-def _without(layer: Tree, path: str = "") -> Tree:
-    """A layer less what may differ between layers."""
+def _without_varying(layer: Tree, path: str = "") -> Tree:
+    """A layer without the keys that may differ between layers."""
     found = {}
     for key, value in layer.items():
         where = f"{path}{key}"
-        if where not in VARIES:
-            found[key] = _without(value, f"{where}.") if isinstance(value, dict) else value
+        if where not in MAY_VARY:
+            found[key] = _without_varying(value, f"{where}.") if isinstance(value, dict) else value
     return found

@@ -1,38 +1,57 @@
-"""One file a family. `FAMILIES` finds them by their Hugging Face `model_type`."""
+"""One module per family, named as its Hugging Face `model_type`. `FAMILIES` imports a family when it is looked up."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Iterator, Mapping
 
 from allyouneed.errors import UserError
 from allyouneed.interop.hf.weight_table import Family
 from allyouneed.nn.models.base import Model
 
-FAMILIES: dict[str, Family] = {}
-for _module in pkgutil.iter_modules(__path__):
-    _family: Family = importlib.import_module(f"{__name__}.{_module.name}").FAMILY
-    FAMILIES[_family.name] = _family
+
+NAMES = tuple(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def nearest(config: Model) -> UserError:
-    """What the family that comes closest to a model of ours cannot say of it."""
+class Families(Mapping[str, Family]):
+    def __getitem__(self, name: str) -> Family:
+        if name not in NAMES:
+            raise KeyError(name)
+        family: Family = importlib.import_module(f"{__name__}.{name}").FAMILY
+        return family
+
+    def __contains__(self, name: object) -> bool:
+        return name in NAMES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(NAMES)
+
+    def __len__(self) -> int:
+        return len(NAMES)
+
+
+FAMILIES = Families()
+
+
+def closest_refusal(config: Model) -> UserError:
+    """The error of the family that comes closest to a model that none can express."""
     found = []
     for family in FAMILIES.values():
         try:
-            family.said(config)
+            family.write_config(config)
         except UserError as error:
             found.append(error)
-    # one that could say the rest says how it would put what it cannot
-    return min(found, key=lambda error: ("cannot be said" not in str(error), len(str(error).splitlines())))
+    # prefer a family that has every part and lacks only values
+    return min(found, key=lambda error: ("cannot be expressed" not in str(error), len(str(error).splitlines())))
 
 
-def choose(config: Model) -> list[Family]:
-    """The families that can say this model of ours."""
+def matching_families(config: Model) -> list[Family]:
+    """The families that can express this model of ours."""
     found = []
     for family in FAMILIES.values():
         try:
-            family.said(config)
+            family.write_config(config)
         except UserError:
             continue
         found.append(family)

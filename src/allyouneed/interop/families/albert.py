@@ -1,24 +1,24 @@
-"""ALBERT (Lan et al. 2020): BERT with narrow token vectors and one layer's weights for all layers."""
+"""ALBERT (Lan et al. 2020): BERT with factorised embeddings and one layer's weights shared by all layers."""
 
 from __future__ import annotations
 
 from allyouneed.interop.families.bert import (
     DEFAULTS,
-    HARMLESS,
+    IGNORED_KEYS,
+    config_fields,
     encoder,
     head,
-    head_words,
+    head_fields,
     learned,
-    named_back,
-    places,
-    renamed,
-    words,
+    normalize_names,
+    position_fields,
+    restore_names,
 )
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.weight_table import Family
 
-OTHERS = {
+OWN_DEFAULTS = {
     "vocab_size": 30000,
     "embedding_size": 128,
     "hidden_size": 4096,
@@ -31,24 +31,28 @@ OTHERS = {
 }
 
 
-OLD = ("down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type", "num_memory_blocks")  # never used
+OLD = ("down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type", "num_memory_blocks")  # no effect
 
 
-@reading(*HARMLESS, *OLD)
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS | OTHERS)
-    config.only("num_hidden_groups", 1)
-    config.only("inner_group_num", 1)
+@strict_config(*IGNORED_KEYS, *OLD)
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS | OWN_DEFAULTS)
+    config.require("num_hidden_groups", 1)
+    config.require("inner_group_num", 1)
     found = encoder(config, learned(config), inner=config["embedding_size"])
     found["encoder"][0]["share"] = True
-    filling = found["head"]
-    return found | {"head": head(config, filling, "tanh", "classifier_dropout_prob", ForPreTraining=filling)}
+    vocabulary = found["head"]
+    return found | {"head": head(config, vocabulary, "tanh", "classifier_dropout_prob", ForPreTraining=vocabulary)}
 
 
-def back(said: Said) -> Tree:
-    found = words(said, "Albert") | head_words(said, "Albert", "classifier_dropout_prob")
+def hf_config(ours: ModelTree) -> Tree:
+    found = config_fields(ours, "Albert") | head_fields(ours, "Albert", "classifier_dropout_prob")
     found.pop("classifier_dropout", None)
-    return found | places(said) | {"embedding_size": said["embed.inner"], "num_hidden_groups": 1, "inner_group_num": 1}
+    return (
+        found
+        | position_fields(ours)
+        | {"embedding_size": ours["embed.inner"], "num_hidden_groups": 1, "inner_group_num": 1}
+    )
 
 
 LINES = """
@@ -70,7 +74,16 @@ head.hidden.* = albert.pooler.*
 head.classes.* = classifier.*
 head.tags.* = classifier.*
 """.replace("LAYER", "albert.encoder.albert_layer_groups.0.albert_layers.0")
-IGNORE = ("*.position_ids", "predictions.decoder.*")
-SPARE = ("*.pooler.*", "sop_classifier.*")
-UNDONE = named_back({"AlbertModel": "albert.pooler"})
-FAMILY = Family("albert", tree, LINES, IGNORE, before=renamed, spare=SPARE, back=back, after=UNDONE)
+IGNORED_WEIGHTS = ("*.position_ids", "predictions.decoder.*")
+PRESERVED_WEIGHTS = ("*.pooler.*", "sop_classifier.*")
+FINISH = restore_names({"AlbertModel": "albert.pooler"})
+FAMILY = Family(
+    "albert",
+    tree,
+    LINES,
+    IGNORED_WEIGHTS,
+    prepare=normalize_names,
+    preserve=PRESERVED_WEIGHTS,
+    hf_config=hf_config,
+    finish=FINISH,
+)

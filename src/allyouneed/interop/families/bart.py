@@ -1,4 +1,4 @@
-"""BART (Lewis et al. 2020), and what other translators of its kind have in common with it."""
+"""BART (Lewis et al. 2020), and what mBART, M2M-100 and Marian share with it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.transforms import ROW, bare, unless_tied
-from allyouneed.interop.hf.weight_table import Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.transforms import ROW, is_headless, untie_if_different
+from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
 
-# what only training, generation or another task looks at, and names that say something twice
-HARMLESS = (
+# used only in training, generation or other tasks, or redundant
+IGNORED_KEYS = (
     "*_layerdrop", "_num_labels", "bad_words_ids", "classif_dropout", "classifier_dropout", "early_stopping",
     "extra_pos_embeddings", "force_bos_token_to_be_generated", "init_std", "is_encoder_decoder", "length_penalty",
     "min_length", "no_repeat_ngram_size", "num_beams", "num_hidden_layers", "output_past", "prefix", "save_step",
@@ -36,9 +36,9 @@ DEFAULTS = {
 }
 
 
-def tree_with(config: Reader, positions: Tree, wiring: str, norm: bool) -> Tree:
-    """An encoder-decoder with these positions on each side and this wiring; `norm`: of the sum of embeddings."""
-    config.classes("ForConditionalGeneration", "Model")
+def build_tree(config: ConfigReader, positions: Tree, wiring: str, norm: bool) -> Tree:
+    """An encoder-decoder with these positions on each side and this wiring; `norm`: normalise the sum of embeddings."""
+    config.require_architecture("ForConditionalGeneration", "Model")
     embed = {
         "positions": positions,
         "scale": "sqrt-width" if config["scale_embedding"] else "none",
@@ -50,21 +50,21 @@ def tree_with(config: Reader, positions: Tree, wiring: str, norm: bool) -> Tree:
     if config.get("two_vocabularies", not config.get("share_encoder_decoder_embeddings", True)):
         vocab = {"source": vocab, "target": target}
     elif target != vocab:
-        config.problems.append(f"decoder_vocab_size: {target} is not vocab_size, but one matrix is to be for both")
+        config.problems.append(f"decoder_vocab_size: {target} differs from vocab_size, but the sides share one matrix")
     return {
         "kind": "encoder-decoder",
         "vocab": vocab,
         "width": config["d_model"],
         "dropout": config["dropout"],
         "embed": embed,
-        # a table of places, or a norm, for each side
+        # a position table, or a norm, per side
         "source_embed": embed if norm or positions["kind"] == "learned" else None,
         **{side: _layers(config, side, wiring) for side in ("encoder", "decoder")},
         "head": {"bias": config.get("logits_bias", False)},
     }
 
 
-def _layers(config: Reader, side: str, wiring: str) -> list[Tree]:
+def _layers(config: ConfigReader, side: str, wiring: str) -> list[Tree]:
     attention = {
         "kind": "attention",
         "heads": config[f"{side}_attention_heads"],
@@ -84,29 +84,29 @@ def _layers(config: Reader, side: str, wiring: str) -> list[Tree]:
     return [layer if side == "encoder" else layer | {"mixer": attention | {"pattern": "causal"}, "cross": attention}]
 
 
-def words(said: Said, name: str) -> Tree:
-    """BART's words for an encoder-decoder of ours, of the class of this name."""
-    vocab = said["vocab"]
+def config_fields(ours: ModelTree, name: str) -> Tree:
+    """BART's config for our encoder-decoder; `name`: the class."""
+    vocab = ours["vocab"]
     apart = isinstance(vocab, dict)
     found: Tree = {
         "vocab_size": vocab["source"] if apart else vocab,
-        "activation_function": said.activation("encoder.channel.activation"),
-        "d_model": said["width"],
-        "dropout": said.get("dropout", 0.0),
-        "attention_dropout": said.get("encoder.mixer.dropout", 0.0),
-        "activation_dropout": said.get("encoder.channel.dropout", 0.0),
-        "scale_embedding": said["embed.scale"] == "sqrt-width",
-        "tie_word_embeddings": said.get("embed.tied", True),
+        "activation_function": ours.activation("encoder.channel.activation"),
+        "d_model": ours["width"],
+        "dropout": ours.get("dropout", 0.0),
+        "attention_dropout": ours.get("encoder.mixer.dropout", 0.0),
+        "activation_dropout": ours.get("encoder.channel.dropout", 0.0),
+        "scale_embedding": ours["embed.scale"] == "sqrt-width",
+        "tie_word_embeddings": ours.get("embed.tied", True),
         "two_vocabularies": apart,
-        "logits_bias": said.get("head.bias", False),
+        "logits_bias": ours.get("head.bias", False),
         "architectures": [name],
         "is_encoder_decoder": True,
     }
     for side in ("encoder", "decoder"):
         found |= {
-            f"{side}_layers": said.depth(side),
-            f"{side}_attention_heads": said[f"{side}.mixer.heads"],
-            f"{side}_ffn_dim": said[f"{side}.channel.hidden"],
+            f"{side}_layers": ours.depth(side),
+            f"{side}_attention_heads": ours[f"{side}.mixer.heads"],
+            f"{side}_ffn_dim": ours[f"{side}.channel.hidden"],
         }
     return found
 
@@ -119,11 +119,11 @@ SHARED, SOURCE, TARGET = (
 BIAS, OUTPUT = "final_logits_bias", "lm_head.weight"
 
 
-def completed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """Only the weights tell whether the two sides have a token matrix each, and whether the bias of the logits, which
-    never learns, says anything. Copies are left out."""
-    alone = "" if any(name.startswith("model.") for name in weights) else "model."  # the files of a bare model
-    found = {alone + name: tensor for name, tensor in weights.items()}
+def prepare(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    """Only the weights tell whether the two sides have separate token matrices, and whether the bias of the logits, which
+    is never trained, is nonzero. Copies are dropped."""
+    prefix = "" if any(name.startswith("model.") for name in weights) else "model."  # files of a headless model omit it
+    found = {prefix + name: tensor for name, tensor in weights.items()}
     shared = found.get(SHARED)
     source, target = (found.pop(side, shared) for side in (SOURCE, TARGET))
     apart = source is not None and target is not None and not _same(source, target)
@@ -132,45 +132,45 @@ def completed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
     if shared is not None and target is not None and _same(shared, target):
         del found[SHARED]
     bias = found.get(BIAS)
-    said = {**config, "two_vocabularies": apart, "logits_bias": bias is not None and bool(bias.any())}
-    if OUTPUT not in found and bare(config):
-        said["tie_word_embeddings"] = True  # it has no head to tie
+    full = {**config, "two_vocabularies": apart, "logits_bias": bias is not None and bool(bias.any())}
+    if OUTPUT not in found and is_headless(config):
+        full["tie_word_embeddings"] = True  # no head to tie
     if apart and OUTPUT in found and target is not None and _same(found[OUTPUT], target):
-        said["tie_word_embeddings"] = True  # which they can say of one matrix only
-    return unless_tied(said, found, OUTPUT, TARGET), found
+        full["tie_word_embeddings"] = True  # their flag only covers a single matrix
+    return untie_if_different(full, found, OUTPUT, TARGET), found
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.equal(other)
 
 
-def undone(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """One matrix is called `shared`. Two stand beside one more that nobody reads, and the head is written even where it
-    is a copy: they tie all or nothing. Marian alone has two matrices without a third one."""
-    found, said = (
+def finish(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    """One matrix is called `shared`. Two come with a third, unused one, and the head is written even where it is a copy:
+    they tie all or none. Only Marian has two matrices without a third."""
+    found, written = (
         {**weights},
         {key: value for key, value in config.items() if key not in ("two_vocabularies", "logits_bias")},
     )
     target = found.pop(TARGET)
-    if SHARED in found and "share_encoder_decoder_embeddings" in said:
-        said["share_encoder_decoder_embeddings"] = True
-    if SOURCE in found and said.get("share_encoder_decoder_embeddings", True):
-        said["tie_word_embeddings"] = False
+    if SHARED in found and "share_encoder_decoder_embeddings" in written:
+        written["share_encoder_decoder_embeddings"] = True
+    if SOURCE in found and written.get("share_encoder_decoder_embeddings", True):
+        written["tie_word_embeddings"] = False
         found = {SHARED: found[SOURCE].clone(), OUTPUT: target.clone(), TARGET: target, **found}
     elif SOURCE in found:
         found = {TARGET: target, **found}
-    elif said.get("tie_word_embeddings", True):
+    elif written.get("tie_word_embeddings", True):
         found = {SHARED: target, **found}
     else:
         found = {SHARED: target, SOURCE: target.clone(), TARGET: target.clone(), **found}
-    if bare(config):
+    if is_headless(config):
         found = {name.removeprefix("model."): tensor for name, tensor in found.items() if name not in (OUTPUT, BIAS)}
     elif config["model_type"] in BIASED:
         found.setdefault(BIAS, target.new_zeros(1, len(target)))
-    return said, found
+    return written, found
 
 
-BIASED = ("bart", "mbart", "marian")  # whose files have a bias of the logits, zeros as a rule
+BIASED = ("bart", "mbart", "marian")  # families whose files have a bias of the logits, usually zeros
 LINES = """
 embed.tokens.weight = model.decoder.embed_tokens.weight
 embed.positions.weight = model.decoder.embed_positions.weight
@@ -199,25 +199,27 @@ decoder.end.* = model.decoder.layer_norm.*
 head.weight = lm_head.weight
 head.bias = final_logits_bias |row
 """.replace("ENC", "model.encoder.layers.{n}").replace("DEC", "model.decoder.layers.{n}")
-IGNORE = (OUTPUT,)
-SPARE = (SHARED, BIAS)
-CHANGES = {"row": ROW}
-OFFSET = 2  # rows of their tables before the first place
+IGNORED_WEIGHTS = (OUTPUT,)
+PRESERVED_WEIGHTS = (SHARED, BIAS)
+TRANSFORMS = {"row": ROW}
+OFFSET = 2  # unused rows at the start of their position tables
 
 
-def learned(config: Reader) -> Tree:
+def learned(config: ConfigReader) -> Tree:
     return {"kind": "learned", "length": config["max_position_embeddings"], "offset": OFFSET}
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS)
-    config.only("normalize_embedding", True)
-    return tree_with(config, learned(config), "post-norm", norm=True)
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS)
+    config.require("normalize_embedding", True)
+    return build_tree(config, learned(config), "post-norm", norm=True)
 
 
-def back(said: Said) -> Tree:
-    return words(said, "BartForConditionalGeneration") | {"max_position_embeddings": said["embed.positions.length"]}
+def hf_config(ours: ModelTree) -> Tree:
+    return config_fields(ours, "BartForConditionalGeneration") | {
+        "max_position_embeddings": ours["embed.positions.length"]
+    }
 
 
-FAMILY = Family("bart", tree, LINES, IGNORE, CHANGES, completed, SPARE, back, undone)
+FAMILY = Family("bart", tree, LINES, IGNORED_WEIGHTS, TRANSFORMS, prepare, PRESERVED_WEIGHTS, hf_config, finish)

@@ -1,5 +1,5 @@
-"""BERT (Devlin et al. 2019), and what its relatives have in common with it: `encoder` and `words` for configs, `BODY`,
-`renamed` and `named_back` for weights."""
+"""BERT (Devlin et al. 2019), and what its relatives share with it: `encoder` and `config_fields` for configs, `BODY`,
+`normalize_names` and `restore_names` for weights."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.position_offset import from_the_first, with_places_from_the_first
-from allyouneed.interop.hf.transforms import bare, unless_tied
-from allyouneed.interop.hf.weight_table import Alike, Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.position_offset import model_without_offset, without_offset
+from allyouneed.interop.hf.transforms import is_headless, untie_if_different
+from allyouneed.interop.hf.weight_table import EquivalentModel, Family, HfConfig, Weights
 
-HARMLESS = ("directionality", "output_past", "pooler_*")
+IGNORED_KEYS = ("directionality", "output_past", "pooler_*")
 DEFAULTS = {
     "vocab_size": 30522,
     "hidden_size": 768,
@@ -30,38 +30,42 @@ DEFAULTS = {
 }
 
 
-def learned(config: Reader, offset: int = 0) -> Tree:
-    """A table of places, of which the first `offset` rows are never used."""
+def learned(config: ConfigReader, offset: int = 0) -> Tree:
+    """A position table whose first `offset` rows are unused."""
     return {"kind": "learned", "length": config["max_position_embeddings"] - offset, "offset": offset}
 
 
-def head(config: Reader, vocabulary: Tree, hidden: str, dropout: str = "classifier_dropout", **others: Tree) -> Tree:
-    """What stands on the encoder, by the name of their class: `BertForMaskedLM`, … ; a bare model has no head.
+def head(
+    config: ConfigReader, vocabulary: Tree, hidden: str, dropout: str = "classifier_dropout", **others: Tree
+) -> Tree:
+    """The head of their class: `BertForMaskedLM`, …; none for a headless class.
 
-    `hidden`: the activation of the layer before classes; `others`: heads that only this family has.
+    `hidden`: the activation of the layer before the classifier; `others`: heads that only this family has.
     """
-    said = {"labels": len(config.get("id2label") or "01"), "dropout": config.get(dropout)}
+    labelled = {"labels": len(config.get("id2label") or "01"), "dropout": config.get(dropout)}
     heads = {
         "ForMaskedLM": vocabulary,
-        "ForSequenceClassification": {"kind": "classes", "hidden": hidden} | said,
-        "ForTokenClassification": {"kind": "tags"} | said,
+        "ForSequenceClassification": {"kind": "classes", "hidden": hidden} | labelled,
+        "ForTokenClassification": {"kind": "tags"} | labelled,
         **others,
     }
     name = (config.get("architectures") or ["ForMaskedLM"])[0]
-    bare = name.endswith("Model") and not name.endswith("LMHeadModel")
-    known = {"Model": {"kind": "none"}} if bare else {end: tree for end, tree in heads.items() if name.endswith(end)}
+    headless = name.endswith("Model") and not name.endswith("LMHeadModel")
+    known = (
+        {"Model": {"kind": "none"}} if headless else {end: tree for end, tree in heads.items() if name.endswith(end)}
+    )
     if not known:
-        config.problems.append(f"architectures: {name!r} is not known here (…Model, …{', …'.join(heads)} are)")
+        config.problems.append(f"architectures: {name!r} is not supported (allowed: …Model, …{', …'.join(heads)})")
     return next(iter(known.values()), vocabulary)
 
 
-def encoder(config: Reader, positions: Tree, mixer: Tree | None = None, inner: int | None = None) -> Tree:
-    """BERT's tree with these positions, other words in its mixer, and token vectors of a width `inner`."""
-    config.only("position_embedding_type", "absolute")
+def encoder(config: ConfigReader, positions: Tree, mixer: Tree | None = None, inner: int | None = None) -> Tree:
+    """BERT's tree with these positions, other options in its mixer, and token vectors of width `inner`."""
+    config.require("position_embedding_type", "absolute")
     norm = {"kind": "layer", "eps": config["layer_norm_eps"]}
     activation, tied = config.activation("hidden_act"), config["tie_word_embeddings"]
     if inner is not None and not tied:
-        config.problems.append("tie_word_embeddings: False is not known here where embedding_size is not hidden_size")
+        config.problems.append("tie_word_embeddings: False is not supported where embedding_size differs from hidden_size")
     attention = {
         "kind": "attention",
         "heads": config["num_attention_heads"],
@@ -92,46 +96,46 @@ def encoder(config: Reader, positions: Tree, mixer: Tree | None = None, inner: i
     }
 
 
-def words(said: Said, name: str) -> Tree:
-    """BERT's words for an encoder of ours, whose classes begin with this name."""
+def config_fields(ours: ModelTree, name: str) -> Tree:
+    """BERT's config for our encoder; `name`: the prefix of its classes."""
     found = {
-        "vocab_size": said["vocab"],
-        "hidden_size": said["width"],
-        "num_hidden_layers": said.depth("encoder"),
-        "num_attention_heads": said["encoder.mixer.heads"],
-        "intermediate_size": said["encoder.channel.hidden"],
-        "hidden_act": said.activation("encoder.channel.activation"),
-        "hidden_dropout_prob": said.get("dropout", 0.0),
-        "attention_probs_dropout_prob": said.get("encoder.mixer.dropout", 0.0),
-        "type_vocab_size": said.get("embed.types", 1),
-        "layer_norm_eps": said["norm.eps"],
-        "tie_word_embeddings": said.get("embed.tied", True),
+        "vocab_size": ours["vocab"],
+        "hidden_size": ours["width"],
+        "num_hidden_layers": ours.depth("encoder"),
+        "num_attention_heads": ours["encoder.mixer.heads"],
+        "intermediate_size": ours["encoder.channel.hidden"],
+        "hidden_act": ours.activation("encoder.channel.activation"),
+        "hidden_dropout_prob": ours.get("dropout", 0.0),
+        "attention_probs_dropout_prob": ours.get("encoder.mixer.dropout", 0.0),
+        "type_vocab_size": ours.get("embed.types", 1),
+        "layer_norm_eps": ours["norm.eps"],
+        "tie_word_embeddings": ours.get("embed.tied", True),
     }
-    return found | head_words(said, name)
+    return found | head_fields(ours, name)
 
 
-def head_words(said: Said, name: str, dropout: str = "classifier_dropout", masks: str = "ForMaskedLM") -> Tree:
-    """Their class for what stands on our encoder, and how many labels it has."""
+def head_fields(ours: ModelTree, name: str, dropout: str = "classifier_dropout", masks: str = "ForMaskedLM") -> Tree:
+    """Their class for our head, and its labels."""
     ends = {masks: "vocabulary", "ForSequenceClassification": "classes", "ForTokenClassification": "tags"}
-    found: Tree = {"architectures": [name + (said.word("head.kind", ends | {"Model": "none"}) or "")]}
-    labels = said.get("head.labels")
+    found: Tree = {"architectures": [name + (ours.hf_name("head.kind", ends | {"Model": "none"}) or "")]}
+    labels = ours.get("head.labels")
     if labels is not None:
-        found |= label_words(labels)
-    if said.get("head.dropout") is not None:
-        found[dropout] = said["head.dropout"]
+        found |= label_fields(labels)
+    if ours.get("head.dropout") is not None:
+        found[dropout] = ours["head.dropout"]
     return found
 
 
-def label_words(count: int) -> Tree:
-    """Names for so many labels; those of the task, where it has some, are written over them."""
+def label_fields(count: int) -> Tree:
+    """Default label names; those of the task, if any, replace them."""
     names = [f"LABEL_{number}" for number in range(count)]
     return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
 
 
-def places(said: Said) -> dict[str, Any]:
-    """The rows of a table of places; those before the first are as many as the number of the padding token and one."""
-    offset = said.get("embed.positions.offset", 0)
-    found = {"max_position_embeddings": (said["embed.positions.length"] or 0) + offset}
+def position_fields(ours: ModelTree) -> dict[str, Any]:
+    """The rows of the position table; an offset is `pad_token_id` + 1 unused rows."""
+    offset = ours.get("embed.positions.offset", 0)
+    found = {"max_position_embeddings": (ours["embed.positions.length"] or 0) + offset}
     return found | ({"pad_token_id": offset - 1} if offset else {})
 
 
@@ -162,36 +166,36 @@ head.tags.* = classifier.*
 """
 
 
-def body(config: Theirs) -> str:
-    """What the encoder is called in the files of a model with a head."""
+def body(config: HfConfig) -> str:
+    """The prefix of the encoder in files of a model with a head."""
     return {"big_bird": "bert."}.get(config["model_type"], f"{config['model_type']}.")
 
 
-def tied(config: Theirs) -> bool:
+def tied(config: HfConfig) -> bool:
     return bool(config.get("tie_word_embeddings", True))
 
 
-def renamed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """Old files call a norm's weight `gamma` and its bias `beta`; those of a bare model do not say what it is called.
-    An untied head has two biases and uses the second, which old files leave out."""
-    alone = "" if any(name.startswith(body(config)) for name in weights) else body(config)
+def normalize_names(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    """Old files name a norm's weight `gamma` and its bias `beta`; those of a headless model omit the prefix. An untied
+    head has two biases and uses the second, which old files omit."""
+    prefix = "" if any(name.startswith(body(config)) for name in weights) else body(config)
     old = {".gamma": ".weight", ".beta": ".bias"}
-    named = {alone + re.sub(r"\.(gamma|beta)$", lambda end: old[end[0]], name): w for name, w in weights.items()}
+    named = {prefix + re.sub(r"\.(gamma|beta)$", lambda end: old[end[0]], name): w for name, w in weights.items()}
     tokens = f"{body(config)}embeddings.word_embeddings.weight"
     heads = [name for name in named if name.endswith((".decoder.weight", "_lm_head.weight", "vocab_projector.weight"))]
     for head in heads:
-        config = unless_tied(config, named, head, tokens)
+        config = untie_if_different(config, named, head, tokens)
     if not tied(config):
         first = {name.replace(".decoder.weight", ""): name for name in heads if name.endswith(".decoder.weight")}
         named = {f"{name}.decoder.bias": named[f"{name}.bias"] for name in first if f"{name}.bias" in named} | named
     return config, named
 
 
-def named_back(pooler: Mapping[str, str]) -> Callable[[Theirs, Weights], tuple[Theirs, Weights]]:
-    """The way back. `pooler`: the end of a class's name -> the pooler it has though nothing here was trained with it;
-    it is written as zeros."""
+def restore_names(pooler: Mapping[str, str]) -> Callable[[HfConfig, Weights], tuple[HfConfig, Weights]]:
+    """Inverse of `normalize_names`. `pooler`: end of a class name -> the pooler that class requires; ours has none, so it
+    is written as zeros."""
 
-    def undone(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
+    def restore(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
         found = {**weights}
         for name in [name for name in found if name.endswith(".decoder.bias")]:
             found.setdefault(name.replace(".decoder.bias", ".bias"), found[name].clone())
@@ -200,33 +204,33 @@ def named_back(pooler: Mapping[str, str]) -> Callable[[Theirs, Weights], tuple[T
         for end, name in pooler.items():
             if architecture.endswith(end) and f"{name}.weight" not in found:
                 found |= {f"{name}.weight": like.new_zeros(width, width), f"{name}.bias": like.new_zeros(width)}
-        if bare(config):
+        if is_headless(config):
             found = {name.removeprefix(body(config)): tensor for name, tensor in found.items()}
         return config, found
 
-    return undone
+    return restore
 
 
-def untied_bias(lines: str, head: str) -> Callable[[Theirs], str]:
-    """The table of a family whose untied head (called `head`) uses the second of its two biases."""
+def untied_bias(lines: str, head: str) -> Callable[[HfConfig], str]:
+    """The table of a family whose untied head (under `head`) uses the second of its two biases."""
     other = lines.replace(f"head.bias = {head}.bias", f"head.bias = {head}.decoder.bias")
     return lambda config: lines if tied(config) else other
 
 
-IGNORE = ("*.position_ids", "cls.predictions.decoder.*")  # buffers, and copies of what is tied
-SPARE = ("*.pooler.*", "cls.seq_relationship.*", "cls.predictions.bias")  # only another head uses them
+IGNORED_WEIGHTS = ("*.position_ids", "cls.predictions.decoder.*")  # buffers and copies of tied matrices
+PRESERVED_WEIGHTS = ("*.pooler.*", "cls.seq_relationship.*", "cls.predictions.bias")  # used by other heads only
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS)
-    config.only("uniem_embedding_strategy", "last_mean")  # of M3E: a text is the mean of its tokens, as here
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS)
+    config.require("uniem_embedding_strategy", "last_mean")  # M3E: mean pooling, as ours
     found = encoder(config, learned(config))
     return found | {"head": head(config, found["head"], "tanh", ForPreTraining=found["head"])}
 
 
-def back(said: Said) -> Tree:
-    return words(said, "Bert") | places(said)
+def hf_config(ours: ModelTree) -> Tree:
+    return config_fields(ours, "Bert") | position_fields(ours)
 
 
 POOLER = """
@@ -238,10 +242,10 @@ FAMILY = Family(
     "bert",
     tree,
     untied_bias(BODY + HEAD + POOLER, "cls.predictions"),
-    IGNORE,
-    before=renamed,
-    spare=SPARE,
-    back=back,
-    after=named_back({"BertModel": "bert.pooler.dense"}),
-    alike=Alike(from_the_first, with_places_from_the_first),
+    IGNORED_WEIGHTS,
+    prepare=normalize_names,
+    preserve=PRESERVED_WEIGHTS,
+    hf_config=hf_config,
+    finish=restore_names({"BertModel": "bert.pooler.dense"}),
+    equivalent=EquivalentModel(without_offset, model_without_offset),
 )

@@ -1,5 +1,5 @@
-"""BitNet b1.58 (Ma et al. 2024), as Microsoft released it (Ma et al. 2025, "BitNet b1.58 2B4T"): a Llama of ternary
-maps, with a norm before the last map of attention and feed-forward layer."""
+"""BitNet b1.58 (Ma et al. 2024), as Microsoft released it (Ma et al. 2025, "BitNet b1.58 2B4T"): a Llama with
+ternary weights and a norm before the output projection of attention and feed-forward layer."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import torch
 from torch import Tensor
 
 from allyouneed.interop.families import llama
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.transforms import chained
-from allyouneed.interop.hf.weight_table import Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.transforms import chain
+from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
 
 
-@reading("max_position_embeddings")
-def tree(config: Reader) -> Tree:
+@strict_config("max_position_embeddings")
+def tree(config: ConfigReader) -> Tree:
     norm = {"kind": "rms", "eps": config["rms_norm_eps"]}
     layers = llama.layers(config, llama.attention(config, sub_norm=norm), llama.swiglu(config, bias=False, norm=True))
-    check(config.inside("quantization_config"))
+    check(config.nested("quantization_config"))
     return llama.decoder(config, layers, linear="bit")
 
 
-def check(config: Reader) -> None:
-    """Files with latent weights say that these are to be rounded on the way (`online`), files with ternary ones that
-    they were (`offline`); a config that says nothing comes with latent weights."""
-    config.only("quant_method", "bitnet")
-    config.only("linear_class", "autobitlinear", "bitlinear")
-    config.only("quantization_mode", "online", "offline")
-    config.get("modules_to_not_convert")  # the head, which is not ternary here either
-    if not config.only("use_rms_norm", False):  # queries, keys and values would have one each
+def check(config: ConfigReader) -> None:
+    """Latent weights are quantized on the fly (`online`), ternary weights are stored (`offline`); a config without a mode
+    comes with latent weights."""
+    config.require("quant_method", "bitnet")
+    config.require("linear_class", "autobitlinear", "bitlinear")
+    config.require("quantization_mode", "online", "offline")
+    config.get("modules_to_not_convert")  # the head, which is not ternary in ours either
+    if not config.require("use_rms_norm", False):  # one norm each for queries, keys and values
         config.get("rms_norm_eps")
-    config.finish()
+    config.refuse_unread()
 
 
 NORMS = """
@@ -39,64 +39,69 @@ decoder.blocks.{n}.sublayers.channel.norm.weight = model.layers.{n}.mlp.ffn_sub_
 """
 
 
-def latent(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """Ternary weights, four rows in a byte, as the smallest weights that round to them in steps of the given size."""
-    said = config.get("quantization_config") or {}
+def unpack_ternary(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    """Ternary weights, packed four rows to a byte, as latent weights that round to them with the stored scale."""
+    quantization = config.get("quantization_config") or {}
     found = dict(weights)
-    for name in _scaled(weights):
-        ternary = _rows(weights[name]) if weights[name].dtype == torch.uint8 else weights[name].float()
-        found[name] = _smallest(ternary, weights[f"{name}_scale"].float(), said)
+    for name in _ternary_names(weights):
+        ternary = _unpack_rows(weights[name]) if weights[name].dtype == torch.uint8 else weights[name].float()
+        found[name] = _latent_weights(ternary, weights[f"{name}_scale"].float(), quantization)
     return config, found
 
 
-def packed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """The way back of `latent`: ternary again where nothing has changed since, else latent weights, and said to be."""
-    said, found = config.get("quantization_config") or {}, dict(weights)
-    for name in _scaled(weights):
+def pack_ternary(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    """Inverse of `unpack_ternary`; weights trained further are written as latent weights, in `online` mode."""
+    quantization, found = config.get("quantization_config") or {}, dict(weights)
+    for name in _ternary_names(weights):
         ternary = weights[name].sign()
-        if not _smallest(ternary, weights[f"{name}_scale"].float(), said).equal(weights[name]):
-            names = [f"{one}_scale" for one in _scaled(weights)]
+        if not _latent_weights(ternary, weights[f"{name}_scale"].float(), quantization).equal(weights[name]):
+            names = [f"{one}_scale" for one in _ternary_names(weights)]
             return {**config, "quantization_config": ONLINE}, {key: w for key, w in weights.items() if key not in names}
-        found[name] = _bytes(ternary)
+        found[name] = _pack_rows(ternary)
     return config, found
 
 
 ONLINE = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
 
 
-def _scaled(weights: Weights) -> list[str]:
+def _ternary_names(weights: Weights) -> list[str]:
     return [name.removesuffix("_scale") for name in weights if name.endswith(".weight_scale")]
 
 
-def _smallest(ternary: Tensor, scale: Tensor, said: Theirs) -> Tensor:
-    step = scale if said.get("linear_class") == "autobitlinear" else 1 / scale
+def _latent_weights(ternary: Tensor, scale: Tensor, quantization: HfConfig) -> Tensor:
+    step = scale if quantization.get("linear_class") == "autobitlinear" else 1 / scale
     return ternary * (step / ternary.abs().mean().clamp(min=1e-5))
 
 
-def _rows(packed: Tensor) -> Tensor:
-    """Byte i of a column holds its weights i, i + n, i + 2n, i + 3n, n being the number of bytes, as w + 1."""
-    return torch.cat([(packed >> shift) & 3 for shift in (0, 2, 4, 6)]).float() - 1
+def _unpack_rows(pack_ternary: Tensor) -> Tensor:
+    """Byte i of a column packs rows i, i + n, i + 2n, i + 3n, where n is the number of bytes, as w + 1."""
+    return torch.cat([(pack_ternary >> shift) & 3 for shift in (0, 2, 4, 6)]).float() - 1
 
 
-def _bytes(ternary: Tensor) -> Tensor:
-    """The way back of `_rows`."""
+def _pack_rows(ternary: Tensor) -> Tensor:
+    """Inverse of `_unpack_rows`."""
     parts = zip((ternary + 1).to(torch.uint8).chunk(4), (0, 2, 4, 6), strict=True)
     return torch.stack([part << shift for part, shift in parts]).sum(0, dtype=torch.uint8)
 
 
-def back(said: Said) -> Theirs:
-    names = {"architectures": said.writer("BitNetForCausalLM"), "quantization_config": ONLINE}
-    return {**names, **llama.sizes(said), **llama.gated(said), "attention_bias": said.flag("decoder.mixer.bias")}
+def hf_config(ours: ModelTree) -> HfConfig:
+    names = {"architectures": ours.architectures("BitNetForCausalLM"), "quantization_config": ONLINE}
+    return {
+        **names,
+        **llama.shared_fields(ours),
+        **llama.mlp_fields(ours),
+        "attention_bias": ours.flag("decoder.mixer.bias"),
+    }
 
 
 FAMILY = Family(
     "bitnet",
     tree,
     llama.LINES + NORMS,
-    llama.IGNORE,
+    llama.IGNORED_WEIGHTS,
     {},
-    chained(llama.BEFORE, latent),
+    chain(llama.PREPARE, unpack_ternary),
     ("*.weight_scale",),
-    back,
-    chained(packed, llama.AFTER),
+    hf_config,
+    chain(pack_ternary, llama.FINISH),
 )

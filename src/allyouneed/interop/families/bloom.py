@@ -1,14 +1,14 @@
-"""BLOOM (BigScience 2022): ALiBi, a norm after the embedding, queries, keys and values of each head in turn."""
+"""BLOOM (BigScience 2022): ALiBi, a norm after the embedding, query, key and value rows interleaved by head."""
 
 from __future__ import annotations
 
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.transforms import chained, grouping, headed, own_head, prefixed, unprefixed
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.transforms import add_prefix, chain, grouped_qkv, match_head, remove_prefix, untie_head
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
-# what the files of the authors' own training code say besides
-HARMLESS = (
+# keys of the authors' own training code
+IGNORED_KEYS = (
     "attention_softmax_in_fp32",
     "bias_dropout_fusion",
     "masked_softmax_fusion",
@@ -19,13 +19,13 @@ HARMLESS = (
 )
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
-    width = config.first("hidden_size", "n_embed", "n_embd")
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
+    width = config.first_of("hidden_size", "n_embed", "n_embd")
     norm = {"kind": "layer", "eps": config.get("layer_norm_epsilon", 1e-5)}
     mixer = {
         "kind": "attention",
-        "heads": config.first("n_head", "num_attention_heads"),
+        "heads": config.first_of("n_head", "num_attention_heads"),
         "pattern": "causal",
         "positions": "alibi",
         "dropout": config.get("attention_dropout", 0.0),
@@ -40,14 +40,14 @@ def tree(config: Reader) -> Tree:
         "embed": {"scale": "none", "tied": config.get("tie_word_embeddings", True), "norm": norm},
         "decoder": [
             {
-                "repeat": config.first("n_layer", "num_hidden_layers"),
+                "repeat": config.first_of("n_layer", "num_hidden_layers"),
                 "wiring": "pre-norm",
                 "mixer": mixer,
                 "channel": {"kind": "ffn", "hidden": 4 * width, "activation": "gelu-tanh"},
             }
         ],
     }
-    return headed(config, found)
+    return match_head(config, found)
 
 
 LINES = """
@@ -64,22 +64,22 @@ decoder.end.* = transformer.ln_f.*
 """
 
 
-def heads(config: Theirs) -> int:
-    count: int = Reader(config).first("n_head", "num_attention_heads")
+def heads(config: HfConfig) -> int:
+    count: int = ConfigReader(config).first_of("n_head", "num_attention_heads")
     return count
 
 
-def back(said: Said) -> Theirs:
+def hf_config(ours: ModelTree) -> HfConfig:
     return {
-        "architectures": said.writer("BloomForCausalLM"),
-        "vocab_size": said["vocab"],
-        "hidden_size": said["width"],
-        "n_layer": said.depth("decoder"),
-        "n_head": said["decoder.mixer.heads"],
-        "layer_norm_epsilon": said["norm.eps"],
-        "hidden_dropout": said["dropout"],
-        "attention_dropout": said.get("decoder.mixer.dropout", 0.0),
-        "tie_word_embeddings": said["embed.tied"],
+        "architectures": ours.architectures("BloomForCausalLM"),
+        "vocab_size": ours["vocab"],
+        "hidden_size": ours["width"],
+        "n_layer": ours.depth("decoder"),
+        "n_head": ours["decoder.mixer.heads"],
+        "layer_norm_epsilon": ours["norm.eps"],
+        "hidden_dropout": ours["dropout"],
+        "attention_dropout": ours.get("decoder.mixer.dropout", 0.0),
+        "tie_word_embeddings": ours["embed.tied"],
     }
 
 
@@ -88,8 +88,8 @@ FAMILY = Family(
     tree,
     LINES,
     ignore=["lm_head.weight"],
-    changes={"apart": grouping(lambda config: (heads(config), heads(config)))},
-    before=chained(prefixed("transformer."), own_head("lm_head.weight", "transformer.word_embeddings.weight")),
-    back=back,
-    after=unprefixed("transformer."),
+    transforms={"apart": grouped_qkv(lambda config: (heads(config), heads(config)))},
+    prepare=chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.word_embeddings.weight")),
+    hf_config=hf_config,
+    finish=remove_prefix("transformer."),
 )

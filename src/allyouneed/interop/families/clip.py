@@ -1,13 +1,13 @@
-"""CLIP (Radford et al. 2021). The text's vector is read where its end mark stands, the last real token of a row."""
+"""CLIP (Radford et al. 2021). The text vector is taken at the end token, the last one of a row."""
 
 from __future__ import annotations
 
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.weight_table import Change, Family, Theirs
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.weight_table import Family, HfConfig, TensorTransform
 
-# what only training looks at, and names that say something twice; older files repeat the towers' configs
-HARMLESS = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")
+# used only in training, or redundant; older files repeat the towers' configs
+IGNORED_KEYS = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")
 DEFAULTS = {"projection_dim": 512}
 TOWER_DEFAULTS = {"num_hidden_layers": 12, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "attention_dropout": 0.0}
 TEXT_DEFAULTS = TOWER_DEFAULTS | {
@@ -25,7 +25,7 @@ IMAGE_DEFAULTS = TOWER_DEFAULTS | {
     "image_size": 224,
     "patch_size": 32,
 }
-# a tower's own projection_dim is not used in CLIPModel; the other words are generation's and older files'
+# a tower's own projection_dim has no effect in CLIPModel; the rest are generation options and keys of older files
 TOWER_HARMLESS = (
     "*_no_repeat_ngram_size", "add_cross_attention", "bad_words_ids", "diversity_penalty", "do_sample", "dropout",
     "early_stopping", "initializer_factor", "is_decoder", "is_encoder_decoder", "length_penalty", "min_length",
@@ -34,13 +34,13 @@ TOWER_HARMLESS = (
 )  # fmt: skip
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS)
-    config.classes("CLIPModel")
-    text, image = config.inside("text_config"), config.inside("vision_config")
-    text.suppose(TEXT_DEFAULTS)
-    image.suppose(IMAGE_DEFAULTS)
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS)
+    config.require_architecture("CLIPModel")
+    text, image = config.nested("text_config"), config.nested("vision_config")
+    text.set_defaults(TEXT_DEFAULTS)
+    image.set_defaults(IMAGE_DEFAULTS)
     width = config["projection_dim"]
     patches = (image["image_size"] // image["patch_size"]) ** 2
     found = {
@@ -69,11 +69,11 @@ def tree(config: Reader) -> Tree:
         },
     }
     for tower in (text, image):
-        tower.finish(*TOWER_HARMLESS)
+        tower.refuse_unread(*TOWER_HARMLESS)
     return found
 
 
-def _tower(config: Reader, width: int, pattern: str, pool: str) -> Tree:
+def _tower(config: ConfigReader, width: int, pattern: str, pool: str) -> Tree:
     return {
         "width": config["hidden_size"],
         "norm": {"kind": "layer", "eps": config["layer_norm_eps"]},
@@ -98,36 +98,36 @@ def _tower(config: Reader, width: int, pattern: str, pool: str) -> Tree:
     }
 
 
-def back(said: Said) -> Tree:
+def hf_config(ours: ModelTree) -> Tree:
     return {
-        "projection_dim": said["width"],
+        "projection_dim": ours["width"],
         "architectures": ["CLIPModel"],
-        "text_config": _tower_words(said, "text")
+        "text_config": _tower_fields(ours, "text")
         | {
             "model_type": "clip_text_model",
-            "vocab_size": said["text.vocab"],
-            "max_position_embeddings": said["text.embed.positions.length"],
+            "vocab_size": ours["text.vocab"],
+            "max_position_embeddings": ours["text.embed.positions.length"],
         },
-        "vision_config": _tower_words(said, "image")
+        "vision_config": _tower_fields(ours, "image")
         | {
             "model_type": "clip_vision_model",
-            "image_size": said["image.embed.image"],
-            "patch_size": said["image.embed.patch"],
-            "num_channels": said["image.embed.channels"],
+            "image_size": ours["image.embed.image"],
+            "patch_size": ours["image.embed.patch"],
+            "num_channels": ours["image.embed.channels"],
         },
     }
 
 
-def _tower_words(said: Said, tower: str) -> Tree:
+def _tower_fields(ours: ModelTree, tower: str) -> Tree:
     return {
-        "hidden_size": said[f"{tower}.width"],
-        "num_hidden_layers": said.depth(f"{tower}.encoder"),
-        "num_attention_heads": said[f"{tower}.encoder.mixer.heads"],
-        "intermediate_size": said[f"{tower}.encoder.channel.hidden"],
-        "hidden_act": said.activation(f"{tower}.encoder.channel.activation"),
-        "layer_norm_eps": said[f"{tower}.norm.eps"],
-        "attention_dropout": said.get(f"{tower}.encoder.mixer.dropout", 0.0),
-        "projection_dim": said["width"],
+        "hidden_size": ours[f"{tower}.width"],
+        "num_hidden_layers": ours.depth(f"{tower}.encoder"),
+        "num_attention_heads": ours[f"{tower}.encoder.mixer.heads"],
+        "intermediate_size": ours[f"{tower}.encoder.channel.hidden"],
+        "hidden_act": ours.activation(f"{tower}.encoder.channel.activation"),
+        "layer_norm_eps": ours[f"{tower}.norm.eps"],
+        "attention_dropout": ours.get(f"{tower}.encoder.mixer.dropout", 0.0),
+        "projection_dim": ours["width"],
     }
 
 
@@ -156,19 +156,19 @@ IMAGE = TOWER.replace("OURS", "image").replace("LAYER", "vision_model.encoder.la
 TEXT = TOWER.replace("OURS", "text").replace("LAYER", "text_model.encoder.layers.{n}")
 
 
-def pixels(config: Theirs) -> tuple[int, int, int]:
-    """A patch of theirs, which ours has in a row."""
-    said = IMAGE_DEFAULTS | config["vision_config"]
-    return said["num_channels"], said["patch_size"], said["patch_size"]
+def patch_shape(config: HfConfig) -> tuple[int, int, int]:
+    """(channels, height, width) of a patch; ours is flat."""
+    vision = IMAGE_DEFAULTS | config["vision_config"]
+    return vision["num_channels"], vision["patch_size"], vision["patch_size"]
 
 
-CHANGES = {
-    "flat": Change(
-        lambda tensor, config: tensor.flatten(1), lambda tensor, config: tensor.unflatten(1, pixels(config))
+TRANSFORMS = {
+    "flat": TensorTransform(
+        lambda tensor, config: tensor.flatten(1), lambda tensor, config: tensor.unflatten(1, patch_shape(config))
     ),
-    "row": Change(lambda tensor, config: tensor[None], lambda tensor, config: tensor[0]),
+    "row": TensorTransform(lambda tensor, config: tensor[None], lambda tensor, config: tensor[0]),
 }
-IGNORE = ("*.position_ids",)
+IGNORED_WEIGHTS = ("*.position_ids",)
 
 
-FAMILY = Family("clip", tree, LINES + IMAGE + TEXT, IGNORE, CHANGES, back=back)
+FAMILY = Family("clip", tree, LINES + IMAGE + TEXT, IGNORED_WEIGHTS, TRANSFORMS, hf_config=hf_config)

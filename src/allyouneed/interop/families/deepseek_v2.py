@@ -1,4 +1,4 @@
-"""DeepSeek-V2 (DeepSeek-AI 2024): latent attention, a few of many small experts and some that always work."""
+"""DeepSeek-V2 (DeepSeek-AI 2024): multi-head latent attention, top-k of many small experts plus shared experts."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 import torch
 
 from allyouneed.interop.families import llama
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.rope import grown, rotary, turned
-from allyouneed.interop.hf.transforms import chained
-from allyouneed.interop.hf.weight_table import Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.rope import rope_parameters, rotary, yarn_scale
+from allyouneed.interop.hf.transforms import chain
+from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
 
-HARMLESS = ("ep_size", "head_dim", "max_position_embeddings", "qk_head_dim", "seq_aux")
+IGNORED_KEYS = ("ep_size", "head_dim", "max_position_embeddings", "qk_head_dim", "seq_aux")
 
 
-def positions(config: Reader) -> Tree:
-    """Their YaRN sharpens whole scores, not what is turned."""
+def positions(config: ConfigReader) -> Tree:
+    """With `mscale_all_dim`, YaRN scales the whole scores, not only the rotated part."""
     found = rotary(config, order="interleaved")
-    said: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    everywhere = said.get("mscale_all_dim")
-    if found["scaling"]["kind"] != "yarn" or not everywhere:
+    rope: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scale_all = rope.get("mscale_all_dim")
+    if found["scaling"]["kind"] != "yarn" or not scale_all:
         return found
-    if said.get("mscale") != everywhere or said.get("attention_factor"):
-        config.problems.append("mscale: only the same as mscale_all_dim is known here, without attention_factor")
-    sharpened = {"attention_factor": grown(said["factor"], everywhere), "sharpen": "scores"}
-    return found | {"scaling": found["scaling"] | sharpened}
+    if rope.get("mscale") != scale_all or rope.get("attention_factor"):
+        config.problems.append("mscale: only supported equal to mscale_all_dim, without attention_factor")
+    factor = {"attention_factor": yarn_scale(rope["factor"], scale_all), "sharpen": "scores"}
+    return found | {"scaling": found["scaling"] | factor}
 
 
-def attention(config: Reader) -> Tree:
-    config.only("num_key_value_heads", config["num_attention_heads"])
+def attention(config: ConfigReader) -> Tree:
+    config.require("num_key_value_heads", config["num_attention_heads"])
     return {
         "kind": "mla",
         "heads": config["num_attention_heads"],
@@ -47,13 +47,13 @@ def attention(config: Reader) -> Tree:
     }
 
 
-def experts(config: Reader) -> Tree:
-    config.only("moe_layer_freq", 1)
-    config.only("scoring_func", "softmax")
-    config.only("norm_topk_prob", False)
+def experts(config: ConfigReader) -> Tree:
+    config.require("moe_layer_freq", 1)
+    config.require("scoring_func", "softmax")
+    config.require("norm_topk_prob", False)
     hidden, shared = config["moe_intermediate_size"], config.get("n_shared_experts")
     groups = {"count": config.get("n_group"), "top": config.get("topk_group")}
-    limited = config.only("topk_method", "greedy", "group_limited_greedy") == "group_limited_greedy"
+    limited = config.require("topk_method", "greedy", "group_limited_greedy") == "group_limited_greedy"
     return {
         "kind": "moe",
         "experts": config["n_routed_experts"],
@@ -65,8 +65,8 @@ def experts(config: Reader) -> Tree:
     }
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
     mixer, dense = attention(config), config.get("first_k_dense_replace", 0)
     sparse = config["num_hidden_layers"] - dense
     counted = [(dense, llama.swiglu(config)), (sparse, experts(config))]
@@ -81,8 +81,8 @@ def tree(config: Reader) -> Tree:
 FUSED, KEYS, VALUES = "self_attn.kv_b_proj.weight", "self_attn.keys.weight", "self_attn.values.weight"
 
 
-def apart(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """Of each head's rows the first make its key and the others its value; ours are two matrices."""
+def split_kv(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    """Split the fused key-value projection, whose rows are key then value per head, into two matrices."""
     found, heads = dict(weights), config["num_attention_heads"]
     for name in [name for name in weights if name.endswith(FUSED)]:
         tensor = found.pop(name)
@@ -92,8 +92,8 @@ def apart(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
     return config, found
 
 
-def together(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """The way back of `apart`."""
+def merge_kv(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    """Inverse of `split_kv`."""
     found, heads = dict(weights), config["num_attention_heads"]
     for name in [name for name in weights if name.endswith(KEYS)]:
         parts = [found.pop(name.replace(KEYS, end)).unflatten(0, (heads, -1)) for end in (KEYS, VALUES)]
@@ -101,7 +101,7 @@ def together(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
     return config, found
 
 
-def lines(config: Theirs) -> str:
+def lines(config: HfConfig) -> str:
     return LINES.replace("QUERY", "q_proj" if config.get("q_lora_rank") is None else "q_b_proj")
 
 
@@ -129,39 +129,39 @@ BLOCK.channel.shared.down.* = MLP.shared_experts.down_proj.*
 )
 
 
-def sharpened(rope: Tree, said: Said) -> Tree:
-    """The way back of `positions`: a scale that YaRN sharpens by."""
-    if said.get("decoder.mixer.positions.scaling.sharpen") != "scores":
+def mscale_fields(rope: Tree, ours: ModelTree) -> Tree:
+    """Inverse of `positions`: `mscale` from the attention factor."""
+    if ours.get("decoder.mixer.positions.scaling.sharpen") != "scores":
         return rope
     found = {key: value for key, value in rope.items() if key != "attention_factor"}
     scale = (rope["attention_factor"] - 1) / (0.1 * math.log(rope["factor"]))
     return found | {"mscale": scale, "mscale_all_dim": scale}
 
 
-def back(said: Said) -> Theirs:
-    """Of the two kinds of layers one may be missing; then its sizes are not used."""
-    layers = said.layers("decoder")
+def hf_config(ours: ModelTree) -> HfConfig:
+    """A model may have only dense or only sparse layers; the sizes of the missing kind have no effect."""
+    layers = ours.layers("decoder")
     dense = next((n for n, layer in enumerate(layers) if layer.get("channel.kind") == "moe"), len(layers))
     plain, sparse = layers[0], layers[-1]
     activation = plain.activation("channel.activation") if dense else sparse.activation("channel.expert.activation")
     expert = sparse.get("channel.expert.hidden") or sparse["channel.hidden"]
     shared = sparse["channel.shared.hidden"] if dense < len(layers) else expert
     groups = sparse.get("channel.router.groups", {})
-    rope = turned(said)
+    rope = rope_parameters(ours)
     return {
-        "architectures": said.writer("DeepseekV2ForCausalLM"),
-        "vocab_size": said["vocab"],
-        "hidden_size": said["width"],
+        "architectures": ours.architectures("DeepseekV2ForCausalLM"),
+        "vocab_size": ours["vocab"],
+        "hidden_size": ours["width"],
         "num_hidden_layers": len(layers),
-        "num_attention_heads": said["decoder.mixer.heads"],
-        "num_key_value_heads": said["decoder.mixer.heads"],
-        "kv_lora_rank": said["decoder.mixer.kv_rank"],
-        "q_lora_rank": said.get("decoder.mixer.query_rank"),
-        "qk_nope_head_dim": said["decoder.mixer.nope_width"],
-        "qk_rope_head_dim": said["decoder.mixer.rope_width"],
-        "v_head_dim": said["decoder.mixer.value_width"],
-        "attention_bias": said.flag("decoder.mixer.bias"),
-        "attention_dropout": said.get("decoder.mixer.dropout", 0.0),
+        "num_attention_heads": ours["decoder.mixer.heads"],
+        "num_key_value_heads": ours["decoder.mixer.heads"],
+        "kv_lora_rank": ours["decoder.mixer.kv_rank"],
+        "q_lora_rank": ours.get("decoder.mixer.query_rank"),
+        "qk_nope_head_dim": ours["decoder.mixer.nope_width"],
+        "qk_rope_head_dim": ours["decoder.mixer.rope_width"],
+        "v_head_dim": ours["decoder.mixer.value_width"],
+        "attention_bias": ours.flag("decoder.mixer.bias"),
+        "attention_dropout": ours.get("decoder.mixer.dropout", 0.0),
         "hidden_act": activation,
         "intermediate_size": plain.get("channel.hidden") or expert,
         "mlp_bias": bool(plain.get("channel.bias") or sparse.get("channel.shared.bias")),
@@ -175,10 +175,10 @@ def back(said: Said) -> Theirs:
         "n_group": groups.get("count"),
         "topk_group": groups.get("top"),
         "aux_loss_alpha": sparse.get("channel.balance", 0.0),
-        "rms_norm_eps": said["norm.eps"],
-        "tie_word_embeddings": said["embed.tied"],
+        "rms_norm_eps": ours["norm.eps"],
+        "tie_word_embeddings": ours["embed.tied"],
         **rope,
-        "rope_parameters": sharpened(rope["rope_parameters"], said),
+        "rope_parameters": mscale_fields(rope["rope_parameters"], ours),
     }
 
 
@@ -186,8 +186,8 @@ FAMILY = Family(
     "deepseek_v2",
     tree,
     lines,
-    llama.IGNORE,
-    before=chained(llama.BEFORE, apart),
-    back=back,
-    after=chained(together, llama.AFTER),
+    llama.IGNORED_WEIGHTS,
+    prepare=chain(llama.PREPARE, split_kv),
+    hf_config=hf_config,
+    finish=chain(merge_kv, llama.FINISH),
 )

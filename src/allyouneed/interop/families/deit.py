@@ -1,39 +1,39 @@
-"""DeiT (Touvron et al. 2021): ViT with a second learned token, which learned from a teacher. Their class without a
-teacher reads the class token only; the other takes the mean of what both tokens say."""
+"""DeiT (Touvron et al. 2021): ViT with a distillation token. The class without a teacher reads the class token only; the
+other averages the predictions of both tokens."""
 
 from __future__ import annotations
 
 from allyouneed.interop.families.vit import (
-    CHANGES,
     DEFAULTS,
-    HARMLESS,
+    IGNORED_KEYS,
     LINES,
-    SPARE,
-    completed,
-    tree_with,
-    undone,
-    words,
+    PRESERVED_WEIGHTS,
+    TRANSFORMS,
+    build_tree,
+    config_fields,
+    finish,
+    prepare,
 )
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
-TAUGHT = "ForImageClassificationWithTeacher"
-
-
-def is_taught(config: Theirs) -> bool:
-    return bool((config.get("architectures") or [""])[0].endswith(TAUGHT))
+TEACHER_CLASS = "ForImageClassificationWithTeacher"
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS)
-    found = tree_with(config, learned=2)
-    return found | {"head": found["head"] | {"distilled": True}} if is_taught(config) else found
+def has_teacher(config: HfConfig) -> bool:
+    return bool((config.get("architectures") or [""])[0].endswith(TEACHER_CLASS))
 
 
-def back(said: Said) -> Tree:
-    return words(said, "DeiT", TAUGHT if said.get("head.distilled") else "ForImageClassification")
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS)
+    found = build_tree(config, learned=2)
+    return found | {"head": found["head"] | {"distilled": True}} if has_teacher(config) else found
+
+
+def hf_config(ours: ModelTree) -> Tree:
+    return config_fields(ours, "DeiT", TEACHER_CLASS if ours.get("head.distilled") else "ForImageClassification")
 
 
 TEACHER = """
@@ -42,11 +42,11 @@ head.distilled.* = distillation_classifier.*
 """
 
 
-def lines(config: Theirs) -> str:
+def lines(config: HfConfig) -> str:
     found = (
         LINES.replace("vit.", "deit.") + "embed.distillation_token.weight = deit.embeddings.distillation_token |row\n"
     )
-    return found.replace("head.classes.* = classifier.*", TEACHER) if is_taught(config) else found
+    return found.replace("head.classes.* = classifier.*", TEACHER) if has_teacher(config) else found
 
 
-FAMILY = Family("deit", tree, lines, (), CHANGES, completed, SPARE, back, undone)
+FAMILY = Family("deit", tree, lines, (), TRANSFORMS, prepare, PRESERVED_WEIGHTS, hf_config, finish)

@@ -1,13 +1,13 @@
-"""DistilBERT (Sanh et al. 2019): BERT with half of the layers and without kinds of text.
+"""DistilBERT (Sanh et al. 2019): BERT with half the layers and no token types.
 
-Sinusoidal places (`sinusoidal_pos_embds`) are a table in their files too, and read as one.
+Sinusoidal positions (`sinusoidal_pos_embds`) are stored as a table too, and read as one.
 """
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import head, head_words, named_back, renamed
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.families.bert import head, head_fields, normalize_names, restore_names
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.weight_table import Family
 
 DEFAULTS = {
@@ -25,9 +25,9 @@ DEFAULTS = {
 }
 
 
-@reading("qa_dropout", "sinusoidal_pos_embds", "tie_weights_", "output_past")
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS)
+@strict_config("qa_dropout", "sinusoidal_pos_embds", "tie_weights_", "output_past")
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS)
     norm = {"kind": "layer", "eps": 1e-12}
     activation = config.activation("activation")
     vocabulary = {"kind": "vocabulary", "bias": True, "transform": {"activation": activation, "norm": norm}}
@@ -59,19 +59,19 @@ def tree(config: Reader) -> Tree:
     }
 
 
-def back(said: Said) -> Tree:
+def hf_config(ours: ModelTree) -> Tree:
     return {
-        "vocab_size": said["vocab"],
-        "max_position_embeddings": said["embed.positions.length"],
-        "n_layers": said.depth("encoder"),
-        "n_heads": said["encoder.mixer.heads"],
-        "dim": said["width"],
-        "hidden_dim": said["encoder.channel.hidden"],
-        "dropout": said.get("dropout", 0.0),
-        "attention_dropout": said.get("encoder.mixer.dropout", 0.0),
-        "activation": said.activation("encoder.channel.activation"),
-        "tie_word_embeddings": said.get("embed.tied", True),
-    } | head_words(said, "DistilBert", "seq_classif_dropout")
+        "vocab_size": ours["vocab"],
+        "max_position_embeddings": ours["embed.positions.length"],
+        "n_layers": ours.depth("encoder"),
+        "n_heads": ours["encoder.mixer.heads"],
+        "dim": ours["width"],
+        "hidden_dim": ours["encoder.channel.hidden"],
+        "dropout": ours.get("dropout", 0.0),
+        "attention_dropout": ours.get("encoder.mixer.dropout", 0.0),
+        "activation": ours.activation("encoder.channel.activation"),
+        "tie_word_embeddings": ours.get("embed.tied", True),
+    } | head_fields(ours, "DistilBert", "seq_classif_dropout")
 
 
 LINES = """
@@ -92,5 +92,7 @@ head.hidden.* = pre_classifier.*
 head.classes.* = classifier.*
 head.tags.* = classifier.*
 """.replace("LAYER", "distilbert.transformer.layer.{n}")
-IGNORE = ("*.position_ids", "vocab_projector.weight")
-FAMILY = Family("distilbert", tree, LINES, IGNORE, before=renamed, back=back, after=named_back({}))
+IGNORED_WEIGHTS = ("*.position_ids", "vocab_projector.weight")
+FAMILY = Family(
+    "distilbert", tree, LINES, IGNORED_WEIGHTS, prepare=normalize_names, hf_config=hf_config, finish=restore_names({})
+)

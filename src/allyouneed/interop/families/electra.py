@@ -1,5 +1,5 @@
-"""ELECTRA (Clark et al. 2020): BERT with narrow token vectors. Its generator fills masks in, with a gelu in its head
-whatever the layers have; its discriminator says of each token whether it was replaced."""
+"""ELECTRA (Clark et al. 2020): BERT with factorised embeddings. The head of its generator always uses GELU; its
+discriminator predicts for each token whether it was replaced."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from allyouneed.interop.families.bert import (
     BODY,
     CLASSES,
     DEFAULTS,
-    HARMLESS,
+    IGNORED_KEYS,
+    config_fields,
     encoder,
     head,
     learned,
-    named_back,
-    places,
-    renamed,
-    words,
+    normalize_names,
+    position_fields,
+    restore_names,
 )
 from allyouneed.interop.families.roberta import with_gelu
-from allyouneed.interop.families.roformer import narrower
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.families.roformer import embedding_width
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
-OTHERS = {
+OWN_DEFAULTS = {
     "embedding_size": 128,
     "hidden_size": 256,
     "num_attention_heads": 4,
@@ -30,18 +30,22 @@ OTHERS = {
 }
 
 
-@reading(*HARMLESS, "summary_*")
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS | OTHERS)
-    found = encoder(config, learned(config), inner=narrower(config))
+@strict_config(*IGNORED_KEYS, "summary_*")
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS | OWN_DEFAULTS)
+    found = encoder(config, learned(config), inner=embedding_width(config))
     replaced = {"kind": "tags", "labels": 1, "hidden": config.activation("hidden_act"), "dropout": 0.0}
     return found | {"head": head(config, with_gelu(found["head"]), "gelu", ForPreTraining=replaced)}
 
 
-def back(said: Said) -> Tree:
-    found = words(said, "Electra") | places(said) | {"embedding_size": said.get("embed.inner", said["width"])}
-    discriminates = said["head.kind"] == "tags" and said.get("head.hidden") is not None
-    return found | {"architectures": ["ElectraForPreTraining"]} if discriminates else found
+def hf_config(ours: ModelTree) -> Tree:
+    found = (
+        config_fields(ours, "Electra")
+        | position_fields(ours)
+        | {"embedding_size": ours.get("embed.inner", ours["width"])}
+    )
+    is_discriminator = ours["head.kind"] == "tags" and ours.get("head.hidden") is not None
+    return found | {"architectures": ["ElectraForPreTraining"]} if is_discriminator else found
 
 
 LINES = BODY.replace("bert.", "electra.") + """
@@ -57,10 +61,12 @@ head.tags.* = discriminator_predictions.dense_prediction.*
 """
 
 
-def lines(config: Theirs) -> str:
-    discriminates = (config.get("architectures") or [""])[0].endswith("ForPreTraining")
-    return LINES + (DISCRIMINATOR if discriminates else CLASSES)
+def lines(config: HfConfig) -> str:
+    is_discriminator = (config.get("architectures") or [""])[0].endswith("ForPreTraining")
+    return LINES + (DISCRIMINATOR if is_discriminator else CLASSES)
 
 
-IGNORE = ("*.position_ids", "generator_lm_head.weight")
-FAMILY = Family("electra", tree, lines, IGNORE, before=renamed, back=back, after=named_back({}))
+IGNORED_WEIGHTS = ("*.position_ids", "generator_lm_head.weight")
+FAMILY = Family(
+    "electra", tree, lines, IGNORED_WEIGHTS, prepare=normalize_names, hf_config=hf_config, finish=restore_names({})
+)

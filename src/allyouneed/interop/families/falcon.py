@@ -1,41 +1,41 @@
-"""Falcon (Almazrouei et al. 2023): few keys for many heads, both sub-layers at once, no biases."""
+"""Falcon (Almazrouei et al. 2023): multi-query or grouped-query attention, parallel sub-layers, no biases."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from allyouneed.interop.hf.config_reader import ACTIVATIONS, Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.rope import rotary, turned
-from allyouneed.interop.hf.transforms import chained, grouping, headed, own_head, prefixed, unprefixed
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.hf.config_reader import ACTIVATIONS, ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.rope import rope_parameters, rotary
+from allyouneed.interop.hf.transforms import add_prefix, chain, grouped_qkv, match_head, remove_prefix, untie_head
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
 
 def groups(config: Mapping[str, Any]) -> int:
-    """How many keys there are."""
+    """Number of key-value heads."""
     if config.get("new_decoder_architecture"):
         return int(config.get("num_kv_heads") or config["num_attention_heads"])
     return 1 if config.get("multi_query", True) else int(config["num_attention_heads"])
 
 
 def norms(config: Mapping[str, Any]) -> int:
-    """Of a layer: one for both sub-layers, or one each."""
+    """Norms per layer: one for both sub-layers, or one each."""
     if not config.get("parallel_attn", True):
         return 2
     return int(config.get("num_ln_in_parallel_attn") or 0) or (2 if config.get("new_decoder_architecture") else 1)
 
 
-@reading("max_position_embeddings", "multi_query", "num_kv_heads")  # `groups` asks for one or the other
-def tree(config: Reader) -> Tree:
+@strict_config("max_position_embeddings", "multi_query", "num_kv_heads")  # `groups` reads one of them
+def tree(config: ConfigReader) -> Tree:
     width, bias = config["hidden_size"], config.get("bias", False)
-    config.only("alibi", False)  # theirs is divided by √head_width, which is not what the paper says
-    config.only("apply_residual_connection_post_layernorm", False)
+    config.require("alibi", False)  # theirs is divided by √head_width, unlike the paper
+    config.require("apply_residual_connection_post_layernorm", False)
     parallel = {"kind": "parallel", "norms": "one" if norms(config) == 1 else "each"}
     if norms(config) == 2 and config.get("parallel_attn", True) and not config.get("new_decoder_architecture"):
-        config.problems.append("num_ln_in_parallel_attn: 2 goes with new_decoder_architecture only")
+        config.problems.append("num_ln_in_parallel_attn: 2 requires new_decoder_architecture")
     if config.get("new_decoder_architecture"):
-        config.only("parallel_attn", True)
+        config.require("parallel_attn", True)
     mixer = {
         "kind": "attention",
         "heads": config["num_attention_heads"],
@@ -48,7 +48,7 @@ def tree(config: Reader) -> Tree:
     channel = {
         "kind": "ffn",
         "hidden": config.get("ffn_hidden_size") or 4 * width,
-        "activation": config.choose("activation", ACTIVATIONS, "gelu"),
+        "activation": config.map_value("activation", ACTIVATIONS, "gelu"),
         "bias": bias,
     }
     found = {
@@ -68,7 +68,7 @@ def tree(config: Reader) -> Tree:
             }
         ],
     }
-    return headed(config, found)
+    return match_head(config, found)
 
 
 def lines(config: Mapping[str, Any]) -> str:
@@ -91,32 +91,32 @@ decoder.end.* = transformer.ln_f.*
 """
 
 
-def back(said: Said) -> Theirs:
-    """Only the newer kind of layer shares keys between some heads, or has two norms for two sub-layers at once."""
-    heads, parallel = said["decoder.mixer.heads"], said.get("decoder.wiring.kind") == "parallel"
-    keys = said.get("decoder.mixer.kv_heads") or heads
-    twice = parallel and said.get("decoder.wiring.norms") == "each"
-    newer = twice or (parallel and keys not in (1, heads))
+def hf_config(ours: ModelTree) -> HfConfig:
+    """Only the new decoder architecture has grouped-query attention, or two norms for parallel sub-layers."""
+    heads, parallel = ours["decoder.mixer.heads"], ours.get("decoder.wiring.kind") == "parallel"
+    keys = ours.get("decoder.mixer.kv_heads") or heads
+    two_norms = parallel and ours.get("decoder.wiring.norms") == "each"
+    new = two_norms or (parallel and keys not in (1, heads))
     return {
-        "architectures": said.writer("FalconForCausalLM"),
-        "vocab_size": said["vocab"],
-        "hidden_size": said["width"],
-        "num_hidden_layers": said.depth("decoder"),
+        "architectures": ours.architectures("FalconForCausalLM"),
+        "vocab_size": ours["vocab"],
+        "hidden_size": ours["width"],
+        "num_hidden_layers": ours.depth("decoder"),
         "num_attention_heads": heads,
-        "new_decoder_architecture": newer,
+        "new_decoder_architecture": new,
         "num_kv_heads": keys,
         "multi_query": keys == 1,
         "parallel_attn": parallel,
-        "num_ln_in_parallel_attn": (2 if twice else 1) if newer else None,
-        "ffn_hidden_size": said["decoder.channel.hidden"],
-        "activation": said.activation("decoder.channel.activation"),
-        "bias": said.flag("decoder.mixer.bias"),
+        "num_ln_in_parallel_attn": (2 if two_norms else 1) if new else None,
+        "ffn_hidden_size": ours["decoder.channel.hidden"],
+        "activation": ours.activation("decoder.channel.activation"),
+        "bias": ours.flag("decoder.mixer.bias"),
         "alibi": False,
-        "layer_norm_epsilon": said["norm.eps"],
-        "hidden_dropout": said["dropout"],
-        "attention_dropout": said.get("decoder.mixer.dropout", 0.0),
-        "tie_word_embeddings": said["embed.tied"],
-        **turned(said),
+        "layer_norm_epsilon": ours["norm.eps"],
+        "hidden_dropout": ours["dropout"],
+        "attention_dropout": ours.get("decoder.mixer.dropout", 0.0),
+        "tie_word_embeddings": ours["embed.tied"],
+        **rope_parameters(ours),
     }
 
 
@@ -125,8 +125,8 @@ FAMILY = Family(
     tree,
     lines,
     ignore=["lm_head.weight", "*.rotary_emb.inv_freq"],
-    changes={"apart": grouping(lambda config: (config["num_attention_heads"], groups(config)))},
-    before=chained(prefixed("transformer."), own_head("lm_head.weight", "transformer.word_embeddings.weight")),
-    back=back,
-    after=unprefixed("transformer."),
+    transforms={"apart": grouped_qkv(lambda config: (config["num_attention_heads"], groups(config)))},
+    prepare=chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.word_embeddings.weight")),
+    hf_config=hf_config,
+    finish=remove_prefix("transformer."),
 )

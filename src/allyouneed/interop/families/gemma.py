@@ -1,29 +1,36 @@
-"""Gemma (Gemma Team 2024): Llama with GEGLU, a scaled and tied embedding, and norms that begin at zero."""
+"""Gemma (Gemma Team 2024): Llama with GEGLU, a scaled and tied embedding, and norm weights stored minus one."""
 
 from __future__ import annotations
 
 from allyouneed.interop.families import llama
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
 
-def decoder(config: Reader, layers: list[Tree], **other: Tree) -> Tree:
+def decoder(config: ConfigReader, layers: list[Tree], **other: Tree) -> Tree:
     embed = {"scale": "sqrt-width", "tied": config.get("tie_word_embeddings", True)}
     norm = {"kind": "rms", "eps": config["rms_norm_eps"], "offset": 1}
     return llama.decoder(config, layers, embed=embed, norm=norm, **other)
 
 
-@reading("hidden_act", "max_position_embeddings")
-def tree(config: Reader) -> Tree:
-    key = "hidden_activation" if config.get("hidden_activation") else "hidden_act"  # where both are there, it counts
+@strict_config("hidden_act", "max_position_embeddings")
+def tree(config: ConfigReader) -> Tree:
+    key = "hidden_activation" if config.get("hidden_activation") else "hidden_act"  # takes precedence
     channel = {"kind": "glu", "hidden": config["intermediate_size"], "activation": config.activation(key)}
     return decoder(config, llama.layers(config, llama.attention(config), channel))
 
 
-def back(said: Said) -> Theirs:
-    bias = {"attention_bias": said.flag("decoder.mixer.bias")}
-    return {"architectures": said.writer("GemmaForCausalLM"), **llama.sizes(said), **llama.gated(said), **bias}
+def hf_config(ours: ModelTree) -> HfConfig:
+    bias = {"attention_bias": ours.flag("decoder.mixer.bias")}
+    return {
+        "architectures": ours.architectures("GemmaForCausalLM"),
+        **llama.shared_fields(ours),
+        **llama.mlp_fields(ours),
+        **bias,
+    }
 
 
-FAMILY = Family("gemma", tree, llama.LINES, llama.IGNORE, before=llama.BEFORE, back=back, after=llama.AFTER)
+FAMILY = Family(
+    "gemma", tree, llama.LINES, llama.IGNORED_WEIGHTS, prepare=llama.PREPARE, hf_config=hf_config, finish=llama.FINISH
+)

@@ -1,23 +1,23 @@
-"""Gemma 2 (Gemma Team 2024): sandwich norms, capped scores and logits, a window in every other layer."""
+"""Gemma 2 (Gemma Team 2024): sandwich norms, soft-capped scores and logits, a sliding window in every other layer."""
 
 from __future__ import annotations
 
 from allyouneed.interop.families import gemma, llama
-from allyouneed.interop.families.qwen2 import kinds, patterns
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.families.qwen2 import layer_patterns, layer_type_fields
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
 
-@reading("cache_implementation", "hidden_act", "max_position_embeddings")
-def tree(config: Reader) -> Tree:
+@strict_config("cache_implementation", "hidden_act", "max_position_embeddings")
+def tree(config: ConfigReader) -> Tree:
     scale = config["query_pre_attn_scalar"] ** -0.5
     channel = {
         "kind": "glu",
         "hidden": config["intermediate_size"],
         "activation": config.activation("hidden_activation"),
     }
-    turns = [("sliding_attention", "full_attention")[n % 2] for n in range(config["num_hidden_layers"])]
+    alternating = [("sliding_attention", "full_attention")[n % 2] for n in range(config["num_hidden_layers"])]
     layers = [
         {
             "repeat": count,
@@ -30,7 +30,7 @@ def tree(config: Reader) -> Tree:
             ),
             "channel": channel,
         }
-        for pattern, count in patterns(config, turns)
+        for pattern, count in layer_patterns(config, alternating)
     ]
     return gemma.decoder(config, layers, head={"soft_cap": config.get("final_logit_softcapping")})
 
@@ -43,23 +43,25 @@ decoder.blocks.{n}.wiring.norms.3.weight = model.layers.{n}.post_feedforward_lay
 """
 
 
-def back(said: Said) -> Theirs:
-    sizes, types = llama.sizes(said), kinds(said)
-    scale = said.get("decoder.mixer.scores.scale")
-    divided = sizes["head_dim"] if scale is None else round(scale**-2)  # theirs is a whole number
+def hf_config(ours: ModelTree) -> HfConfig:
+    sizes, types = llama.shared_fields(ours), layer_type_fields(ours)
+    scale = ours.get("decoder.mixer.scores.scale")
+    scalar = sizes["head_dim"] if scale is None else round(scale**-2)  # an integer
     return {
-        "architectures": said.writer("Gemma2ForCausalLM"),
+        "architectures": ours.architectures("Gemma2ForCausalLM"),
         **sizes,
-        "intermediate_size": said["decoder.channel.hidden"],
-        "hidden_activation": said.activation("decoder.channel.activation", tanh="gelu_pytorch_tanh"),
-        "attention_bias": said.flag("decoder.mixer.bias"),
-        "query_pre_attn_scalar": divided,
-        "attn_logit_softcapping": said.get("decoder.mixer.soft_cap"),
-        "final_logit_softcapping": said.get("head.soft_cap"),
+        "intermediate_size": ours["decoder.channel.hidden"],
+        "hidden_activation": ours.activation("decoder.channel.activation", tanh="gelu_pytorch_tanh"),
+        "attention_bias": ours.flag("decoder.mixer.bias"),
+        "query_pre_attn_scalar": scalar,
+        "attn_logit_softcapping": ours.get("decoder.mixer.soft_cap"),
+        "final_logit_softcapping": ours.get("head.soft_cap"),
         "layer_types": types["layer_types"],
         "sliding_window": types["sliding_window"],
     }
 
 
 LINES = llama.OUTSIDE + NORMS + llama.ATTENTION + llama.CHANNEL
-FAMILY = Family("gemma2", tree, LINES, llama.IGNORE, before=llama.BEFORE, back=back, after=llama.AFTER)
+FAMILY = Family(
+    "gemma2", tree, LINES, llama.IGNORED_WEIGHTS, prepare=llama.PREPARE, hf_config=hf_config, finish=llama.FINISH
+)

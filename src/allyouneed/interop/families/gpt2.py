@@ -1,26 +1,26 @@
-"""GPT-2 (Radford et al. 2019). Its Conv1D keeps matrices transposed."""
+"""GPT-2 (Radford et al. 2019). Its Conv1D stores matrices transposed."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.transforms import chained, headed, own_head, prefixed, unprefixed
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.transforms import add_prefix, chain, match_head, remove_prefix, untie_head
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
-# of the class with several choices, and what older files say besides
-HARMLESS = ("embd_pdrop", "n_ctx", "reorder_and_upcast_attn", "summary_*")
+# options of GPT2DoubleHeadsModel, and keys of older files
+IGNORED_KEYS = ("embd_pdrop", "n_ctx", "reorder_and_upcast_attn", "summary_*")
 
 
-def attention(config: Reader, **other: Any) -> Tree:
+def attention(config: ConfigReader, **other: Any) -> Tree:
     scores = "scaled-dot" if config.get("scale_attn_weights", True) else "dot"
     found = {"kind": "attention", "heads": config["n_head"], "pattern": "causal", "scores": scores}
     return found | {"dropout": config.get("attn_pdrop", 0.0)} | other
 
 
-def mixers(config: Reader) -> list[tuple[Tree, int]]:
-    """The attention of so many layers in a row: all of them, or each with a scale of its own (Stanford's Mistral)."""
+def mixers(config: ConfigReader) -> list[tuple[Tree, int]]:
+    """(attention, number of layers): one for all layers, or one per layer with its own scale (Stanford's Mistral)."""
     mixer, count = attention(config), config["n_layer"]
     if not config.get("scale_attn_by_inverse_layer_idx"):
         return [(mixer, count)]
@@ -28,7 +28,7 @@ def mixers(config: Reader) -> list[tuple[Tree, int]]:
     return [(mixer | {"scores": {"kind": "scaled-dot", "scale": scale / (n + 1)}}, 1) for n in range(count)]
 
 
-def decoder(config: Reader, mixers: list[tuple[Tree, int]]) -> Tree:
+def decoder(config: ConfigReader, mixers: list[tuple[Tree, int]]) -> Tree:
     found = {
         "kind": "decoder",
         "vocab": config["vocab_size"],
@@ -55,42 +55,42 @@ def decoder(config: Reader, mixers: list[tuple[Tree, int]]) -> Tree:
             for mixer, count in mixers
         ],
     }
-    return headed(config, found)
+    return match_head(config, found)
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
     return decoder(config, mixers(config))
 
 
-def sizes(said: Said) -> dict[str, Any]:
-    """What GPT-2 and its relatives say."""
+def shared_fields(ours: ModelTree) -> dict[str, Any]:
+    """Fields that GPT-2 and its relatives share."""
     return {
-        "vocab_size": said["vocab"],
-        "n_embd": said["width"],
-        "n_layer": said.depth("decoder"),
-        "n_head": said["decoder.mixer.heads"],
-        "n_inner": said["decoder.channel.hidden"],
-        "activation_function": said.activation("decoder.channel.activation"),
-        "layer_norm_epsilon": said["norm.eps"],
-        "resid_pdrop": said["dropout"],
-        "embd_pdrop": said["dropout"],
-        "attn_pdrop": said.get("decoder.mixer.dropout", 0.0),
-        "tie_word_embeddings": said["embed.tied"],
+        "vocab_size": ours["vocab"],
+        "n_embd": ours["width"],
+        "n_layer": ours.depth("decoder"),
+        "n_head": ours["decoder.mixer.heads"],
+        "n_inner": ours["decoder.channel.hidden"],
+        "activation_function": ours.activation("decoder.channel.activation"),
+        "layer_norm_epsilon": ours["norm.eps"],
+        "resid_pdrop": ours["dropout"],
+        "embd_pdrop": ours["dropout"],
+        "attn_pdrop": ours.get("decoder.mixer.dropout", 0.0),
+        "tie_word_embeddings": ours["embed.tied"],
     }
 
 
-def scores(said: Said) -> dict[str, bool]:
-    """Whether all layers, or each with its number, divide by √head_width."""
-    usual = (said["width"] // said["decoder.mixer.heads"]) ** -0.5
-    layers = [layer.get("mixer.scores", {}) for layer in said.layers("decoder")]
+def score_fields(ours: ModelTree) -> dict[str, bool]:
+    """Whether scores are divided by √head_width, and also by the layer number."""
+    usual = (ours["width"] // ours["decoder.mixer.heads"]) ** -0.5
+    layers = [layer.get("mixer.scores", {}) for layer in ours.layers("decoder")]
     scales = [1.0 if layer.get("kind") == "dot" else layer.get("scale") or usual for layer in layers]
     return {"scale_attn_weights": scales[0] != 1.0, "scale_attn_by_inverse_layer_idx": len(set(scales)) > 1}
 
 
-def back(said: Said) -> Theirs:
-    names = {"architectures": said.writer("GPT2LMHeadModel"), "n_positions": said["embed.positions.length"]}
-    return {**names, **sizes(said), **scores(said)}
+def hf_config(ours: ModelTree) -> HfConfig:
+    names = {"architectures": ours.architectures("GPT2LMHeadModel"), "n_positions": ours["embed.positions.length"]}
+    return {**names, **shared_fields(ours), **score_fields(ours)}
 
 
 LINES = """
@@ -109,13 +109,13 @@ decoder.blocks.{n}.sublayers.channel.down.weight = transformer.h.{n}.mlp.c_proj.
 decoder.blocks.{n}.sublayers.channel.down.bias = transformer.h.{n}.mlp.c_proj.bias
 decoder.end.* = transformer.ln_f.*
 """
-IGNORE = ["lm_head.weight", "*.attn.bias", "*.attn.masked_bias"]
+IGNORED_WEIGHTS = ["lm_head.weight", "*.attn.bias", "*.attn.masked_bias"]
 FAMILY = Family(
     "gpt2",
     tree,
     LINES,
-    IGNORE,
-    before=chained(prefixed("transformer."), own_head("lm_head.weight", "transformer.wte.weight")),
-    back=back,
-    after=unprefixed("transformer."),
+    IGNORED_WEIGHTS,
+    prepare=chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.wte.weight")),
+    hf_config=hf_config,
+    finish=remove_prefix("transformer."),
 )

@@ -1,25 +1,25 @@
-"""StarCoder and SantaCoder (Li et al. 2023; Ben Allal et al. 2023): GPT-2 with one key for all heads."""
+"""StarCoder and SantaCoder (Li et al. 2023; Ben Allal et al. 2023): GPT-2 with multi-query attention."""
 
 from __future__ import annotations
 
 from allyouneed.interop.families import gpt2
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.transforms import chained, grouping, own_head, prefixed, unprefixed
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.transforms import add_prefix, chain, grouped_qkv, remove_prefix, untie_head
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
-# how to be quick in half precision; the number of keys is what multi_query says
-HARMLESS = ("*softmax_in_fp32", "max_*", "num_key_value_heads", "pad_key_length", "pre_*", "validate_runner_input")
+# half-precision speed options; multi_query sets the number of key-value heads
+IGNORED_KEYS = ("*softmax_in_fp32", "max_*", "num_key_value_heads", "pad_key_length", "pre_*", "validate_runner_input")
 
 
-@reading(*gpt2.HARMLESS, *HARMLESS)
-def tree(config: Reader) -> Tree:
+@strict_config(*gpt2.IGNORED_KEYS, *IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
     heads = 1 if config.get("multi_query", True) else config["n_head"]
     return gpt2.decoder(config, [(gpt2.attention(config, kv_heads=heads), config["n_layer"])])
 
 
-def counts(config: Theirs) -> tuple[int, int]:
-    """Without multi-query attention each head's query, key and value stand together; with it there is one group."""
+def counts(config: HfConfig) -> tuple[int, int]:
+    """(heads, groups): one group with multi-query attention, else one per head."""
     return config["n_head"], 1 if config.get("multi_query", True) else config["n_head"]
 
 
@@ -27,14 +27,14 @@ LINES = gpt2.LINES.replace(" |T", "").replace("attn.c_attn.weight", "attn.c_attn
 LINES = LINES.replace("attn.c_attn.bias", "attn.c_attn.bias |apart")
 
 
-def back(said: Said) -> Theirs:
+def hf_config(ours: ModelTree) -> HfConfig:
     return {
-        "architectures": said.writer("GPTBigCodeForCausalLM"),
-        **gpt2.sizes(said),
-        "activation_function": said.activation("decoder.channel.activation", tanh="gelu_pytorch_tanh"),
-        "n_positions": said["embed.positions.length"],
-        "multi_query": said.get("decoder.mixer.kv_heads") == 1,
-        "scale_attn_weights": gpt2.scores(said)["scale_attn_weights"],
+        "architectures": ours.architectures("GPTBigCodeForCausalLM"),
+        **gpt2.shared_fields(ours),
+        "activation_function": ours.activation("decoder.channel.activation", tanh="gelu_pytorch_tanh"),
+        "n_positions": ours["embed.positions.length"],
+        "multi_query": ours.get("decoder.mixer.kv_heads") == 1,
+        "scale_attn_weights": gpt2.score_fields(ours)["scale_attn_weights"],
     }
 
 
@@ -42,9 +42,9 @@ FAMILY = Family(
     "gpt_bigcode",
     tree,
     LINES,
-    gpt2.IGNORE,
-    changes={"apart": grouping(counts)},
-    before=chained(prefixed("transformer."), own_head("lm_head.weight", "transformer.wte.weight")),
-    back=back,
-    after=unprefixed("transformer."),
+    gpt2.IGNORED_WEIGHTS,
+    transforms={"apart": grouped_qkv(counts)},
+    prepare=chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.wte.weight")),
+    hf_config=hf_config,
+    finish=remove_prefix("transformer."),
 )

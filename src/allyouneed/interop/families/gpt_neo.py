@@ -1,32 +1,34 @@
-"""GPT-Neo (Black et al. 2021): GPT-2 whose scores are not divided by anything, every other layer seeing a window."""
+"""GPT-Neo (Black et al. 2021): GPT-2 with unscaled scores and a local window in every other layer."""
 
 from __future__ import annotations
 
 from itertools import groupby
 
 from allyouneed.interop.families import gpt2, llama
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.transforms import chained, headed, own_head, prefixed, unprefixed
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.transforms import add_prefix, chain, match_head, remove_prefix, untie_head
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
-KINDS = {"global": "causal", "local": "causal & window({})"}
+PATTERNS = {"global": "causal", "local": "causal & window({})"}
 
 
-def patterns(config: Reader) -> list[tuple[str, int]]:
-    """Which pattern so many layers in a row have."""
-    said = config.get("attention_types") or [[["global", "local"], config["num_layers"] // 2]]
-    kinds = config.get("attention_layers") or [kind for turn, times in said for _ in range(times) for kind in turn]
-    window, unknown = config.get("window_size", 256), sorted(set(kinds) - set(KINDS))
-    config.problems.extend(f"attention_types: {kind!r} is not known here ({', '.join(KINDS)} are)" for kind in unknown)
+def layer_patterns(config: ConfigReader) -> list[tuple[str, int]]:
+    """(pattern, number of consecutive layers)."""
+    types = config.get("attention_types") or [[["global", "local"], config["num_layers"] // 2]]
+    kinds = config.get("attention_layers") or [kind for turn, times in types for _ in range(times) for kind in turn]
+    window, unknown = config.get("window_size", 256), sorted(set(kinds) - set(PATTERNS))
+    config.problems.extend(
+        f"attention_types: {kind!r} is not supported (allowed: {', '.join(PATTERNS)})" for kind in unknown
+    )
     if len(kinds) != config["num_layers"]:
-        config.problems.append(f"attention_types: {len(kinds)} layers where num_layers is {config['num_layers']}")
-    words = [KINDS.get(kind, "causal").format(window) for kind in kinds]
-    return [(word, len(list(run))) for word, run in groupby(words)]
+        config.problems.append(f"attention_types: {len(kinds)} layers, but num_layers is {config['num_layers']}")
+    texts = [PATTERNS.get(kind, "causal").format(window) for kind in kinds]
+    return [(text, len(list(run))) for text, run in groupby(texts)]
 
 
-@reading(*gpt2.HARMLESS, "classifier_dropout", "embed_dropout")
-def tree(config: Reader) -> Tree:
+@strict_config(*gpt2.IGNORED_KEYS, "classifier_dropout", "embed_dropout")
+def tree(config: ConfigReader) -> Tree:
     width = config["hidden_size"]
     mixer = {
         "kind": "attention",
@@ -54,31 +56,31 @@ def tree(config: Reader) -> Tree:
         },
         "decoder": [
             {"repeat": count, "wiring": "pre-norm", "mixer": mixer | {"pattern": pattern}, "channel": channel}
-            for pattern, count in patterns(config)
+            for pattern, count in layer_patterns(config)
         ],
     }
-    return headed(config, found)
+    return match_head(config, found)
 
 
-def back(said: Said) -> Theirs:
-    plain = [layer.get("mixer.pattern") == "causal" for layer in said.layers("decoder")]
+def hf_config(ours: ModelTree) -> HfConfig:
+    plain = [layer.get("mixer.pattern") == "causal" for layer in ours.layers("decoder")]
     runs = [("global" if kind else "local", len(list(run))) for kind, run in groupby(plain)]
     return {
-        "architectures": said.writer("GPTNeoForCausalLM"),
-        "vocab_size": said["vocab"],
-        "hidden_size": said["width"],
+        "architectures": ours.architectures("GPTNeoForCausalLM"),
+        "vocab_size": ours["vocab"],
+        "hidden_size": ours["width"],
         "num_layers": len(plain),
         "attention_types": [[[kind], count] for kind, count in runs],
-        "window_size": llama.window(said) or 256,
-        "num_heads": said["decoder.mixer.heads"],
-        "intermediate_size": said["decoder.channel.hidden"],
-        "activation_function": said.activation("decoder.channel.activation"),
-        "max_position_embeddings": said["embed.positions.length"],
-        "layer_norm_epsilon": said["norm.eps"],
-        "resid_dropout": said["dropout"],
-        "embed_dropout": said["dropout"],
-        "attention_dropout": said.get("decoder.mixer.dropout", 0.0),
-        "tie_word_embeddings": said["embed.tied"],
+        "window_size": llama.sliding_window(ours) or 256,
+        "num_heads": ours["decoder.mixer.heads"],
+        "intermediate_size": ours["decoder.channel.hidden"],
+        "activation_function": ours.activation("decoder.channel.activation"),
+        "max_position_embeddings": ours["embed.positions.length"],
+        "layer_norm_epsilon": ours["norm.eps"],
+        "resid_dropout": ours["dropout"],
+        "embed_dropout": ours["dropout"],
+        "attention_dropout": ours.get("decoder.mixer.dropout", 0.0),
+        "tie_word_embeddings": ours["embed.tied"],
     }
 
 
@@ -94,13 +96,13 @@ decoder.blocks.{n}.sublayers.channel.up.* = LAYER.mlp.c_fc.*
 decoder.blocks.{n}.sublayers.channel.down.* = LAYER.mlp.c_proj.*
 decoder.end.* = transformer.ln_f.*
 """.replace("SELF", "LAYER.attn.attention").replace("LAYER", "transformer.h.{n}")
-IGNORE = ["lm_head.weight", "*.attention.bias", "*.attention.masked_bias"]
+IGNORED_WEIGHTS = ["lm_head.weight", "*.attention.bias", "*.attention.masked_bias"]
 FAMILY = Family(
     "gpt_neo",
     tree,
     LINES,
-    IGNORE,
-    before=chained(prefixed("transformer."), own_head("lm_head.weight", "transformer.wte.weight")),
-    back=back,
-    after=unprefixed("transformer."),
+    IGNORED_WEIGHTS,
+    prepare=chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.wte.weight")),
+    hf_config=hf_config,
+    finish=remove_prefix("transformer."),
 )

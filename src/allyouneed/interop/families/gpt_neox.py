@@ -1,16 +1,16 @@
-"""GPT-NeoX (Black et al. 2022), and Pythia: both sub-layers at once, a quarter of each head turned."""
+"""GPT-NeoX (Black et al. 2022), and Pythia: parallel sub-layers, a quarter of each head rotated."""
 
 from __future__ import annotations
 
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.rope import rotary, turned
-from allyouneed.interop.hf.transforms import chained, grouping, headed, own_head, unprefixed
-from allyouneed.interop.hf.weight_table import Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.rope import rope_parameters, rotary
+from allyouneed.interop.hf.transforms import chain, grouped_qkv, match_head, remove_prefix, untie_head
+from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
 
 
-@reading("classifier_dropout", "max_position_embeddings")
-def tree(config: Reader) -> Tree:
+@strict_config("classifier_dropout", "max_position_embeddings")
+def tree(config: ConfigReader) -> Tree:
     mixer = {
         "kind": "attention",
         "heads": config["num_attention_heads"],
@@ -38,7 +38,7 @@ def tree(config: Reader) -> Tree:
             }
         ],
     }
-    return headed(config, found)
+    return match_head(config, found)
 
 
 LINES = """
@@ -54,8 +54,8 @@ decoder.end.* = gpt_neox.final_layer_norm.*
 """
 
 
-def renamed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """The head has had two names, and without one the rest has none."""
+def normalize_names(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    """The head has two names in use; files of a headless model omit the prefix."""
     prefix = "" if any(name.startswith("gpt_neox.") for name in weights) else "gpt_neox."
     return config, {
         "embed_out.weight" if name.endswith(("lm_head.weight", "embed_out.weight")) else prefix + name: tensor
@@ -63,22 +63,22 @@ def renamed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
     }
 
 
-def back(said: Said) -> Theirs:
+def hf_config(ours: ModelTree) -> HfConfig:
     return {
-        "architectures": said.writer("GPTNeoXForCausalLM"),
-        "vocab_size": said["vocab"],
-        "hidden_size": said["width"],
-        "num_hidden_layers": said.depth("decoder"),
-        "num_attention_heads": said["decoder.mixer.heads"],
-        "intermediate_size": said["decoder.channel.hidden"],
-        "hidden_act": said.activation("decoder.channel.activation"),
-        "layer_norm_eps": said["norm.eps"],
-        "attention_bias": said.flag("decoder.mixer.bias"),
-        "use_parallel_residual": said.get("decoder.wiring.kind") == "parallel",
-        "hidden_dropout": said["dropout"],
-        "attention_dropout": said.get("decoder.mixer.dropout", 0.0),
-        "tie_word_embeddings": said["embed.tied"],
-        **turned(said, partly=True),
+        "architectures": ours.architectures("GPTNeoXForCausalLM"),
+        "vocab_size": ours["vocab"],
+        "hidden_size": ours["width"],
+        "num_hidden_layers": ours.depth("decoder"),
+        "num_attention_heads": ours["decoder.mixer.heads"],
+        "intermediate_size": ours["decoder.channel.hidden"],
+        "hidden_act": ours.activation("decoder.channel.activation"),
+        "layer_norm_eps": ours["norm.eps"],
+        "attention_bias": ours.flag("decoder.mixer.bias"),
+        "use_parallel_residual": ours.get("decoder.wiring.kind") == "parallel",
+        "hidden_dropout": ours["dropout"],
+        "attention_dropout": ours.get("decoder.mixer.dropout", 0.0),
+        "tie_word_embeddings": ours["embed.tied"],
+        **rope_parameters(ours, partial=True),
     }
 
 
@@ -87,8 +87,8 @@ FAMILY = Family(
     tree,
     LINES,
     ignore=["embed_out.weight", "*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"],
-    changes={"apart": grouping(lambda config: (config["num_attention_heads"], config["num_attention_heads"]))},
-    before=chained(renamed, own_head("embed_out.weight", "gpt_neox.embed_in.weight")),
-    back=back,
-    after=unprefixed("gpt_neox."),
+    transforms={"apart": grouped_qkv(lambda config: (config["num_attention_heads"], config["num_attention_heads"]))},
+    prepare=chain(normalize_names, untie_head("embed_out.weight", "gpt_neox.embed_in.weight")),
+    hf_config=hf_config,
+    finish=remove_prefix("gpt_neox."),
 )

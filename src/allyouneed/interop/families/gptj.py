@@ -1,20 +1,20 @@
-"""GPT-J (Wang, Komatsuzaki 2021): both sub-layers at once behind one norm, neighbouring features turned."""
+"""GPT-J (Wang, Komatsuzaki 2021): parallel sub-layers after one norm, adjacent features rotated."""
 
 from __future__ import annotations
 
 from allyouneed.interop.families import gpt2
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.rope import USUAL
-from allyouneed.interop.hf.transforms import chained, headed, own_head, prefixed, unprefixed
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.rope import DEFAULT_LENGTH
+from allyouneed.interop.hf.transforms import add_prefix, chain, match_head, remove_prefix, untie_head
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
 
-@reading(*gpt2.HARMLESS, "n_positions", "rotary", "scale_attn_weights")
-def tree(config: Reader) -> Tree:
+@strict_config(*gpt2.IGNORED_KEYS, "n_positions", "rotary", "scale_attn_weights")
+def tree(config: ConfigReader) -> Tree:
     width, heads = config["n_embd"], config["n_head"]
-    turned = config.get("rotary_dim") or width // heads
-    positions = {"kind": "rotary", "order": "interleaved", "fraction": turned / (width // heads)}
+    rotated = config.get("rotary_dim") or width // heads
+    positions = {"kind": "rotary", "order": "interleaved", "fraction": rotated / (width // heads)}
     drop = config.get("attn_pdrop", 0.0)
     mixer = {"kind": "attention", "heads": heads, "pattern": "causal", "bias": False, "dropout": drop}
     hidden, activation = config.get("n_inner") or 4 * width, config.activation("activation_function")
@@ -36,7 +36,7 @@ def tree(config: Reader) -> Tree:
         ],
         "head": {"bias": True},
     }
-    return headed(config, found)
+    return match_head(config, found)
 
 
 LINES = """
@@ -51,18 +51,22 @@ decoder.end.* = transformer.ln_f.*
 """.replace("LAYER", "transformer.h.{n}")
 
 
-def back(said: Said) -> Theirs:
-    turned = said["decoder.mixer.positions.fraction"] * (said["width"] // said["decoder.mixer.heads"])
-    names = {"architectures": said.writer("GPTJForCausalLM"), "n_positions": USUAL, "rotary_dim": round(turned)}
-    return {**names, **gpt2.sizes(said)}
+def hf_config(ours: ModelTree) -> HfConfig:
+    rotated = ours["decoder.mixer.positions.fraction"] * (ours["width"] // ours["decoder.mixer.heads"])
+    names = {
+        "architectures": ours.architectures("GPTJForCausalLM"),
+        "n_positions": DEFAULT_LENGTH,
+        "rotary_dim": round(rotated),
+    }
+    return {**names, **gpt2.shared_fields(ours)}
 
 
 FAMILY = Family(
     "gptj",
     tree,
     LINES,
-    gpt2.IGNORE,
-    before=chained(prefixed("transformer."), own_head("lm_head.weight", "transformer.wte.weight")),
-    back=back,
-    after=unprefixed("transformer."),
+    gpt2.IGNORED_WEIGHTS,
+    prepare=chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.wte.weight")),
+    hf_config=hf_config,
+    finish=remove_prefix("transformer."),
 )

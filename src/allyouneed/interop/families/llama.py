@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.rope import rotary, turned
-from allyouneed.interop.hf.transforms import chained, headed, own_head, prefixed, unprefixed
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.rope import rope_parameters, rotary
+from allyouneed.interop.hf.transforms import add_prefix, chain, match_head, remove_prefix, untie_head
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
 
-def attention(config: Reader, **other: Any) -> Tree:
-    """With Llama's own words where `other` has none."""
+def attention(config: ConfigReader, **other: Any) -> Tree:
+    """Llama's attention, overridden by `other`."""
     found = {
         "kind": "attention",
         "heads": config["num_attention_heads"],
@@ -26,19 +26,19 @@ def attention(config: Reader, **other: Any) -> Tree:
     return found | ({} if "positions" in other else {"positions": rotary(config)}) | other
 
 
-def swiglu(config: Reader, hidden: int | None = None, **other: Any) -> Tree:
+def swiglu(config: ConfigReader, hidden: int | None = None, **other: Any) -> Tree:
     hidden = config["intermediate_size"] if hidden is None else hidden
     found = {"kind": "glu", "hidden": hidden, "activation": config.activation("hidden_act")}
     return found | {"bias": config.get("mlp_bias", False)} | other
 
 
-def windowed(config: Reader) -> str:
-    """Mistral's: everybody sees itself and so many before it."""
+def window_pattern(config: ConfigReader) -> str:
+    """Mistral's: a causal window that includes the token itself."""
     window = config.get("sliding_window")
     return "causal" if window is None else f"causal & window({window})"
 
 
-def decoder(config: Reader, layers: list[Tree], **other: Any) -> Tree:
+def decoder(config: ConfigReader, layers: list[Tree], **other: Any) -> Tree:
     found = {
         "kind": "decoder",
         "vocab": config["vocab_size"],
@@ -48,50 +48,55 @@ def decoder(config: Reader, layers: list[Tree], **other: Any) -> Tree:
         "embed": {"scale": "none", "tied": config.get("tie_word_embeddings", False)},
         "decoder": layers,
     }
-    return headed(config, found | other)
+    return match_head(config, found | other)
 
 
-def layers(config: Reader, mixer: Tree, channel: Tree, wiring: str = "pre-norm") -> list[Tree]:
+def layers(config: ConfigReader, mixer: Tree, channel: Tree, wiring: str = "pre-norm") -> list[Tree]:
     return [{"repeat": config["num_hidden_layers"], "wiring": wiring, "mixer": mixer, "channel": channel}]
 
 
-@reading("max_position_embeddings")
-def tree(config: Reader) -> Tree:
+@strict_config("max_position_embeddings")
+def tree(config: ConfigReader) -> Tree:
     return decoder(config, layers(config, attention(config), swiglu(config)))
 
 
-def sizes(said: Said) -> dict[str, Any]:
-    """What Llama and all its descendants say."""
+def shared_fields(ours: ModelTree) -> dict[str, Any]:
+    """Fields that Llama and its descendants share."""
     return {
-        "vocab_size": said["vocab"],
-        "hidden_size": said["width"],
-        "num_hidden_layers": said.depth("decoder"),
-        "num_attention_heads": said["decoder.mixer.heads"],
-        "num_key_value_heads": said.get("decoder.mixer.kv_heads") or said["decoder.mixer.heads"],
-        "head_dim": said.get("decoder.mixer.head_width") or said["width"] // said["decoder.mixer.heads"],
-        "attention_dropout": said.get("decoder.mixer.dropout", 0.0),
-        "rms_norm_eps": said["norm.eps"],
-        "tie_word_embeddings": said["embed.tied"],
-        **turned(said),
+        "vocab_size": ours["vocab"],
+        "hidden_size": ours["width"],
+        "num_hidden_layers": ours.depth("decoder"),
+        "num_attention_heads": ours["decoder.mixer.heads"],
+        "num_key_value_heads": ours.get("decoder.mixer.kv_heads") or ours["decoder.mixer.heads"],
+        "head_dim": ours.get("decoder.mixer.head_width") or ours["width"] // ours["decoder.mixer.heads"],
+        "attention_dropout": ours.get("decoder.mixer.dropout", 0.0),
+        "rms_norm_eps": ours["norm.eps"],
+        "tie_word_embeddings": ours["embed.tied"],
+        **rope_parameters(ours),
     }
 
 
-def gated(said: Said, path: str = "decoder.channel") -> dict[str, Any]:
-    word = said.activation(f"{path}.activation", tanh="gelu_pytorch_tanh")
-    return {"intermediate_size": said[f"{path}.hidden"], "hidden_act": word}
+def mlp_fields(ours: ModelTree, path: str = "decoder.channel") -> dict[str, Any]:
+    word = ours.activation(f"{path}.activation", tanh="gelu_pytorch_tanh")
+    return {"intermediate_size": ours[f"{path}.hidden"], "hidden_act": word}
 
 
-def window(said: Said) -> int | None:
-    """Of a pattern that `windowed` says; the first of several kinds of layers."""
+def sliding_window(ours: ModelTree) -> int | None:
+    """The window of the first layer with such a pattern; inverse of `window_pattern`."""
     found = [
-        re.fullmatch(r"causal & window\((\d+)\)", layer.get("mixer.pattern", "")) for layer in said.layers("decoder")
+        re.fullmatch(r"causal & window\((\d+)\)", layer.get("mixer.pattern", "")) for layer in ours.layers("decoder")
     ]
     return next((int(match[1]) for match in found if match), None)
 
 
-def back(said: Said) -> Theirs:
-    biases = {"attention_bias": said.flag("decoder.mixer.bias"), "mlp_bias": said.flag("decoder.channel.bias")}
-    return {"architectures": said.writer("LlamaForCausalLM"), **sizes(said), **gated(said), **biases}
+def hf_config(ours: ModelTree) -> HfConfig:
+    biases = {"attention_bias": ours.flag("decoder.mixer.bias"), "mlp_bias": ours.flag("decoder.channel.bias")}
+    return {
+        "architectures": ours.architectures("LlamaForCausalLM"),
+        **shared_fields(ours),
+        **mlp_fields(ours),
+        **biases,
+    }
 
 
 OUTSIDE = """
@@ -112,7 +117,7 @@ decoder.blocks.{n}.sublayers.channel.gate_up.* = model.layers.{n}.mlp.gate_proj.
 decoder.blocks.{n}.sublayers.channel.down.* = model.layers.{n}.mlp.down_proj.*
 """
 LINES = OUTSIDE + NORMS + ATTENTION + CHANNEL
-IGNORE = ["lm_head.weight", "*.rotary_emb.inv_freq"]
-BEFORE = chained(prefixed("model."), own_head("lm_head.weight", "model.embed_tokens.weight"))
-AFTER = unprefixed("model.")
-FAMILY = Family("llama", tree, LINES, IGNORE, before=BEFORE, back=back, after=AFTER)
+IGNORED_WEIGHTS = ["lm_head.weight", "*.rotary_emb.inv_freq"]
+PREPARE = chain(add_prefix("model."), untie_head("lm_head.weight", "model.embed_tokens.weight"))
+FINISH = remove_prefix("model.")
+FAMILY = Family("llama", tree, LINES, IGNORED_WEIGHTS, prepare=PREPARE, hf_config=hf_config, finish=FINISH)

@@ -1,5 +1,5 @@
-"""Longformer (Beltagy et al. 2020): RoBERTa with a window, which may differ from layer to layer, and global tokens,
-which the batch has to choose; only their class for classes chooses one by itself, the first."""
+"""Longformer (Beltagy et al. 2020): RoBERTa with a window, which may differ between layers, and global tokens, which the
+batch must mark; only their classification class marks one itself, the first."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from allyouneed.interop.families.bert import (
     BODY,
     CLASSES,
     DEFAULTS,
-    HARMLESS,
+    IGNORED_KEYS,
+    config_fields,
     encoder,
     head,
     learned,
-    named_back,
-    places,
-    renamed,
+    normalize_names,
+    position_fields,
+    restore_names,
     untied_bias,
-    words,
 )
-from allyouneed.interop.families.roberta import HEAD, IGNORE, SPARE, with_gelu
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.families.roberta import HEAD, IGNORED_WEIGHTS, PRESERVED_WEIGHTS, with_gelu
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.weight_table import Family
 
-OTHERS = {"attention_window": 512, "pad_token_id": 1}
+OWN_DEFAULTS = {"attention_window": 512, "pad_token_id": 1}
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS | OTHERS)
-    config.only("attention_mode", "longformer")
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS | OWN_DEFAULTS)
+    config.require("attention_mode", "longformer")
     found = encoder(config, learned(config, offset=config["pad_token_id"] + 1), {"kind": "longformer"})
     (layer,) = found["encoder"]
-    said = config["attention_window"]
-    windows = [said] * layer["repeat"] if isinstance(said, int) else said
+    given = config["attention_window"]
+    windows = [given] * layer["repeat"] if isinstance(given, int) else given
     if len(windows) != layer["repeat"]:
         config.problems.append(f"attention_window: {len(windows)} windows for {layer['repeat']} layers")
     found["encoder"] = [
-        layer | {"repeat": len(list(alike)), "mixer": layer["mixer"] | {"window": window}}
-        for window, alike in groupby(windows)
+        layer | {"repeat": len(list(equivalent)), "mixer": layer["mixer"] | {"window": window}}
+        for window, equivalent in groupby(windows)
     ]
     found["head"] = head(config, with_gelu(found["head"]), "tanh")
     if found["head"]["kind"] == "classes":
@@ -47,9 +47,9 @@ def tree(config: Reader) -> Tree:
     return found
 
 
-def back(said: Said) -> Tree:
-    windows = [layer["mixer.window"] for layer in said.layers("encoder")]
-    return words(said, "Longformer") | places(said) | {"attention_window": windows}
+def hf_config(ours: ModelTree) -> Tree:
+    windows = [layer["mixer.window"] for layer in ours.layers("encoder")]
+    return config_fields(ours, "Longformer") | position_fields(ours) | {"attention_window": windows}
 
 
 GLOBAL = """
@@ -61,9 +61,9 @@ FAMILY = Family(
     "longformer",
     tree,
     untied_bias(LINES, "lm_head"),
-    IGNORE,
-    before=renamed,
-    spare=SPARE,
-    back=back,
-    after=named_back({"LongformerModel": "longformer.pooler.dense"}),
+    IGNORED_WEIGHTS,
+    prepare=normalize_names,
+    preserve=PRESERVED_WEIGHTS,
+    hf_config=hf_config,
+    finish=restore_names({"LongformerModel": "longformer.pooler.dense"}),
 )

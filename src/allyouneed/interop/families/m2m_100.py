@@ -1,25 +1,24 @@
-"""M2M-100 (Fan et al. 2020): norms before the sub-layers, and tensor2tensor's sinusoids, counted from behind the number
-of the padding token."""
+"""M2M-100 (Fan et al. 2020): pre-norm, and tensor2tensor's sinusoids, starting after `pad_token_id`."""
 
 from __future__ import annotations
 
 from allyouneed.interop.families.bart import (
-    CHANGES,
     DEFAULTS,
-    HARMLESS,
-    IGNORE,
+    IGNORED_KEYS,
+    IGNORED_WEIGHTS,
     LINES,
-    SPARE,
-    completed,
-    tree_with,
-    undone,
-    words,
+    PRESERVED_WEIGHTS,
+    TRANSFORMS,
+    build_tree,
+    config_fields,
+    finish,
+    prepare,
 )
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.weight_table import Family
 
-OTHERS = {
+OWN_DEFAULTS = {
     "scale_embedding": True,
     "pad_token_id": 1,
     "vocab_size": 128112,
@@ -28,22 +27,22 @@ OTHERS = {
 }
 
 
-@reading(*HARMLESS, "max_position_embeddings")  # places go on after it
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS | OTHERS)
+@strict_config(*IGNORED_KEYS, "max_position_embeddings")  # positions are computed, not limited
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS | OWN_DEFAULTS)
     if config["d_model"] % 2:
-        config.problems.append(f"d_model: {config['d_model']} is odd, and the last feature would have no place")
+        config.problems.append(f"d_model: {config['d_model']} is odd; the last feature would have no sinusoid")
     positions = {"kind": "sinusoidal", "order": "halves", "closed": True, "offset": config["pad_token_id"] + 1}
-    return tree_with(config, positions, "pre-norm", norm=False)
+    return build_tree(config, positions, "pre-norm", norm=False)
 
 
-def back(said: Said) -> Tree:
-    offset = said.get("embed.positions.offset", 0)
-    named = words(said, "M2M100ForConditionalGeneration")
-    return named | {"max_position_embeddings": PLACES, "pad_token_id": max(offset - 1, 0)}
+def hf_config(ours: ModelTree) -> Tree:
+    offset = ours.get("embed.positions.offset", 0)
+    named = config_fields(ours, "M2M100ForConditionalGeneration")
+    return named | {"max_position_embeddings": DEFAULT_POSITIONS, "pad_token_id": max(offset - 1, 0)}
 
 
-PLACES = 1024  # as of the reference: theirs fills a table, ours counts on
+DEFAULT_POSITIONS = 1024  # of the published model; theirs is a table, ours is computed
 UNBIASED = LINES.replace("head.bias = final_logits_bias |row", "")
-IGNORED = (*IGNORE, "model.*.embed_positions.weights")
-FAMILY = Family("m2m_100", tree, UNBIASED, IGNORED, CHANGES, completed, SPARE, back, undone)
+IGNORED = (*IGNORED_WEIGHTS, "model.*.embed_positions.weights")
+FAMILY = Family("m2m_100", tree, UNBIASED, IGNORED, TRANSFORMS, prepare, PRESERVED_WEIGHTS, hf_config, finish)

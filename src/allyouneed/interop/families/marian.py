@@ -1,44 +1,44 @@
-"""Marian (Junczys-Dowmunt et al. 2018) as the OPUS-MT models have it (Tiedemann, Thottingal 2020): the paper's
+"""Marian (Junczys-Dowmunt et al. 2018) as in the OPUS-MT models (Tiedemann, Thottingal 2020): the paper's
 Transformer with all sines before all cosines."""
 
 from __future__ import annotations
 
 from allyouneed.interop.families.bart import (
-    CHANGES,
     DEFAULTS,
-    HARMLESS,
-    IGNORE,
+    IGNORED_KEYS,
+    IGNORED_WEIGHTS,
     LINES,
-    SPARE,
-    completed,
-    tree_with,
-    undone,
-    words,
+    PRESERVED_WEIGHTS,
+    TRANSFORMS,
+    build_tree,
+    config_fields,
+    finish,
+    prepare,
 )
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.feature_order import sines_first, with_sines_first
-from allyouneed.interop.hf.weight_table import Alike, Family
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.feature_order import model_with_sines_first, sines_first
+from allyouneed.interop.hf.weight_table import EquivalentModel, Family
 
 
-@reading(*HARMLESS, "max_position_embeddings")  # places go on after it
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS | {"vocab_size": 58101})
-    config.only("static_position_embeddings", True)
+@strict_config(*IGNORED_KEYS, "max_position_embeddings")  # positions are computed, not limited
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS | {"vocab_size": 58101})
+    config.require("static_position_embeddings", True)
     positions = {"kind": "sinusoidal", "order": "halves"}
-    return tree_with(config, positions, "post-norm", norm=False)
+    return build_tree(config, positions, "post-norm", norm=False)
 
 
-def back(said: Said) -> Tree:
-    vocab = said["vocab"]
-    return words(said, "MarianMTModel") | {
+def hf_config(ours: ModelTree) -> Tree:
+    vocab = ours["vocab"]
+    return config_fields(ours, "MarianMTModel") | {
         "decoder_vocab_size": vocab["target"] if isinstance(vocab, dict) else vocab,
         "share_encoder_decoder_embeddings": not isinstance(vocab, dict),
-        "max_position_embeddings": PLACES,
+        "max_position_embeddings": DEFAULT_POSITIONS,
     }
 
 
-PLACES = 512  # as of the reference: theirs fills a table, ours counts on
-IGNORED = (*IGNORE, "model.*.embed_positions.weight")
-ALIKE = Alike(sines_first, with_sines_first)  # the paper's order is another
-FAMILY = Family("marian", tree, LINES, IGNORED, CHANGES, completed, SPARE, back, undone, ALIKE)
+DEFAULT_POSITIONS = 512  # of the published models; theirs is a table, ours is computed
+IGNORED = (*IGNORED_WEIGHTS, "model.*.embed_positions.weight")
+EQUIVALENT = EquivalentModel(sines_first, model_with_sines_first)  # the paper interleaves sines and cosines
+FAMILY = Family("marian", tree, LINES, IGNORED, TRANSFORMS, prepare, PRESERVED_WEIGHTS, hf_config, finish, EQUIVALENT)

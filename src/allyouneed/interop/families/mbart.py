@@ -1,35 +1,37 @@
-"""mBART (Liu et al. 2020): BART with the norms before the sub-layers and one more at the end of each stack."""
+"""mBART (Liu et al. 2020): BART with pre-norm and a final norm in each stack."""
 
 from __future__ import annotations
 
 from allyouneed.interop.families.bart import (
-    CHANGES,
     DEFAULTS,
-    HARMLESS,
-    IGNORE,
+    IGNORED_KEYS,
+    IGNORED_WEIGHTS,
     LINES,
-    SPARE,
-    completed,
+    PRESERVED_WEIGHTS,
+    TRANSFORMS,
+    build_tree,
+    config_fields,
+    finish,
     learned,
-    tree_with,
-    undone,
-    words,
+    prepare,
 )
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.weight_table import Family
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS)
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS)
     for key in ("add_final_layer_norm", "normalize_before", "normalize_embedding"):
-        config.only(key, True)
-    return tree_with(config, learned(config), "pre-norm", norm=True)
+        config.require(key, True)
+    return build_tree(config, learned(config), "pre-norm", norm=True)
 
 
-def back(said: Said) -> Tree:
-    return words(said, "MBartForConditionalGeneration") | {"max_position_embeddings": said["embed.positions.length"]}
+def hf_config(ours: ModelTree) -> Tree:
+    return config_fields(ours, "MBartForConditionalGeneration") | {
+        "max_position_embeddings": ours["embed.positions.length"]
+    }
 
 
-FAMILY = Family("mbart", tree, LINES, IGNORE, CHANGES, completed, SPARE, back, undone)
+FAMILY = Family("mbart", tree, LINES, IGNORED_WEIGHTS, TRANSFORMS, prepare, PRESERVED_WEIGHTS, hf_config, finish)

@@ -1,16 +1,16 @@
-"""Mixtral of Experts (Jiang et al. 2024): Mistral whose channel mixer is two of several experts."""
+"""Mixtral of Experts (Jiang et al. 2024): Mistral with a top-2 mixture of experts."""
 
 from __future__ import annotations
 
 from allyouneed.interop.families import llama
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
 
-@reading("max_position_embeddings")
-def tree(config: Reader) -> Tree:
-    config.only("router_jitter_noise", 0.0)  # theirs shakes what the experts see too
+@strict_config("max_position_embeddings")
+def tree(config: ConfigReader) -> Tree:
+    config.require("router_jitter_noise", 0.0)  # theirs also perturbs the input of the experts
     channel = {
         "kind": "moe",
         "experts": config["num_local_experts"],
@@ -20,7 +20,7 @@ def tree(config: Reader) -> Tree:
         "balance": config.get("router_aux_loss_coef", 0.001),
     }
     return llama.decoder(
-        config, llama.layers(config, llama.attention(config, pattern=llama.windowed(config), bias=False), channel)
+        config, llama.layers(config, llama.attention(config, pattern=llama.window_pattern(config), bias=False), channel)
     )
 
 
@@ -31,17 +31,19 @@ decoder.blocks.{n}.sublayers.channel.experts.{e}.down.weight = MOE.experts.{e}.w
 """.replace("MOE", "model.layers.{n}.block_sparse_moe")
 
 
-def back(said: Said) -> Theirs:
+def hf_config(ours: ModelTree) -> HfConfig:
     return {
-        "architectures": said.writer("MixtralForCausalLM"),
-        **llama.sizes(said),
-        **llama.gated(said, "decoder.channel.expert"),
-        "sliding_window": llama.window(said),
-        "num_local_experts": said["decoder.channel.experts"],
-        "num_experts_per_tok": said["decoder.channel.top"],
-        "router_aux_loss_coef": said["decoder.channel.balance"],
+        "architectures": ours.architectures("MixtralForCausalLM"),
+        **llama.shared_fields(ours),
+        **llama.mlp_fields(ours, "decoder.channel.expert"),
+        "sliding_window": llama.sliding_window(ours),
+        "num_local_experts": ours["decoder.channel.experts"],
+        "num_experts_per_tok": ours["decoder.channel.top"],
+        "router_aux_loss_coef": ours["decoder.channel.balance"],
     }
 
 
 LINES = llama.OUTSIDE + llama.NORMS + llama.ATTENTION + EXPERTS
-FAMILY = Family("mixtral", tree, LINES, llama.IGNORE, before=llama.BEFORE, back=back, after=llama.AFTER)
+FAMILY = Family(
+    "mixtral", tree, LINES, llama.IGNORED_WEIGHTS, prepare=llama.PREPARE, hf_config=hf_config, finish=llama.FINISH
+)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.transforms import chained, headed, own_head, prefixed, unprefixed
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.transforms import add_prefix, chain, match_head, remove_prefix, untie_head
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
-# theirs has no learned positions and hidden layers of four times the width, whatever it says; the rest tells how and
-# where it was trained
-HARMLESS = (
+# the implementation has no learned positions and a hidden width of 4 × d_model, whatever the config says; the rest
+# concerns training
+IGNORED_KEYS = (
     "expansion_ratio",
     "emb*_pdrop",
     "embedding_fraction",
@@ -22,28 +22,28 @@ HARMLESS = (
 UNUSED = ("attn_impl", "attn_uses_sequence_id", "is_encoder_decoder")
 
 
-def positions(config: Reader) -> Tree:
-    config.only("alibi", True)
+def positions(config: ConfigReader) -> Tree:
+    config.require("alibi", True)
     return {"kind": "alibi", "octaves": config.get("alibi_bias_max", 8)}
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
-    inside, width, heads = config.inside("attn_config"), config["d_model"], config["n_heads"]
-    config.only("no_bias", True)
-    config.only("norm_type", "low_precision_layernorm", "layernorm")
-    inside.only("attn_type", "multihead_attention")
-    drop = inside.get("attn_pdrop", 0.0)
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
+    attn, width, heads = config.nested("attn_config"), config["d_model"], config["n_heads"]
+    config.require("no_bias", True)
+    config.require("norm_type", "low_precision_layernorm", "layernorm")
+    attn.require("attn_type", "multihead_attention")
+    drop = attn.get("attn_pdrop", 0.0)
     mixer = {
         "kind": "attention",
         "heads": heads,
         "pattern": "causal",
-        "positions": positions(inside),
-        "scores": {"kind": "scaled-dot", "scale": inside.get("softmax_scale")},
+        "positions": positions(attn),
+        "scores": {"kind": "scaled-dot", "scale": attn.get("softmax_scale")},
         "bias": False,
         "dropout": drop,
     }
-    inside.finish(*UNUSED)
+    attn.refuse_unread(*UNUSED)
     found = {
         "kind": "decoder",
         "vocab": config["vocab_size"],
@@ -61,7 +61,7 @@ def tree(config: Reader) -> Tree:
             }
         ],
     }
-    return headed(config, found)
+    return match_head(config, found)
 
 
 LINES = """
@@ -77,22 +77,22 @@ decoder.end.weight = transformer.norm_f.weight
 """
 
 
-def back(said: Said) -> Theirs:
-    inside = {
-        "alibi": said.get("decoder.mixer.positions.kind") == "alibi",
-        "alibi_bias_max": int(said["decoder.mixer.positions.octaves"]),
-        "softmax_scale": said.get("decoder.mixer.scores.scale"),
+def hf_config(ours: ModelTree) -> HfConfig:
+    attn = {
+        "alibi": ours.get("decoder.mixer.positions.kind") == "alibi",
+        "alibi_bias_max": int(ours["decoder.mixer.positions.octaves"]),
+        "softmax_scale": ours.get("decoder.mixer.scores.scale"),
     }
     return {
-        "architectures": said.writer("MptForCausalLM"),
-        "vocab_size": said["vocab"],
-        "d_model": said["width"],
-        "n_layers": said.depth("decoder"),
-        "n_heads": said["decoder.mixer.heads"],
-        "layer_norm_epsilon": said["norm.eps"],
-        "resid_pdrop": said["dropout"],
-        "tie_word_embeddings": said["embed.tied"],
-        "attn_config": inside,
+        "architectures": ours.architectures("MptForCausalLM"),
+        "vocab_size": ours["vocab"],
+        "d_model": ours["width"],
+        "n_layers": ours.depth("decoder"),
+        "n_heads": ours["decoder.mixer.heads"],
+        "layer_norm_epsilon": ours["norm.eps"],
+        "resid_pdrop": ours["dropout"],
+        "tie_word_embeddings": ours["embed.tied"],
+        "attn_config": attn,
     }
 
 
@@ -101,7 +101,7 @@ FAMILY = Family(
     tree,
     LINES,
     ["lm_head.weight"],
-    before=chained(prefixed("transformer."), own_head("lm_head.weight", "transformer.wte.weight")),
-    back=back,
-    after=unprefixed("transformer."),
+    prepare=chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.wte.weight")),
+    hf_config=hf_config,
+    finish=remove_prefix("transformer."),
 )

@@ -1,25 +1,25 @@
-"""OPT (Zhang et al. 2022): GPT-2 with two places that are never used."""
+"""OPT (Zhang et al. 2022): GPT-2 with two unused rows in its position table."""
 
 from __future__ import annotations
 
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.transforms import chained, headed, own_head, prefixed, unprefixed
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.transforms import add_prefix, chain, match_head, remove_prefix, untie_head
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
-HARMLESS = ("activation_dropout", "init_std", "layerdrop", "prefix")
+IGNORED_KEYS = ("activation_dropout", "init_std", "layerdrop", "prefix")
 
 
-def wiring(config: Reader) -> Tree:
-    before = config.get("do_layer_norm_before", True)
+def wiring(config: ConfigReader) -> Tree:
+    prepare = config.get("do_layer_norm_before", True)
     final = not config.get("_remove_final_layer_norm", False)
-    return {"kind": "pre-norm", "final": final} if before else {"kind": "post-norm"}
+    return {"kind": "pre-norm", "final": final} if prepare else {"kind": "post-norm"}
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
     width, bias = config["hidden_size"], config.get("enable_bias", True)
-    config.only("word_embed_proj_dim", width)
+    config.require("word_embed_proj_dim", width)
     affine = config.get("layer_norm_elementwise_affine", True)
     found = {
         "kind": "decoder",
@@ -53,7 +53,7 @@ def tree(config: Reader) -> Tree:
             }
         ],
     }
-    return headed(config, found)
+    return match_head(config, found)
 
 
 LINES = """
@@ -70,25 +70,25 @@ decoder.end.* = model.decoder.final_layer_norm.*
 """.replace("SELF", "LAYER.self_attn").replace("LAYER", "model.decoder.layers.{n}")
 
 
-def back(said: Said) -> Theirs:
-    before = said.get("decoder.wiring.kind") == "pre-norm"
+def hf_config(ours: ModelTree) -> HfConfig:
+    prepare = ours.get("decoder.wiring.kind") == "pre-norm"
     return {
-        "architectures": said.writer("OPTForCausalLM"),
-        "vocab_size": said["vocab"],
-        "hidden_size": said["width"],
-        "word_embed_proj_dim": said["width"],
-        "num_hidden_layers": said.depth("decoder"),
-        "num_attention_heads": said["decoder.mixer.heads"],
-        "ffn_dim": said["decoder.channel.hidden"],
-        "activation_function": said.activation("decoder.channel.activation"),
-        "max_position_embeddings": said["embed.positions.length"],
-        "do_layer_norm_before": before,
-        "_remove_final_layer_norm": before and not said["decoder.wiring.final"],
-        "layer_norm_elementwise_affine": said["norm.weight"],
-        "enable_bias": said.flag("decoder.mixer.bias"),
-        "dropout": said["dropout"],
-        "attention_dropout": said.get("decoder.mixer.dropout", 0.0),
-        "tie_word_embeddings": said["embed.tied"],
+        "architectures": ours.architectures("OPTForCausalLM"),
+        "vocab_size": ours["vocab"],
+        "hidden_size": ours["width"],
+        "word_embed_proj_dim": ours["width"],
+        "num_hidden_layers": ours.depth("decoder"),
+        "num_attention_heads": ours["decoder.mixer.heads"],
+        "ffn_dim": ours["decoder.channel.hidden"],
+        "activation_function": ours.activation("decoder.channel.activation"),
+        "max_position_embeddings": ours["embed.positions.length"],
+        "do_layer_norm_before": prepare,
+        "_remove_final_layer_norm": prepare and not ours["decoder.wiring.final"],
+        "layer_norm_elementwise_affine": ours["norm.weight"],
+        "enable_bias": ours.flag("decoder.mixer.bias"),
+        "dropout": ours["dropout"],
+        "attention_dropout": ours.get("decoder.mixer.dropout", 0.0),
+        "tie_word_embeddings": ours["embed.tied"],
     }
 
 
@@ -97,7 +97,7 @@ FAMILY = Family(
     tree,
     LINES,
     ["lm_head.weight"],
-    before=chained(prefixed("model."), own_head("lm_head.weight", "model.decoder.embed_tokens.weight")),
-    back=back,
-    after=unprefixed("model."),
+    prepare=chain(add_prefix("model."), untie_head("lm_head.weight", "model.decoder.embed_tokens.weight")),
+    hf_config=hf_config,
+    finish=remove_prefix("model."),
 )

@@ -1,17 +1,17 @@
-"""Phi (Li et al. 2023): both sub-layers at once behind one norm, half of each head turned, a bias on the output."""
+"""Phi (Li et al. 2023): parallel sub-layers after one norm, half of each head rotated, a bias in the head."""
 
 from __future__ import annotations
 
 from allyouneed.interop.families import llama
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.rope import rotary, turned
-from allyouneed.interop.hf.transforms import headed
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.rope import rope_parameters, rotary
+from allyouneed.interop.hf.transforms import match_head
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
 
-@reading("embd_pdrop", "max_position_embeddings")
-def tree(config: Reader) -> Tree:
+@strict_config("embd_pdrop", "max_position_embeddings")
+def tree(config: ConfigReader) -> Tree:
     norm = {"kind": "layer", "eps": config["layer_norm_eps"]}
     mixer = llama.attention(
         config,
@@ -38,7 +38,7 @@ def tree(config: Reader) -> Tree:
         ],
         "head": {"bias": True},
     }
-    return headed(config, found)
+    return match_head(config, found)
 
 
 LINES = """
@@ -55,25 +55,27 @@ decoder.end.* = model.final_layernorm.*
 """.replace("SELF", "model.layers.{n}.self_attn")
 
 
-def back(said: Said) -> Theirs:
-    width = said.get("decoder.mixer.head_width")
+def hf_config(ours: ModelTree) -> HfConfig:
+    width = ours.get("decoder.mixer.head_width")
     return {
-        **({"head_dim": width} if width and width * said["decoder.mixer.heads"] != said["width"] else {}),
-        "architectures": said.writer("PhiForCausalLM"),
-        "vocab_size": said["vocab"],
-        "hidden_size": said["width"],
-        "num_hidden_layers": said.depth("decoder"),
-        "num_attention_heads": said["decoder.mixer.heads"],
-        "num_key_value_heads": said.get("decoder.mixer.kv_heads") or said["decoder.mixer.heads"],
-        "intermediate_size": said["decoder.channel.hidden"],
-        "hidden_act": said.activation("decoder.channel.activation"),
-        "layer_norm_eps": said["norm.eps"],
-        "qk_layernorm": said.get("decoder.mixer.qk_norm") is not None,
-        "resid_pdrop": said["dropout"],
-        "attention_dropout": said.get("decoder.mixer.dropout", 0.0),
-        "tie_word_embeddings": said["embed.tied"],
-        **turned(said, partly=True),
+        **({"head_dim": width} if width and width * ours["decoder.mixer.heads"] != ours["width"] else {}),
+        "architectures": ours.architectures("PhiForCausalLM"),
+        "vocab_size": ours["vocab"],
+        "hidden_size": ours["width"],
+        "num_hidden_layers": ours.depth("decoder"),
+        "num_attention_heads": ours["decoder.mixer.heads"],
+        "num_key_value_heads": ours.get("decoder.mixer.kv_heads") or ours["decoder.mixer.heads"],
+        "intermediate_size": ours["decoder.channel.hidden"],
+        "hidden_act": ours.activation("decoder.channel.activation"),
+        "layer_norm_eps": ours["norm.eps"],
+        "qk_layernorm": ours.get("decoder.mixer.qk_norm") is not None,
+        "resid_pdrop": ours["dropout"],
+        "attention_dropout": ours.get("decoder.mixer.dropout", 0.0),
+        "tie_word_embeddings": ours["embed.tied"],
+        **rope_parameters(ours, partial=True),
     }
 
 
-FAMILY = Family("phi", tree, LINES, llama.IGNORE, before=llama.BEFORE, back=back, after=llama.AFTER)
+FAMILY = Family(
+    "phi", tree, LINES, llama.IGNORED_WEIGHTS, prepare=llama.PREPARE, hf_config=hf_config, finish=llama.FINISH
+)

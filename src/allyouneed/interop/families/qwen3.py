@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from allyouneed.interop.families import llama
-from allyouneed.interop.families.qwen2 import kinds, patterns
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.weight_table import Family, Theirs
+from allyouneed.interop.families.qwen2 import layer_patterns, layer_type_fields
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.weight_table import Family, HfConfig
 
 
-@reading("max_position_embeddings")
-def tree(config: Reader) -> Tree:
+@strict_config("max_position_embeddings")
+def tree(config: ConfigReader) -> Tree:
     norm = {"kind": "rms", "eps": config["rms_norm_eps"]}
     channel = llama.swiglu(config, bias=False)
     layers = [
@@ -20,7 +20,7 @@ def tree(config: Reader) -> Tree:
             "mixer": llama.attention(config, pattern=pattern, qk_norm=norm),
             "channel": channel,
         }
-        for pattern, count in patterns(config)
+        for pattern, count in layer_patterns(config)
     ]
     return llama.decoder(config, layers)
 
@@ -31,15 +31,23 @@ decoder.blocks.{n}.sublayers.mixer.k_norm.weight = model.layers.{n}.self_attn.k_
 """
 
 
-def back(said: Said) -> Theirs:
-    bias = {"attention_bias": said.flag("decoder.mixer.bias")}
+def hf_config(ours: ModelTree) -> HfConfig:
+    bias = {"attention_bias": ours.flag("decoder.mixer.bias")}
     return {
-        "architectures": said.writer("Qwen3ForCausalLM"),
-        **llama.sizes(said),
-        **llama.gated(said),
-        **kinds(said),
+        "architectures": ours.architectures("Qwen3ForCausalLM"),
+        **llama.shared_fields(ours),
+        **llama.mlp_fields(ours),
+        **layer_type_fields(ours),
         **bias,
     }
 
 
-FAMILY = Family("qwen3", tree, llama.LINES + NORMS, llama.IGNORE, before=llama.BEFORE, back=back, after=llama.AFTER)
+FAMILY = Family(
+    "qwen3",
+    tree,
+    llama.LINES + NORMS,
+    llama.IGNORED_WEIGHTS,
+    prepare=llama.PREPARE,
+    hf_config=hf_config,
+    finish=llama.FINISH,
+)

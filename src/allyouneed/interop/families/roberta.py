@@ -1,5 +1,4 @@
-"""RoBERTa (Liu et al. 2019): BERT, whose places begin behind the number of the padding token. Its head has a gelu,
-whatever the layers have."""
+"""RoBERTa (Liu et al. 2019): BERT with positions that start after `pad_token_id`. Its head always uses GELU."""
 
 from __future__ import annotations
 
@@ -7,24 +6,24 @@ from allyouneed.interop.families.bert import (
     BODY,
     CLASSES,
     DEFAULTS,
-    HARMLESS,
+    IGNORED_KEYS,
+    config_fields,
     encoder,
     head,
     learned,
-    named_back,
-    places,
-    renamed,
+    normalize_names,
+    position_fields,
+    restore_names,
     untied_bias,
-    words,
 )
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.weight_table import Family
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS | {"vocab_size": 50265, "pad_token_id": 1})
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS | {"vocab_size": 50265, "pad_token_id": 1})
     found = encoder(config, learned(config, offset=config["pad_token_id"] + 1))
     return found | {"head": head(config, with_gelu(found["head"]), "tanh")}
 
@@ -33,8 +32,8 @@ def with_gelu(vocabulary: Tree) -> Tree:
     return vocabulary | {"transform": vocabulary["transform"] | {"activation": "gelu"}}
 
 
-def back(said: Said) -> Tree:
-    return words(said, "Roberta") | places(said)
+def hf_config(ours: ModelTree) -> Tree:
+    return config_fields(ours, "Roberta") | position_fields(ours)
 
 
 HEAD = """
@@ -43,15 +42,15 @@ head.bias = lm_head.bias
 head.transform.linear.* = lm_head.dense.*
 head.transform.norm.* = lm_head.layer_norm.*
 """
-IGNORE = ("*.position_ids", "lm_head.decoder.*")
-SPARE = ("*.pooler.*", "lm_head.bias")
+IGNORED_WEIGHTS = ("*.position_ids", "lm_head.decoder.*")
+PRESERVED_WEIGHTS = ("*.pooler.*", "lm_head.bias")
 FAMILY = Family(
     "roberta",
     tree,
     untied_bias(BODY.replace("bert.", "roberta.") + HEAD + CLASSES, "lm_head"),
-    IGNORE,
-    before=renamed,
-    spare=SPARE,
-    back=back,
-    after=named_back({"RobertaModel": "roberta.pooler.dense"}),
+    IGNORED_WEIGHTS,
+    prepare=normalize_names,
+    preserve=PRESERVED_WEIGHTS,
+    hf_config=hf_config,
+    finish=restore_names({"RobertaModel": "roberta.pooler.dense"}),
 )

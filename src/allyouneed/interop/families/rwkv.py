@@ -1,20 +1,20 @@
-"""RWKV-4 (Peng et al. 2023): a norm after the embedding, shares of the token before, a decay for each feature."""
+"""RWKV-4 (Peng et al. 2023): a norm after the embedding, token shift, a decay per feature."""
 
 from __future__ import annotations
 
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.transforms import chained, headed, own_head, prefixed, unprefixed
-from allyouneed.interop.hf.weight_table import Change, Family, Theirs
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.transforms import add_prefix, chain, match_head, remove_prefix, untie_head
+from allyouneed.interop.hf.weight_table import Family, HfConfig, TensorTransform
 
-# how long a text their CUDA kernel takes at once; halvings that change how numbers are written, not what they are
-HARMLESS = ("context_length", "rescale_every")
+# the limit of their CUDA kernel; rescaling that does not change the result
+IGNORED_KEYS = ("context_length", "rescale_every")
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
     width = config["hidden_size"]
-    norm = {"kind": "layer", "eps": config.only("layer_norm_epsilon", 1e-5)}  # their last norm always has this one
+    norm = {"kind": "layer", "eps": config.require("layer_norm_epsilon", 1e-5)}  # hard-coded in their last norm
     hidden = config.get("attention_hidden_size") or width
     found = {
         "kind": "decoder",
@@ -31,7 +31,7 @@ def tree(config: Reader) -> Tree:
             }
         ],
     }
-    return headed(config, found)
+    return match_head(config, found)
 
 
 LINES = """
@@ -58,17 +58,17 @@ decoder.end.* = rwkv.ln_out.*
 """
 
 
-def back(said: Said) -> Theirs:
+def hf_config(ours: ModelTree) -> HfConfig:
     return {
-        "architectures": said.writer("RwkvForCausalLM"),
-        "vocab_size": said["vocab"],
-        "hidden_size": said["width"],
-        "num_hidden_layers": said.depth("decoder"),
-        "attention_hidden_size": said.get("decoder.mixer.hidden") or said["width"],
-        "intermediate_size": said["decoder.channel.hidden"],
-        "layer_norm_epsilon": said["norm.eps"],
+        "architectures": ours.architectures("RwkvForCausalLM"),
+        "vocab_size": ours["vocab"],
+        "hidden_size": ours["width"],
+        "num_hidden_layers": ours.depth("decoder"),
+        "attention_hidden_size": ours.get("decoder.mixer.hidden") or ours["width"],
+        "intermediate_size": ours["decoder.channel.hidden"],
+        "layer_norm_epsilon": ours["norm.eps"],
         "rescale_every": 0,
-        "tie_word_embeddings": said["embed.tied"],
+        "tie_word_embeddings": ours["embed.tied"],
     }
 
 
@@ -77,8 +77,10 @@ FAMILY = Family(
     tree,
     LINES,
     ignore=["head.weight"],
-    before=chained(prefixed("rwkv.", "head."), own_head("head.weight", "rwkv.embeddings.weight")),
-    back=back,
-    after=unprefixed("rwkv."),
-    changes={"flat": Change(lambda tensor, config: tensor.flatten(), lambda tensor, config: tensor[None, None])},
+    prepare=chain(add_prefix("rwkv.", "head."), untie_head("head.weight", "rwkv.embeddings.weight")),
+    hf_config=hf_config,
+    finish=remove_prefix("rwkv."),
+    transforms={
+        "flat": TensorTransform(lambda tensor, config: tensor.flatten(), lambda tensor, config: tensor[None, None])
+    },
 )

@@ -1,4 +1,4 @@
-"""Switch Transformer (Fedus et al. 2022): T5 in which some channels are a mixture of experts, each token using one."""
+"""Switch Transformer (Fedus et al. 2022): T5 with a top-1 mixture of experts in some layers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterator
 
 from allyouneed.interop.families.t5 import (
     DEFAULTS,
-    HARMLESS,
-    IGNORE,
+    IGNORED_KEYS,
+    IGNORED_WEIGHTS,
     LINES,
-    SPARE,
-    completed,
+    PRESERVED_WEIGHTS,
+    build_tree,
+    config_fields,
     depths,
-    tree_with,
-    undone,
-    words,
+    finish,
+    prepare,
 )
-from allyouneed.interop.hf.config_reader import ACTIVATIONS, Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
+from allyouneed.interop.hf.config_reader import ACTIVATIONS, ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.weight_table import Family
 
-OTHERS = {
+OWN_DEFAULTS = {
     "d_model": 768,
     "num_layers": 12,
     "num_sparse_encoder_layers": 3,
@@ -36,8 +36,8 @@ OTHERS = {
 }
 
 
-def layers(config: Reader, count: int, sparse: int) -> list[Tree]:
-    """Every so-manyth layer has experts, as their code counts it (which takes the second one where none is wanted)."""
+def layers(config: ConfigReader, count: int, sparse: int) -> list[Tree]:
+    """Every n-th layer has experts, counted as in their code (which puts them in the second layer where none is wanted)."""
     dense = {
         "kind": "ffn",
         "hidden": config["d_ff"],
@@ -62,21 +62,21 @@ def layers(config: Reader, count: int, sparse: int) -> list[Tree]:
 
 
 def with_experts(count: int, sparse: int) -> Iterator[bool]:
-    """Of each layer, whether it is one of so many `sparse` ones."""
+    """For each layer, whether it is one of the `sparse` ones."""
     step = count // sparse if sparse else count
     return (step == 1 or n % step == 1 for n in range(count))
 
 
-# padding never takes an expert's place here
-@reading(*HARMLESS, "encoder_sparse_step", "decoder_sparse_step", "router_ignore_padding_tokens")
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS | OTHERS)
-    config.only("router_dtype", "float32")
-    config.only("router_type", "tokens_masked")
-    config.only("num_selected_experts", 1)
-    config.only("feed_forward_proj", "relu")
+# padding never takes expert capacity in ours
+@strict_config(*IGNORED_KEYS, "encoder_sparse_step", "decoder_sparse_step", "router_ignore_padding_tokens")
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS | OWN_DEFAULTS)
+    config.require("router_dtype", "float32")
+    config.require("router_type", "tokens_masked")
+    config.require("num_selected_experts", 1)
+    config.require("feed_forward_proj", "relu")
     encoder, decoder = depths(config)
-    return tree_with(
+    return build_tree(
         config,
         layers(config, encoder, config["num_sparse_encoder_layers"]),
         layers(config, decoder, config["num_sparse_decoder_layers"]),
@@ -84,15 +84,15 @@ def tree(config: Reader) -> Tree:
     )
 
 
-def back(said: Said) -> Tree:
-    found = words(said, "SwitchTransformersForConditionalGeneration")
+def hf_config(ours: ModelTree) -> Tree:
+    found = config_fields(ours, "SwitchTransformersForConditionalGeneration")
     for side in ("encoder", "decoder"):
-        layers = said.layers(side)
+        layers = ours.layers(side)
         which = [layer["channel.kind"] == "moe" for layer in layers]
         counts = [n for n in range(len(which) + 1) if list(with_experts(len(which), n)) == which]
         if not counts:
-            said.problems.append(
-                f"{side}: experts in layers {[n for n, has in enumerate(which) if has]} cannot be said"
+            ours.problems.append(
+                f"{side}: experts in layers {[n for n, has in enumerate(which) if has]} cannot be ours"
             )
         experts = next((layer for layer, has in zip(layers, which, strict=True) if has), None)
         if experts is None or not counts:
@@ -106,7 +106,7 @@ def back(said: Said) -> Tree:
             "router_jitter_noise": experts.get("channel.router.jitter", 0.0),
             "router_z_loss_coef": experts.get("channel.router.z_loss", 0.0),
             "router_aux_loss_coef": experts.get("channel.balance", 0.0),
-            "dense_act_fn": experts.word("channel.expert.activation", ACTIVATIONS),
+            "dense_act_fn": experts.hf_name("channel.expert.activation", ACTIVATIONS),
         }
     return found
 
@@ -123,9 +123,9 @@ FAMILY = Family(
     "switch_transformers",
     tree,
     LINES.replace("FFN", "mlp") + EXPERTS,
-    IGNORE,
-    before=completed,
-    spare=SPARE,
-    back=back,
-    after=undone,
+    IGNORED_WEIGHTS,
+    prepare=prepare,
+    preserve=PRESERVED_WEIGHTS,
+    hf_config=hf_config,
+    finish=finish,
 )

@@ -1,15 +1,15 @@
-"""T5 (Raffel et al. 2020) and T5 1.1 (gated, untied), and what mT5 and Switch have in common with them."""
+"""T5 (Raffel et al. 2020) and T5 1.1 (gated, untied), and what mT5 and Switch share with them."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from allyouneed.interop.hf.config_reader import ACTIVATIONS, Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.transforms import bare
-from allyouneed.interop.hf.weight_table import Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import ACTIVATIONS, ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.transforms import is_headless
+from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
 
-HARMLESS = (
+IGNORED_KEYS = (
     "classifier_dropout", "dense_act_fn", "initializer_factor", "is_encoder_decoder",
     "is_gated_act", "n_positions", "num_hidden_layers", "output_past",
 )  # fmt: skip
@@ -30,25 +30,25 @@ DEFAULTS = {
 GATED = "gated-"
 
 
-# their gated gelu is the tanh one
+# their gated GELU is the tanh approximation
 GATES = {"gated-gelu": "gelu-tanh"} | {f"{GATED}{word}": ours for word, ours in ACTIVATIONS.items() if word != "gelu"}
 
 
-def channel(config: Reader) -> Tree:
-    """What `feed_forward_proj` says: an activation, or `gated-` and one."""
-    words = ACTIVATIONS | GATES
+def channel(config: ConfigReader) -> Tree:
+    """From `feed_forward_proj`: an activation, optionally prefixed with `gated-`."""
+    names = ACTIVATIONS | GATES
     return {
         "kind": "glu" if config["feed_forward_proj"].startswith(GATED) else "ffn",
         "hidden": config["d_ff"],
-        "activation": config.choose("feed_forward_proj", words),
+        "activation": config.map_value("feed_forward_proj", names),
         "bias": False,
         "dropout": config["dropout_rate"],
     }
 
 
-def tree_with(config: Reader, encoder: list[Tree], decoder: list[Tree], scaled: bool) -> Tree:
-    """The encoder-decoder around layers that say their channels; `scaled`: what goes into the head by width^-1/2."""
-    config.classes("ForConditionalGeneration", "Model")
+def build_tree(config: ConfigReader, encoder: list[Tree], decoder: list[Tree], scaled: bool) -> Tree:
+    """The encoder-decoder around layers with their channels; `scaled`: scale the input of the head by width^-1/2."""
+    config.require_architecture("ForConditionalGeneration", "Model")
     vocab = config["vocab_size"]
     return {
         "kind": "encoder-decoder",
@@ -64,7 +64,7 @@ def tree_with(config: Reader, encoder: list[Tree], decoder: list[Tree], scaled: 
     }
 
 
-def _attention(config: Reader) -> Tree:
+def _attention(config: ConfigReader) -> Tree:
     return {
         "kind": "attention",
         "heads": config["num_heads"],
@@ -75,7 +75,7 @@ def _attention(config: Reader) -> Tree:
     }
 
 
-def _layer(config: Reader, pattern: str) -> Tree:
+def _layer(config: ConfigReader, pattern: str) -> Tree:
     buckets = {
         "kind": "buckets",
         "buckets": config["relative_attention_num_buckets"],
@@ -84,39 +84,39 @@ def _layer(config: Reader, pattern: str) -> Tree:
     return {"wiring": "pre-norm", "mixer": _attention(config) | {"pattern": pattern, "positions": buckets}}
 
 
-def depths(config: Reader) -> tuple[int, int]:
-    """Layers of each side."""
+def depths(config: ConfigReader) -> tuple[int, int]:
+    """Number of encoder and decoder layers."""
     return config["num_layers"], config.get("num_decoder_layers") or config["num_layers"]
 
 
-def words(said: Said, name: str) -> Tree:
-    """T5's words for an encoder-decoder of ours, of the class of this name. Whether what goes into the head is scaled
-    is what they mean by its being tied: whether it is, the weights tell."""
-    vocab, scaled = said["vocab"], said.get("head.scale", "none") != "none"
-    heads = said["encoder.mixer.heads"]
+def config_fields(ours: ModelTree, name: str) -> Tree:
+    """T5's config for our encoder-decoder; `name`: the class. Their `tie_word_embeddings` means that the input of the head
+    is scaled; whether it is tied, only the weights tell."""
+    vocab, scaled = ours["vocab"], ours.get("head.scale", "none") != "none"
+    heads = ours["encoder.mixer.heads"]
     return {
         "vocab_size": vocab["target"] if isinstance(vocab, dict) else vocab,
-        "d_model": said["width"],
-        "d_kv": said.get("encoder.mixer.head_width", (said["width"] or 0) // (heads or 1)),
-        "d_ff": said.get("encoder.channel.hidden", said.get("encoder.channel.expert.hidden")),
-        "num_layers": said.depth("encoder"),
-        "num_decoder_layers": said.depth("decoder" if said.get("decoder") else "encoder"),
+        "d_model": ours["width"],
+        "d_kv": ours.get("encoder.mixer.head_width", (ours["width"] or 0) // (heads or 1)),
+        "d_ff": ours.get("encoder.channel.hidden", ours.get("encoder.channel.expert.hidden")),
+        "num_layers": ours.depth("encoder"),
+        "num_decoder_layers": ours.depth("decoder" if ours.get("decoder") else "encoder"),
         "num_heads": heads,
-        "relative_attention_num_buckets": said["encoder.mixer.positions.buckets"],
-        "relative_attention_max_distance": said["encoder.mixer.positions.distance"],
-        "dropout_rate": said.get("dropout", 0.0),
-        "layer_norm_epsilon": said["norm.eps"],
+        "relative_attention_num_buckets": ours["encoder.mixer.positions.buckets"],
+        "relative_attention_max_distance": ours["encoder.mixer.positions.distance"],
+        "dropout_rate": ours.get("dropout", 0.0),
+        "layer_norm_epsilon": ours["norm.eps"],
         "scale_decoder_outputs": scaled,
-        "tie_word_embeddings": said.get("embed.tied", True),
+        "tie_word_embeddings": ours.get("embed.tied", True),
         "two_vocabularies": isinstance(vocab, dict),
         "architectures": [name],
         "is_encoder_decoder": True,
     }
 
 
-def feed_forward(said: Said) -> Tree:
-    gated = said["encoder.channel.kind"] == "glu"
-    return {"feed_forward_proj": said.word("encoder.channel.activation", GATES if gated else ACTIVATIONS)}
+def feed_forward(ours: ModelTree) -> Tree:
+    gated = ours["encoder.channel.kind"] == "glu"
+    return {"feed_forward_proj": ours.hf_name("encoder.channel.activation", GATES if gated else ACTIVATIONS)}
 
 
 LINES = """
@@ -151,83 +151,88 @@ SHORT = {
 }
 for _short, _name in SHORT.items():
     LINES = LINES.replace(_short, _name)
-IGNORE = ("lm_head.weight",)
-SPARE = ("shared.weight", "*.EncDecAttention.relative_attention_bias.weight")  # of a table that the files of old had
+IGNORED_WEIGHTS = ("lm_head.weight",)
+PRESERVED_WEIGHTS = (
+    "shared.weight",
+    "*.EncDecAttention.relative_attention_bias.weight",
+)  # a table in old files
 SIDES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
-def reads_only(config: Theirs) -> bool:
-    """The class without a decoder."""
+def is_encoder_only(config: HfConfig) -> bool:
+    """Whether the class has no decoder."""
     return bool((config.get("architectures") or [""])[0].endswith("EncoderModel"))
 
 
-def completed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """Only the weights tell whether the head and the two sides have matrices of their own; copies are left out. Newer
-    configs of T5 always say that all are one, and mean by another key that what goes into the head is not scaled."""
+def prepare(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    """Only the weights tell whether the head and the two sides have separate matrices; copies are dropped. Newer T5
+    configs always declare them tied, and use another key for scaling the input of the head."""
     scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
     found, shared = {**weights}, weights.get("shared.weight")
     source, target = (found.pop(side, shared) for side in SIDES)
-    if reads_only(config):
+    if is_encoder_only(config):
         target = source
     apart = not _same(source, target)
     tied = _same(found.get("lm_head.weight"), target)
     kept = {SIDES[0]: source if apart else None, SIDES[1]: target}
     if shared is not None and _same(shared, target):
         del found["shared.weight"]
-    said = {"scale_decoder_outputs": scaled, "tie_word_embeddings": tied, "two_vocabularies": apart}
-    return {**config, **said}, found | {name: tensor for name, tensor in kept.items() if tensor is not None}
+    flags = {"scale_decoder_outputs": scaled, "tie_word_embeddings": tied, "two_vocabularies": apart}
+    return {**config, **flags}, found | {name: tensor for name, tensor in kept.items() if tensor is not None}
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    """What is not there is a copy of the other."""
+    """A missing matrix is a copy of the other."""
     return one is None or (other is not None and one.shape == other.shape and one.equal(other))
 
 
-def undone(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """One matrix is called `shared`, two stand beside one more that nobody reads. A head beside two, or beside a config
-    that calls it untied (by which they mean that what goes into it is not scaled), is written even if it is a copy."""
-    found, said = {**weights}, {**config}
-    if said.pop("two_vocabularies", None) is not None:  # `words` wrote this config
-        scaled = said.pop("scale_decoder_outputs")
-        said["tie_word_embeddings"] = said["tie_word_embeddings"] if said["model_type"] == "mt5" else scaled
+def finish(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    """One matrix is called `shared`; two come with a third, unused one. The head is written even if it is a copy where
+    there are two matrices, or where the config is untied (their way to leave the head's input unscaled)."""
+    found, written = {**weights}, {**config}
+    if written.pop("two_vocabularies", None) is not None:  # written by `config_fields`
+        scaled = written.pop("scale_decoder_outputs")
+        written["tie_word_embeddings"] = written["tie_word_embeddings"] if written["model_type"] == "mt5" else scaled
     target = found.pop(SIDES[1])
-    headless = reads_only(said) or bare(said)
-    untied = not said.get("tie_word_embeddings", True) and not headless
+    headless = is_encoder_only(written) or is_headless(written)
+    untied = not written.get("tie_word_embeddings", True) and not headless
     copies = {"lm_head.weight": target.clone()} if untied or (SIDES[0] in found and not headless) else {}
     if SIDES[0] in found:
-        return said, {"shared.weight": found[SIDES[0]].clone(), SIDES[1]: target, **copies, **found}
-    if untied and said["model_type"] == "switch_transformers":  # the others know that the sides are one
+        return written, {"shared.weight": found[SIDES[0]].clone(), SIDES[1]: target, **copies, **found}
+    if untied and written["model_type"] == "switch_transformers":  # the others tie the sides themselves
         copies |= {side: target.clone() for side in SIDES}
-    return said, {"shared.weight": target, **copies, **found}
+    return written, {"shared.weight": target, **copies, **found}
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS)
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS)
     encoder, decoder = ([{"repeat": count, "channel": channel(config)}] for count in depths(config))
     scaled = config.get("scale_decoder_outputs", config["tie_word_embeddings"])
-    found = tree_with(config, encoder, decoder, scaled)
-    return without_decoder(found) if reads_only(config) else found
+    found = build_tree(config, encoder, decoder, scaled)
+    return without_decoder(found) if is_encoder_only(config) else found
 
 
 def without_decoder(tree: Tree) -> Tree:
-    """A bare encoder."""
+    """The encoder only."""
     kept = {key: value for key, value in tree.items() if key != "decoder"}
     return kept | {"kind": "encoder", "embed": kept["embed"] | {"tied": True}, "head": {"kind": "none"}}
 
 
-def back(said: Said, name: str = "T5") -> Tree:
-    reads = said["kind"] == "encoder"
-    return words(said, f"{name}EncoderModel" if reads else f"{name}ForConditionalGeneration") | feed_forward(said)
+def hf_config(ours: ModelTree, name: str = "T5") -> Tree:
+    encoder_only = ours["kind"] == "encoder"
+    return config_fields(ours, f"{name}EncoderModel" if encoder_only else f"{name}ForConditionalGeneration") | feed_forward(
+        ours
+    )
 
 
 FAMILY = Family(
     "t5",
     tree,
     LINES.replace("FFN", "DenseReluDense"),
-    IGNORE,
-    before=completed,
-    spare=SPARE,
-    back=back,
-    after=undone,
+    IGNORED_WEIGHTS,
+    prepare=prepare,
+    preserve=PRESERVED_WEIGHTS,
+    hf_config=hf_config,
+    finish=finish,
 )

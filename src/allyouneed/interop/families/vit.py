@@ -1,15 +1,15 @@
-"""ViT (Dosovitskiy et al. 2021), and what DeiT has in common with it. The pooler that comes with the bare model is left
-out: nothing was trained with it."""
+"""ViT (Dosovitskiy et al. 2021), and what DeiT shares with it. The pooler of the headless class is dropped: it is
+untrained."""
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import label_words
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.transforms import ROW, bare
-from allyouneed.interop.hf.weight_table import Change, Family, Theirs, Weights
+from allyouneed.interop.families.bert import label_fields
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.transforms import ROW, is_headless
+from allyouneed.interop.hf.weight_table import Family, HfConfig, TensorTransform, Weights
 
-HARMLESS = ("encoder_stride", "pooler_*")
+IGNORED_KEYS = ("encoder_stride", "pooler_*")
 DEFAULTS = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -26,15 +26,17 @@ DEFAULTS = {
 }
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS)
-    return tree_with(config, learned=1)
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS)
+    return build_tree(config, learned=1)
 
 
-def tree_with(config: Reader, learned: int) -> Tree:
-    """An encoder of patches, before which stand so many learned vectors: the class token, the distillation token."""
-    config.classes("ForImageClassification", "Model", *(["ForImageClassificationWithTeacher"] if learned > 1 else []))
+def build_tree(config: ConfigReader, learned: int) -> Tree:
+    """An encoder of patches after `learned` learned tokens: the class token, and the distillation token."""
+    config.require_architecture(
+        "ForImageClassification", "Model", *(["ForImageClassificationWithTeacher"] if learned > 1 else [])
+    )
     (height, width), (down, across) = _sides(config["image_size"]), _sides(config["patch_size"])
     classes = config.get("classes")
     return {
@@ -57,7 +59,7 @@ def tree_with(config: Reader, learned: int) -> Tree:
                 "mixer": {
                     "kind": "attention",
                     "heads": config["num_attention_heads"],
-                    "bias": config.choose("qkv_bias", {True: True, False: {"q": False, "k": False, "v": False}}),
+                    "bias": config.map_value("qkv_bias", {True: True, False: {"q": False, "k": False, "v": False}}),
                     "dropout": config["attention_probs_dropout_prob"],
                 },
                 "channel": {
@@ -76,19 +78,19 @@ def _sides(value: int | list[int]) -> tuple[int, int]:
     return height, width
 
 
-def completed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """Files of the bare model leave `vit.` out; only the weights tell whether, and into how many classes, it sorts."""
+def prepare(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    """Files of the headless model omit `vit.`; only the weights tell the number of classes, if any."""
     if "embeddings.cls_token" in weights:
         weights = {f"{config['model_type']}.{name}": tensor for name, tensor in weights.items()}
     found = [weights[name] for name in ("classifier.weight", "cls_classifier.weight") if name in weights]
     return {**config, "classes": len(found[0]) if found else None}, weights
 
 
-def undone(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """A pooler that nothing here was trained with is written as zeros."""
+def finish(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    """The headless class requires a pooler; ours has none, so it is written as zeros."""
     body = f"{config['model_type']}."
     found, width = {**weights}, config.get("hidden_size", DEFAULTS["hidden_size"])
-    if bare(config):
+    if is_headless(config):
         size = config.get("pooler_output_size") or width
         like = next(iter(weights.values()))
         pooler = {"weight": like.new_zeros(size, width), "bias": like.new_zeros(size)}
@@ -97,29 +99,29 @@ def undone(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
     return {key: value for key, value in config.items() if key != "classes"}, found
 
 
-def words(said: Said, name: str, end: str) -> Tree:
-    """ViT's words for an encoder of ours, whose classes have this name; `end`: that of the one with a head."""
-    labels, bias = said.get("head.labels"), said.get("encoder.mixer.bias")
+def config_fields(ours: ModelTree, name: str, end: str) -> Tree:
+    """ViT's config for our encoder; `name`: the prefix of its classes, `end`: the suffix of the one with a head."""
+    labels, bias = ours.get("head.labels"), ours.get("encoder.mixer.bias")
     found = {
-        "hidden_size": said["width"],
-        "num_hidden_layers": said.depth("encoder"),
-        "num_attention_heads": said["encoder.mixer.heads"],
-        "intermediate_size": said["encoder.channel.hidden"],
-        "hidden_act": said.activation("encoder.channel.activation"),
-        "hidden_dropout_prob": said.get("dropout", 0.0),
-        "attention_probs_dropout_prob": said.get("encoder.mixer.dropout", 0.0),
-        "layer_norm_eps": said["norm.eps"],
-        "image_size": said["embed.image"],
-        "patch_size": said["embed.patch"],
-        "num_channels": said["embed.channels"],
+        "hidden_size": ours["width"],
+        "num_hidden_layers": ours.depth("encoder"),
+        "num_attention_heads": ours["encoder.mixer.heads"],
+        "intermediate_size": ours["encoder.channel.hidden"],
+        "hidden_act": ours.activation("encoder.channel.activation"),
+        "hidden_dropout_prob": ours.get("dropout", 0.0),
+        "attention_probs_dropout_prob": ours.get("encoder.mixer.dropout", 0.0),
+        "layer_norm_eps": ours["norm.eps"],
+        "image_size": ours["embed.image"],
+        "patch_size": ours["embed.patch"],
+        "num_channels": ours["embed.channels"],
         "qkv_bias": bias["q"] if isinstance(bias, dict) else bool(bias),
         "architectures": [f"{name}Model" if labels is None else f"{name}{end}"],
     }
-    return found if labels is None else found | label_words(labels) | {"classes": labels}
+    return found if labels is None else found | label_fields(labels) | {"classes": labels}
 
 
-def back(said: Said) -> Tree:
-    return words(said, "ViT", "ForImageClassification")
+def hf_config(ours: ModelTree) -> Tree:
+    return config_fields(ours, "ViT", "ForImageClassification")
 
 
 LINES = """
@@ -138,16 +140,18 @@ head.classes.* = classifier.*
 """.replace("LAYER", "vit.encoder.layer.{n}.attention.attention")
 
 
-def pixels(config: Theirs) -> tuple[int, int, int]:
-    """A patch of theirs, which ours has in a row."""
+def patch_shape(config: HfConfig) -> tuple[int, int, int]:
+    """(channels, height, width) of a patch; ours is flat."""
     return (
         config.get("num_channels", DEFAULTS["num_channels"]),
         *_sides(config.get("patch_size", DEFAULTS["patch_size"])),
     )
 
 
-FLAT = Change(lambda tensor, config: tensor.flatten(1), lambda tensor, config: tensor.unflatten(1, pixels(config)))
-CHANGES = {"flat": FLAT, "row": ROW}
-SPARE = ("*.pooler.*",)
+FLAT = TensorTransform(
+    lambda tensor, config: tensor.flatten(1), lambda tensor, config: tensor.unflatten(1, patch_shape(config))
+)
+TRANSFORMS = {"flat": FLAT, "row": ROW}
+PRESERVED_WEIGHTS = ("*.pooler.*",)
 
-FAMILY = Family("vit", tree, LINES, (), CHANGES, completed, SPARE, back, undone)
+FAMILY = Family("vit", tree, LINES, (), TRANSFORMS, prepare, PRESERVED_WEIGHTS, hf_config, finish)

@@ -1,16 +1,16 @@
-"""Whisper (Radford et al. 2022). Its encoder's table of positions holds sinusoids, which ours computes."""
+"""Whisper (Radford et al. 2022). Its files store the encoder's sinusoids, which ours computes."""
 
 from __future__ import annotations
 
 from allyouneed.config import tree_of
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.transforms import bare, refuse_other_sinusoids, sinusoids, unless_tied
-from allyouneed.interop.hf.weight_table import Family, Theirs, Weights
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.transforms import check_sinusoids, is_headless, sinusoid_table, untie_if_different
+from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
 from allyouneed.nn.positions.absolute import Sinusoidal
 
-# what only training, generation, alignment or another task looks at; scale_embedding is read there and never used
-HARMLESS = (
+# used only in training, generation, alignment or other tasks; scale_embedding has no effect
+IGNORED_KEYS = (
     "*_layerdrop", "*suppress_tokens", "apply_spec_augment", "classifier_proj_size", "init_std", "is_encoder_decoder",
     "mask_*", "max_source_positions", "median_filter_width", "num_hidden_layers", "scale_embedding",
     "use_weighted_layer_sum", "forced_decoder_ids",
@@ -34,11 +34,11 @@ DEFAULTS = {
 SINUSOIDS = Sinusoidal(order="halves", closed=True)
 
 
-@reading(*HARMLESS)
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS)
-    config.only("tie_word_embeddings", True)
-    config.classes("ForConditionalGeneration", "WhisperModel")
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS)
+    config.require("tie_word_embeddings", True)
+    config.require_architecture("ForConditionalGeneration", "WhisperModel")
     return {
         "kind": "encoder-decoder",
         "vocab": config["vocab_size"],
@@ -51,7 +51,7 @@ def tree(config: Reader) -> Tree:
     }
 
 
-def _layer(config: Reader, side: str) -> Tree:
+def _layer(config: ConfigReader, side: str) -> Tree:
     attention = {
         "kind": "attention",
         "heads": config[f"{side}_attention_heads"],
@@ -68,52 +68,51 @@ def _layer(config: Reader, side: str) -> Tree:
     return layer if side == "encoder" else layer | {"mixer": attention | {"pattern": "causal"}, "cross": attention}
 
 
-def checked(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """Files of the model without its head leave `model.` out; an encoder with trained positions is refused, and so is a
-    head of its own."""
+def prepare(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    """Files of the headless model omit `model.`; an encoder with trained positions and an untied head are refused."""
     if "encoder.conv1.weight" in weights:
         weights = {f"model.{name}": tensor for name, tensor in weights.items()}
     if TABLE in weights:
-        refuse_other_sinusoids(weights[TABLE], SINUSOIDS, "whisper: the encoder's positions")
-    return unless_tied(config, weights, "proj_out.weight", "model.decoder.embed_tokens.weight"), weights
+        check_sinusoids(weights[TABLE], SINUSOIDS, "whisper: the encoder's positions")
+    return untie_if_different(config, weights, "proj_out.weight", "model.decoder.embed_tokens.weight"), weights
 
 
-def with_positions(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """Their encoder has a table of the places of 30 seconds, which ours computes."""
+def finish(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    """Add the encoder's position table for 30 seconds, which ours computes."""
     found = {**weights}
     if TABLE not in found:
-        table = sinusoids(SINUSOIDS, config.get("max_source_positions", PLACES), config["d_model"])
+        table = sinusoid_table(SINUSOIDS, config.get("max_source_positions", DEFAULT_POSITIONS), config["d_model"])
         found[TABLE] = table.to(next(iter(weights.values())))
     config = {**config, "max_source_positions": len(found[TABLE])}
-    if bare(config):
+    if is_headless(config):
         found = {name.removeprefix("model."): tensor for name, tensor in found.items()}
     return config, found
 
 
-def back(said: Said) -> Tree:
+def hf_config(ours: ModelTree) -> Tree:
     found: Tree = {
-        "vocab_size": said["vocab"],
-        "num_mel_bins": said["source_embed.mels"],
-        "activation_function": said.activation("encoder.channel.activation"),
-        "d_model": said["width"],
-        "dropout": said.get("dropout", 0.0),
-        "attention_dropout": said.get("encoder.mixer.dropout", 0.0),
-        "activation_dropout": said.get("encoder.channel.dropout", 0.0),
-        "max_source_positions": PLACES,
-        "max_target_positions": said["embed.positions.length"],
+        "vocab_size": ours["vocab"],
+        "num_mel_bins": ours["source_embed.mels"],
+        "activation_function": ours.activation("encoder.channel.activation"),
+        "d_model": ours["width"],
+        "dropout": ours.get("dropout", 0.0),
+        "attention_dropout": ours.get("encoder.mixer.dropout", 0.0),
+        "activation_dropout": ours.get("encoder.channel.dropout", 0.0),
+        "max_source_positions": DEFAULT_POSITIONS,
+        "max_target_positions": ours["embed.positions.length"],
         "architectures": ["WhisperForConditionalGeneration"],
         "is_encoder_decoder": True,
     }
     for side in ("encoder", "decoder"):
         found |= {
-            f"{side}_layers": said.depth(side),
-            f"{side}_attention_heads": said[f"{side}.mixer.heads"],
-            f"{side}_ffn_dim": said[f"{side}.channel.hidden"],
+            f"{side}_layers": ours.depth(side),
+            f"{side}_attention_heads": ours[f"{side}.mixer.heads"],
+            f"{side}_ffn_dim": ours[f"{side}.channel.hidden"],
         }
     return found
 
 
-PLACES = 1500  # of 20 ms each
+DEFAULT_POSITIONS = 1500  # of 20 ms
 TABLE = "model.encoder.embed_positions.weight"
 LINES = """
 embed.tokens.weight = model.decoder.embed_tokens.weight
@@ -144,5 +143,7 @@ decoder.blocks.{n}.wiring.norms.1.* = DEC.encoder_attn_layer_norm.*
 decoder.blocks.{n}.wiring.norms.2.* = DEC.final_layer_norm.*
 decoder.end.* = model.decoder.layer_norm.*
 """.replace("ENC", "model.encoder.layers.{n}").replace("DEC", "model.decoder.layers.{n}")
-IGNORE = ("proj_out.weight",)
-FAMILY = Family("whisper", tree, LINES, IGNORE, before=checked, spare=(TABLE,), back=back, after=with_positions)
+IGNORED_WEIGHTS = ("proj_out.weight",)
+FAMILY = Family(
+    "whisper", tree, LINES, IGNORED_WEIGHTS, prepare=prepare, preserve=(TABLE,), hf_config=hf_config, finish=finish
+)

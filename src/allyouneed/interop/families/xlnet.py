@@ -1,12 +1,12 @@
-"""XLNet (Yang et al. 2019). How much of a text it remembers (`mem_len`, `reuse_len`) is for its reader to say."""
+"""XLNet (Yang et al. 2019). The memory length (`mem_len`, `reuse_len`) is chosen at run time."""
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import head, head_words
-from allyouneed.interop.hf.config_reader import Reader, Tree, reading
-from allyouneed.interop.hf.config_writer import Said
-from allyouneed.interop.hf.transforms import ROW, bare, unless_tied
-from allyouneed.interop.hf.weight_table import Change, Family, Theirs, Weights
+from allyouneed.interop.families.bert import head, head_fields
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.transforms import ROW, is_headless, untie_if_different
+from allyouneed.interop.hf.weight_table import Family, HfConfig, TensorTransform, Weights
 
 DEFAULTS = {
     "vocab_size": 32000,
@@ -22,15 +22,15 @@ DEFAULTS = {
 }
 
 
-@reading(
+@strict_config(
     "mem_len", "reuse_len", "use_mems_*", "start_n_top", "end_n_top", "n_token", "untie_r", "d_head", "same_length"
 )
-def tree(config: Reader) -> Tree:
-    config.suppose(DEFAULTS)
-    config.only("attn_type", "bi")
-    config.only("bi_data", False)
-    config.only("summary_type", "last")
-    config.only("summary_use_proj", True)
+def tree(config: ConfigReader) -> Tree:
+    config.set_defaults(DEFAULTS)
+    config.require("attn_type", "bi")
+    config.require("bi_data", False)
+    config.require("summary_type", "last")
+    config.require("summary_use_proj", True)
     clamp, dropout = config["clamp_len"], config["dropout"]
     mixer = {
         "kind": "attention",
@@ -43,7 +43,7 @@ def tree(config: Reader) -> Tree:
     }
     channel = {"kind": "ffn", "hidden": config["d_inner"], "activation": config.activation("ff_activation")}
     vocabulary = {"kind": "vocabulary", "bias": True}
-    pooled = config.only("summary_activation", "tanh")
+    pooled = config.require("summary_activation", "tanh")
     found = head(config, vocabulary, pooled, "summary_last_dropout", LMHeadModel=vocabulary)
     if found["kind"] == "classes":
         found |= {"pool": "last"}
@@ -81,52 +81,54 @@ head.tags.* = classifier.*
 """.replace("LAYER", "transformer.layer.{n}")
 
 
-def by_heads(config: Theirs) -> tuple[int, int]:
-    """The last dimensions of their tensors."""
+def head_shape(config: HfConfig) -> tuple[int, int]:
+    """The last two dimensions of their tensors: (heads, head_width)."""
     return config["n_head"], config["d_model"] // config["n_head"]
 
 
 # theirs are (width, heads, head_width), biases (…, heads, head_width)
-CHANGES = {
-    "into": Change(
-        lambda tensor, config: tensor.flatten(1).T, lambda tensor, config: tensor.T.unflatten(1, by_heads(config))
+TRANSFORMS = {
+    "into": TensorTransform(
+        lambda tensor, config: tensor.flatten(1).T, lambda tensor, config: tensor.T.unflatten(1, head_shape(config))
     ),
-    "out": Change(
-        lambda tensor, config: tensor.flatten(1), lambda tensor, config: tensor.unflatten(1, by_heads(config))
+    "out": TensorTransform(
+        lambda tensor, config: tensor.flatten(1), lambda tensor, config: tensor.unflatten(1, head_shape(config))
     ),
-    "between": Change(lambda tensor, config: tensor.unsqueeze(-2), lambda tensor, config: tensor.squeeze(-2)),
+    "between": TensorTransform(lambda tensor, config: tensor.unsqueeze(-2), lambda tensor, config: tensor.squeeze(-2)),
     "first": ROW,
 }
 
 
-def named(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    """A bare model does not say what it is called."""
-    bare = not any(name.startswith("transformer.") for name in weights)
-    weights = {f"transformer.{name}": tensor for name, tensor in weights.items()} if bare else weights
-    return unless_tied(config, weights, "lm_loss.weight", "transformer.word_embedding.weight"), weights
+def add_prefix(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    """Files of the headless model omit the prefix."""
+    unprefixed = not any(name.startswith("transformer.") for name in weights)
+    weights = {f"transformer.{name}": tensor for name, tensor in weights.items()} if unprefixed else weights
+    return untie_if_different(config, weights, "lm_loss.weight", "transformer.word_embedding.weight"), weights
 
 
-def named_back(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-    if bare(config):
+def remove_prefix(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+    if is_headless(config):
         weights = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
     return config, weights
 
 
-def back(said: Said) -> Tree:
-    heads = said["encoder.mixer.heads"]
+def hf_config(ours: ModelTree) -> Tree:
+    heads = ours["encoder.mixer.heads"]
     return {
-        "vocab_size": said["vocab"],
-        "d_model": said["width"],
-        "d_head": said.get("encoder.mixer.head_width", (said["width"] or 0) // (heads or 1)),
-        "n_layer": said.depth("encoder"),
+        "vocab_size": ours["vocab"],
+        "d_model": ours["width"],
+        "d_head": ours.get("encoder.mixer.head_width", (ours["width"] or 0) // (heads or 1)),
+        "n_layer": ours.depth("encoder"),
         "n_head": heads,
-        "d_inner": said["encoder.channel.hidden"],
-        "ff_activation": said.activation("encoder.channel.activation"),
-        "dropout": said.get("dropout", 0.0),
-        "layer_norm_eps": said["norm.eps"],
-        "tie_word_embeddings": said.get("embed.tied", True),
-        "clamp_len": said.get("encoder.mixer.positions.clamp", -1),
-    } | head_words(said, "XLNet", "summary_last_dropout", masks="LMHeadModel")
+        "d_inner": ours["encoder.channel.hidden"],
+        "ff_activation": ours.activation("encoder.channel.activation"),
+        "dropout": ours.get("dropout", 0.0),
+        "layer_norm_eps": ours["norm.eps"],
+        "tie_word_embeddings": ours.get("embed.tied", True),
+        "clamp_len": ours.get("encoder.mixer.positions.clamp", -1),
+    } | head_fields(ours, "XLNet", "summary_last_dropout", masks="LMHeadModel")
 
 
-FAMILY = Family("xlnet", tree, LINES, ("lm_loss.weight",), CHANGES, named, back=back, after=named_back)
+FAMILY = Family(
+    "xlnet", tree, LINES, ("lm_loss.weight",), TRANSFORMS, add_prefix, hf_config=hf_config, finish=remove_prefix
+)

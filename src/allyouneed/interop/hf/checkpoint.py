@@ -1,8 +1,8 @@
-"""A Hugging Face folder, opened with care: whoever made it may mean harm.
+"""Open a Hugging Face folder, which is untrusted input.
 
-Nothing in it is run: `pytorch_model.bin` is a pickle, and is only read by torch's loader of plain weights. Nothing
-outside it is read: a shard's name is a name, not a path. What it declares is compared with what there is before memory
-is taken for it. Tensors are mapped into memory, and read when they are used.
+Nothing in it is executed: `pytorch_model.bin` is a pickle and only goes through torch's `weights_only` loader. Nothing
+outside it is read: a shard's name must be a file name, not a path. Declared sizes are compared with the real ones before
+memory is allocated. Tensors are memory-mapped and read when used.
 """
 
 from __future__ import annotations
@@ -21,185 +21,197 @@ from torch import Tensor
 from allyouneed.errors import UserError
 from allyouneed.mapped import MappedFile, once
 
-SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
-LONGEST = 64 << 20  # bytes of a JSON file; the largest index of shards there is has a tenth of it
-DEEPEST = 1024  # layers a config may speak of though there are fewer tensors: layers may share all they have
-COUNTS = ("*layers*", "*_layer", "attention_types", "block_sizes")  # keys that say how many layers there are
+SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
+MODULES = "modules.json"  # marks a folder of sentence-transformers
+MAX_JSON_BYTES = 64 << 20  # the largest published shard index has a tenth of it
+MAX_LAYERS = 1024  # a config may declare this many layers with fewer tensors: layers may share weights
+LAYER_COUNT_KEYS = ("*layers*", "*_layer", "attention_types", "block_sizes")
+
+
+def is_hf_folder(path: Path | str) -> bool:
+    """Whether a folder was written for `transformers` or `sentence-transformers`."""
+    path = Path(path)
+    if (path / MODULES).is_file():
+        return True
+    file = path / "config.json"
+    if not file.is_file() or file.stat().st_size > MAX_JSON_BYTES:
+        return False
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False  # the error is reported when the folder is read
+    return isinstance(config, dict) and "format" not in config and bool({"model_type", "architectures"} & set(config))
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class HfCheckpoint:
     path: Path
     config: dict[str, Any]
     weights: Mapping[str, Tensor]
-    files: list[Path]  # that hold them
+    files: list[Path]  # that hold the weights
 
     @classmethod
-    def open(cls, path: Path | str) -> Checkpoint:
+    def open(cls, path: Path | str) -> HfCheckpoint:
         path = Path(path)
         config = read_json(path, "config.json")
-        if isinstance(config.get("architectures"), str):  # one name, as some write it
+        if isinstance(config.get("architectures"), str):  # some files have one name instead of a list
             config["architectures"] = [config["architectures"]]
-        files = _files(path)
-        shards = {name: _opened(inside(path, name)) for name in sorted(set(files.values()))}
-        weights = Shards(shards, files) if _named(files) else next(iter(shards.values()))
-        if isinstance(weights, Shards):
+        file_of = _weight_map(path)
+        shards = {name: _open_weights(file_in(path, name)) for name in sorted(set(file_of.values()))}
+        weights = next(iter(shards.values())) if "" in file_of else ShardedWeights(shards, file_of)
+        if isinstance(weights, ShardedWeights):
             weights.check(path)
         found = cls(path, config, weights, [path / name for name in shards])
         found.check_depth()
         return found
 
     def check_depth(self) -> None:
-        """Refuse a config that asks for more layers than there can be, before anybody counts to that number."""
-        most = max(DEEPEST, len(self.weights))
-        for key, value in _numbers(self.config):
-            if value > most and any(fnmatchcase(key, pattern) for pattern in COUNTS):
+        """Refuse a layer count far beyond the number of tensors, before anything iterates over layers."""
+        most = max(MAX_LAYERS, len(self.weights))
+        for key, value in _integers(self.config):
+            if value > most and any(fnmatchcase(key, pattern) for pattern in LAYER_COUNT_KEYS):
                 raise UserError(
                     f"{self.path / 'config.json'}: {key}: {value:,} layers, but the weights are {len(self.weights):,} "
-                    f"tensors; the config is not that of these weights"
+                    f"tensors; the config does not belong to these weights"
                 )
 
 
-class Shards(Mapping[str, Tensor]):
-    """The tensors of several files, each where the index says it is."""
+class ShardedWeights(Mapping[str, Tensor]):
+    """The tensors of several files; `file_of` is the index: tensor name -> file name."""
 
-    def __init__(self, files: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, str]) -> None:
-        self.files, self.places = files, places
+    def __init__(self, files: Mapping[str, Mapping[str, Tensor]], file_of: Mapping[str, str]) -> None:
+        self.files, self.file_of = files, file_of
 
     def check(self, path: Path) -> None:
-        wrong = [f"{name}: not in {file}" for name, file in self.places.items() if name not in self.files[file]]
+        wrong = [f"{name}: not in {file}" for name, file in self.file_of.items() if name not in self.files[file]]
         wrong += [
-            f"{name}: in {file}, but not in the index or there for another file"
+            f"{name}: in {file}, but the index does not list it there"
             for file, content in self.files.items()
             for name in content
-            if self.places.get(name) != file
+            if self.file_of.get(name) != file
         ]
         if wrong:
-            raise UserError(f"{path}: the index of the shards is wrong\n  " + "\n  ".join(shortened(sorted(wrong))))
+            raise UserError(f"{path}: the shard index is wrong\n  " + "\n  ".join(truncate(sorted(wrong))))
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.files[self.places[name]][name]
+        return self.files[self.file_of[name]][name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
+        return iter(self.file_of)
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.file_of)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.places
+        return name in self.file_of
 
 
 def read_json(path: Path, name: str, needed: bool = True) -> dict[str, Any]:
-    """A JSON object in a file of the folder; an empty one if it may be missing and is."""
+    """A JSON object from a file of the folder; an empty one if the file is missing and not `needed`."""
     file = path / name
     if not file.is_file():
         if needed:
-            raise UserError(f"{file}: missing; this is no whole model folder")
+            raise UserError(f"{file}: missing; the model folder is incomplete")
         return {}
-    file = inside(path, name)
-    if file.stat().st_size > LONGEST:
-        raise UserError(f"{file}: {file.stat().st_size:,} bytes are too many for such a file")
+    file = file_in(path, name)
+    if file.stat().st_size > MAX_JSON_BYTES:
+        raise UserError(f"{file}: {file.stat().st_size:,} bytes; at most {MAX_JSON_BYTES:,} are read")
     try:
-        found = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=once, parse_constant=_no_number)
+        found = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=once, parse_constant=_reject_constant)
     except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(found, dict):
-        raise UserError(f"{file}: a set of keys is expected, this is a {type(found).__name__}")
+        raise UserError(f"{file}: expected a JSON object, found {type(found).__name__}")
     return found
 
 
-def inside(path: Path, name: str) -> Path:
-    """A file of this folder by its name. Links must stay in the folder, or lead to where Hugging Face's own cache keeps
-    the files that its `snapshots` link to."""
+def file_in(path: Path, name: str) -> Path:
+    """A file of this folder by name. Links must stay inside the folder, or lead to the `blobs` folder of Hugging Face's
+    own cache, which its `snapshots` link to."""
     plain = isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
     if not plain:
         raise UserError(f"{path}: {name!r} is not the name of a file in this folder")
     try:
-        place, root = (path / name).resolve(), path.resolve()
+        target, root = (path / name).resolve(), path.resolve()
     except (OSError, RuntimeError):
-        raise UserError(f"{path / name}: a link that leads nowhere; put the file itself there") from None
-    homes = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
-    if place.parent not in homes:
-        raise UserError(f"{path / name}: a link that leads out of the folder; put the file itself there")
-    if not place.is_file():
+        raise UserError(f"{path / name}: broken link; put the file itself there") from None
+    allowed = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
+    if target.parent not in allowed:
+        raise UserError(f"{path / name}: link to a file outside the folder; put the file itself there")
+    if not target.is_file():
         raise UserError(f"{path / name}: missing; the folder is incomplete, copy it again")
-    return place
+    return target
 
 
-def shortened(lines: list[str], most: int = 20) -> list[str]:
+def truncate(lines: list[str], most: int = 20) -> list[str]:
     return lines if len(lines) <= most else [*lines[:most], f"… and {len(lines) - most:,} more"]
 
 
-def _files(path: Path) -> dict[str, str]:
-    """Which file holds which tensor; one file that is not in an index is under the name ''."""
-    for name in (SAFE, PICKLED):
+def _weight_map(path: Path) -> dict[str, str]:
+    """Tensor name -> file name; {"": file} for a single file without an index."""
+    for name in (SAFETENSORS, PICKLE):
         index = f"{name}.index.json"
         if (path / name).exists() or (path / name).is_symlink():
             return {"": name}
         if (path / index).is_file():
-            places = read_json(path, index).get("weight_map")
-            if not isinstance(places, dict) or not places or not all(isinstance(v, str) for v in places.values()):
-                raise UserError(f"{path / index}: it has no 'weight_map' from tensors to files")
-            end = Path(name).suffix
-            strange = sorted({file for file in places.values() if not file.endswith(end)})
-            if strange:
-                raise UserError(f"{path / index}: {strange[0]!r} is no {end} file")
-            return places
-    raise UserError(f"{path}: has no weights ({SAFE} or {PICKLED}, or an index of several)")
+            file_of = read_json(path, index).get("weight_map")
+            if not isinstance(file_of, dict) or not file_of or not all(isinstance(v, str) for v in file_of.values()):
+                raise UserError(f"{path / index}: no 'weight_map' from tensors to files")
+            suffix = Path(name).suffix
+            wrong = sorted({file for file in file_of.values() if not file.endswith(suffix)})
+            if wrong:
+                raise UserError(f"{path / index}: {wrong[0]!r} is not a {suffix} file")
+            return file_of
+    raise UserError(f"{path}: no weights ({SAFETENSORS} or {PICKLE}, or an index of shards)")
 
 
-def _named(files: Mapping[str, str]) -> bool:
-    return "" not in files
-
-
-def _opened(file: Path) -> Mapping[str, Tensor]:
-    # what a link in the cache of Hugging Face leads to has no suffix, so the content tells
+def _open_weights(file: Path) -> Mapping[str, Tensor]:
+    # files in Hugging Face's cache have no suffix, so look at the content
     with file.open("rb") as opened:
-        pickled = opened.read(4) == b"PK\x03\x04"
-    return _plain_weights(file) if pickled or file.suffix == ".bin" else MappedFile(file)
+        is_zip = opened.read(4) == b"PK\x03\x04"
+    return _load_pickle(file) if is_zip or file.suffix == ".bin" else MappedFile(file)
 
 
-def _plain_weights(file: Path) -> dict[str, Tensor]:
-    """A .bin: a zip of stored tensors and a pickle that says which they are. Anything else in the pickle is refused."""
+def _load_pickle(file: Path) -> dict[str, Tensor]:
+    """A .bin: a zip of stored tensors and a pickle that names them. Anything else in the pickle is refused."""
     try:
         with zipfile.ZipFile(file) as archive:
-            packed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
+            compressed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
     except (zipfile.BadZipFile, OSError) as error:
         raise UserError(
-            f"{file}: cannot be read: {error}; if a torch older than 1.6 wrote it, load and save it with a newer one"
+            f"{file}: cannot be read: {error}; if torch before 1.6 wrote it, load and save it with a newer version"
         ) from None
-    if packed:
-        raise UserError(f"{file}: {packed[0]} is compressed; torch does not write such files")
+    if compressed:
+        raise UserError(f"{file}: {compressed[0]} is compressed; torch does not write such files")
     try:
         found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # its unpickler raises what it likes
+    except Exception as error:  # the unpickler raises any type
         raise UserError(
-            f"{file}: holds more than weights, or is damaged ({type(error).__name__}); nothing of it was run; ask for "
-            "the model as safetensors"
+            f"{file}: contains more than weights, or is damaged ({type(error).__name__}); nothing in it was executed; "
+            "get the model as safetensors"
         ) from None
     if not isinstance(found, dict):
-        raise UserError(f"{file}: weights by name are expected, this is a {type(found).__name__}")
+        raise UserError(f"{file}: expected weights by name, found {type(found).__name__}")
     for name, tensor in found.items():
         plain = isinstance(name, str) and isinstance(tensor, Tensor) and tensor.layout == torch.strided
         if not plain or tensor.is_quantized or tensor.is_meta:
-            raise UserError(f"{file}: {name!r} is no plain tensor")
+            raise UserError(f"{file}: {name!r} is not a plain tensor")
         if tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise UserError(f"{file}: {name} says it is larger than what is stored of it")
+            raise UserError(f"{file}: {name} declares more bytes than are stored")
     return {name: tensor.detach() for name, tensor in found.items()}
 
 
-def _numbers(tree: Any, key: str = "") -> Iterator[tuple[str, int]]:
-    """Every whole number under the nearest key above it."""
+def _integers(tree: Any, key: str = "") -> Iterator[tuple[str, int]]:
+    """Every integer with the nearest key above it."""
     if isinstance(tree, dict):
         for name, value in tree.items():
-            yield from _numbers(value, name)
+            yield from _integers(value, name)
     elif isinstance(tree, list):
         for value in tree:
-            yield from _numbers(value, key)
+            yield from _integers(value, key)
     elif isinstance(tree, int) and not isinstance(tree, bool):
         yield key, tree
 
 
-def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number")
+def _reject_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON number")

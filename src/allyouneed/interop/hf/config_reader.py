@@ -1,7 +1,7 @@
-"""Reading their config: what a family asks for is noted, and what nobody asked for is refused.
+"""Read a Hugging Face config strictly: keys that no family reads are refused.
 
-One key of a config can make the model another one. So a tree is made through a `Reader`: every key must have been read,
-or be known to change nothing, or be off (null, false, 0, empty). The rest is refused by name, all of it at once.
+A single unread key can change the model. So a family builds its tree through a `ConfigReader`: every key must be read, be
+known to change nothing, or be off (null, false, 0, empty). All other keys are reported at once, by name.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from allyouneed.errors import UserError
 
 Tree = dict[str, Any]
 
-# in every family: how the file was made, what only training looks at, names of classes and tokens
-MADE = (
+# ignored in every family: provenance, training-only options, class and token names
+METADATA_KEYS = (
     "_attn_implementation_autoset",
     "_name_or_path",
     "*_token_id",
@@ -43,8 +43,8 @@ MADE = (
     "transformers_version",
     "use_cache",
 )
-# how text is generated, which older files say here too
-GENERATION = (
+# generation options, which older files keep in config.json
+GENERATION_KEYS = (
     "*no_repeat_ngram_size",
     "*suppress_tokens",
     "*_penalty",
@@ -81,32 +81,31 @@ ACTIVATIONS = {
 }
 
 
-class Reader(Mapping[str, Any]):
-    """`where` is what a message says before a key: the path of a config inside another one."""
+class ConfigReader(Mapping[str, Any]):
+    """`prefix`: the path of a nested config, prepended to keys in messages."""
 
-    def __init__(self, config: Mapping[str, Any], where: str = "", problems: list[str] | None = None) -> None:
-        self.config, self.where, self.seen = config, where, set[str]()
+    def __init__(self, config: Mapping[str, Any], prefix: str = "", problems: list[str] | None = None) -> None:
+        self.config, self.prefix, self.read_keys = config, prefix, set[str]()
         self.problems: list[str] = [] if problems is None else problems
 
     def __getitem__(self, key: str) -> Any:
         if key not in self.config:
-            raise UserError(f"{self.where}{key}: missing in the config")
-        self.seen.add(key)
+            raise UserError(f"{self.prefix}{key}: missing in the config")
+        self.read_keys.add(key)
         return self.config[key]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Their value, or what they take where nothing is said."""
-        self.seen.add(key)
+        self.read_keys.add(key)
         return self.config.get(key, default)
 
-    def first(self, *keys: str) -> Any:
-        """The first of several names of one thing that is there."""
+    def first_of(self, *keys: str) -> Any:
+        """The value of the first present key among several names of one option."""
         found = [self[key] for key in keys if key in self.config]
         return found[0] if found else self[keys[0]]
 
-    def suppose(self, defaults: Mapping[str, Any]) -> None:
-        """What a family takes where nothing is said: files may leave such keys out."""
-        self.seen |= defaults.keys() - self.config.keys()
+    def set_defaults(self, defaults: Mapping[str, Any]) -> None:
+        """The family's defaults for keys the file leaves out."""
+        self.read_keys |= defaults.keys() - self.config.keys()
         self.config = {**defaults, **self.config}
 
     def __contains__(self, key: object) -> bool:
@@ -118,54 +117,56 @@ class Reader(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.config)
 
-    def only(self, key: str, *allowed: Any) -> Any:
-        """One of these values; the first where nothing is said."""
-        return self.choose(key, {value: value for value in allowed}, allowed[0])
+    def require(self, key: str, *allowed: Any) -> Any:
+        """One of these values; the first is the default."""
+        return self.map_value(key, {value: value for value in allowed}, allowed[0])
 
-    def choose(self, key: str, words: Mapping[Any, Any], default: Any = None) -> Any:
-        """Our word for theirs."""
-        said = self.get(key, default)
-        if said in words:
-            return words[said]
-        self.problems.append(f"{self.where}{key}: {said!r} is not known here ({', '.join(map(str, words))} are)")
-        return next(iter(words.values()))
+    def map_value(self, key: str, names: Mapping[Any, Any], default: Any = None) -> Any:
+        """Our name for their value."""
+        value = self.get(key, default)
+        if value in names:
+            return names[value]
+        self.problems.append(f"{self.prefix}{key}: {value!r} is not supported (allowed: {', '.join(map(str, names))})")
+        return next(iter(names.values()))
 
-    def classes(self, *ends: str) -> None:
-        """The name of their class must end in one of these; a file may leave it out."""
+    def require_architecture(self, *suffixes: str) -> None:
+        """The class name, where given, must end in one of these."""
         name: str = (self.get("architectures") or [""])[0]
-        if name and not name.endswith(ends):
-            known = ", ".join(f"…{end}" for end in ends)
-            self.problems.append(f"{self.where}architectures: {name!r} is not known here ({known} are)")
+        if name and not name.endswith(suffixes):
+            allowed = ", ".join(f"…{suffix}" for suffix in suffixes)
+            self.problems.append(f"{self.prefix}architectures: {name!r} is not supported (allowed: {allowed})")
 
     def activation(self, key: str) -> str:
-        word: str = self.choose(key, ACTIVATIONS)
-        return word
+        name: str = self.map_value(key, ACTIVATIONS)
+        return name
 
-    def inside(self, key: str) -> Reader:
-        """A config inside this one, which is read to the end as well."""
-        return Reader(self.get(key) or {}, f"{self.where}{key}.", self.problems)
+    def nested(self, key: str) -> ConfigReader:
+        """A reader of the config under this key; it shares `problems`."""
+        return ConfigReader(self.get(key) or {}, f"{self.prefix}{key}.", self.problems)
 
-    def finish(self, *harmless: str) -> None:
-        """Note what was not read, is not off and not harmless."""
-        known = (*MADE, *GENERATION, *harmless)
+    def refuse_unread(self, *ignored: str) -> None:
+        """Record every key that is set, was not read and is not in `ignored` (patterns with `*`)."""
+        known = (*METADATA_KEYS, *GENERATION_KEYS, *ignored)
         for key, value in self.config.items():
-            read = key in self.seen or any(fnmatchcase(key, pattern) for pattern in known)
+            read = key in self.read_keys or any(fnmatchcase(key, pattern) for pattern in known)
             if value and not read:
-                self.problems.append(f"{self.where}{key}: {value!r} is not known here, and may change what is computed")
+                self.problems.append(
+                    f"{self.prefix}{key}: {value!r} is not supported and may change what the model computes"
+                )
 
 
-def reading(*harmless: str) -> Callable[[Callable[[Reader], Tree]], Callable[[Mapping[str, Any]], Tree]]:
-    """A family's `tree` that refuses what it does not read, but for these keys (patterns with `*`)."""
+def strict_config(*ignored: str) -> Callable[[Callable[[ConfigReader], Tree]], Callable[[Mapping[str, Any]], Tree]]:
+    """Decorate a family's `tree`: refuse configs with keys it does not read, except `ignored` (patterns with `*`)."""
 
-    def decorate(tree: Callable[[Reader], Tree]) -> Callable[[Mapping[str, Any]], Tree]:
+    def decorate(tree: Callable[[ConfigReader], Tree]) -> Callable[[Mapping[str, Any]], Tree]:
         @wraps(tree)
         def checked(config: Mapping[str, Any]) -> Tree:
-            reader = Reader(config)
+            reader = ConfigReader(config)
             found = tree(reader)
-            reader.finish(*harmless)
+            reader.refuse_unread(*ignored)
             if reader.problems:
                 name = config.get("model_type", "this family")
-                raise UserError(f"{name}: what the config asks for is not here\n  " + "\n  ".join(reader.problems))
+                raise UserError(f"{name}: unsupported config\n  " + "\n  ".join(reader.problems))
             return found
 
         return checked

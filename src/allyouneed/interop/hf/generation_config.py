@@ -1,4 +1,4 @@
-"""generation_config.json as our decoding options. What would change the text and is not here is noted."""
+"""generation_config.json <-> our decoding options. Options that would change the text and have no counterpart are noted."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 GENERATES = ("causal-lm", "translation", "seq2seq")
-PROMPTED = ("causal-lm",)  # what is given counts as said: a length in all says nothing about what is new
-# their option: (ours, what means that it is off)
+PROMPTED = ("causal-lm",)  # `max_length` includes the prompt, so it does not bound the number of new tokens
+# their option: (ours, the value that turns it off)
 ALWAYS = {"repetition_penalty": ("repetition_penalty", 1.0), "no_repeat_ngram_size": ("no_repeat", 0)}
 SAMPLING = {"temperature": ("temperature", 1.0), "top_p": ("top_p", 1.0), "min_p": ("min_p", 0.0)}
-WIDEST = 1000  # beams: more are a mistake, or meant to fill the memory
-TOP_K = 50  # theirs, where a sampling model does not say
-# options that are not here, and what means that they are off
-LACKING = {
+MAX_BEAMS = 1000  # more is a mistake, or an attempt to exhaust memory
+TOP_K = 50  # the default of transformers for sampling
+# options without a counterpart: the value that turns them off
+UNSUPPORTED = {
     "diversity_penalty": 0.0,
     "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0,
@@ -30,63 +30,65 @@ LACKING = {
 }
 
 
-def decoding_of(
+def read_decoding(
     config: Mapping[str, Any], generation: Mapping[str, Any], kind: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Options for `Decoding`, and notes. Older folders say them in config.json."""
+    """Options for `Decoding`, and notes. Older folders keep generation options in config.json."""
     if kind not in GENERATES:
         return {}, []
-    said = {**config, **{key: value for key, value in generation.items() if value is not None}}
-    found = _method(said) | _lengths(said, kind)
+    options = {**config, **{key: value for key, value in generation.items() if value is not None}}
+    found = _method(options) | _lengths(options, kind)
     for key, (ours, off) in ALWAYS.items():
-        if said.get(key) is not None and said[key] != off:
-            found[ours] = said[key]
-    if stop := said.get("stop_strings"):
+        if _is_on(options, key, off):
+            found[ours] = options[key]
+    if stop := options.get("stop_strings"):
         found["stop"] = [stop] if isinstance(stop, str) else list(stop)
-    notes = [f"{key}: {said[key]!r} is not done here" for key, off in LACKING.items() if _on(said, key, off)]
-    if said.get("early_stopping") == "never" and found["method"] == "beam":
-        notes.append("early_stopping: 'never' is not done here; a beam ends when it is very unlikely to get better")
-    banned = [words for words in said.get("bad_words_ids") or [] if len(words) > 1]  # single ones are: marks.never
+    notes = [
+        f"{key}: {options[key]!r} is not supported" for key, off in UNSUPPORTED.items() if _is_on(options, key, off)
+    ]
+    if options.get("early_stopping") == "never" and found["method"] == "beam":
+        notes.append("early_stopping: 'never' is not supported; a beam ends when it is very unlikely to improve")
+    banned = [words for words in options.get("bad_words_ids") or [] if len(words) > 1]  # single ones: `Template.never`
     if banned:
-        notes.append(f"bad_words_ids: {len(banned)} banned sequences are not banned here")
+        notes.append(f"bad_words_ids: {len(banned)} sequences of several tokens are not banned")
     return found, notes
 
 
-def _method(said: Mapping[str, Any]) -> dict[str, Any]:
-    beams = said.get("num_beams") or 1
-    if not isinstance(beams, int) or not 0 < beams <= WIDEST:
-        raise ValueError(f"num_beams: {beams!r} is no width of a beam")
-    if said.get("do_sample"):
-        top_k = said.get("top_k", TOP_K)
+def _method(options: Mapping[str, Any]) -> dict[str, Any]:
+    beams = options.get("num_beams") or 1
+    if not isinstance(beams, int) or not 0 < beams <= MAX_BEAMS:
+        raise ValueError(f"num_beams: {beams!r} is not a beam width between 1 and {MAX_BEAMS}")
+    if options.get("do_sample"):
+        top_k = options.get("top_k", TOP_K)
         found: dict[str, Any] = {"method": "sample"} | ({"top_k": top_k} if top_k else {})
         for key, (ours, off) in SAMPLING.items():
-            if said.get(key) is not None and said[key] != off:
-                found[ours] = said[key]
+            if _is_on(options, key, off):
+                found[ours] = options[key]
         return found
     if beams > 1:
-        penalty = said.get("length_penalty")
+        penalty = options.get("length_penalty")
         found = {"method": "beam", "beam": beams, "penalty": "power"}
         found |= {"length_penalty": 1.0 if penalty is None else penalty}
-        return found | ({"early": True} if said.get("early_stopping") is True else {})
+        return found | ({"early": True} if options.get("early_stopping") is True else {})
     return {"method": "greedy"}
 
 
-def _lengths(said: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Theirs in all count the start token; ours count what is said, a forced beginning included."""
-    most, least = said.get("max_new_tokens"), said.get("min_new_tokens")
+def _lengths(options: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """`max_length` counts the start token; ours counts generated tokens, forced ones included."""
+    most, least = options.get("max_new_tokens"), options.get("min_new_tokens")
     if kind not in PROMPTED:
-        most = (said["max_length"] - 1 if said.get("max_length") else None) if most is None else most
-        least = (said.get("min_length") or 0) - 1 if least is None else least
+        most = (options["max_length"] - 1 if options.get("max_length") else None) if most is None else most
+        least = (options.get("min_length") or 0) - 1 if least is None else least
     found = {"max_length": max(1, most), "extra": max(1, most)} if most else {}
     return found | ({"min_length": least} if least and least > 0 else {})
 
 
-def _on(said: Mapping[str, Any], key: str, off: Any) -> bool:
-    return said.get(key) is not None and said[key] != off
+def _is_on(options: Mapping[str, Any], key: str, off: Any) -> bool:
+    return options.get(key) is not None and options[key] != off
 
 
-def generation_of(decoding: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Our decoding options as theirs, as far as they have them: a length penalty only as a power of the length."""
+def write_generation(decoding: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Our decoding options as generation_config.json, as far as it has them: length penalties only as a power."""
     method = decoding.get("method", "beam")
     found: dict[str, Any] = {
         "do_sample": method == "sample",

@@ -1,5 +1,5 @@
-"""Rows of a table of places that are never used: RoBERTa has as many as the number of its padding token and one more. A
-model that was trained with another padding token is the same model without them, and can be said where there are none.
+"""Unused rows at the start of a position table: RoBERTa has `pad_token_id` + 1 of them. A model with another padding
+token is equivalent without these rows, and can then be written for families that have none.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from allyouneed.nn.models.weights import assign_weights, meta_model, named_tenso
 TABLE = "embed.positions.weight"
 
 
-def from_the_first(config: Model) -> Model:
-    """The same model without such rows; any other model as it is."""
+def without_offset(config: Model) -> Model:
+    """The equivalent config without such rows; any other config unchanged."""
     tree = tree_of(config)
     positions = (tree.get("embed") or {}).get("positions") or {}
     if positions.get("kind") != "learned" or not positions["offset"]:
@@ -22,9 +22,9 @@ def from_the_first(config: Model) -> Model:
     return parse(Model, override(tree, ["embed.positions.offset=0"]))  # type: ignore[type-abstract]
 
 
-def with_places_from_the_first(model: Any) -> Any:
-    """That model with its weights; it is the one given where nothing is to be done."""
-    config = from_the_first(model.config)
+def model_without_offset(model: Any) -> Any:
+    """The model of that config with its weights; the same object where nothing changes."""
+    config = without_offset(model.config)
     if config is model.config:
         return model
     unused = model.config.embed.positions.offset

@@ -1,4 +1,4 @@
-"""How a folder of theirs wants its images: preprocessor_config.json, or the part of processor_config.json."""
+"""Image preprocessing of a Hugging Face folder: preprocessor_config.json, or `image_processor` in processor_config.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by 
 BICUBIC, BILINEAR = FILTERS.index("bicubic"), FILTERS.index("bilinear")
 HALF = [0.5, 0.5, 0.5]
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-# what each kind takes where its file says nothing
+# defaults of each kind
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ViT": {"size": {"height": 224, "width": 224}, "resample": BILINEAR, "image_mean": HALF, "image_std": HALF},
     "DeiT": {
@@ -41,26 +41,26 @@ KNOWN = {
     "rescale_factor",
     *(key for tree in DEFAULTS.values() for key in tree),
 }
-# how the file was made, where arrays lie and come from, which channel comes first in what was given
-HARMLESS = {"feature_extractor_type", "image_processor_type", "processor_class", "do_convert_rgb", "default_to_square",
+# provenance, devices and array layouts
+IGNORED_KEYS = {"feature_extractor_type", "image_processor_type", "processor_class", "do_convert_rgb", "default_to_square",
             "device", "data_format", "input_data_format", "return_tensors", "auto_map", "image_seq_length",
             "disable_grouping", "_valid_processor_keys", "use_fast"}  # fmt: skip
 
 
 def read(path: Path, family: str, channels: int = 3) -> dict[str, Any]:
-    """The keys of `data.image.Pixels`. Where the folder has no such file, or one that asks for what is not known here,
-    only `lacks`, which says so: the model can be given pixels, but no images."""
-    said = raw(path)
-    if not said:
-        return {"lacks": f"it does not say how images are prepared ({FILES[0]} is missing)"}
+    """The keys of `data.image.Pixels`. Without such a file, or with unsupported options, only `lacks` with the reason:
+    the model accepts pixels, but no image files."""
+    options = read_options(path)
+    if not options:
+        return {"lacks": f"{FILES[0]} is missing, so the image preprocessing is unknown"}
     try:
-        return tree(said, family, channels)
+        return tree(options, family, channels)
     except UserError as error:
         return {"lacks": str(error)}
 
 
-def raw(path: Path) -> dict[str, Any]:
-    """Their words; processor_config.json holds those of several processors."""
+def read_options(path: Path) -> dict[str, Any]:
+    """Their options; processor_config.json holds those of several processors."""
     for name in FILES:
         file = path / name
         if file.is_file():
@@ -70,63 +70,62 @@ def raw(path: Path) -> dict[str, Any]:
                 raise UserError(f"{file}: cannot be read: {error}") from None
             found = found.get("image_processor", found) if isinstance(found, dict) else None
             if not isinstance(found, dict):
-                raise UserError(f"{file}: not a config (an object of keys)")
+                raise UserError(f"{file}: expected a JSON object")
             if name == FILES[0] or "image_mean" in found or "size" in found:
                 return found
     return {}
 
 
-def tree(said: Mapping[str, Any], family: str, channels: int = 3) -> dict[str, Any]:
-    """Of a family: vit, deit or clip, unless the file itself says which kind it is."""
+def tree(options: Mapping[str, Any], family: str, channels: int = 3) -> dict[str, Any]:
+    """`family`: vit, deit or clip, where the file does not name its kind."""
     kinds = {kind.lower(): kind for kind in DEFAULTS}
-    named = str(said.get("image_processor_type") or said.get("feature_extractor_type") or "")
-    kind = next((word for word in ("DeiT", "CLIP", "ViT") if named.startswith(word)), kinds.get(family))
+    named = str(options.get("image_processor_type") or options.get("feature_extractor_type") or "")
+    kind = next((prefix for prefix in ("DeiT", "CLIP", "ViT") if named.startswith(prefix)), kinds.get(family))
     if kind is None:
-        raise UserError(f"preprocessor_config.json: images of {named or family} are not known here")
-    told = DEFAULTS[kind] | {key: value for key, value in said.items() if value is not None}
-    strange = [key for key, value in said.items() if value and key not in KNOWN | HARMLESS]
-    if strange:
-        raise UserError(f"preprocessor_config.json: {', '.join(strange)}: not known here, and may change the image")
+        raise UserError(f"preprocessor_config.json: image preprocessing of {named or family} is not supported")
+    full = DEFAULTS[kind] | {key: value for key, value in options.items() if value is not None}
+    unknown = [key for key, value in options.items() if value and key not in KNOWN | IGNORED_KEYS]
+    if unknown:
+        raise UserError(f"preprocessor_config.json: {', '.join(unknown)}: not supported, and may change the image")
     found: dict[str, Any] = {"channels": channels}
-    if told.get("do_resize", True):
-        found |= {"size": _size(told["size"], kind), "filter": _filter(told["resample"])}
-    if told.get("do_center_crop", False):
-        found["crop"] = _sides(told["crop_size"])
-    found["scale"] = told.get("rescale_factor", 1 / 255) if told.get("do_rescale", True) else None
-    if told.get("do_normalize", True):
-        found |= {name: _each(told[f"image_{name}"], channels) for name in ("mean", "std")}
+    if full.get("do_resize", True):
+        found |= {"size": _size(full["size"], kind), "filter": _filter(full["resample"])}
+    if full.get("do_center_crop", False):
+        found["crop"] = _sides(full["crop_size"])
+    found["scale"] = full.get("rescale_factor", 1 / 255) if full.get("do_rescale", True) else None
+    if full.get("do_normalize", True):
+        found |= {name: _per_channel(full[f"image_{name}"], channels) for name in ("mean", "std")}
     return found
 
 
-def _size(said: Any, kind: str) -> int | list[int]:
-    """A number is the shorter side in CLIP and a square in the others."""
-    if isinstance(said, Mapping) and set(said) == {"shortest_edge"}:
-        return int(said["shortest_edge"])
-    if isinstance(said, int) and kind == "CLIP":
-        return said
-    return _sides(said)
+def _size(size: Any, kind: str) -> int | list[int]:
+    """An integer is the shorter side in CLIP and a square in the others."""
+    if isinstance(size, Mapping) and set(size) == {"shortest_edge"}:
+        return int(size["shortest_edge"])
+    if isinstance(size, int) and kind == "CLIP":
+        return size
+    return _sides(size)
 
 
-def _sides(said: Any) -> list[int]:
-    if isinstance(said, int):
-        return [said, said]
-    if isinstance(said, Mapping) and set(said) == {"height", "width"}:
-        return [int(said["height"]), int(said["width"])]
-    if isinstance(said, list | tuple) and len(said) == 2:
-        return [int(side) for side in said]
-    raise UserError(f"preprocessor_config.json: a size of {said!r} is not known here")
+def _sides(size: Any) -> list[int]:
+    """[height, width]"""
+    if isinstance(size, int):
+        return [size, size]
+    if isinstance(size, Mapping) and set(size) == {"height", "width"}:
+        return [int(size["height"]), int(size["width"])]
+    if isinstance(size, list | tuple) and len(size) == 2:
+        return [int(side) for side in size]
+    raise UserError(f"preprocessor_config.json: size {size!r} is not supported")
 
 
-def _filter(said: Any) -> str:
-    if isinstance(said, int) and 0 <= said < len(FILTERS):
-        return FILTERS[said]
-    raise UserError(f"preprocessor_config.json: resample: {said!r} is not known here (0 to {len(FILTERS) - 1} are)")
+def _filter(number: Any) -> str:
+    if isinstance(number, int) and 0 <= number < len(FILTERS):
+        return FILTERS[number]
+    raise UserError(f"preprocessor_config.json: resample: {number!r} is not supported (allowed: 0 to {len(FILTERS) - 1})")
 
 
-def _each(said: Any, channels: int) -> list[float]:
-    values = [float(said)] * channels if isinstance(said, int | float) else [float(value) for value in said]
+def _per_channel(value: Any, channels: int) -> list[float]:
+    values = [float(value)] * channels if isinstance(value, int | float) else [float(each) for each in value]
     if len(values) != channels:
-        raise UserError(
-            f"preprocessor_config.json: {len(values)} means or deviations for images of {channels} channels"
-        )
+        raise UserError(f"preprocessor_config.json: {len(values)} means or deviations for {channels} channels")
     return values

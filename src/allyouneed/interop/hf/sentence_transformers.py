@@ -1,4 +1,4 @@
-"""A folder of sentence-transformers: a list of modules; the first is a model, the others make one vector of a text."""
+"""A sentence-transformers folder: a list of modules; the first is a model, the others pool its vectors into one."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.errors import UserError
-from allyouneed.interop.hf.checkpoint import LONGEST, inside, read_json
+from allyouneed.interop.hf.checkpoint import MAX_JSON_BYTES, MODULES, file_in, read_json
 
-MODULES = "modules.json"
-POOLS = {"cls": "first", "mean": "mean", "lasttoken": "last"}  # their word -> ours
+POOLS = {"cls": "first", "mean": "mean", "lasttoken": "last"}  # theirs -> ours
 LIMITS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json")
 
 
 @dataclass(frozen=True)
-class Recipe:
-    home: Path  # where the model is
-    head: dict[str, Any]  # what stands on it
-    longest: int | None
+class SentenceModules:
+    model_path: Path
+    head: dict[str, Any]
+    max_tokens: int | None
 
 
-def read(path: Path) -> Recipe | None:
-    """None where the folder is no such folder."""
+def read(path: Path) -> SentenceModules | None:
+    """None for any other folder."""
     if not (path / MODULES).is_file():
         return None
-    file = inside(path, MODULES)
+    file = file_in(path, MODULES)
     try:
-        if file.stat().st_size > LONGEST:
-            raise ValueError("too long")
+        if file.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError("file too large")
         listed = json.loads(file.read_text(encoding="utf-8"))
         modules = [(str(entry["type"]).rsplit(".", 1)[-1], str(entry["path"])) for entry in listed]
     except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
@@ -38,22 +37,23 @@ def read(path: Path) -> Recipe | None:
     kinds = [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
-            f"{path / MODULES}: made of {', '.join(kinds)}; known are Transformer, Pooling and, at the end, Normalize"
+            f"{path / MODULES}: modules {', '.join(kinds)} are not supported (allowed: Transformer, Pooling, then optionally "
+            "Normalize)"
         )
-    home, pooling = (folder_in(path, place) for _, place in modules[:2])
+    model_path, pooling = (subfolder(path, name) for _, name in modules[:2])
     head = {"kind": "pooled", "pool": _pool(pooling), "normalise": kinds[-1] == "Normalize"}
-    limits = [read_json(home, name, needed=False).get("max_seq_length") for name in LIMITS]
-    return Recipe(home, head, next((int(limit) for limit in limits if isinstance(limit, int)), None))
+    limits = [read_json(model_path, name, needed=False).get("max_seq_length") for name in LIMITS]
+    return SentenceModules(model_path, head, next((int(limit) for limit in limits if isinstance(limit, int)), None))
 
 
-def folder_in(path: Path, name: str) -> Path:
-    """A folder in this one, or this one itself."""
+def subfolder(path: Path, name: str) -> Path:
+    """A direct subfolder of `path`, or `path` itself."""
     if name in ("", "."):
         return path
-    place = path / name
-    if place.resolve().parent != path.resolve() or not place.is_dir():
+    found = path / name
+    if found.resolve().parent != path.resolve() or not found.is_dir():
         raise UserError(f"{path / MODULES}: {name!r} is not a folder in {path}")
-    return place
+    return found
 
 
 def _pool(folder: Path) -> str:
@@ -64,34 +64,34 @@ def _pool(folder: Path) -> str:
         for key in config
         if key.startswith(prefix) and config[key] is True
     ]
-    if isinstance(said := config.get("pooling_mode"), str | list):
-        chosen = [said] if isinstance(said, str) else said
+    if isinstance(mode := config.get("pooling_mode"), str | list):
+        chosen = [mode] if isinstance(mode, str) else mode
     if len(chosen) != 1 or chosen[0] not in POOLS:
         named = " and ".join(map(str, chosen)) or "nothing"
-        raise UserError(f"{folder / 'config.json'}: pools by {named}; known here is one of {', '.join(POOLS)}")
+        raise UserError(f"{folder / 'config.json'}: pooling by {named} is not supported (allowed: {', '.join(POOLS)})")
     if config.get("include_prompt") is False:
-        raise UserError(f"{folder / 'config.json'}: include_prompt: false is not known here")
+        raise UserError(f"{folder / 'config.json'}: include_prompt: false is not supported")
     return POOLS[chosen[0]]
 
 
-def write(out: Path, head: Mapping[str, Any], width: int, longest: int) -> None:
-    """The files beside a model's that make it one of sentence-transformers."""
+def write(out: Path, head: Mapping[str, Any], width: int, max_tokens: int) -> None:
+    """Write the files that turn a model folder into a sentence-transformers folder."""
     kinds = ["Transformer", "Pooling", *(["Normalize"] if head["normalise"] else [])]
-    theirs = {ours: word for word, ours in POOLS.items()}[head["pool"]]
+    theirs = {ours: mode for mode, ours in POOLS.items()}[head["pool"]]
     modes = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "mean_sqrt_len_tokens": "sqrt"}
     modes |= {"weightedmean_tokens": "weighted", "lasttoken": "lasttoken"}
     pooling: dict[str, Any] = {"word_embedding_dimension": width}
-    pooling |= {f"pooling_mode_{name}": word == theirs for name, word in modes.items()}
-    places = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], 1))]
+    pooling |= {f"pooling_mode_{name}": mode == theirs for name, mode in modes.items()}
+    folders = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], 1))]
     modules = [
-        {"idx": number, "name": str(number), "path": place, "type": f"sentence_transformers.models.{kind}"}
-        for number, (kind, place) in enumerate(zip(kinds, places, strict=True))
+        {"idx": number, "name": str(number), "path": folder, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, folder) in enumerate(zip(kinds, folders, strict=True))
     ]
-    for place in places[1:]:
-        (out / place).mkdir()
+    for folder in folders[1:]:
+        (out / folder).mkdir()
     for name, tree in (
         (MODULES, modules),
-        (LIMITS[0], {"max_seq_length": longest, "do_lower_case": False}),
-        (f"{places[1]}/config.json", pooling),
+        (LIMITS[0], {"max_seq_length": max_tokens, "do_lower_case": False}),
+        (f"{folders[1]}/config.json", pooling),
     ):
         (out / name).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")

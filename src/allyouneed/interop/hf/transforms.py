@@ -1,4 +1,4 @@
-"""Ways in which their files differ from ours that several families share."""
+"""Differences between Hugging Face files and ours that several families share."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
-from allyouneed.interop.hf.config_reader import Reader, Tree
-from allyouneed.interop.hf.weight_table import Change, Step, Theirs, Weights
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree
+from allyouneed.interop.hf.weight_table import CheckpointTransform, HfConfig, TensorTransform, Weights
 from allyouneed.nn.positions.absolute import Sinusoidal
 
 
-def ungrouped(fused: Tensor, heads: int, groups: int) -> Tensor:
-    """Rows group by group (its queries, its key, its value) as ours are: all queries, all keys, all values.
+def split_groups(fused: Tensor, heads: int, groups: int) -> Tensor:
+    """Rows ordered by group (its queries, its key, its value) -> all queries, all keys, all values.
 
-    As many groups as heads is a query, key and value of each head in turn; one group is multi-query attention.
+    As many groups as heads: query, key and value of each head in turn; one group: multi-query attention.
     """
     each = heads // groups + 2
-    rows = fused.reshape(groups, each, -1, *fused.shape[1:])  # (groups, its queries + 2, head_width, …)
+    rows = fused.reshape(groups, each, -1, *fused.shape[1:])  # (groups, queries of a group + 2, head_width, …)
     return torch.cat([part.flatten(0, 2) for part in (rows[:, :-2], rows[:, -2:-1], rows[:, -1:])])
 
 
-def regrouped(rows: Tensor, heads: int, groups: int) -> Tensor:
-    """The way back of `ungrouped`."""
+def merge_groups(rows: Tensor, heads: int, groups: int) -> Tensor:
+    """Inverse of `split_groups`."""
     sizes = heads // groups, 1, 1  # queries, key and value of a group
     head_width = len(rows) // (groups * sum(sizes))
     parts = rows.split([groups * size * head_width for size in sizes])
@@ -32,84 +32,82 @@ def regrouped(rows: Tensor, heads: int, groups: int) -> Tensor:
     return torch.cat(shaped, 1).flatten(0, 2)
 
 
-def grouping(counts: Callable[[Theirs], tuple[int, int]]) -> Change:
-    """Between their order of rows, group by group, and ours; `counts`: heads and groups."""
-    return Change(
-        lambda tensor, config: ungrouped(tensor, *counts(config)),
-        lambda tensor, config: regrouped(tensor, *counts(config)),
+def grouped_qkv(counts: Callable[[HfConfig], tuple[int, int]]) -> TensorTransform:
+    """Fused projections ordered by group; `counts(config)`: heads and groups."""
+    return TensorTransform(
+        lambda tensor, config: split_groups(tensor, *counts(config)),
+        lambda tensor, config: merge_groups(tensor, *counts(config)),
     )
 
 
-def bare(config: Theirs) -> bool:
-    """Whether files are those of a model without its head, by the name of their class."""
+def is_headless(config: HfConfig) -> bool:
+    """Whether the class name is that of a model without a head."""
     name = (config.get("architectures") or [""])[0]
     return name.endswith("Model") and not name.endswith(("LMHeadModel", "MTModel", "EncoderModel"))
 
 
-def headed(config: Reader, tree: Tree) -> Tree:
-    """A decoder's tree, by the name of their class: with the head it has, or without one."""
-    config.classes("ForCausalLM", "LMHeadModel", "ModelWithLMHead", "Model")
-    return tree | {"head": {"kind": "none"}} if bare(config) else tree
+def match_head(config: ConfigReader, tree: Tree) -> Tree:
+    """A decoder's tree with the head of its class: its own, or none."""
+    config.require_architecture("ForCausalLM", "LMHeadModel", "ModelWithLMHead", "Model")
+    return tree | {"head": {"kind": "none"}} if is_headless(config) else tree
 
 
-def prefixed(prefix: str, head: str = "lm_head.") -> Step:
-    """Files of the model without its head leave the prefix out; `head`: what has none anyway."""
+def add_prefix(prefix: str, head: str = "lm_head.") -> CheckpointTransform:
+    """Files of a model without its head omit the prefix; weights under `head` never have it."""
 
-    def renamed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
+    def rename(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
         if any(name.startswith(prefix) for name in weights):
             return config, weights
         named = {name if name.startswith(head) else prefix + name: tensor for name, tensor in weights.items()}
         return config, named
 
-    return renamed
+    return rename
 
 
-def unprefixed(prefix: str) -> Step:
-    """The way back of `prefixed`."""
+def remove_prefix(prefix: str) -> CheckpointTransform:
+    """Inverse of `add_prefix`."""
 
-    def renamed(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
-        if not bare(config):
+    def rename(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+        if not is_headless(config):
             return config, weights
         return config, {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
 
-    return renamed
+    return rename
 
 
-def unless_tied(config: Theirs, weights: Weights, head: str, tokens: str) -> Theirs:
-    """A head that the config calls tied is a matrix of its own where the file has another one for it, as transformers
-    has it too."""
+def untie_if_different(config: HfConfig, weights: Weights, head: str, tokens: str) -> HfConfig:
+    """A head that the config calls tied is untied where the file stores a different matrix for it, as in
+    transformers."""
     own, shared = weights.get(head), weights.get(tokens)
     same = own is None or shared is None or (own.shape == shared.shape and own.equal(shared))
     return config if same else {**config, "tie_word_embeddings": False}
 
 
-def own_head(head: str, tokens: str) -> Step:
-    """`unless_tied` as a step."""
-    return lambda config, weights: (unless_tied(config, weights, head, tokens), weights)
+def untie_head(head: str, tokens: str) -> CheckpointTransform:
+    """`untie_if_different` as a transform."""
+    return lambda config, weights: (untie_if_different(config, weights, head, tokens), weights)
 
 
-def chained(*steps: Step) -> Step:
-    """One step after another."""
-
-    def whole(config: Theirs, weights: Weights) -> tuple[Theirs, Weights]:
+def chain(*steps: CheckpointTransform) -> CheckpointTransform:
+    def run(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
         for step in steps:
             config, weights = step(config, weights)
         return config, weights
 
-    return whole
+    return run
 
 
-def sinusoids(kind: Sinusoidal, places: int, width: int) -> Tensor:
-    """The table (places, width) that others store."""
-    table: Tensor = kind.build(width)(torch.arange(places)[None])[0]
+def sinusoid_table(kind: Sinusoidal, positions: int, width: int) -> Tensor:
+    """The table (positions, width) that some files store."""
+    table: Tensor = kind.build(width)(torch.arange(positions)[None])[0]
     return table
 
 
-def refuse_other_sinusoids(table: Tensor, kind: Sinusoidal, what: str) -> None:
-    """Ours computes them, so a table that holds something else cannot be honoured; a file may be in half precision, and
-    one of zeros has not been filled yet."""
-    if table.any() and not torch.allclose(table.float(), sinusoids(kind, *table.shape), atol=2e-3):
-        raise UserError(f"{what} are no sinusoids; such a model is not known here")
+def check_sinusoids(table: Tensor, kind: Sinusoidal, what: str) -> None:
+    """Refuse a table that is not sinusoidal, since ours is computed. Half precision is allowed, and so are zeros
+    (not yet initialised)."""
+    if table.any() and not torch.allclose(table.float(), sinusoid_table(kind, *table.shape), atol=2e-3):
+        raise UserError(f"{what} are not sinusoids; such a model is not supported")
 
 
-ROW = Change(lambda tensor, config: tensor[0], lambda tensor, config: tensor[None])  # of a batch of one
+ROW = TensorTransform(lambda tensor, config: tensor[0], lambda tensor, config: tensor[None])  # drop a batch of one

@@ -1,4 +1,4 @@
-"""Models that are one file: Whisper as OpenAI gives it away (`tiny.en.pt`), and llama2.c's (`stories15M.bin`)."""
+"""Single-file models: OpenAI's Whisper (`tiny.en.pt`) and llama2.c (`stories15M.bin`)."""
 
 from __future__ import annotations
 
@@ -12,36 +12,29 @@ from allyouneed.interop.single_file import llama2c, openai_whisper
 PICKLES = (".pt", ".pth")
 
 
-def is_one(path: Path | str) -> bool:
-    """A file, that is: whether it is a model is found out when it is read."""
-    return Path(path).is_file()
-
-
 def read(path: Path | str, tokenizer: Path | str | None = None) -> Folder:
-    """The model in a file, as if it had been in a folder of ours. `tokenizer`: the file its vocabulary is in, where
-    that does not lie beside it under its usual name."""
+    """Read a model file as a folder of ours. `tokenizer`: its vocabulary file, where that is not beside it under its
+    usual name."""
     path = Path(path)
     vocabulary = None if tokenizer is None else Path(tokenizer)
     if path.suffix in PICKLES:
-        content = _unpickled(path)
-        if openai_whisper.is_one(content):
+        content = _load_pickle(path)
+        if openai_whisper.is_whisper(content):
             return openai_whisper.read(content, path, vocabulary)
-        raise UserError(
-            f"{path}: no Whisper model ('dims' and 'model_state_dict'), and no other .pt file is known here"
-        )
+        raise UserError(f"{path}: not a Whisper model ('dims' and 'model_state_dict'); other .pt files are not supported")
     if path.suffix == ".bin":
         return llama2c.read(path, vocabulary)
     raise UserError(
-        f"{path}: a file, not a model folder; single files that are read are Whisper's .pt and llama2.c's .bin"
+        f"{path}: not a model folder; of single files, only Whisper's .pt and llama2.c's .bin are supported"
     )
 
 
-def _unpickled(path: Path) -> Any:
-    """Tensors, numbers and texts only: nothing in the file is run."""
+def _load_pickle(path: Path) -> Any:
+    """Tensors, numbers and strings only: nothing in the file is executed."""
     import torch
 
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=False)
-    except Exception as error:  # torch raises many kinds for files that are not what they say
-        first = str(error).strip().split("\n")[0]
-        raise UserError(f"{path}: cannot be read as weights ({first[:200]})") from None
+    except Exception as error:  # torch raises many types for malformed files
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"{path}: cannot be read as weights ({reason[:200]})") from None

@@ -1,5 +1,5 @@
-"""Llama in llama2.c's layout: seven numbers, then the weights of each kind for all layers, 32-bit and in a fixed order;
-the vocabulary is a file of its own (`tokenizer.bin`)."""
+"""Llama in llama2.c's layout: seven integers, then float32 weights in a fixed order, stacked over the layers; the
+vocabulary is a separate file (`tokenizer.bin`)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.interop.families import FAMILIES
 
-HEAD = struct.Struct("<7i")
-MAGIC = 0x616B3432  # newer layouts begin with it
+HEADER = struct.Struct("<7i")
+MAGIC = 0x616B3432  # first bytes of newer layouts
 VOCABULARY = "tokenizer.bin"
 UNKNOWN, BEGIN, END = 0, 1, 2
-FIRST_BYTE = 3  # pieces 3 to 258 are the 256 bytes
+FIRST_BYTE = 3  # ids 3 to 258 are the 256 bytes
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
 
 def read(path: Path, tokenizer: Path | None = None) -> Folder:
-    """`tokenizer`: where the vocabulary is, if not beside the model as tokenizer.bin."""
+    """`tokenizer`: the vocabulary file, by default tokenizer.bin beside the model."""
     config, weights = read_weights(path)
     file = tokenizer or path.with_name(VOCABULARY)
     if not file.is_file():
         raise UserError(
-            f"{path}: it comes without its vocabulary; put {VOCABULARY} beside it, or name that file as tokenizer"
+            f"{path}: no vocabulary; put {VOCABULARY} beside it, or pass that file as tokenizer"
         )
     inner = read_vocabulary(file, config["vocab_size"])
     vocabulary = Tokenizer(inner, UNKNOWN, BEGIN, END, template=Template(before=(BEGIN,), opening=(BEGIN,)))
@@ -44,32 +44,32 @@ def read(path: Path, tokenizer: Path | None = None) -> Folder:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """As Hugging Face's Llama would have them."""
+    """Config and weights in the format of Hugging Face's Llama."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            head = file.read(HEAD.size)
+            head = file.read(HEADER.size)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(head) < HEAD.size or int.from_bytes(head[:4], "little") == MAGIC:
-        raise UserError(f"{path}: not a model of llama2.c's first layout (version 0, 32-bit); export it again as that")
-    *numbers, vocab, length = HEAD.unpack(head)
+    if len(head) < HEADER.size or int.from_bytes(head[:4], "little") == MAGIC:
+        raise UserError(f"{path}: not llama2.c's version 0 layout (float32); export the model again in that layout")
+    *numbers, vocab, length = HEADER.unpack(head)
     config: dict[str, Any] = dict(zip(SIZES, numbers, strict=True))
-    tied, vocab = vocab > 0, abs(vocab)  # a negative number says that the head has a matrix of its own
+    tied, vocab = vocab > 0, abs(vocab)  # negative: the head is not tied
     sane = all(0 < number < 1 << 20 for number in (*numbers, vocab, length))
     if not sane or config["hidden_size"] % (2 * config["num_attention_heads"]):
-        raise UserError(f"{path}: not a model of llama2.c: it begins with sizes that cannot be")
+        raise UserError(f"{path}: not a llama2.c model: impossible sizes in the header")
     shapes = _shapes(config, vocab, length, tied)
-    wanted = HEAD.size + 4 * sum(int(np.prod(shape)) for _, shape in shapes)
+    wanted = HEADER.size + 4 * sum(int(np.prod(shape)) for _, shape in shapes)
     if size != wanted:
-        raise UserError(f"{path}: {size:,} bytes, its sizes ask for {wanted:,}; the file is damaged or another kind")
-    numbers_of = np.memmap(path, "<f4", "r", HEAD.size)
+        raise UserError(f"{path}: {size:,} bytes, but its header implies {wanted:,}; the file is damaged or has another format")
+    values = np.memmap(path, "<f4", "r", HEADER.size)
     weights: dict[str, Tensor] = {}
-    at = 0
+    offset = 0
     for name, shape in shapes:
         count = int(np.prod(shape))
-        tensor = torch.from_numpy(np.array(numbers_of[at : at + count]).reshape(shape))
-        at += count
+        tensor = torch.from_numpy(np.array(values[offset : offset + count]).reshape(shape))
+        offset += count
         if "{n}" in name:
             weights |= {name.replace("{n}", str(n)): layer for n, layer in enumerate(tensor)}
         else:
@@ -79,7 +79,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for name in weights:
         for end, count in heads.items():
             if name.endswith(f"{end}.weight"):
-                weights[name] = _halves(weights[name], count)
+                weights[name] = _to_halves(weights[name], count)
     config |= {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -95,7 +95,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return config, weights
 
 
-FREQUENCIES = "rotary"  # tables of cosines and sines, which ours computes
+FREQUENCIES = "rotary"  # tables of cosines and sines, which our model computes
 
 
 def _shapes(config: dict[str, Any], vocab: int, length: int, tied: bool) -> list[tuple[str, tuple[int, ...]]]:
@@ -119,26 +119,26 @@ def _shapes(config: dict[str, Any], vocab: int, length: int, tied: bool) -> list
     return found if tied else [*found, ("lm_head.weight", (vocab, width))]
 
 
-def _halves(weight: Tensor, heads: int) -> Tensor:
-    """Theirs turns neighbours (0 and 1, 2 and 3, …), Hugging Face's Llama the halves of a head (0 and d/2, …)."""
+def _to_halves(weight: Tensor, heads: int) -> Tensor:
+    """llama2.c rotates adjacent features (0 and 1, 2 and 3, …), Hugging Face's Llama halves (0 and d/2, …)."""
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape).contiguous()
 
 
 def read_vocabulary(path: Path, size: int) -> Any:
-    """A `tokenizers.Tokenizer`: pairs joined by score, unknown characters as bytes, a space in front of the text."""
+    """A `tokenizers.Tokenizer`: merges by score, byte fallback, a space prepended to the text."""
     from tokenizers import AddedToken, decoders, models, normalizers
     from tokenizers import Tokenizer as Inner
 
     pieces, scores = _pieces(path, size)
-    number = {piece: n for n, piece in reversed(list(enumerate(pieces)))}
+    ids = {piece: n for n, piece in reversed(list(enumerate(pieces)))}
     merges = []
     for n, piece in enumerate(pieces[FIRST_BYTE + 256 :], FIRST_BYTE + 256):
         for cut in range(1, len(piece)):
-            if piece[:cut] in number and piece[cut:] in number:
-                merges.append((-scores[n], n, number[piece[:cut]], piece[:cut], piece[cut:]))
+            if piece[:cut] in ids and piece[cut:] in number:
+                merges.append((-scores[n], n, ids[piece[:cut]], piece[:cut], piece[cut:]))
     merges.sort()
-    joined = [(left, right) for *_, left, right in merges]
-    made = Inner(models.BPE(vocab=number, merges=joined, unk_token=pieces[UNKNOWN], fuse_unk=True, byte_fallback=True))
+    pairs = [(left, right) for *_, left, right in merges]
+    made = Inner(models.BPE(vocab=ids, merges=pairs, unk_token=pieces[UNKNOWN], fuse_unk=True, byte_fallback=True))
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     made.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -148,31 +148,31 @@ def read_vocabulary(path: Path, size: int) -> Any:
 
 
 def _pieces(path: Path, size: int) -> tuple[list[str], list[float]]:
-    """Each: its score, how many bytes it has, the bytes. Bytes as pieces are written `<0x0A>`."""
+    """Each entry: score, length in bytes, bytes. Byte pieces are named `<0x0A>`."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     pieces: list[str] = []
     scores: list[float] = []
-    at = 4  # after the length of the longest piece
-    while at + 8 <= len(content) and len(pieces) < size:
-        score, count = struct.unpack_from("<fi", content, at)
-        if not 0 <= count <= len(content) - at - 8:
+    offset = 4  # after the length of the longest piece
+    while offset + 8 <= len(content) and len(pieces) < size:
+        score, count = struct.unpack_from("<fi", content, offset)
+        if not 0 <= count <= len(content) - offset - 8:
             break
-        raw = content[at + 8 : at + 8 + count]
-        pieces.append(_spelled(raw, len(pieces)))
+        raw = content[offset + 8 : offset + 8 + count]
+        pieces.append(_piece_text(raw, len(pieces)))
         scores.append(score)
-        at += 8 + count
-    if len(pieces) != size or at != len(content):
+        offset += 8 + count
+    if len(pieces) != size or offset != len(content):
         raise UserError(
-            f"{path}: not the vocabulary of this model: {len(pieces):,} pieces where {size:,} were expected"
+            f"{path}: not the vocabulary of this model: {len(pieces):,} pieces, expected {size:,}"
         )
     return pieces, scores
 
 
-def _spelled(raw: bytes, number: int) -> str:
-    """Their file has a space where SentencePiece has its mark, and line breaks around the begin and end mark."""
+def _piece_text(raw: bytes, number: int) -> str:
+    """The file has a space for SentencePiece's `▁`, and line breaks around the begin and end tokens."""
     special = {UNKNOWN: "<unk>", BEGIN: "<s>", END: "</s>"}
     if number in special:
         return special[number]

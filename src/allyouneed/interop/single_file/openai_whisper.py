@@ -1,4 +1,4 @@
-"""Whisper as its authors give it away: one `.pt` file of sizes and weights, and a file of ranks for the vocabulary."""
+"""OpenAI's Whisper files: one `.pt` with sizes and weights, and a tiktoken file with the vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.interop.families import FAMILIES
-from allyouneed.interop.hf.whisper_tokens import MULTILINGUAL, rules
+from allyouneed.interop.hf.whisper_tokens import MULTILINGUAL, speech_options
 from allyouneed.interop.tokenizers.tiktoken import byte_pair_encoding, read_ranks
 
 SIZES = {
@@ -31,9 +31,9 @@ SIZES = {
     "n_text_head": "decoder_attention_heads",
     "n_text_layer": "decoder_layers",
 }
-WIDER = 4  # the channel mixer, than the model
-# Hugging Face's names for theirs, one after the other
-NAMES = (
+FFN_FACTOR = 4
+# substitutions from OpenAI's names to Hugging Face's, applied in order
+RENAMES = (
     (r"^", "model."),
     (r"\.blocks\.", ".layers."),
     (r"\.cross_attn_ln\.", ".encoder_attn_layer_norm."),
@@ -49,22 +49,22 @@ NAMES = (
     (r"\.token_embedding\.", ".embed_tokens."),
     (r"\.positional_embedding$", ".embed_positions.weight"),
 )
-TIMES = 1501  # from 0.00 to 30.00 seconds
-MARKS = 8  # specials that are no language and no time
+TIMESTAMPS = 1501  # from 0.00 to 30.00 seconds
+CONTROL_TOKENS = 8  # special tokens besides languages and timestamps
 OLD_LANGUAGES = 99
-MOST_LAYERS, LARGEST = 1_000, 1 << 20
-FIRST_WITHIN = 1.0  # seconds (4.5)
+MAX_LAYERS, MAX_SIZE = 1_000, 1 << 20
+MAX_FIRST_TIMESTAMP = 1.0  # seconds (Radford et al. 2022, section 4.5)
 
 
-def is_one(content: Any) -> bool:
+def is_whisper(content: Any) -> bool:
     return isinstance(content, Mapping) and {"dims", "model_state_dict"} <= set(content)
 
 
 def read(content: Mapping[str, Any], path: Path, tokenizer: Path | None = None) -> Folder:
-    dims = _checked(content, path)
+    dims = _check_sizes(content, path)
     vocabulary = _vocabulary(path, dims["n_vocab"], tokenizer)
     config: dict[str, Any] = {ours: dims[theirs] for theirs, ours in SIZES.items()}
-    config |= {f"{side}_ffn_dim": WIDER * config["d_model"] for side in ("encoder", "decoder")}
+    config |= {f"{side}_ffn_dim": FFN_FACTOR * config["d_model"] for side in ("encoder", "decoder")}
     ids = {"eos_token_id": vocabulary.eos, "bos_token_id": vocabulary.eos, "pad_token_id": vocabulary.eos}
     config |= ids | {"decoder_start_token_id": vocabulary.special("<|startoftranscript|>")}
     config |= {
@@ -72,87 +72,87 @@ def read(content: Mapping[str, Any], path: Path, tokenizer: Path | None = None) 
         "architectures": ["WhisperForConditionalGeneration"],
         "is_encoder_decoder": True,
     }
-    weights = {_renamed(name): tensor.float() for name, tensor in content["model_state_dict"].items()}
+    weights = {_rename(name): tensor.float() for name, tensor in content["model_state_dict"].items()}
     model = FAMILIES["whisper"].convert(config, weights)
     generation = _generation(vocabulary, config)
-    task = {"kind": "transcription", **rules(config, generation, vocabulary)}
+    task = {"kind": "transcription", **speech_options(config, generation, vocabulary)}
     made = Folder(model, Vocabularies(vocabulary, vocabulary), task, max_tokens=config["max_target_positions"])
     made.path, made.origin = path, {"family": "whisper", "config": config, "generation": generation}
-    files = {"generation_config.json": generation, "preprocessor_config.json": _hearing(config)}
+    files = {"generation_config.json": generation, "preprocessor_config.json": _preprocessor(config)}
     made.originals = {name: json.dumps(tree, indent=2).encode() for name, tree in files.items()}
     return made
 
 
-def _checked(content: Mapping[str, Any], path: Path) -> dict[str, int]:
-    """The sizes, if they can be those of a model."""
+def _check_sizes(content: Mapping[str, Any], path: Path) -> dict[str, int]:
+    """The model sizes, if they are possible."""
     dims, weights = content["dims"], content["model_state_dict"]
     if not isinstance(dims, Mapping) or not isinstance(weights, Mapping):
-        raise UserError(f"{path}: no Whisper model: it holds no sizes and weights by name")
-    strange = sorted(set(dims) ^ {*SIZES, "n_text_state"})
-    if strange or dims["n_text_state"] != dims["n_audio_state"]:
-        raise UserError(f"{path}: sizes of another kind of Whisper: {', '.join(map(str, strange)) or 'two widths'}")
-    wrong = [f"{name}: {size!r}" for name, size in dims.items() if not _sane(name, size)]
-    wrong += [f"{name}: no tensor" for name, tensor in weights.items() if not isinstance(tensor, Tensor)]
+        raise UserError(f"{path}: not a Whisper model: no sizes and weights by name")
+    unexpected = sorted(set(dims) ^ {*SIZES, "n_text_state"})
+    if unexpected or dims["n_text_state"] != dims["n_audio_state"]:
+        raise UserError(f"{path}: unsupported Whisper sizes: {', '.join(map(str, unexpected)) or 'encoder and decoder widths differ'}")
+    wrong = [f"{name}: {size!r}" for name, size in dims.items() if not _is_possible(name, size)]
+    wrong += [f"{name}: not a tensor" for name, tensor in weights.items() if not isinstance(tensor, Tensor)]
     if wrong:
-        raise UserError(f"{path}: what no Whisper has\n  " + "\n  ".join(wrong))
+        raise UserError(f"{path}: impossible sizes or weights\n  " + "\n  ".join(wrong))
     return dict(dims)
 
 
-def _sane(name: str, size: Any) -> bool:
-    return isinstance(size, int) and 0 < size <= (MOST_LAYERS if name.endswith("_layer") else LARGEST)
+def _is_possible(name: str, size: Any) -> bool:
+    return isinstance(size, int) and 0 < size <= (MAX_LAYERS if name.endswith("_layer") else MAX_SIZE)
 
 
-def _renamed(name: str) -> str:
-    for pattern, new in NAMES:
+def _rename(name: str) -> str:
+    for pattern, new in RENAMES:
         name = re.sub(pattern, new, name)
     return name
 
 
 def _vocabulary(path: Path, size: int, tokenizer: Path | None) -> Tokenizer:
-    """The file of ranks that was named, or the one that lies beside the model."""
+    """The tokenizer from the given tiktoken file, by default the one beside the model."""
     name = "multilingual.tiktoken" if size >= MULTILINGUAL else "gpt2.tiktoken"
     file = tokenizer or path.with_name(name)
     if file.is_dir():
         file = file / name
     if not file.is_file():
         raise UserError(
-            f"{path}: it comes without its vocabulary; put {name} beside it, or name that file as tokenizer"
+            f"{path}: no vocabulary; put {name} beside it, or pass that file as tokenizer"
         )
     ranks = read_ranks(file)
-    languages = size - len(ranks) - MARKS - TIMES
+    languages = size - len(ranks) - CONTROL_TOKENS - TIMESTAMPS
     if languages not in (OLD_LANGUAGES, len(LANGUAGES)):
-        raise UserError(f"{path}: {size} tokens, which {file} with {len(ranks)} pieces does not fit; {name} does")
+        raise UserError(f"{path}: a vocabulary of {size} tokens does not match {file} with {len(ranks)} pieces; use {name}")
     specials = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|{code}|>" for code in LANGUAGES[:languages])]
     specials += ["<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>"]
-    specials += ["<|notimestamps|>", *(f"<|{n * 0.02:.2f}|>" for n in range(TIMES))]
+    specials += ["<|notimestamps|>", *(f"<|{n * 0.02:.2f}|>" for n in range(TIMESTAMPS))]
     inner = byte_pair_encoding(ranks, specials)
     end, start = (inner.token_to_id(text) for text in ("<|endoftext|>", "<|startoftranscript|>"))
     return Tokenizer(inner, pad=end, bos=start, eos=end, template=Template(after=(end,), opening=(start,)))
 
 
 def _generation(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What Hugging Face writes into a generation config, of what the authors' code takes for granted."""
-    marks = [f"<|{name}|>" for name in ("startoftranscript", *TASKS, "startoflm", "startofprev", "nospeech")]
-    several = config["vocab_size"] >= MULTILINGUAL
+    """The generation config that Hugging Face writes, from what OpenAI's code hard-codes."""
+    control = [f"<|{name}|>" for name in ("startoftranscript", *TASKS, "startoflm", "startofprev", "nospeech")]
+    multilingual = config["vocab_size"] >= MULTILINGUAL
     found = {key: value for key, value in config.items() if key.endswith("_token_id")} | {
-        "suppress_tokens": sorted({*no_speech(tokenizer), *map(tokenizer.special, marks)}),
+        "suppress_tokens": sorted({*non_speech_tokens(tokenizer), *map(tokenizer.special, control)}),
         "begin_suppress_tokens": [*tokenizer.encode(" "), tokenizer.eos],
-        "is_multilingual": several,
+        "is_multilingual": multilingual,
         "no_timestamps_token_id": tokenizer.special("<|notimestamps|>"),
         "prev_sot_token_id": tokenizer.special("<|startofprev|>"),
-        "max_initial_timestamp_index": round(FIRST_WITHIN / TICK),
+        "max_initial_timestamp_index": round(MAX_FIRST_TIMESTAMP / TICK),
         "max_length": config["max_target_positions"],
         "return_timestamps": False,
     }
-    if several:
+    if multilingual:
         last = tokenizer.special("<|translate|>") - tokenizer.special("<|startoftranscript|>") - 1
         found["lang_to_id"] = {f"<|{code}|>": tokenizer.special(f"<|{code}|>") for code in LANGUAGES[:last]}
         found["task_to_id"] = {name: tokenizer.special(f"<|{name}|>") for name in TASKS}
     return found
 
 
-def _hearing(config: Mapping[str, Any]) -> dict[str, Any]:
-    """And what it writes of how sound is heard."""
+def _preprocessor(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The preprocessor config that Hugging Face writes."""
     seconds = round(config["max_source_positions"] * TICK)
     return {
         "feature_extractor_type": "WhisperFeatureExtractor",
@@ -170,17 +170,17 @@ def _hearing(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# what subtitles write that nobody says
+# symbols of subtitles that are not speech
 PAIRS = "<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪"
 SYMBOLS = [
     *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
     *PAIRS.split(),
 ]
-MUSIC = "♩♪♫♬♭♮♯"  # several tokens each; the first is enough
+MUSIC = "♩♪♫♬♭♮♯"  # several tokens each; banning the first suffices
 
 
-def no_speech(tokenizer: Tokenizer) -> set[int]:
-    """Tokens of symbols and of notes of music. A hyphen or an apostrophe may stand inside a word, but begins none."""
+def non_speech_tokens(tokenizer: Tokenizer) -> set[int]:
+    """Tokens of symbols and musical notes. Hyphens and apostrophes are only banned at the start of a word."""
     found = {tokenizer.encode(text)[0] for text in (" -", " '")}
     for symbol in [*SYMBOLS, *MUSIC]:
         for ids in (tokenizer.encode(symbol), tokenizer.encode(f" {symbol}")):

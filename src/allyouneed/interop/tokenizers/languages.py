@@ -1,6 +1,6 @@
-"""The languages that many-to-many translation models know, in the order of their numbers.
+"""The languages of many-to-many translation models, in the order of their ids.
 
-The models' vocabulary files leave these tokens out: their ids follow the last piece, in this order.
+The vocabulary files omit these tokens: their ids follow the last piece, in this order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy 
 ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl
 so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
 """)
-# the WMT 2021 models of the same make (Tran et al. 2021)
+# the WMT 2021 models of the same architecture (Tran et al. 2021)
 WMT_21 = _codes("en ha is ja cs ru zh de")
 # mBART (Liu et al. 2020), and what mBART-50 adds (Tang et al. 2020)
 MBART = _codes("""
@@ -47,7 +47,7 @@ tum_Latn tur_Latn twi_Latn tzm_Tfng uig_Arab ukr_Cyrl umb_Latn urd_Arab uzn_Latn
 xho_Latn ydd_Hebr yor_Latn yue_Hant zho_Hans zho_Hant zul_Latn
 """)
 
-# ISO 639-1 codes of languages that NLLB calls by three letters and a script; where it has several, the usual one
+# ISO 639-1 -> NLLB code (language and script); where NLLB has several, the most common one
 _SHORT = _codes("""
 af:afr_Latn am:amh_Ethi ar:arb_Arab as:asm_Beng az:azj_Latn ba:bak_Cyrl be:bel_Cyrl bg:bul_Cyrl bn:ben_Beng bo:bod_Tibt
 bs:bos_Latn ca:cat_Latn cs:ces_Latn cy:cym_Latn da:dan_Latn de:deu_Latn el:ell_Grek en:eng_Latn eo:epo_Latn es:spa_Latn

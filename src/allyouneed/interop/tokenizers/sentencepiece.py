@@ -1,7 +1,7 @@
-"""SentencePiece models: their protobuf file read by hand, and the same tokenizer made of parts of `tokenizers`.
+"""SentencePiece models: a parser of their protobuf file, and the equivalent tokenizer built with `tokenizers`.
 
-The library's own meaning is kept: the whole normalised text is one string with `▁` for spaces and one in front, unigram
-or BPE runs over all of it, control pieces cannot be spelled, neighbouring unknown characters are one unknown token.
+Semantics are those of SentencePiece: the normalised text is one string with `▁` for spaces and one in front; unigram or
+BPE runs over all of it; text never matches control pieces; adjacent unknown characters become one unknown token.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from allyouneed.errors import UserError
 SPACE = "▁"
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 UNIGRAM, BPE = 1, 2
-ALL = 1 << 10  # spaces
-NEVER = -1e6  # the score of a piece that no text is to be cut into
+ALL_SPACES = 1 << 10  # spaces
+NEVER_SCORE = -1e6  # score of a piece that text never matches
 
 
 @dataclass(frozen=True)
-class Piece:
+class SentencePiece:
     text: str
     score: float = 0.0
     kind: int = NORMAL
 
 
 @dataclass(frozen=True)
-class SentencePieces:
-    """What a `.model` file says (sentencepiece_model.proto)."""
+class SentencePieceModel:
+    """The content of a `.model` file (sentencepiece_model.proto)."""
 
-    pieces: list[Piece]
+    pieces: list[SentencePiece]
     algorithm: int = UNIGRAM
     byte_fallback: bool = False
     charsmap: bytes = b""
-    rule: str = ""  # what the charsmap was made from
+    rule: str = ""  # name of the normalisation rule behind the charsmap
     dummy_prefix: bool = True
     remove_spaces: bool = True
-    places: dict[str, int] = field(default_factory=dict)  # unk, bos, eos, pad
+    special_ids: dict[str, int] = field(default_factory=dict)  # unk, bos, eos, pad
 
     @classmethod
-    def read(cls, path: Path) -> SentencePieces:
+    def read(cls, path: Path) -> SentencePieceModel:
         try:
             raw = path.read_bytes()
         except OSError as error:
@@ -55,15 +55,15 @@ class SentencePieces:
             raise UserError(f"{path}: not a SentencePiece model: {error}; copy it again") from None
 
     @classmethod
-    def parse(cls, raw: bytes) -> SentencePieces:
-        pieces: list[Piece] = []
+    def parse(cls, raw: bytes) -> SentencePieceModel:
+        pieces: list[SentencePiece] = []
         trainer: dict[int, Any] = {}
         normaliser: dict[int, Any] = {}
         for number, value in _fields(raw):
             if number == 1:
                 parts = dict(_fields(_bytes(value)))
                 score = struct.unpack("<f", parts[2])[0] if 2 in parts else 0.0
-                pieces.append(Piece(_bytes(parts.get(1, b"")).decode("utf-8"), score, parts.get(3, NORMAL)))
+                pieces.append(SentencePiece(_bytes(parts.get(1, b"")).decode("utf-8"), score, parts.get(3, NORMAL)))
             elif number == 2:
                 trainer = dict(_fields(_bytes(value)))
             elif number == 3:
@@ -71,12 +71,12 @@ class SentencePieces:
         if not pieces:
             raise ValueError("it has no pieces")
         if trainer.get(24, 0):
-            raise ValueError("it marks spaces behind words, which is not read here")
+            raise ValueError("whitespace as a suffix is not supported")
         algorithm = trainer.get(3, UNIGRAM)
         if algorithm not in (UNIGRAM, BPE):
-            raise ValueError(f"model type {algorithm} (1 is unigram, 2 is BPE; words and characters are not read)")
-        numbers = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, -1)}
-        places = {name: _signed(trainer.get(number, default)) for name, (number, default) in numbers.items()}
+            raise ValueError(f"model type {algorithm} is not supported (allowed: 1 unigram, 2 BPE)")
+        ids = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, -1)}
+        special_ids = {name: _signed(trainer.get(number, default)) for name, (number, default) in ids.items()}
         return cls(
             pieces,
             algorithm,
@@ -85,7 +85,7 @@ class SentencePieces:
             _bytes(normaliser.get(1, b"")).decode("utf-8"),
             bool(normaliser.get(3, 1)),
             bool(normaliser.get(4, 1)),
-            places,
+            special_ids,
         )
 
 
@@ -106,7 +106,7 @@ def _fields(raw: bytes) -> Iterator[tuple[int, Any]]:
         else:
             raise ValueError(f"byte {at}: wire type {wire}")
         if at + size > len(raw):
-            raise ValueError("it is cut off")
+            raise ValueError("the file is truncated")
         yield number, raw[at : at + size]
         at += size
 
@@ -115,7 +115,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if at >= len(raw) or shift > 63:
-            raise ValueError("it is cut off")
+            raise ValueError("the file is truncated")
         value |= (raw[at] & 0x7F) << shift
         at, shift = at + 1, shift + 7
         if not raw[at - 1] & 0x80:
@@ -124,7 +124,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 def _bytes(value: Any) -> bytes:
     if not isinstance(value, bytes):
-        raise ValueError("a number stands where text is expected")
+        raise ValueError("found a number instead of text")
     return value
 
 
@@ -133,36 +133,35 @@ def _signed(value: int) -> int:
 
 
 def build(
-    model: SentencePieces,
-    numbers: Mapping[str, int] | None = None,
+    model: SentencePieceModel,
+    ids: Mapping[str, int] | None = None,
     more: Sequence[tuple[str, float]] = (),
     unknown: str | None = None,
     before: Sequence[Any] = (),
     special: Sequence[str] = (),
 ) -> Any:
-    """A `tokenizers.Tokenizer` that cuts texts as this model does.
+    """A `tokenizers.Tokenizer` that splits texts as this model does.
 
-    `numbers`: the ids of the pieces where they are not their places in the model (those it does not name get ids after
-    all others); names there that are no pieces of the model are never cut out of a text. `more`: pieces after the last.
-    `unknown`: the name of the unknown piece. `before`: normalizers that come first. `special`: names that are special
-    tokens besides the control pieces.
+    `ids`: ids of the pieces where they are not the model's own (pieces not listed get the next ids); names there that
+    the model does not have never match text. `more`: pieces after the last. `unknown`: the unknown piece. `before`:
+    normalizers that run first. `special`: special tokens besides the control pieces.
     """
     from tokenizers import AddedToken, decoders, normalizers
     from tokenizers import Tokenizer as Inner
 
-    pieces = _numbered(model, numbers, more)
+    pieces = _pieces_by_id(model, ids, more)
     users = [p.text for p in pieces.values() if p.kind == USER and p.text not in special]
     name = unknown or next((p.text for p in model.pieces if p.kind == UNKNOWN), "<unk>")
     inner = Inner(_unigram(model, pieces, name) if model.algorithm == UNIGRAM else _bpe(model, pieces, name))
     steps: list[Any] = list(before)
-    if "nfkc" in model.rule:  # the library maps cluster by cluster and loses marks of those with several
+    if "nfkc" in model.rule:  # `Precompiled` maps grapheme clusters and drops combining marks beyond the first
         steps.append(normalizers.NFC())
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))
     inner.normalizer = normalizers.Sequence([*steps, *_spaces(model, users if model.algorithm == BPE else [])])
     decoding: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if model.dummy_prefix or model.remove_spaces:
-        decoding.append(decoders.Strip(" ", ALL if model.remove_spaces else 1, 0))
+        decoding.append(decoders.Strip(" ", ALL_SPACES if model.remove_spaces else 1, 0))
     inner.decoder = decoders.Sequence(decoding)
     known = {piece.text for piece in pieces.values()}
     controls = [p.text for p in pieces.values() if p.kind in (CONTROL, UNKNOWN)]
@@ -173,39 +172,39 @@ def build(
     return inner
 
 
-def _numbered(
-    model: SentencePieces, numbers: Mapping[str, int] | None, more: Sequence[tuple[str, float]]
-) -> dict[int, Piece]:
+def _pieces_by_id(
+    model: SentencePieceModel, ids: Mapping[str, int] | None, more: Sequence[tuple[str, float]]
+) -> dict[int, SentencePiece]:
     """The pieces by id."""
-    if numbers is None:
-        listed = [*model.pieces, *(Piece(text, score, CONTROL) for text, score in more)]
+    if ids is None:
+        listed = [*model.pieces, *(SentencePiece(text, score, CONTROL) for text, score in more)]
         return dict(enumerate(listed))
     own = {piece.text: piece for piece in model.pieces}
-    found = {number: own.get(text, Piece(text, 0.0, UNUSED)) for text, number in numbers.items()}
+    found = {number: own.get(text, SentencePiece(text, 0.0, UNUSED)) for text, number in ids.items()}
     last = max(found, default=-1)
-    strange = [piece for piece in model.pieces if piece.text not in numbers and piece.kind in (NORMAL, USER)]
-    return found | {last + 1 + n: piece for n, piece in enumerate(strange)}
+    unlisted = [piece for piece in model.pieces if piece.text not in ids and piece.kind in (NORMAL, USER)]
+    return found | {last + 1 + n: piece for n, piece in enumerate(unlisted)}
 
 
-def _unigram(model: SentencePieces, pieces: dict[int, Piece], unknown: str) -> Any:
+def _unigram(model: SentencePieceModel, pieces: dict[int, SentencePiece], unknown: str) -> Any:
     from tokenizers import models
 
     best = max((p.score for p in model.pieces if p.kind == NORMAL), default=0.0)
     vocabulary = []
     for number in range(max(pieces) + 1):
-        piece = pieces.get(number, Piece(plain.name(number), 0.0, UNUSED))
-        if piece.kind == USER:  # sentencepiece's own bonus: such a piece is always taken
+        piece = pieces.get(number, SentencePiece(plain.name(number), 0.0, UNUSED))
+        if piece.kind == USER:  # SentencePiece's bonus: user-defined pieces always win
             score = len(piece.text) * best - 0.1
         elif piece.kind in (NORMAL, BYTE):
             score = piece.score
         else:
-            score = NEVER if piece.kind == UNUSED else 0.0
+            score = NEVER_SCORE if piece.kind == UNUSED else 0.0
         vocabulary.append((piece.text, score))
-    place = next(number for number, piece in pieces.items() if piece.text == unknown)
-    return models.Unigram(vocabulary, unk_id=place, byte_fallback=model.byte_fallback)
+    unk_id = next(number for number, piece in pieces.items() if piece.text == unknown)
+    return models.Unigram(vocabulary, unk_id=unk_id, byte_fallback=model.byte_fallback)
 
 
-def _bpe(model: SentencePieces, pieces: dict[int, Piece], unknown: str) -> Any:
+def _bpe(model: SentencePieceModel, pieces: dict[int, SentencePiece], unknown: str) -> Any:
     from tokenizers import models
 
     ids = {piece.text: number for number, piece in pieces.items()}
@@ -226,8 +225,8 @@ def _bpe(model: SentencePieces, pieces: dict[int, Piece], unknown: str) -> Any:
     )
 
 
-def _spaces(model: SentencePieces, users: list[str]) -> list[Any]:
-    """Spaces as `▁`, and one before the text; not before a symbol of the user's, which the library normalizes alone."""
+def _spaces(model: SentencePieceModel, users: list[str]) -> list[Any]:
+    """Replace spaces by `▁` and prepend one, except before a user-defined piece, which is normalised on its own."""
     from tokenizers import Regex, normalizers
 
     steps: list[Any] = []

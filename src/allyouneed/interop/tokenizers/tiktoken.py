@@ -1,7 +1,6 @@
-"""A vocabulary of byte pieces in the order they were learned (`*.tiktoken`: a line is base64 of the bytes, and a rank).
+"""A byte-pair vocabulary in merge order (`*.tiktoken`: each line is base64 bytes and a rank).
 
-The rank of a piece is its number and the order in which pairs are joined; which two pieces a pair is made of follows
-from joining its bytes by all ranks before its own.
+The rank of a piece is its id and its merge priority; its two parts follow from merging its bytes with all lower ranks.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ def read_ranks(path: Path) -> dict[bytes, int]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, binascii.Error):
-        raise UserError(f"{path}: not a file of ranks (a line is base64 and a number)") from None
+        raise UserError(f"{path}: not a tiktoken file (each line: base64 and a number)") from None
     if sorted(found.values()) != list(range(len(found))) or any(bytes([byte]) not in found for byte in range(BYTES)):
-        raise UserError(f"{path}: not a whole file of ranks: it must hold every byte, and ranks 0, 1, 2, …")
+        raise UserError(f"{path}: incomplete tiktoken file: it must contain every byte, and ranks 0, 1, 2, …")
     return found
 
 
 def byte_pair_encoding(ranks: Mapping[bytes, int], specials: Sequence[str]) -> Any:
-    """A `tokenizers.Tokenizer` that cuts text as GPT-2 does; specials are numbered behind the pieces."""
+    """A `tokenizers.Tokenizer` with GPT-2's pre-tokenizer; the ids of special tokens follow the pieces."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = _letters()
@@ -56,13 +55,13 @@ def _parts(piece: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes]:
         joined = [ranks.get(one + other, len(ranks)) for one, other in pairwise(parts)]
         best = min(range(len(joined)), key=joined.__getitem__)
         if joined[best] >= ranks[piece]:
-            raise UserError(f"ranks: {piece!r} cannot be made of two pieces before it; the file is damaged")
+            raise UserError(f"ranks: {piece!r} is not a merge of two lower ranks; the file is damaged")
         parts[best : best + 2] = [parts[best] + parts[best + 1]]
     return parts[0], parts[1]
 
 
 def _letters() -> dict[int, str]:
-    """The letters the library writes bytes with: those that can be seen as they are, the others from U+0100 on."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(BYTES) if byte not in set(seen)]
-    return {byte: chr(byte) for byte in seen} | {byte: chr(BYTES + n) for n, byte in enumerate(hidden)}
+    """GPT-2's byte-to-character map: printable bytes stay, the others start at U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(BYTES) if byte not in set(printable)]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(BYTES + n) for n, byte in enumerate(hidden)}

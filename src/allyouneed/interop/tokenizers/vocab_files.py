@@ -1,4 +1,4 @@
-"""Tokenizers of plain files: WordPiece's vocab.txt, vocab.json with merges.txt, ranks of bytes, bytes alone."""
+"""Tokenizers from vocabulary files: vocab.txt (WordPiece), vocab.json with merges.txt (BPE), bytes (ByT5)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from allyouneed.data.tokenizers.byte_level import BYTES, byte_characters
 from allyouneed.errors import UserError
 
-MOST = 1 << 28  # bytes of a file; the largest vocabularies have a tenth of that
+MAX_BYTES = 1 << 28  # of a file; the largest vocabularies have a tenth of that
 CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
 CLIP_PIECES = rf"<\|startoftext\|>|<\|endoftext\|>|{CONTRACTIONS}|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+"
 QWEN_PIECES = (
@@ -19,13 +19,13 @@ QWEN_PIECES = (
 
 
 def wordpiece(path: Path, unknown: str, options: Mapping[str, Any]) -> Any:
-    """BERT (Devlin et al. 2019): words and punctuation, then the longest known beginnings."""
+    """BERT (Devlin et al. 2019): words and punctuation, then greedy longest match."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    tokens = [line.rstrip("\n") for line in text_of(path).splitlines(keepends=True)]
+    tokens = [line.rstrip("\n") for line in read_text(path).splitlines(keepends=True)]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if unknown not in vocabulary:
-        raise UserError(f"{path}: has no {unknown}; it does not belong to this model")
+        raise UserError(f"{path}: {unknown} is missing; the file does not belong to this model")
     inner = Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
     inner.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -39,10 +39,10 @@ def wordpiece(path: Path, unknown: str, options: Mapping[str, Any]) -> Any:
 
 
 def byte_pairs(vocab: Path, merges: Path, options: Mapping[str, Any], pieces: str | None = None) -> Any:
-    """GPT-2 (Radford et al. 2019): pairs of bytes, merged in order. `pieces`: how a text is cut first, if not so."""
+    """GPT-2 (Radford et al. 2019): byte pairs, merged in order. `pieces`: another pre-tokenizer pattern."""
     from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
-    inner = Tokenizer(_merging(vocab, merges))
+    inner = Tokenizer(_bpe_model(vocab, merges))
     prefix = bool(options.get("add_prefix_space", False))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     if pieces is not None:
@@ -56,29 +56,29 @@ def byte_pairs(vocab: Path, merges: Path, options: Mapping[str, Any], pieces: st
 
 
 def clip(vocab: Path, merges: Path, unknown: str) -> Any:
-    """CLIP (Radford et al. 2021): lower case, one space, words that end with `</w>`."""
+    """CLIP (Radford et al. 2021): lower case, one space, words end in `</w>`."""
     from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-    inner = Tokenizer(_merging(vocab, merges, end_of_word_suffix="</w>", unk_token=unknown))
+    inner = Tokenizer(_bpe_model(vocab, merges, end_of_word_suffix="</w>", unk_token=unknown))
     inner.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
     )
     cut = pre_tokenizers.Split(Regex(CLIP_PIECES), behavior="removed", invert=True)
     inner.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    inner.decoder = words_with_ends()
+    inner.decoder = clip_decoder()
     return inner
 
 
-def words_with_ends() -> Any:
-    """How CLIP's words become a text again; its tokenizer.json does not say it."""
+def clip_decoder() -> Any:
+    """CLIP's decoder, which its tokenizer.json omits."""
     from tokenizers import Regex, decoders
 
     ends = decoders.Replace(Regex(r"\A\s+|\s+\z"), "")
     return decoders.Sequence([decoders.ByteLevel(), decoders.Replace("</w>", " "), ends])
 
 
-def tidied(decoder: Any) -> Any:
-    """No spaces before full stops and inside contractions, where a tokenizer's options ask for it."""
+def clean_up_spaces(decoder: Any) -> Any:
+    """Remove spaces before punctuation and inside contractions (`clean_up_tokenization_spaces`)."""
     from tokenizers import decoders
 
     ends = [decoders.Replace(f" {mark}", mark) for mark in (".", "?", "!", ",")]
@@ -87,13 +87,13 @@ def tidied(decoder: Any) -> Any:
     return decoders.Sequence([*first, decoders.Fuse(), *ends, decoders.Replace(" ' ", "'"), *inside])
 
 
-def byte_tokens(names: Sequence[str], extra: Sequence[str]) -> Any:
-    """ByT5 (Xue et al. 2022): after the first special tokens one for each byte, then more special tokens."""
+def byt5(names: Sequence[str], extra: Sequence[str]) -> Any:
+    """ByT5 (Xue et al. 2022): three special tokens, one token per byte, then more special tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    of_byte = {byte: char for char, byte in byte_characters().items()}
+    character_of = {byte: char for char, byte in byte_characters().items()}
     vocabulary = {name: number for number, name in enumerate(names)}
-    vocabulary |= {of_byte[byte]: byte + len(names) for byte in range(BYTES)}
+    vocabulary |= {character_of[byte]: byte + len(names) for byte in range(BYTES)}
     inner = Tokenizer(models.BPE(vocabulary, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
@@ -101,55 +101,55 @@ def byte_tokens(names: Sequence[str], extra: Sequence[str]) -> Any:
     return inner
 
 
-def text_of(path: Path) -> str:
-    bounded(path)
+def read_text(path: Path) -> str:
+    check_size(path)
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: the tokenizer cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path}: not a text file in UTF-8; copy it again") from None
+        raise UserError(f"{path}: not UTF-8 text; copy it again") from None
 
 
-def bounded(path: Path) -> None:
-    if path.is_file() and path.stat().st_size > MOST:
-        raise UserError(f"{path}: {path.stat().st_size:,} bytes are too many for a tokenizer; it is not read")
+def check_size(path: Path) -> None:
+    if path.is_file() and path.stat().st_size > MAX_BYTES:
+        raise UserError(f"{path}: {path.stat().st_size:,} bytes; a tokenizer file has at most {MAX_BYTES:,}")
 
 
-def tree_of(path: Path) -> dict[str, Any]:
-    """A JSON file that holds a mapping; empty where there is none."""
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where the file is missing."""
     if not path.is_file():
         return {}
     try:
-        tree = json.loads(text_of(path))
+        tree = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
+        raise UserError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(tree, dict):
-        raise UserError(f"{path}: holds no mapping of names")
+        raise UserError(f"{path}: expected a JSON object")
     return tree
 
 
-def numbers_of(path: Path) -> dict[str, int]:
-    """A vocabulary: a number for each token."""
-    tree = tree_of(path)
+def read_vocab(path: Path) -> dict[str, int]:
+    """A vocabulary: token -> id."""
+    tree = read_json(path)
     wrong = [name for name, number in tree.items() if type(number) is not int or not 0 <= number < 1 << 31]
     if wrong or not tree or len(set(tree.values())) < len(tree):
-        raise UserError(f"{path}: not a vocabulary (a number of its own for each token)")
+        raise UserError(f"{path}: not a vocabulary (a unique id for each token)")
     return tree
 
 
-def _merging(vocab: Path, merges: Path, **options: Any) -> Any:
+def _bpe_model(vocab: Path, merges: Path, **options: Any) -> Any:
     from tokenizers import models
 
     pairs = []
-    for number, line in enumerate(text_of(merges).split("\n"), start=1):
+    for number, line in enumerate(read_text(merges).split("\n"), start=1):
         if not line or line.startswith("#version"):
             continue
         pair = tuple(line.rstrip("\r").split(" "))
         if len(pair) != 2:
-            raise UserError(f"{merges}:{number}: not two tokens to merge")
+            raise UserError(f"{merges}:{number}: a merge must have two tokens")
         pairs.append(pair)
     try:
-        return models.BPE(numbers_of(vocab), pairs, **options)
-    except Exception as error:  # the library raises bare Exception for anything it does not understand
-        raise UserError(f"{merges}: does not fit {vocab.name}: {error}") from None
+        return models.BPE(read_vocab(vocab), pairs, **options)
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{merges}: does not match {vocab.name}: {error}") from None

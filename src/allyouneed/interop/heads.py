@@ -1,0 +1,53 @@
+"""Use a model for another task than its own by replacing its head, where its weights allow it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from allyouneed.config import parse, tree_of
+from allyouneed.errors import UserError
+from allyouneed.folder import Folder
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.weights import assign_weights, meta_model, named
+
+SAME_MODEL = ({"translation", "seq2seq"},)  # tasks that share one model
+POOLABLE = ("encoder", "decoder")  # models whose token vectors can be pooled into one vector per text
+
+
+def for_task(folder: Folder, task: str) -> Folder:
+    """The same folder for another task."""
+    config = config_of(folder.model)
+    kind = check_task(folder.path or Path("the model"), config, folder.task["kind"], task)
+    model = with_head(folder.model, pooling_head(config)) if kind == "similarity" else folder.model
+    return replace(folder, model=model, task={"kind": kind})
+
+
+def check_task(path: Path, model: Model, own: str, wanted: str) -> str:
+    """`wanted`, if the model has the weights for it."""
+    poolable = wanted == "similarity" and tree_of(model)["kind"] in POOLABLE
+    if wanted == own or poolable or any({wanted, own} <= same for same in SAME_MODEL):
+        return wanted
+    raise UserError(f"{path}: a model for {own} has no weights for {wanted}; train it for that task (start: {path})")
+
+
+def pooling_head(model: Model) -> dict[str, Any]:
+    """Mean pooling, or the last token in a causal stack, since only that one sees the whole text."""
+    return {"kind": "pooled", "pool": "last" if tree_of(model)["kind"] == "decoder" else "mean"}
+
+
+def with_head(model: nn.Module, head: Mapping[str, Any]) -> nn.Module:
+    """The same body under another head that needs no weights."""
+    config: Model = parse(Model, tree_of(config_of(model)) | {"head": dict(head)}, "head")  # type: ignore[type-abstract]
+    made, before = meta_model(config), named(model)
+    assign_weights(made, {name: before[name].detach() for name in named(made)})
+    return made.eval()
+
+
+def config_of(model: nn.Module) -> Model:
+    config: Model = model.config  # type: ignore[assignment]
+    return config
