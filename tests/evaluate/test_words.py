@@ -45,5 +45,5 @@ def test_characters_for_what_is_written_without_spaces():
 def test_what_cannot_be_compared():
     with pytest.raises(UserError, match="1 transcripts but 2"):
         word_error_rate(["a"], ["a", "b"])
-    with pytest.raises(UserError, match="hold no words"):
+    with pytest.raises(UserError, match="contain no words"):
         word_error_rate(["a"], ["…"])

@@ -40,5 +40,5 @@ def test_a_bare_model_goes_both_ways(family, name, tmp_path):
 @pytest.mark.parametrize("family", WRITERS)
 def test_a_class_of_another_task_is_refused_by_name(family):
     config = foreign.theirs(family, WRITERS[family]).config.to_dict()
-    with pytest.raises(UserError, match="architectures: 'SomethingForSequenceClassification' is not known here"):
+    with pytest.raises(UserError, match="architectures: 'SomethingForSequenceClassification' is not supported"):
         FAMILIES[family].tree(config | {"architectures": ["SomethingForSequenceClassification"]})

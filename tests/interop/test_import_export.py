@@ -85,9 +85,9 @@ def same(one: Path, other: Path) -> bool:
 def test_a_folder_comes_back_as_it_was(bert: Path, tmp_path: Path, ask: Ask) -> None:
     code, out, err = ask("import", bert, tmp_path / "ours")
     assert code == 0 and "a model for masked-lm" in err, (out, err)
-    assert "largest difference of outputs" in out and "(allowed 1e-04" in out and "DISAGREE" not in out
+    assert "largest difference of outputs" in out and "(allowed 1e-04" in out and "MISMATCH" not in out
     code, out, err = ask("export", tmp_path / "ours", tmp_path / "back", "--to", "hf")
-    assert code == 0 and "largest difference of outputs" in out and "DISAGREE" not in out
+    assert code == 0 and "largest difference of outputs" in out and "MISMATCH" not in out
     assert same(bert, tmp_path / "back") and "bert.pooler.dense.weight" in tensors(tmp_path / "back")
     for file in bert.iterdir():
         if file.suffix != ".safetensors":
@@ -101,7 +101,7 @@ def test_what_is_imported_is_a_folder_like_any_other(llama: Path, tmp_path: Path
     (llama / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_p": 0.9, "typical_p": 0.5}))
     code, out, err = ask("import", llama, tmp_path / "ours")
     assert code == 0 and "generated text the same 5 of 5 times" in out
-    assert "note: typical_p: 0.5 is not done here" in err
+    assert "note: typical_p: 0.5 is not supported" in err
     theirs, ours = load(llama), load(tmp_path / "ours")
     assert ours.task == theirs.task == {"kind": "causal-lm"} and ours.max_tokens == 64
     assert ours.decoding == theirs.decoding == {"method": "sample", "top_k": 50, "top_p": 0.9}
@@ -125,7 +125,7 @@ def test_the_precision_of_the_file_is_kept_or_another_chosen(tmp_path: Path, ask
     assert {p.dtype for p in load(narrow).model.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in load(narrow, dtype="float32").model.parameters()} == {torch.float32}
     code, out, _ = ask("import", narrow, tmp_path / "wide", "--dtype", "float32")
-    assert code == 0 and "DISAGREE" not in out
+    assert code == 0 and "MISMATCH" not in out
     assert {tensor.dtype for tensor in tensors(tmp_path / "wide").values()} == {torch.float32}
     wide = tinyfolders.write(tmp_path / "whole")
     code, out, _ = ask("import", wide, tmp_path / "rounded", "--dtype", "bfloat16")
@@ -176,14 +176,14 @@ def test_two_models_that_differ_are_told_apart(llama: Path, tmp_path: Path) -> N
     weights["model.layers.1.mlp.down_proj.weight"][3, 4] += 0.5
     other = tinyfolders.write(tmp_path / "other", weights)
     check = selfcheck.against_transformers(llama, other)
-    assert not check.agreed and "THEY DISAGREE" in check.lines[0]
+    assert not check.agreed and "MISMATCH" in check.lines[0]
     assert selfcheck.against_transformers(llama, llama).agreed
 
 
 def test_a_model_that_says_something_else_is_told(llama: Path, tmp_path: Path) -> None:
     other = tinyfolders.write(tmp_path / "other", tinyfolders.weights(seed=1))
     check = selfcheck.against_transformers(llama, other)
-    assert not check.agreed and "generated text the same 0 of 5 times: THEY DISAGREE" in check.lines
+    assert not check.agreed and "generated text the same 0 of 5 times: MISMATCH" in check.lines
 
 
 def test_a_folder_that_transformers_cannot_load_is_told(llama: Path, tmp_path: Path) -> None:
@@ -193,9 +193,9 @@ def test_a_folder_that_transformers_cannot_load_is_told(llama: Path, tmp_path: P
 
 
 def test_a_model_too_large_to_compare_is_not(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selfcheck, "_memory", lambda: 1000.0)
+    monkeypatch.setattr(selfcheck, "_free_memory", lambda: 1000.0)
     check = selfcheck.against_transformers(llama, llama)
-    assert check.agreed and check.lines == ["not compared: that takes 0.0 GB of memory, and 0.0 are free"]
+    assert check.agreed and check.lines == ["not compared: that needs 0.0 GB of memory; 0.0 GB are free"]
 
 
 def test_a_config_that_names_no_class_is_a_language_model(tmp_path: Path) -> None:
@@ -207,16 +207,16 @@ def test_a_config_that_names_no_class_is_a_language_model(tmp_path: Path) -> Non
 def test_disagreement_is_exit_code_1(llama: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selfcheck, "difference", lambda *_: 0.25)
     code, out, _ = ask("import", llama, tmp_path / "ours")
-    assert code == 1 and "largest difference of outputs 2.5e-01 (allowed 1e-04" in out and "DISAGREE" in out
+    assert code == 1 and "largest difference of outputs 2.5e-01 (allowed 1e-04" in out and "MISMATCH" in out
     code, out, _ = ask("export", tmp_path / "ours", tmp_path / "back", "--to", "hf")
-    assert code == 1 and "DISAGREE" in out
+    assert code == 1 and "MISMATCH" in out
     assert ask("export", tmp_path / "ours", tmp_path / "again", "--to", "hf", "--no-check")[0] == 0
 
 
 def test_without_transformers_it_says_so(
     llama: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selfcheck, "there", lambda: False)
+    monkeypatch.setattr(selfcheck, "has_transformers", lambda: False)
     code, out, err = ask("import", llama, tmp_path / "ours")
     assert (code, out) == (0, "") and "not compared with the original: transformers is not installed" in err
 
@@ -248,7 +248,7 @@ def test_a_folder_that_cannot_be_read_leaves_nothing(llama: Path, tmp_path: Path
 
 def test_mistakes_are_told(llama: Path, tmp_path: Path, ask: Ask) -> None:
     code, _, err = ask("export", llama, tmp_path / "out", "--to", "nobody")
-    assert code == 2 and "--to nobody: nothing is written for that here; there are: hf" in err
+    assert code == 2 and "--to nobody: unknown export target (allowed: hf" in err
     code, _, err = ask("import", tmp_path / "nowhere", tmp_path / "out")
     assert code == 2 and "no such model folder" in err
     assert ask("import", llama, tmp_path / "ours", "--no-check")[0] == 0
@@ -278,7 +278,7 @@ def test_a_model_of_ours_is_written_for_transformers(words: Tokenizer, tmp_path:
     mine.save(tmp_path / "mine")
     code, out, err = ask("export", tmp_path / "mine", tmp_path / "theirs", "--to", "hf")
     assert code == 0, (out, err)
-    assert "DISAGREE" not in out and "generated text the same 5 of 5 times" in out
+    assert "MISMATCH" not in out and "generated text the same 5 of 5 times" in out
     config = json.loads((tmp_path / "theirs" / "config.json").read_text())
     assert config["model_type"] == "marian" and config["dtype"] == "float32"
     ids = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
@@ -294,5 +294,5 @@ def test_a_model_nobody_else_has_is_refused_by_name(tmp_path: Path, words: Token
     tree["decoder"] = [layer | {"mixer": {"kind": "retention", "heads": 2}} for layer in tree["decoder"]]
     Folder(anypart.build(tree).float(), Vocabularies(words, words)).save(tmp_path / "mine")
     code, _, err = ask("export", tmp_path / "mine", tmp_path / "out", "--to", "hf")
-    assert code == 2 and "no family of transformers has a model of these parts; the nearest is" in err
+    assert code == 2 and "no family of transformers can express this model; the closest is" in err
     assert not (tmp_path / "out").exists()

@@ -22,7 +22,7 @@ from allyouneed.config import override, parse, preset_tree
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.lab.benchmark import Load, Peer, Turns, Worker, hf, loaded, ours
+from allyouneed.lab.benchmark import Peer, Turns, Worker, Workload, hf, make_workload, ours
 from allyouneed.nn.models.base import Model
 
 SMALL = ["width=16", "decoder[0].repeat=1", "decoder[0].mixer.heads=2", "decoder[0].channel.hidden=32"]
@@ -54,10 +54,10 @@ def places(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> di
     return {name: where / name for name in made}
 
 
-def work(path: Path, texts: list[str] | None = None, **more: Any) -> Load:
+def work(path: Path, texts: list[str] | None = None, **more: Any) -> Workload:
     from allyouneed.interop.load import load
 
-    return Load(**vars(loaded(load(path), (1, 3), 2, 6, texts)) | more)
+    return Workload(**vars(make_workload(load(path), (1, 3), 2, 6, texts)) | more)
 
 
 def run(*args: Any) -> int:
@@ -83,7 +83,7 @@ def test_every_job_does_as_much_as_it_says(places: dict[str, Path], name: str, j
         if job.startswith(("greedy", "beam")):
             said = sum(len(best[0].tokens) for best in result)
             assert said == load.work(job) == int(job[-1]) * 6, "as many tokens as were asked for, and no fewer"
-    if load.writes:
+    if load.generates:
         assert load.work("first") == 1 and load.work("reading") == len(load.long) and facts["ceiling"] > 0
 
 
@@ -102,7 +102,7 @@ def test_sounds_and_images_are_counted_as_such(tokenizer: Tokenizer, tmp_path: P
         found, _ = ours(Peer("ours", "as it is", str(tmp_path / name)), load)
         assert list(found) == [f"{unit} 1", f"{unit} 3"] and load.work(f"{unit} 3") == 3
         assert len(found[f"{unit} 3"]()) == 3
-    with pytest.raises(UserError, match="reads no texts; leave out --data"):
+    with pytest.raises(UserError, match="takes no text; remove --data"):
         work(tmp_path / "image", ["a text"])
 
 
@@ -125,7 +125,7 @@ def test_texts_are_read_instead_of_random_tokens(places: dict[str, Path], tokeni
     load = work(places["marian"], ["the quick fox", "", "你好"])
     assert load.given == [tokenizer.encode(text) for text in ("the quick fox", "你好", "the quick fox")]
     assert work(places["gpt2"]).given == work(places["gpt2"]).given != work(places["gpt2"], ["a"]).given
-    with pytest.raises(UserError, match="there is no text to measure with"):
+    with pytest.raises(UserError, match="no text to measure with"):
         work(places["marian"], [""])
 
 
@@ -152,9 +152,9 @@ def test_the_table_says_who_and_how_many_times_as_fast() -> None:
     class Still:
         def __init__(self, peer: Peer, jobs: list[str]) -> None:
             self.peer, self.jobs = peer, jobs
-            self.facts = {"load, s": 1.0, "ceiling": 100.0} if peer.kind == "ours" else {"load, s": 2.0}
+            self.figures = {"load, s": 1.0, "ceiling": 100.0} if peer.kind == "ours" else {"load, s": 2.0}
 
-    load, peers = Load(rows=(1,), length=10), [Peer("ours", "as it is", ""), Peer("hf", "float32", "")]
+    load, peers = Workload(rows=(1,), length=10), [Peer("ours", "as it is", ""), Peer("hf", "float32", "")]
     turns = Turns([Still(peers[0], ["first", "greedy 1"]), Still(peers[1], ["greedy 1"])])  # type: ignore[list-item]
     turns.best = {("as it is", "first"): 0.05, ("as it is", "greedy 1"): 0.2}
     turns.best["transformers float32", "greedy 1"] = 0.5

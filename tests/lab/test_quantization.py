@@ -153,7 +153,7 @@ def test_mistakes_are_said(
 def test_a_small_model_is_not_made_smaller_again_nor_loaded_in_another_precision(folder: Path, tmp_path: Path) -> None:
     _, after = quantized(folder, "int8")
     after.save(tmp_path / "small")
-    with pytest.raises(UserError, match="is stored as int8 already"):
+    with pytest.raises(UserError, match="already stored as int8"):
         quantized(tmp_path / "small", "int8")
     with pytest.raises(UserError, match="leave out the dtype"):
         Folder.load(tmp_path / "small", dtype="bfloat16")

@@ -84,5 +84,5 @@ def test_heads_that_were_cut_out_are_refused(name):
     ],
 )
 def test_a_class_for_another_task_is_refused_by_name(family, name):
-    with pytest.raises(UserError, match=f"architectures: '{name}' is not known here"):
+    with pytest.raises(UserError, match=f"architectures: '{name}' is not supported"):
         FAMILIES[family].tree(defaults(family) | {"architectures": [name]})

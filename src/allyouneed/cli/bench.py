@@ -20,7 +20,7 @@ from allyouneed.cli.streams import lines, progress
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
-    from allyouneed.lab.benchmark import Load, Peer, Turns
+    from allyouneed.lab.benchmark import Peer, Turns, Workload
 
 PROGRAMS = {"hf": "transformers", "ctranslate2": "ctranslate2"}
 NAMES = {"first": "first token, ms", "reading": "a prompt read, tokens/s"}
@@ -55,7 +55,7 @@ def bench(
     its own that stands still while another has its turn.
     """
     from allyouneed.interop.load import load as opened
-    from allyouneed.lab.benchmark import Turns, Worker, loaded
+    from allyouneed.lab.benchmark import Turns, Worker, make_workload
 
     counts = _numbers(rows)
     for name in against or []:
@@ -68,10 +68,10 @@ def bench(
             raise UserError(f"--compare {manner}: it may be int8 or bf16")
     texts = None if data is None else [line for line in islice(lines(data), 4 * max(counts)) if line.strip()]
     folder = opened(model)
-    load = loaded(folder, counts, beam, length, texts)
+    load = make_workload(folder, counts, beam, length, texts)
     given = {"device": device, "threads": threads or _processors()}
     load = type(load)(**vars(load) | given)
-    if against and not load.writes:
+    if against and not load.generates:
         raise UserError("--against is for models that write; leave it out")
     with ExitStack() as stack:
         peers = _peers(folder, model, compare or [], against or [], stack)
@@ -124,11 +124,11 @@ def _peers(folder: Any, path: Path, compare: Sequence[str], against: Sequence[st
     return found
 
 
-def _figures(found: Turns, load: Load) -> dict[str, dict[str, float]]:
+def _figures(found: Turns, load: Workload) -> dict[str, dict[str, float]]:
     """By what was measured and who."""
     shown: dict[str, dict[str, float]] = {}
     for worker in found.workers:
-        for name, value in worker.facts.items():
+        for name, value in worker.figures.items():
             if name != "ceiling":
                 shown.setdefault(name, {})[worker.peer.name] = value
     for (peer, job), seconds in found.best.items():
@@ -136,15 +136,15 @@ def _figures(found: Turns, load: Load) -> dict[str, dict[str, float]]:
         shown.setdefault(_named(job, load), {})[peer] = value
     for worker in found.workers:
         best = found.best.get((worker.peer.name, job := f"greedy {min(load.rows)}"))
-        if best is not None and "ceiling" in worker.facts:
-            most = min(load.rows) * worker.facts["ceiling"]
+        if best is not None and "ceiling" in worker.figures:
+            most = min(load.rows) * worker.figures["ceiling"]
             shown.setdefault(f"ceiling, {min(load.rows)} at a time: weights are read", {})[worker.peer.name] = most
             share = 100 * load.work(job) / best / most
             shown.setdefault("share of that ceiling, %", {})[worker.peer.name] = share
     return shown
 
 
-def _named(job: str, load: Load) -> str:
+def _named(job: str, load: Workload) -> str:
     if job in NAMES:
         return NAMES[job]
     kind, count = job.split(" ")
@@ -152,14 +152,14 @@ def _named(job: str, load: Load) -> str:
     return f"{what}{count} at a time, {load.unit}/s"
 
 
-def _ratios(found: Turns, load: Load) -> dict[str, dict[str, float]]:
+def _ratios(found: Turns, load: Workload) -> dict[str, dict[str, float]]:
     """How many times as fast: ours in fewer bits as it is; ours as each of the others, the one with the same bits."""
     names = [worker.peer.name for worker in found.workers if worker.peer.kind == "ours"]
     ratios: dict[str, dict[str, float]] = {}
     for worker in found.workers[1:]:
         one, other = (worker.peer.name, names[0])
         if worker.peer.kind != "ours":
-            one, other = (worker.peer.manner if worker.peer.manner in names else names[0]), worker.peer.name
+            one, other = (worker.peer.precision if worker.peer.precision in names else names[0]), worker.peer.name
         for job in worker.jobs:
             if (one, job) in found.best and (other, job) in found.best:
                 ratio = found.best[other, job] / found.best[one, job]
@@ -167,18 +167,18 @@ def _ratios(found: Turns, load: Load) -> dict[str, dict[str, float]]:
     return ratios
 
 
-def _tree(found: Turns, load: Load) -> dict[str, Any]:
+def _tree(found: Turns, load: Workload) -> dict[str, Any]:
     about = {"device": load.device, "threads": load.threads, "length": load.length, "rows": list(load.rows)}
     return {"load": about, "measured": _figures(found, load), "ratios": _ratios(found, load)}
 
 
-def _table(found: Turns, load: Load, peers: Sequence[Peer]) -> str:
+def _table(found: Turns, load: Workload, peers: Sequence[Peer]) -> str:
     figures, names = _figures(found, load), [peer.name for peer in peers]
     ratios = _ratios(found, load)
     heads = [*names, *ratios]
     wide = [max(10, len(head)) for head in heads]
     first = max(map(len, figures))
-    said = f"{load.length} tokens written each" if load.writes else f"{load.unit} read"
+    said = f"{load.length} tokens written each" if load.generates else f"{load.unit} read"
     shown = [f"{said}; {load.device}, {load.threads} thread{'s' if load.threads > 1 else ''}", ""]
     shown.append(" " * first + "".join(f"  {head:>{width}}" for head, width in zip(heads, wide, strict=True)))
     for name, values in figures.items():

@@ -84,7 +84,7 @@ def _free(out: Path) -> None:
 def _against_transformers(ours: Path, theirs: Path, dtype: str | None = None) -> Check | None:
     from allyouneed.lab import selfcheck
 
-    if not selfcheck.there():
+    if not selfcheck.has_transformers():
         print("note: not compared with the original: transformers is not installed", file=sys.stderr)
         return None
     return selfcheck.against_transformers(ours, theirs, dtype)

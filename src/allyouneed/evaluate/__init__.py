@@ -1,1 +1,1 @@
-"""How good the answers are."""
+"""Metrics: translation, classification, tagging, similarity, perplexity, word error rate."""

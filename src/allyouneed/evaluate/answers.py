@@ -1,4 +1,4 @@
-"""How good answers are that are no texts: classes, tags, scores, matches. All figures go from 0 to 100."""
+"""Metrics for classes, tags, similarity scores and matches. All figures are from 0 to 100."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def accuracy(found: Sequence[str], expected: Sequence[str]) -> float:
 
 
 def macro_f1(found: Sequence[str], expected: Sequence[str]) -> float:
-    """The mean over all classes that occur, found or expected, of 2·hits / (found + expected)."""
+    """Mean of 2·hits / (found + expected) over all classes that occur on either side."""
     _check(found, expected)
     hits = Counter(f for f, e in zip(found, expected, strict=True) if f == e)
-    here, there = Counter(found), Counter(expected)
-    return 100 * float(np.mean([2 * hits[label] / (here[label] + there[label]) for label in {*here, *there}]))
+    predicted, true = Counter(found), Counter(expected)
+    return 100 * float(np.mean([2 * hits[label] / (predicted[label] + true[label]) for label in {*predicted, *true}]))
 
 
 class Span(NamedTuple):
-    """Words `begin` up to `end` are a `kind`."""
+    """Words [begin, end) form an entity of this kind."""
 
     begin: int
     end: int
@@ -36,40 +36,40 @@ class Span(NamedTuple):
 
 
 def spans(tags: Sequence[str]) -> list[Span]:
-    """What tags such as B-NP, I-NP, O say (BIO, BIOES or BMES). A span also begins where a word inside one follows
-    none of its kind, as conlleval has it."""
+    """The spans of tags such as B-NP, I-NP, O (BIO, BIOES or BMES). As in conlleval, an inside tag without a preceding
+    tag of its kind begins a span."""
     found: list[Span] = []
     begin, kind = 0, ""
-    for place, tag in enumerate([*tags, "O"]):
+    for position, tag in enumerate([*tags, "O"]):
         letter, _, name = tag.partition("-")
         if kind and (letter not in INSIDE or name != kind):
-            found.append(Span(begin, place, kind))
+            found.append(Span(begin, position, kind))
             kind = ""
         if letter in BEGINS | INSIDE and name and not kind:
-            begin, kind = place, name
+            begin, kind = position, name
         if kind and letter in ENDS:
-            found.append(Span(begin, place + 1, kind))
+            found.append(Span(begin, position + 1, kind))
             kind = ""
     return found
 
 
-def tag_spans(labels: Sequence[str]) -> bool:
-    """Whether tags mark spans, or are words' own classes (parts of speech)."""
+def has_spans(labels: Sequence[str]) -> bool:
+    """Whether tags mark spans, as opposed to one class per word (parts of speech)."""
     return any(label.startswith(("B-", "I-")) for label in labels)
 
 
 def span_f1(found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> float:
     """2·hits / (found + expected) over the spans of all sentences (Tjong Kim Sang, Buchholz 2000)."""
     hits = total = 0
-    for here, there in zip(found, expected, strict=True):
-        one, other = set(spans(here)), set(spans(there))
+    for predicted, true in zip(found, expected, strict=True):
+        one, other = set(spans(predicted)), set(spans(true))
         hits += len(one & other)
         total += len(one) + len(other)
     return 200 * hits / total if total else 100.0
 
 
 def pearson(found: Sequence[float], expected: Sequence[float]) -> float:
-    """How well a line fits; 0 where either side is all the same."""
+    """Pearson correlation × 100; 0 where either side is constant."""
     _check(found, expected)
     one, other = np.asarray(found, dtype=np.float64), np.asarray(expected, dtype=np.float64)
     one, other = one - one.mean(), other - other.mean()
@@ -78,7 +78,7 @@ def pearson(found: Sequence[float], expected: Sequence[float]) -> float:
 
 
 def spearman(found: Sequence[float], expected: Sequence[float]) -> float:
-    """How well the order fits: Pearson of the ranks, equals sharing the mean of theirs."""
+    """Spearman correlation × 100: Pearson of the ranks, ties sharing their mean rank."""
     return pearson(_ranks(found).tolist(), _ranks(expected).tolist())
 
 
@@ -90,7 +90,7 @@ def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
 
 
 def recall_at_1(scores: NDArray[np.floating], right: NDArray[np.integer]) -> float:
-    """How often the highest score of a row is in its right column; of equal ones each has its share."""
+    """How often the highest score of a row is in its right column; ties count fractionally."""
     own = np.take_along_axis(scores, right[:, None], 1)
     better, equal = (scores > own).sum(1), (scores == own).sum(1)
     return 100 * float(np.mean(np.where(better == 0, 1 / equal, 0.0)))
@@ -98,6 +98,6 @@ def recall_at_1(scores: NDArray[np.floating], right: NDArray[np.integer]) -> flo
 
 def _check(found: Sequence[object], expected: Sequence[object]) -> None:
     if len(found) != len(expected):
-        raise UserError(f"{len(found)} answers but {len(expected)} expected ones; there must be one for each")
+        raise UserError(f"{len(found)} answers but {len(expected)} expected ones; the numbers must be equal")
     if not expected:
-        raise UserError("there is nothing to evaluate")
+        raise UserError("nothing to evaluate: no examples")

@@ -1,4 +1,4 @@
-"""How likely a model finds what it should have said: the loss of a task over examples, and its perplexity."""
+"""The mean loss of a task over examples, and its perplexity."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from allyouneed.tasks.task import Task
 def mean_loss(
     model: nn.Module, task: Task, data: Batches, around: Callable[[], AbstractContextManager[object]] = nullcontext
 ) -> dict[str, float]:
-    """Per token (or text), without smoothing; where it is a likelihood, exp of it is the perplexity; with neighbours,
-    where there are, and without them. `around`: the precision it is computed in."""
+    """Per token (or text), without label smoothing; perplexity = exp(loss) where the loss is a likelihood. With
+    retrieved neighbours, also without them. `around`: a context manager, e.g. autocast."""
     found = _mean(model, task, data.batches(0), around)
     if isinstance(data.items, NeighbourItems):
         alone = _mean(model, task, (replace(batch, source=None) for batch in data.batches(0)), around)

@@ -1,12 +1,11 @@
-"""How well a decoder predicts one long text, read in three ways (Dai et al. 2019, 3.1 and figures 1 and 2).
+"""The loss of a decoder on one long text, in three ways (Dai et al. 2019, section 3.1, figures 1 and 2).
 
-    pieces      cut apart; the first tokens of each piece are predicted from almost nothing
-    sliding     every token from a window of its own, computed from nothing: as much context for all, at any price
-    recurrent   segments over what the model remembers: each token is computed once
+    pieces      disjoint pieces; the first tokens of each have almost no context
+    sliding     a full window before every token, recomputed each time: equal context for all, at high cost
+    recurrent   segments over cached states: each token is computed once
 
-Where a pattern sees so many places back and positions are relative, `recurrent` equals `sliding` over a window of all
-that can reach a token through the layers (`receptive_field`).
-"""
+With a windowed pattern and relative positions, `recurrent` equals `sliding` with a window as long as the receptive
+field of all layers (`receptive_field`)."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from allyouneed.nn.models.segment_recurrence import run_segments
 
 @dataclass(frozen=True)
 class TextLoss:
-    """The summed negative log-likelihood of so many tokens, and how many tokens were computed for it."""
+    """The summed negative log-likelihood of `tokens` tokens, and how many tokens were computed for it."""
 
     total: float
     tokens: int
@@ -41,18 +40,18 @@ class TextLoss:
 
 
 def receptive_field(config: Decoder) -> float:
-    """How many tokens, its own included, can have a part in what a decoder makes of a token; infinite if any can."""
-    reaches = [layer.repeat * _back(layer.mixer) for layer in config.decoder if layer.mixer is not None]
+    """How many tokens, itself included, can influence a decoder's output at a token; may be infinite."""
+    reaches = [layer.repeat * _reach(layer.mixer) for layer in config.decoder if layer.mixer is not None]
     return 1 + sum(reaches)
 
 
-def _back(mixer: Any) -> float:
+def _reach(mixer: Any) -> float:
     pattern = getattr(mixer, "pattern", None)
     return math.inf if pattern is None else -float(pattern.reach[0])
 
 
 def pieces(model: Any, text: Tensor, length: int) -> TextLoss:
-    """Disjoint pieces of `length` tokens of a text (time,); its first token is given, all others are predicted."""
+    """Disjoint pieces of `length` tokens of a text (time,); all tokens but the first are predicted."""
     total, read = 0.0, text[:-1]
     for begin in range(0, len(read), length):
         given, labels = read[None, begin : begin + length], text[None, begin + 1 : begin + 1 + length]
@@ -61,7 +60,7 @@ def pieces(model: Any, text: Tensor, length: int) -> TextLoss:
 
 
 def recurrent(model: Any, text: Tensor, segment: int) -> TextLoss:
-    """Segments of so many tokens, each over what is remembered of those before."""
+    """Segments of `segment` tokens, each over the states of those before."""
     states = model.start(1)
     total, steps = 0.0, run_segments(model, text[None, :-1], segment, states)
     for begin in range(0, len(text) - 1, segment):
@@ -71,8 +70,8 @@ def recurrent(model: Any, text: Tensor, segment: int) -> TextLoss:
 
 
 def sliding(model: Any, text: Tensor, window: int, rows: int = 64) -> TextLoss:
-    """Every token from the `window` tokens before it, so many windows at once; those nearer to the beginning of the
-    text, from all before them."""
+    """Predict every token from the `window` tokens before it, or from all where there are fewer; `rows` windows per
+    batch."""
     first = text[: window + 1]
     total = _loss(model, lambda: model(Batch(Rows(first[None, :-1]))), first[None, 1:])
     computed = len(first) - 1
@@ -91,7 +90,7 @@ def sliding(model: Any, text: Tensor, window: int, rows: int = 64) -> TextLoss:
 
 @torch.no_grad()
 def _loss(model: Any, hidden: Callable[[], Tensor], labels: Tensor) -> float:
-    """Without dropout, of everything that is labelled."""
+    """The summed loss of the labels, without dropout."""
     training = model.training
     model.eval()
     try:

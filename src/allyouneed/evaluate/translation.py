@@ -1,6 +1,6 @@
-"""How good translations are: sacreBLEU and chrF, with the signatures that make the numbers comparable.
+"""BLEU and chrF of translations by sacreBLEU, with the signatures that make the numbers comparable.
 
-The same function judges during training and at the end, on plain text as a reader sees it.
+The same function scores during training and at the end, on detokenized text.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 from allyouneed.errors import UserError
 
 RESAMPLES = 1000
-WORDS = ("13a", "intl", "zh", "char", "none")  # sacreBLEU's ways to find words that need no download
-# BLEU counts words; these languages do not write them apart. Real Japanese words would need a dictionary (mecab).
+WORDS = ("13a", "intl", "zh", "char", "none")  # sacreBLEU's tokenizers that need no download
+# these languages are written without spaces; word-level Japanese would need a dictionary (mecab)
 TOKENIZE = {"zh": "zh", "ja": "char", "th": "char", "lo": "char", "km": "char", "my": "char"}
 DEFAULT_TOKENIZE = "13a"
 
 
 @dataclass(frozen=True)
 class Interval:
-    """What 95 % of the resampled test sets score."""
+    """95 % of the bootstrap resamples score within."""
 
     low: float
     high: float
 
 
 @dataclass(frozen=True)
-class Scores:
+class TranslationScores:
     """BLEU and chrF from 0 to 100 (higher is better) and the share of translations that equal their reference."""
 
     bleu: float
@@ -43,7 +43,7 @@ class Scores:
         return asdict(self)
 
     def text(self) -> str:
-        """A few lines for a person."""
+        """A printable summary."""
         return "\n".join(
             [
                 f"BLEU  {_number(self.bleu, self.bleu_interval)}  {self.bleu_signature}",
@@ -54,7 +54,7 @@ class Scores:
 
 
 def tokenize_for(language: str | None) -> str:
-    """How sacreBLEU should find words in this language: `zh-Hant` counts as `zh`; English-like 13a when not known."""
+    """The sacreBLEU tokenizer for this language: `zh-Hant` counts as `zh`; 13a where unknown."""
     return TOKENIZE.get((language or "").replace("_", "-").split("-")[0].lower(), DEFAULT_TOKENIZE)
 
 
@@ -65,20 +65,20 @@ def evaluate(
     tokenize: str | None = None,
     lowercase: bool = False,
     resamples: int = RESAMPLES,
-) -> Scores:
-    """Compare translations with one reference each. `language` is the target's and chooses `tokenize` when that is not
-    given; `resamples=0` leaves out the 95 % interval (bootstrap over sentences, Koehn 2004; sacreBLEU's fixed seed)."""
+) -> TranslationScores:
+    """Score translations against one reference each. `language`: the target language, which selects the default
+    `tokenize`; `resamples=0` omits the 95 % interval (bootstrap over sentences, Koehn 2004; sacreBLEU's fixed seed)."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
     _check(hypotheses, references)
     words = tokenize or tokenize_for(language)
     if words not in WORDS:
-        raise UserError(f"tokenize={words!r} is not known here; it may be {', '.join(WORDS)}")
+        raise UserError(f"unknown tokenize={words!r} (allowed: {', '.join(WORDS)})")
     bleu, chrf = BLEU(tokenize=words, lowercase=lowercase), CHRF(lowercase=lowercase)
     results = [_score(metric, hypotheses, references, resamples) for metric in (bleu, chrf)]
     same = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
-    return Scores(
+    return TranslationScores(
         bleu=results[0][0],
         chrf=results[1][0],
         exact=same / len(references),
@@ -101,14 +101,14 @@ def _score(
 
 def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     if isinstance(hypotheses, str) or isinstance(references, str):
-        raise UserError("translations and references are lists of texts, one entry a sentence")
+        raise UserError("translations and references must be lists of texts, one entry per sentence")
     if len(hypotheses) != len(references):
         raise UserError(
-            f"{len(hypotheses)} translations but {len(references)} references; line n of one must belong to "
-            "line n of the other, so look for missing or extra lines"
+            f"{len(hypotheses)} translations but {len(references)} references; line n of one must match line n of "
+            "the other: look for missing or extra lines"
         )
     if not references:
-        raise UserError("there is nothing to evaluate: no translations and no references")
+        raise UserError("nothing to evaluate: no translations and no references")
     if not any(reference.strip() for reference in references):
         raise UserError("every reference is empty; check the reference file")
 

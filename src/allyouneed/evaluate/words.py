@@ -1,4 +1,4 @@
-"""How many words of a transcript are wrong, in percent; more than 100 where more are wrong than there should be."""
+"""Word and character error rate of transcripts, in percent; insertions can make it exceed 100."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from allyouneed.errors import UserError
 
 
 def edits(found: Sequence[str], expected: Sequence[str]) -> int:
-    """The fewest words to change, add or take away to make one of the other (Levenshtein 1966)."""
+    """Edit distance: substitutions, insertions and deletions (Levenshtein 1966)."""
     row = list(range(len(expected) + 1))
     for n, word in enumerate(found, 1):
         before, row[0] = row[0], n
@@ -19,27 +19,27 @@ def edits(found: Sequence[str], expected: Sequence[str]) -> int:
 
 
 def word_error_rate(found: Sequence[str], expected: Sequence[str], as_written: bool = False) -> float:
-    """Of all texts together. Upper case and punctuation are no errors, unless `as_written`."""
+    """Over all texts together. Case and punctuation are ignored unless `as_written`."""
     return _rate(found, expected, lambda text: (text if as_written else plain(text)).split())
 
 
 def character_error_rate(found: Sequence[str], expected: Sequence[str], as_written: bool = False) -> float:
-    """The same of characters, for what is written without spaces; spaces do not count."""
+    """Per character, for languages written without spaces; spaces do not count."""
     return _rate(found, expected, lambda text: list("".join((text if as_written else plain(text)).split())))
 
 
 def plain(text: str) -> str:
-    """Lower case, and a space for all that is no letter, mark, digit or apostrophe inside a word."""
+    """Lower case; everything but letters, marks, digits and apostrophes inside words becomes a space."""
     lower = unicodedata.normalize("NFKC", text).lower().replace("’", "'")
     kept = "".join(char if unicodedata.category(char)[0] in "LMN" or char == "'" else " " for char in lower)
     return " ".join(word.strip("'") for word in kept.split())
 
 
-def _rate(found: Sequence[str], expected: Sequence[str], cut: Callable[[str], list[str]]) -> float:
+def _rate(found: Sequence[str], expected: Sequence[str], split: Callable[[str], list[str]]) -> float:
     if len(found) != len(expected):
-        raise UserError(f"{len(found)} transcripts but {len(expected)} expected ones; there must be one for each")
-    there = [cut(text) for text in expected]
-    total = sum(map(len, there))
+        raise UserError(f"{len(found)} transcripts but {len(expected)} references; the numbers must be equal")
+    wanted = [split(text) for text in expected]
+    total = sum(map(len, wanted))
     if not total:
-        raise UserError("there is nothing to evaluate: the expected texts hold no words")
-    return 100 * sum(edits(cut(here), wanted) for here, wanted in zip(found, there, strict=True)) / total
+        raise UserError("nothing to evaluate: the references contain no words")
+    return 100 * sum(edits(split(text), words) for text, words in zip(found, wanted, strict=True)) / total

@@ -1,12 +1,13 @@
-"""How fast a model is, beside itself in fewer bits and beside other people's programs: each lives in a process of its
-own that stands still while another has its turn, all do the same work, and the best turn of each counts.
+"""Speed of a model, as stored, quantized, and in other libraries. Each contender runs in its own process, which is
+stopped while another one is measured; all do the same work, and the best run of each counts.
 
-A process is asked for a job by name and says how many seconds it took (`serve`); `Turns` asks all of them in turn.
+A process runs jobs by name and reports their seconds (`serve`); `Turns` alternates between the processes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,56 +19,55 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.errors import UserError
-from allyouneed.runtime.process import set_threads, worker_environment
 
-READ = 512  # tokens of a prompt that is read at once
-LOOKS = 12  # how often memory is read to know how fast that goes
+PREFILL = 512  # tokens of the prefilled prompt
+MEMORY_READS = 12  # runs to measure memory bandwidth
 Jobs = dict[str, Callable[[], Any]]
 
 
 @dataclass(frozen=True)
-class Load:
-    """What everybody is asked to do: rows of tokens in, `length` tokens out, so many rows at a time."""
+class Workload:
+    """The workload: token rows in, `length` tokens out, for each batch size in `rows`."""
 
     rows: tuple[int, ...] = (1, 8, 32)
     beam: int = 4
     length: int = 32
-    given: list[list[int]] = field(default_factory=list)  # what is read, as many as the most rows
-    long: list[int] = field(default_factory=list)  # a prompt that is read at once
-    reads: bool = False  # a source, and writes something else
-    unit: str = "tokens"  # what is counted: tokens that are written; of others texts, images, or windows of sound
+    given: list[list[int]] = field(default_factory=list)  # inputs, as many as the largest batch
+    long: list[int] = field(default_factory=list)  # the prefilled prompt
+    has_source: bool = False  # an encoder-decoder
+    unit: str = "tokens"  # generated tokens, or texts, images, windows of audio
     device: str = "cpu"
     threads: int = 1
 
     def work(self, job: str) -> int:
-        """How many of what is counted a job makes."""
+        """How many units a job processes."""
         if job == "reading":
             return len(self.long)
         count = int(job.rsplit(" ", 1)[1]) if " " in job else 1
-        return count * self.length if self.writes and job != "first" else count
+        return count * self.length if self.generates and job != "first" else count
 
     @property
-    def writes(self) -> bool:
+    def generates(self) -> bool:
         return self.unit == "tokens"
 
 
 @dataclass(frozen=True)
 class Peer:
-    """`kind`: ours, hf or ctranslate2; `manner`: how its weights are kept; `folder`: what it loads."""
+    """A contender. `kind`: ours, hf or ctranslate2; `precision`: of its weights; `folder`: what it loads."""
 
     kind: str
-    manner: str
+    precision: str
     folder: str
 
     @property
     def name(self) -> str:
-        return {"ours": "", "hf": "transformers ", "ctranslate2": "CTranslate2 "}[self.kind] + self.manner
+        return {"ours": "", "hf": "transformers ", "ctranslate2": "CTranslate2 "}[self.kind] + self.precision
 
 
-# --- in a peer's process ----------------------------------------------------------------------------------------------
+# --- in a contender's process -----------------------------------------------------------------------------------------
 
 
-def ours(peer: Peer, load: Load) -> tuple[Jobs, dict[str, float]]:
+def ours(peer: Peer, workload: Workload) -> tuple[Jobs, dict[str, float]]:
     import torch
 
     from allyouneed.infer.decoding.options import Decoding
@@ -75,103 +75,109 @@ def ours(peer: Peer, load: Load) -> tuple[Jobs, dict[str, float]]:
     from allyouneed.infer.predictors.registry import predictor
     from allyouneed.infer.request import Request
     from allyouneed.infer.translation.frames import never_said
-    from allyouneed.interop import load as folders
+    from allyouneed.interop.load import load as load_folder
     from allyouneed.kernels.cpu import build as native
     from allyouneed.nn.models.precision import quantize
-    from allyouneed.nn.models.weights import named_tensors, widen_half_for_cpu
+    from allyouneed.nn.models.weights import named, suit_cpu
 
     start = time.perf_counter()
-    folder = folders.load(Path(peer.folder), load.device)
-    loaded = time.perf_counter() - start
+    folder = load_folder(Path(peer.folder), workload.device)
+    seconds = time.perf_counter() - start
     model: Any = folder.model
-    if peer.manner in ("int8", "bf16", "ternary"):
-        model = folder.model = quantize(model, peer.manner)
-    elif load.device == "cpu":
-        widen_half_for_cpu(model)
+    if peer.precision in ("int8", "bf16", "ternary"):
+        model = folder.model = quantize(model, peer.precision)
+    elif workload.device == "cpu":
+        suit_cpu(model)
     model.eval()
-    if load.device == "cpu":
+    if workload.device == "cpu":
         native.wait_for_build()
-    weights = {name: tensor.nbytes for name, tensor in named_tensors(model).items()}
-    facts = {"load, s": loaded, "weights, MB": sum(weights.values()) / 1e6}
-    if not load.writes:
-        answer = reader(predictor(folder), load)
-        return {f"{load.unit} {count}": partial(answer, count) for count in load.rows}, facts
-    cost, size = model.config.cost(2 * load.length), next(model.parameters()).itemsize
-    facts["state of a row, KB"] = (cost.state_per_token * 2 * load.length + cost.state_constant) * size / 1e3
-    met = [
-        bytes_
-        for name, bytes_ in weights.items()
+    weights = {name: tensor.nbytes for name, tensor in named(model).items()}
+    figures = {"load, s": seconds, "weights, MB": sum(weights.values()) / 1e6}
+    if not workload.generates:
+        call = reading_call(predictor(folder), workload)
+        return {f"{workload.unit} {count}": partial(call, count) for count in workload.rows}, figures
+    cost, size = model.config.cost(2 * workload.length), next(model.parameters()).itemsize
+    figures["state of a row, KB"] = (cost.state_per_token * 2 * workload.length + cost.state_constant) * size / 1e3
+    read_per_token = [
+        size_in_bytes
+        for name, size_in_bytes in weights.items()
         if not name.startswith("encoder.") and (model.config.embed.tied or not name.startswith("embed."))
     ]
-    facts["ceiling"] = 1 / seconds_to_read(sum(met), load.device)
-    words = None if folder.vocabularies is None else folder.vocabularies.target
-    begin = 1 if words is None else words.opening[0] if words.opening else words.bos
-    eos, pad = (2, 0) if words is None else (words.eos, words.pad)
+    figures["ceiling"] = 1 / seconds_to_read(sum(read_per_token), workload.device)
+    target = None if folder.vocabularies is None else folder.vocabularies.target
+    begin = 1 if target is None else target.opening[0] if target.opening else target.bos
+    eos, pad = (2, 0) if target is None else (target.eos, target.pad)
     limit = model.config.limit
-    engine = Engine(model, begin, eos, pad, [] if words is None else never_said(words), limit, budget=10**9)
+    engine = Engine(model, begin, eos, pad, [] if target is None else never_said(target), limit, budget=10**9)
 
     def decode(count: int, beam: int, length: int) -> Any:
-        way: dict[str, Any] = {"method": "beam", "beam": beam} if beam > 1 else {"method": "greedy"}
-        decoding = Decoding(**way, min_length=length, max_length=length, loops=None)
-        return (engine.generate if load.reads else engine.complete)(load.given[:count], decoding)
+        method: dict[str, Any] = {"method": "beam", "beam": beam} if beam > 1 else {"method": "greedy"}
+        decoding = Decoding(**method, min_length=length, max_length=length, loops=None)
+        return (engine.generate if workload.has_source else engine.complete)(workload.given[:count], decoding)
 
     @torch.inference_mode()
     def read() -> Any:
-        long = load.long
-        request = Request([begin], 1, (0,), long) if load.reads else Request(long, 1, (0,))
+        long = workload.long
+        request = Request([begin], 1, (0,), long) if workload.has_source else Request(long, 1, (0,))
         return engine.prefill([request])[1].sum().item()
 
-    return {"reading": read} | decoding_jobs(load, decode), facts
+    return {"reading": read} | decoding_jobs(workload, decode), figures
 
 
-def reader(able: Any, load: Load) -> Callable[[int], Any]:
-    """What so many texts, images or sounds of noise are asked for."""
+def reading_call(model: Any, workload: Workload) -> Callable[[int], Any]:
+    """A call of the predictor on `count` random texts, images or sounds."""
     import torch
 
-    dice, most = torch.Generator().manual_seed(0), max(load.rows)
-    if load.unit == "windows":
+    generator, most = torch.Generator().manual_seed(0), max(workload.rows)
+    if workload.unit == "windows":
         from allyouneed.data.media.sound import RATE
 
-        sounds = [sound.numpy() for sound in torch.randn(most, round(able.speech.seconds * RATE), generator=dice) * 0.1]
+        sounds = [
+            sound.numpy() for sound in torch.randn(most, round(model.speech.seconds * RATE), generator=generator) * 0.1
+        ]
         plain = {"beam": 1, "temperatures": (0.0,), "silence": None}
-        language = next(iter(able.speech.languages), None)
-        return lambda count: able.transcribe_full(sounds[:count], language, **plain)
-    if load.unit == "images":
-        patches = able.model.config.embed
+        language = next(iter(model.speech.languages), None)
+        return lambda count: model.transcribe_full(sounds[:count], language, **plain)
+    if workload.unit == "images":
+        patches = model.model.config.embed
         sides = [patches.image] * 2 if isinstance(patches.image, int) else list(patches.image)
-        images = torch.randn(most, patches.channels, *sides, generator=dice)
-        return lambda count: able.logits(pixels=images[:count])
-    return lambda count: able.logits(tokens=load.given[:count])
+        images = torch.randn(most, patches.channels, *sides, generator=generator)
+        return lambda count: model.logits(pixels=images[:count])
+    return lambda count: model.logits(tokens=workload.given[:count])
 
 
-def decoding_jobs(load: Load, decode: Callable[[int, int, int], Any]) -> Jobs:
+def decoding_jobs(workload: Workload, decode: Callable[[int, int, int], Any]) -> Jobs:
     jobs: Jobs = {"first": partial(decode, 1, 1, 1)}
-    for count in load.rows:
-        jobs[f"greedy {count}"] = partial(decode, count, 1, load.length)
-    for count in load.rows if load.reads and load.beam > 1 else ():
-        jobs[f"beam {count}"] = partial(decode, count, load.beam, load.length)
+    for count in workload.rows:
+        jobs[f"greedy {count}"] = partial(decode, count, 1, workload.length)
+    for count in workload.rows if workload.has_source and workload.beam > 1 else ():
+        jobs[f"beam {count}"] = partial(decode, count, workload.beam, workload.length)
     return jobs
 
 
-def hf(peer: Peer, load: Load) -> tuple[Jobs, dict[str, float]]:
+def hf(peer: Peer, workload: Workload) -> tuple[Jobs, dict[str, float]]:
     import torch
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    made = transformers.AutoModelForSeq2SeqLM if load.reads else transformers.AutoModelForCausalLM
+    auto_class = transformers.AutoModelForSeq2SeqLM if workload.has_source else transformers.AutoModelForCausalLM
     start = time.perf_counter()
-    dtype = torch.bfloat16 if peer.manner == "bf16" else torch.float32
-    model = made.from_pretrained(peer.folder, dtype=dtype, local_files_only=True).eval().to(load.device)
-    facts = {"load, s": time.perf_counter() - start}
-    facts["weights, MB"] = sum(p.nbytes for p in model.parameters()) / 1e6
-    rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in load.given], batch_first=True)
-    mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(row)).long() for row in load.given], batch_first=True)
-    if not load.reads:  # prompts of unequal lengths end together
+    dtype = torch.bfloat16 if peer.precision == "bf16" else torch.float32
+    model = auto_class.from_pretrained(peer.folder, dtype=dtype, local_files_only=True).eval().to(workload.device)
+    figures = {"load, s": time.perf_counter() - start}
+    figures["weights, MB"] = sum(p.nbytes for p in model.parameters()) / 1e6
+    rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in workload.given], batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(row)).long() for row in workload.given], batch_first=True)
+    if not workload.has_source:  # pad prompts on the left
         rows, mask = (
             torch.stack([r.roll(int((m == 0).sum())) for r, m in zip(x, mask, strict=True)]) for x in (rows, mask)
         )
-    rows, mask, long = rows.to(load.device), mask.to(load.device), torch.tensor([load.long]).to(load.device)
+    rows, mask, long = (
+        rows.to(workload.device),
+        mask.to(workload.device),
+        torch.tensor([workload.long]).to(workload.device),
+    )
 
     @torch.inference_mode()
     def decode(count: int, beam: int, length: int) -> Any:
@@ -180,60 +186,64 @@ def hf(peer: Peer, load: Load) -> tuple[Jobs, dict[str, float]]:
 
     @torch.inference_mode()
     def read() -> Any:
-        part = model.get_encoder() if load.reads else model
+        part = model.get_encoder() if workload.has_source else model
         return part(long)[0].sum().item()
 
-    return {"reading": read} | decoding_jobs(load, decode), facts
+    return {"reading": read} | decoding_jobs(workload, decode), figures
 
 
-def ctranslate2(peer: Peer, load: Load) -> tuple[Jobs, dict[str, float]]:
+def ctranslate2(peer: Peer, workload: Workload) -> tuple[Jobs, dict[str, float]]:
     import ctranslate2 as library
 
-    from allyouneed.lab.selfcheck_ctranslate2 import _vocabulary
+    from allyouneed.lab.selfcheck_ctranslate2 import ids_to_tokens
 
-    options: dict[str, Any] = {"compute_type": peer.manner, "inter_threads": 1, "intra_threads": load.threads}
+    options: dict[str, Any] = {"compute_type": peer.precision, "inter_threads": 1, "intra_threads": workload.threads}
     start = time.perf_counter()
-    model = (library.Translator if load.reads else library.Generator)(peer.folder, device=load.device, **options)
-    facts = {"load, s": time.perf_counter() - start}
-    given = _vocabulary(Path(peer.folder), "source" if load.reads else "target")(load.given)
+    model = (library.Translator if workload.has_source else library.Generator)(
+        peer.folder, device=workload.device, **options
+    )
+    figures = {"load, s": time.perf_counter() - start}
+    given = ids_to_tokens(Path(peer.folder), "source" if workload.has_source else "target")(workload.given)
 
     def decode(count: int, beam: int, length: int) -> Any:
-        if load.reads:
+        if workload.has_source:
             forced = {"max_decoding_length": length, "min_decoding_length": length}
             return model.translate_batch(given[:count], beam_size=beam, max_batch_size=0, **forced)
         forced = {"max_length": length, "min_length": length}
         return model.generate_batch(given[:count], beam_size=beam, include_prompt_in_result=False, **forced)
 
-    return decoding_jobs(load, decode), facts
+    return decoding_jobs(workload, decode), figures
 
 
 def seconds_to_read(size: int, device: str) -> float:
-    """How long it takes to read so many bytes once."""
+    """Seconds to read `size` bytes of memory once."""
     import torch
 
-    room = torch.zeros(max(1, size // 8), dtype=torch.int64, device=device)
+    buffer = torch.zeros(max(1, size // 8), dtype=torch.int64, device=device)
     best = float("inf")
-    for _ in range(LOOKS):
+    for _ in range(MEMORY_READS):
         start = time.perf_counter()
-        room.sum().item()
+        buffer.sum().item()
         best = min(best, time.perf_counter() - start)
     return best
 
 
 def serve() -> None:
-    """A peer's process. In comes who it is and what the work is, then jobs by name; out come their names, then the
-    seconds that each took."""
+    """The main loop of a contender's process: reads the peer and the workload as JSON, prints its job names, then reads
+    job names and prints the seconds of each."""
     tree = json.loads(sys.stdin.readline())
-    peer, load = Peer(**tree["peer"]), Load(**tree["load"])
+    peer, workload = Peer(**tree["peer"]), Workload(**tree["workload"])
     try:
         if peer.kind != "ctranslate2":
-            set_threads(load.threads)
-        jobs, facts = {"ours": ours, "hf": hf, "ctranslate2": ctranslate2}[peer.kind](peer, load)
-    except Exception as error:  # whatever it is, the one who asks has to say it
-        said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        print(json.dumps({"error": said}), flush=True)
+            import torch
+
+            torch.set_num_threads(workload.threads)
+        jobs, figures = {"ours": ours, "hf": hf, "ctranslate2": ctranslate2}[peer.kind](peer, workload)
+    except Exception as error:  # the parent reports it
+        message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        print(json.dumps({"error": message}), flush=True)
         return
-    print(json.dumps({"jobs": list(jobs), "facts": facts}), flush=True)
+    print(json.dumps({"jobs": list(jobs), "figures": figures}), flush=True)
     for line in iter(sys.stdin.readline, ""):
         start = time.perf_counter()
         try:
@@ -244,17 +254,17 @@ def serve() -> None:
         print(json.dumps({"seconds": time.perf_counter() - start}), flush=True)
 
 
-# --- who asks them ----------------------------------------------------------------------------------------------------
+# --- in the parent process --------------------------------------------------------------------------------------------
 
 
 class Worker:
-    """A peer's process, which stands still unless it is asked."""
+    """A contender's process, stopped unless it runs a job."""
 
-    def __init__(self, peer: Peer, load: Load) -> None:
+    def __init__(self, peer: Peer, workload: Workload) -> None:
         self.peer = peer
-        order = json.dumps({"peer": asdict(peer), "load": asdict(load)})
+        request = json.dumps({"peer": asdict(peer), "workload": asdict(workload)})
         program = "from allyouneed.lab.benchmark import serve; serve()"
-        environment = worker_environment(load.threads)
+        environment = os.environ | {"OMP_NUM_THREADS": str(workload.threads), "OMP_WAIT_POLICY": "active"}
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", program],
             stdin=subprocess.PIPE,
@@ -263,37 +273,37 @@ class Worker:
             env=environment,
         )
         try:
-            self._tell(order)
-            told = self._hear()
+            self._send(request)
+            reply = self._receive()
         except BaseException:
             self.end()
             raise
-        self.jobs: list[str] = told["jobs"]
-        self.facts: dict[str, float] = told["facts"]
-        self._stand("SIGSTOP")
+        self.jobs: list[str] = reply["jobs"]
+        self.figures: dict[str, float] = reply["figures"]
+        self._signal("SIGSTOP")
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
 
-    def _hear(self) -> Any:
+    def _receive(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        found = json.loads(line) if line else {"error": f"its process ended with {self.process.wait()}"}
+        found = json.loads(line) if line else {"error": f"its process exited with {self.process.wait()}"}
         if "error" in found:
             raise UserError(f"{self.peer.name}: cannot be measured: {found['error']}")
         return found
 
-    def _stand(self, name: str) -> None:
+    def _signal(self, name: str) -> None:
         if hasattr(signal, name):
             self.process.send_signal(getattr(signal, name))
 
     def turn(self, job: str) -> float:
-        self._stand("SIGCONT")
-        self._tell(job)
-        seconds: float = self._hear()["seconds"]
-        self._stand("SIGSTOP")
+        self._signal("SIGCONT")
+        self._send(job)
+        seconds: float = self._receive()["seconds"]
+        self._signal("SIGSTOP")
         return seconds
 
     def end(self) -> None:
@@ -303,13 +313,13 @@ class Worker:
 
 @dataclass
 class Turns:
-    """Peers that do the same work in turn; `best`: seconds of the quickest turn, by peer and job."""
+    """Alternate between processes that do the same work; `best`: seconds of the fastest run, by peer and job."""
 
     workers: list[Worker]
     best: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def take(self, turns: int) -> Iterator[str]:
-        """Turn after turn; the first of each job only warms up. What comes is the job that was done."""
+        """Run all jobs, yielding each after its round; the first round of a job is a warm-up."""
         jobs = list(dict.fromkeys(job for worker in self.workers for job in worker.jobs))
         for job in jobs:
             for turn in range(turns + 1):
@@ -323,7 +333,7 @@ class Turns:
 
     @property
     def count(self) -> int:
-        """Of jobs."""
+        """Number of jobs."""
         return len({job for worker in self.workers for job in worker.jobs})
 
     def end(self) -> None:
@@ -331,38 +341,40 @@ class Turns:
             worker.end()
 
 
-def loaded(folder: Any, rows: Sequence[int], beam: int, length: int, texts: Sequence[str] | None) -> Load:
-    """Work for this folder: random tokens, or those of texts, as far as the model has places for them."""
+def make_workload(folder: Any, rows: Sequence[int], beam: int, length: int, texts: Sequence[str] | None) -> Workload:
+    """The workload for this folder: random tokens, or those of texts, within the model's limits."""
     import torch
 
     from allyouneed.infer.predictors.forward import takes
 
     config: Any = folder.model.config
-    able = takes(config)
-    if config.kind != "two-towers" and ("features" in able or "pixels" in able) and "tokens" not in able:
+    inputs = takes(config)
+    if config.kind != "two-towers" and ("features" in inputs or "pixels" in inputs) and "tokens" not in inputs:
         if texts is not None:
-            raise UserError(f"{folder.path}: reads no texts; leave out --data")
-        return Load(tuple(rows), unit="images" if "pixels" in able else "windows")
-    if "tokens" not in able or config.kind == "two-towers" or config.vocabs is None:
-        raise UserError(f"{folder.path}: reads both texts and images, which is not measured here")
-    reads, words = config.kind == "encoder-decoder", folder.vocabularies
-    special = set() if words is None else {*words.source.specials, *words.target.specials}
+            raise UserError(f"{folder.path}: takes no text; remove --data")
+        return Workload(tuple(rows), unit="images" if "pixels" in inputs else "windows")
+    if "tokens" not in inputs or config.kind == "two-towers" or config.vocabs is None:
+        raise UserError(f"{folder.path}: models of text and images are not supported")
+    has_source, vocabs = config.kind == "encoder-decoder", folder.vocabularies
+    special = set() if vocabs is None else {*vocabs.source.specials, *vocabs.target.specials}
     known = [n for n in range(config.vocabs.source) if n not in special] or [0]
-    places = min(limit for limit in (config.limit, getattr(config, "source_limit", None), 10**9) if limit is not None)
-    length = max(1, min(length, places // 2 - 1))
-    dice = torch.Generator().manual_seed(0)
+    most_tokens = min(
+        limit for limit in (config.limit, getattr(config, "source_limit", None), 10**9) if limit is not None
+    )
+    length = max(1, min(length, most_tokens // 2 - 1))
+    generator = torch.Generator().manual_seed(0)
 
     def random(count: int) -> list[int]:
-        return [known[pick] for pick in torch.randint(len(known), (count,), generator=dice).tolist()]
+        return [known[pick] for pick in torch.randint(len(known), (count,), generator=generator).tolist()]
 
     if texts is None:
         given = [random(length) for _ in range(max(rows))]
-    elif words is None:
-        raise UserError(f"{folder.path}: has no tokenizer, so it cannot read texts; leave out --data")
+    elif vocabs is None:
+        raise UserError(f"{folder.path}: no tokenizer, so texts cannot be read; remove --data")
     else:
-        encoded = [ids[: max(1, places // 2)] for ids in words.source.encode_batch(list(texts)) if ids]
+        encoded = [ids[: max(1, most_tokens // 2)] for ids in vocabs.source.encode_batch(list(texts)) if ids]
         given = [encoded[n % len(encoded)] for n in range(max(rows))] if encoded else []
     if not given:
-        raise UserError("there is no text to measure with; name another --data")
-    long = random(max(1, min(READ, places - 1)))
-    return Load(tuple(rows), beam, length, given, long, reads, "tokens" if config.generates else "texts")
+        raise UserError("no text to measure with; pass another --data")
+    long = random(max(1, min(PREFILL, most_tokens - 1)))
+    return Workload(tuple(rows), beam, length, given, long, has_source, "tokens" if config.generates else "texts")

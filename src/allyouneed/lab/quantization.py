@@ -1,4 +1,4 @@
-"""A model before and after it is stored in fewer bits: how much worse it gets, how much faster, how much smaller."""
+"""Compare a model before and after quantization: quality, speed, size."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from allyouneed.infer.predictors.forward import Called, takes
 from allyouneed.infer.predictors.registry import predictor
 from allyouneed.interop.load import load
 from allyouneed.nn.models.precision import quantize, stored_as
-from allyouneed.nn.models.weights import cast_weights, named_tensors
+from allyouneed.nn.models.weights import named, one_dtype
 
-ROWS, LENGTH, TURNS = 8, 24, 3  # of random texts where no file is given; what is quickest of so many turns counts
-# what a task is judged by, first come: the name, and whether more is better
-JUDGED = {"bleu": True, "accuracy": True, "f1": True, "wer": False, "perplexity": False, "loss": False}
+ROWS, LENGTH, RUNS = 8, 24, 3  # of random texts where no file is given; the fastest run counts
+# the metric of a task, in order of preference, and whether higher is better
+METRICS = {"bleu": True, "accuracy": True, "f1": True, "wer": False, "perplexity": False, "loss": False}
 
 
 @dataclass
 class Comparison:
-    """`rows`: what was measured, before and after; `loss`: how much worse it got, in `unit`."""
+    """`rows`: figures before and after; `loss`: the loss of quality in `unit`."""
 
     rows: dict[str, tuple[float, float]] = field(default_factory=dict)
     loss: float = 0.0
     unit: str = ""
-    notes: list[str] = field(default_factory=list)  # what a reader of the figures should know
+    notes: list[str] = field(default_factory=list)  # caveats about the figures
 
     def text(self) -> str:
         wide = max(map(len, self.rows))
@@ -49,11 +49,11 @@ class Comparison:
 
 
 def quantized(path: Path, to: str) -> tuple[Folder, Folder]:
-    """The folder as it is, ready to compute with, and in `to`."""
+    """The folder in float32, and quantized to `to`."""
     before, after = load(path), load(path)
-    if (manner := stored_as(before.model)) is not None:
-        raise UserError(f"{path}: is stored as {manner} already; begin with the model it was made of")
-    cast_weights(before.model, torch.float32)
+    if (stored := stored_as(before.model)) is not None:
+        raise UserError(f"{path}: already stored as {stored}; start from the original model")
+    one_dtype(before.model, torch.float32)
     try:
         after.model = quantize(after.model, to)
     except UserError as error:
@@ -64,46 +64,47 @@ def quantized(path: Path, to: str) -> tuple[Folder, Folder]:
 def compare(
     before: Folder, after: Folder, data: Path | None = None, into: str | None = None, from_: str | None = None
 ) -> Comparison:
-    """By what the task is judged by, on a file (of pairs in these languages); without one, by what both make of random
-    texts."""
+    """By the task's metric on a file (of pairs in these languages); without a file, by the outputs on random texts."""
     found = Comparison()
     if data is None:
-        _agreement(before, after, found)
+        _compare_outputs(before, after, found)
     else:
-        _judged(before, after, data, found, into, from_)
-    speeds = [_speed(folder) for folder in (before, after)]
+        _compare_metric(before, after, data, found, into, from_)
+    speeds = [_tokens_per_second(folder) for folder in (before, after)]
     found.rows["tokens/s"] = (speeds[0], speeds[1])
-    sizes = [sum(tensor.nbytes for tensor in named_tensors(folder.model).values()) / 1e6 for folder in (before, after)]
+    sizes = [sum(tensor.nbytes for tensor in named(folder.model).values()) / 1e6 for folder in (before, after)]
     found.rows["weights, MB"] = (sizes[0], sizes[1])
     return found
 
 
-def _judged(before: Folder, after: Folder, data: Path, found: Comparison, into: str | None, from_: str | None) -> None:
+def _compare_metric(
+    before: Folder, after: Folder, data: Path, found: Comparison, into: str | None, from_: str | None
+) -> None:
     both = [evaluate(predictor(folder), data, into, from_, "--from and --into")[0] for folder in (before, after)]
-    found.notes, figures = both[0].notes, [judged.figures for judged in both]
+    found.notes, figures = both[0].notes, [result.figures for result in both]
     for name in figures[0]:
         found.rows[name] = (figures[0][name], figures[1][name])
-    judge = next((name for name in JUDGED if name in figures[0]), None)
-    if judge is None:
-        raise UserError(f"{data}: gives {', '.join(figures[0])}, and nothing of that says how good the model is")
-    first, second = found.rows[judge]
-    if JUDGED[judge]:
-        found.loss, found.unit = first - second, f"points of {judge}"
+    metric = next((name for name in METRICS if name in figures[0]), None)
+    if metric is None:
+        raise UserError(f"{data}: {', '.join(figures[0])} is not a quality metric (allowed: {', '.join(METRICS)})")
+    first, second = found.rows[metric]
+    if METRICS[metric]:
+        found.loss, found.unit = first - second, f"points of {metric}"
     else:
-        found.loss, found.unit = 100 * (second / first - 1) if first else 0.0, f"per cent of {judge}"
+        found.loss, found.unit = 100 * (second / first - 1) if first else 0.0, f"per cent of {metric}"
 
 
 @torch.inference_mode()
-def _agreement(before: Folder, after: Folder, found: Comparison) -> None:
-    """How often both find the same likeliest, and by how much more the new model is surprised by what the old one
-    would say: exp(KL) is the perplexity that it adds on texts of the old one's own."""
-    inputs = _random(before)
+def _compare_outputs(before: Folder, after: Folder, found: Comparison) -> None:
+    """How often the argmax agrees, and exp(KL): the factor by which the new model's perplexity exceeds the old one's on
+    texts drawn from the old one."""
+    inputs = _random_inputs(before)
     scores = [Called(folder.model).logits(inputs).float() for folder in (before, after)]
     vectors = getattr(before.model.config, "head", None)
     if getattr(vectors, "kind", "") in ("none", "pooled") or scores[0].shape[-1] == 1:
-        apart = 100 * (1 - float(torch.cosine_similarity(scores[0].flatten(1), scores[1].flatten(1)).mean()))
-        found.rows["cosine, %"] = (100.0, 100.0 - apart)
-        found.loss, found.unit = apart, "per cent of the angle between vectors"
+        gap_percent = 100 * (1 - float(torch.cosine_similarity(scores[0].flatten(1), scores[1].flatten(1)).mean()))
+        found.rows["cosine, %"] = (100.0, 100.0 - gap_percent)
+        found.loss, found.unit = gap_percent, "per cent of the angle between vectors"
         return
     logs: list[Tensor] = [score.log_softmax(-1) for score in scores]
     same = float((logs[0].argmax(-1) == logs[1].argmax(-1)).float().mean())
@@ -113,43 +114,43 @@ def _agreement(before: Folder, after: Folder, found: Comparison) -> None:
     found.loss, found.unit = 100 * float(gap.expm1()), "per cent of perplexity, on random texts"
 
 
-def _random(folder: Folder) -> dict[str, Any]:
+def _random_inputs(folder: Folder) -> dict[str, Any]:
     model: Any = folder.model
     able = takes(model.config)
     if "tokens" not in able or model.config.kind == "two-towers":
         raise UserError(
-            f"{folder.path}: reads more than texts, so a file of examples is needed to compare; give --data"
+            f"{folder.path}: takes other inputs than text, so the comparison needs a file of examples; pass --data"
         )
     vocab, limit = model.config.vocabs, min(model.config.limit or LENGTH, LENGTH)
-    dice = torch.Generator().manual_seed(0)
-    inputs = {"tokens": torch.randint(vocab.source, (ROWS, limit), generator=dice).tolist()}
+    generator = torch.Generator().manual_seed(0)
+    inputs = {"tokens": torch.randint(vocab.source, (ROWS, limit), generator=generator).tolist()}
     if model.config.kind == "encoder-decoder":
-        inputs["targets"] = torch.randint(vocab.target, (ROWS, limit), generator=dice).tolist()
+        inputs["targets"] = torch.randint(vocab.target, (ROWS, limit), generator=generator).tolist()
     return inputs
 
 
 @torch.inference_mode()
-def _speed(folder: Folder) -> float:
-    """Tokens a second: said one after the other by a model that writes, read by one that does not."""
+def _tokens_per_second(folder: Folder) -> float:
+    """Tokens per second: generated by a generative model, read by any other."""
     model: Any = folder.model
     if "tokens" not in takes(model.config):
         return float("nan")
-    rows = _random(folder)["tokens"] if model.config.kind != "two-towers" else []
+    rows = _random_inputs(folder)["tokens"] if model.config.kind != "two-towers" else []
     if not rows:
         return float("nan")
-    run: Callable[[], Any] = lambda: Called(model).logits(_random(folder))  # noqa: E731
-    said = sum(map(len, rows))
+    run: Callable[[], Any] = lambda: Called(model).logits(_random_inputs(folder))  # noqa: E731
+    tokens = sum(map(len, rows))
     if model.config.generates:
         steps = max(1, LENGTH if model.config.limit is None else min(LENGTH, model.config.limit // 2))
         engine = Engine(model, bos=1, eos=2, pad=0)
         decoding = Decoding(method="greedy", min_length=steps, max_length=steps)
         given = [row[: max(1, len(row) // 2)] for row in rows]
-        ask = engine.generate if model.config.kind == "encoder-decoder" else engine.complete
-        run, said = lambda: ask(given, decoding), steps * len(rows)
+        generate = engine.generate if model.config.kind == "encoder-decoder" else engine.complete
+        run, tokens = lambda: generate(given, decoding), steps * len(rows)
     run()
     best = float("inf")
-    for _ in range(TURNS):
+    for _ in range(RUNS):
         start = time.perf_counter()
         run()
         best = min(best, time.perf_counter() - start)
-    return said / best
+    return tokens / best

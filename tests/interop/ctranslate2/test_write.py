@@ -279,10 +279,14 @@ def test_a_whisper_hears_the_same(
 
 def test_an_encoder_of_sounds_has_no_switches(tmp_path: Path) -> None:
     tree = override(tree_of(quantize(parse(Model, preset_tree("whisper-tiny")))), ["encoder.0.channel.activation=relu"])
-    with pytest.raises(UserError, match=re.escape("encoder[0].channel.activation: 'relu' cannot be said (only gelu)")):
+    with pytest.raises(
+        UserError, match=re.escape("encoder[0].channel.activation: 'relu' is not supported (only gelu)")
+    ):
         written(parse(Model, override(tree, ["vocab=40"])).build(), tmp_path / "out")
     tree = override(tree, ["encoder.0.channel.activation=gelu", "encoder.0.mixer.head_width=5", "vocab=40"])
-    with pytest.raises(UserError, match=re.escape("encoder[0].mixer.head_width: 5 cannot be said where sound is read")):
+    with pytest.raises(
+        UserError, match=re.escape("encoder[0].mixer.head_width: 5 is not supported where sound is read")
+    ):
         written(parse(Model, tree).build(), tmp_path / "other")
 
 
@@ -436,13 +440,13 @@ def test_what_disagrees_is_told_and_fails(
 
     monkeypatch.setattr(writer, "fill_head", wrong)
     code, out, _ = ask(trained, tmp_path / "out")
-    assert code == 1 and "THEY DISAGREE" in out
+    assert code == 1 and "MISMATCH" in out
 
 
 def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, ask: Ask) -> None:
     Folder(built(WRITER, "head.maxout=16"), Vocabularies(words(), words()), {"kind": "causal-lm"}).save(tmp_path / "m")
     code, _, err = ask(tmp_path / "m", tmp_path / "out")
-    assert code == 2 and "head.maxout: 16 cannot be said" in err and not (tmp_path / "out").exists()
+    assert code == 2 and "head.maxout: 16 is not supported" in err and not (tmp_path / "out").exists()
 
 
 def test_pieces_that_the_model_has_no_number_for_are_unknown(tmp_path: Path) -> None:
@@ -467,7 +471,7 @@ def test_pieces_that_the_model_has_no_number_for_are_unknown(tmp_path: Path) -> 
     assert scored == pytest.approx(logits[0].log_softmax(-1)[[0, 1], [7, 0]].tolist(), abs=1e-4)
 
 
-# --- what cannot be said ----------------------------------------------------------------------------------------------
+# --- what is not supported ----------------------------------------------------------------------------------------------
 
 REFUSED = {
     "head.maxout: 16; decoder[0].mixer.pattern: 'causal & window(4)'; decoder[0].mixer.soft_cap: 3.0": (
@@ -479,11 +483,11 @@ REFUSED = {
         own("wiring=deepnorm", "channel={kind: moe, experts: 2, expert: {kind: ffn, hidden: 8}}"),
     ),
     "decoder[0].mixer.kind: 'retention'": (WRITER, own("mixer={kind: retention, heads: 2}")),
-    "embed.positions: 'sinusoidal' cannot be said beside 'rotary'": (WRITER, ["embed.positions=sinusoidal"]),
+    "embed.positions: 'sinusoidal' is not supported beside 'rotary'": (WRITER, ["embed.positions=sinusoidal"]),
     "decoder[0].mixer.positions.xpos: 512.0": (WRITER, own("mixer.positions.xpos=512")),
     "decoder[0].mixer.positions.values: values that turn": (WRITER, own("mixer.positions.values=true")),
     "decoder[0].mixer.positions.octaves: 4.0": (WRITER, own("mixer.positions={kind: alibi, octaves: 4.0}")),
-    "scaling: 'yarn' cannot be said where only a part": (
+    "scaling: 'yarn' is not supported where only a part": (
         WRITER,
         own("mixer.positions={kind: rotary, fraction: 0.5, scaling: {kind: yarn, factor: 4.0, original: 16}}"),
     ),

@@ -110,7 +110,7 @@ def test_all_that_does_not_fit_is_named_at_once():
     with pytest.raises(UserError) as refusal:
         TOY.convert({"width": WIDTH, "tied": False}, weights)
     lines = str(refusal.value).splitlines()
-    assert lines[0] == "toy: the weights do not fit"
+    assert lines[0] == "toy: the weights do not match the config"
     mixer = "decoder.blocks.{}.sublayers.mixer"
     for told in (
         f"layer1.q: missing (for our {mixer.format(1)}.qkv.weight)",
@@ -118,8 +118,8 @@ def test_all_that_does_not_fit_is_named_at_once():
         f"layer0.o: (7, 12), our {mixer.format(0)}.out.weight is (8, 12)",
         "words: (11, 3), our embed.tokens.weight is (11, 8)",
         f"layer0.q, layer0.k, layer0.v: (12, 8) + (6, 8) + (6, 9), our {mixer.format(0)}.qkv.weight is (24, 8)",
-        "more: left over",
-        "layer2.o: left over",
+        "more: not used",
+        "layer2.o: not used",
     ):
         assert f"  {told}" in lines, told
     assert sum("layer1.gate_up" in line for line in lines) == EXPERTS
@@ -142,12 +142,12 @@ def test_real_files_are_reported_alike(tmp_path):
         FAMILIES["llama"].convert(config, weights)
     told = str(refusal.value)
     assert "model.norm.weight: missing" in told and "lm_head.weight: (30, 24), our head.weight is (31, 24)" in told
-    assert "model.layers.7.mlp.up_proj.weight: left over" in told
+    assert "model.layers.7.mlp.up_proj.weight: not used" in told
 
 
 def test_a_family_that_is_only_read_says_so():
     one = Family("one", tree, LINES)
-    with pytest.raises(UserError, match="one: this family can be read, and not be written"):
+    with pytest.raises(UserError, match="one: this family can be imported, but not exported"):
         one.write(parse(Model, tree({"width": WIDTH, "tied": True})).build())
 
 

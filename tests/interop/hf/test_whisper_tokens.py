@@ -52,5 +52,5 @@ def test_english_only(tokenizer):
 
 
 def test_what_is_nowhere_said_is_named(tokenizer):
-    assert "which token is no_timestamps" in speech_options(OLD, {}, None)["lacks"]
-    assert "several languages" in speech_options(OLD, {"no_timestamps_token_id": 9}, None)["lacks"]
+    assert "the token for no_timestamps" in speech_options(OLD, {}, None)["lacks"]
+    assert "multilingual" in speech_options(OLD, {"no_timestamps_token_id": 9}, None)["lacks"]

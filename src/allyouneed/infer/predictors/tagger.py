@@ -10,7 +10,7 @@ from allyouneed.data.batches.encoding import add_spaces, encode_words
 from allyouneed.data.files.labels import Tagged
 from allyouneed.data.tokenizers.base import EAST_ASIAN_CHARACTER
 from allyouneed.errors import UserError
-from allyouneed.evaluate.answers import Span, accuracy, macro_f1, span_f1, spans, tag_spans
+from allyouneed.evaluate.answers import Span, accuracy, has_spans, macro_f1, span_f1, spans
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import Judged, Predictor, in_batches, spread
 from allyouneed.nn.batch import Batch
@@ -119,7 +119,7 @@ class Tagger(Predictor):
         found = [full.tags for full in self.tag_full([example.words for example in examples])]
         expected = [list(example.tags) for example in examples]
         flat, wanted = [t for tags in found for t in tags], [t for tags in expected for t in tags]
-        in_spans = tag_spans(self.labels)
+        in_spans = has_spans(self.labels)
         f1 = span_f1(found, expected) if in_spans else macro_f1(flat, wanted)
         figures = {"f1": f1, "accuracy": accuracy(flat, wanted)}
         what = "of spans" if in_spans else "mean over the tags"

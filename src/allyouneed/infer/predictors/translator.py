@@ -12,7 +12,7 @@ from allyouneed.config import tree_of
 from allyouneed.data.files.pairs import Pair
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError, near
-from allyouneed.evaluate.translation import Scores, evaluate
+from allyouneed.evaluate.translation import TranslationScores, evaluate
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import Decoding
@@ -226,7 +226,7 @@ class Translator(Predictor):
     ) -> Judged:
         """BLEU and chrF from 0 to 100, and which share is exactly right, in per cent."""
         found = [""] * len(examples)
-        several: dict[str, Scores] = {}
+        several: dict[str, TranslationScores] = {}
         for way in dict.fromkeys((pair.from_, pair.to) for pair in examples):
             numbers = [n for n, pair in enumerate(examples) if (pair.from_, pair.to) == way]
             here = way[0] if self.routes.detector is not None else None  # else it changes nothing

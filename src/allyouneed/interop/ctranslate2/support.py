@@ -123,7 +123,10 @@ AUDIO_FIXED = {
     "channel.kind": ("ffn",),
     "channel.activation": ("gelu",),
 }
-AUDIO_ENCODER_LAYERS = {**AUDIO_FIXED, **{path: rule for path, rule in ENCODER_LAYERS.items() if path not in AUDIO_FIXED}}
+AUDIO_ENCODER_LAYERS = {
+    **AUDIO_FIXED,
+    **{path: rule for path, rule in ENCODER_LAYERS.items() if path not in AUDIO_FIXED},
+}
 RULES["sound"] = {
     "norm.kind": ("layer",),
     **RULES["encoder-decoder"],

@@ -10,7 +10,6 @@ from allyouneed.errors import UserError
 from allyouneed.interop.hf.weight_table import Family
 from allyouneed.nn.models.base import Model
 
-
 NAMES = tuple(module.name for module in pkgutil.iter_modules(__path__))
 
 

@@ -120,8 +120,8 @@ BIAS, OUTPUT = "final_logits_bias", "lm_head.weight"
 
 
 def prepare(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
-    """Only the weights tell whether the two sides have separate token matrices, and whether the bias of the logits, which
-    is never trained, is nonzero. Copies are dropped."""
+    """Only the weights tell whether the two sides have separate token matrices, and whether the bias of the logits,
+    which is never trained, is nonzero. Copies are dropped."""
     prefix = "" if any(name.startswith("model.") for name in weights) else "model."  # files of a headless model omit it
     found = {prefix + name: tensor for name, tensor in weights.items()}
     shared = found.get(SHARED)
@@ -145,8 +145,8 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def finish(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
-    """One matrix is called `shared`. Two come with a third, unused one, and the head is written even where it is a copy:
-    they tie all or none. Only Marian has two matrices without a third."""
+    """One matrix is called `shared`. Two come with a third, unused one, and the head is written even where it is a
+    copy: they tie all or none. Only Marian has two matrices without a third."""
     found, written = (
         {**weights},
         {key: value for key, value in config.items() if key not in ("two_vocabularies", "logits_bias")},

@@ -65,7 +65,9 @@ def encoder(config: ConfigReader, positions: Tree, mixer: Tree | None = None, in
     norm = {"kind": "layer", "eps": config["layer_norm_eps"]}
     activation, tied = config.activation("hidden_act"), config["tie_word_embeddings"]
     if inner is not None and not tied:
-        config.problems.append("tie_word_embeddings: False is not supported where embedding_size differs from hidden_size")
+        config.problems.append(
+            "tie_word_embeddings: False is not supported where embedding_size differs from hidden_size"
+        )
     attention = {
         "kind": "attention",
         "heads": config["num_attention_heads"],
@@ -192,8 +194,8 @@ def normalize_names(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weigh
 
 
 def restore_names(pooler: Mapping[str, str]) -> Callable[[HfConfig, Weights], tuple[HfConfig, Weights]]:
-    """Inverse of `normalize_names`. `pooler`: end of a class name -> the pooler that class requires; ours has none, so it
-    is written as zeros."""
+    """Inverse of `normalize_names`. `pooler`: end of a class name -> the pooler that class requires; ours has none, so
+    it is written as zeros."""
 
     def restore(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
         found = {**weights}

@@ -22,8 +22,8 @@ def tree(config: ConfigReader) -> Tree:
 
 
 def check(config: ConfigReader) -> None:
-    """Latent weights are quantized on the fly (`online`), ternary weights are stored (`offline`); a config without a mode
-    comes with latent weights."""
+    """Latent weights are quantized on the fly (`online`), ternary weights are stored (`offline`); a config without a
+    mode comes with latent weights."""
     config.require("quant_method", "bitnet")
     config.require("linear_class", "autobitlinear", "bitlinear")
     config.require("quantization_mode", "online", "offline")

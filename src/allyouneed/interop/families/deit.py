@@ -1,5 +1,5 @@
-"""DeiT (Touvron et al. 2021): ViT with a distillation token. The class without a teacher reads the class token only; the
-other averages the predictions of both tokens."""
+"""DeiT (Touvron et al. 2021): ViT with a distillation token. The class without a teacher reads the class token only;
+the other averages the predictions of both tokens."""
 
 from __future__ import annotations
 

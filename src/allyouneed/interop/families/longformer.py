@@ -1,5 +1,5 @@
-"""Longformer (Beltagy et al. 2020): RoBERTa with a window, which may differ between layers, and global tokens, which the
-batch must mark; only their classification class marks one itself, the first."""
+"""Longformer (Beltagy et al. 2020): RoBERTa with a window, which may differ between layers, and global tokens, which
+the batch must mark; only their classification class marks one itself, the first."""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ def layer_patterns(config: ConfigReader, default: list[str] | None = None) -> li
         or ["sliding_attention" if sliding and number >= first else "full_attention" for number in range(count)]
     )
     unknown = sorted(set(kinds) - set(PATTERNS))
-    config.problems.extend(f"layer_types: {kind!r} is not supported (allowed: {', '.join(PATTERNS)})" for kind in unknown)
+    config.problems.extend(
+        f"layer_types: {kind!r} is not supported (allowed: {', '.join(PATTERNS)})" for kind in unknown
+    )
     texts = [PATTERNS.get(kind, "causal").format(window) for kind in kinds]
     return [(text, len(list(run))) for text, run in groupby(texts)]
 

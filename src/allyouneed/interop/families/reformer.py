@@ -55,7 +55,10 @@ def positions(config: ConfigReader) -> Tree:
     if not config["axial_pos_embds"]:
         return {"kind": "learned", "length": max_length}
     if len(shape) != 2 or len(widths) != 2 or sum(widths) != config["hidden_size"]:
-        config.problems.append(f"axial_pos_shape: {shape} with widths {widths} is not supported (allowed: two axes whose widths sum to hidden_size)")
+        config.problems.append(
+            f"axial_pos_shape: {shape} with widths {widths} is not supported "
+            "(allowed: two axes whose widths sum to hidden_size)"
+        )
     elif shape[0] * shape[1] > max_length:
         config.problems.append(f"max_position_embeddings: {max_length} is less than the product of axial_pos_shape")
     return {"kind": "learned-2d", "rows": shape[0], "columns": shape[-1], "row_width": widths[0]}

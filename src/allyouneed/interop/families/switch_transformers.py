@@ -37,7 +37,8 @@ OWN_DEFAULTS = {
 
 
 def layers(config: ConfigReader, count: int, sparse: int) -> list[Tree]:
-    """Every n-th layer has experts, counted as in their code (which puts them in the second layer where none is wanted)."""
+    """Every n-th layer has experts, counted as in their code (which puts them in the second layer where none is
+    wanted)."""
     dense = {
         "kind": "ffn",
         "hidden": config["d_ff"],

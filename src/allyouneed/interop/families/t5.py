@@ -90,8 +90,8 @@ def depths(config: ConfigReader) -> tuple[int, int]:
 
 
 def config_fields(ours: ModelTree, name: str) -> Tree:
-    """T5's config for our encoder-decoder; `name`: the class. Their `tie_word_embeddings` means that the input of the head
-    is scaled; whether it is tied, only the weights tell."""
+    """T5's config for our encoder-decoder; `name`: the class. Their `tie_word_embeddings` means that the input of the
+    head is scaled; whether it is tied, only the weights tell."""
     vocab, scaled = ours["vocab"], ours.get("head.scale", "none") != "none"
     heads = ours["encoder.mixer.heads"]
     return {
@@ -221,9 +221,9 @@ def without_decoder(tree: Tree) -> Tree:
 
 def hf_config(ours: ModelTree, name: str = "T5") -> Tree:
     encoder_only = ours["kind"] == "encoder"
-    return config_fields(ours, f"{name}EncoderModel" if encoder_only else f"{name}ForConditionalGeneration") | feed_forward(
-        ours
-    )
+    return config_fields(
+        ours, f"{name}EncoderModel" if encoder_only else f"{name}ForConditionalGeneration"
+    ) | feed_forward(ours)
 
 
 FAMILY = Family(

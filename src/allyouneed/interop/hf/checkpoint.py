@@ -1,9 +1,8 @@
 """Open a Hugging Face folder, which is untrusted input.
 
 Nothing in it is executed: `pytorch_model.bin` is a pickle and only goes through torch's `weights_only` loader. Nothing
-outside it is read: a shard's name must be a file name, not a path. Declared sizes are compared with the real ones before
-memory is allocated. Tensors are memory-mapped and read when used.
-"""
+outside it is read: a shard's name must be a file name, not a path. Declared sizes are compared with the real ones
+before memory is allocated. Tensors are memory-mapped and read when used."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Read a Hugging Face config strictly: keys that no family reads are refused.
 
-A single unread key can change the model. So a family builds its tree through a `ConfigReader`: every key must be read, be
-known to change nothing, or be off (null, false, 0, empty). All other keys are reported at once, by name.
-"""
+A single unread key can change the model. So a family builds its tree through a `ConfigReader`: every key must be read,
+be known to change nothing, or be off (null, false, 0, empty). All other keys are reported at once, by name."""
 
 from __future__ import annotations
 

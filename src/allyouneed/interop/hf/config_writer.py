@@ -62,7 +62,7 @@ class ModelTree:
         found = [theirs for theirs, name in names.items() if name == ours]
         if not found and ours is not None:
             self.problems.append(
-                f"{self.prefix}{path}: {ours!r} has no counterpart (allowed: {', '.join(map(str, names.values()))})"
+                f"{self.prefix}{path}: {ours!r} has no counterpart (allowed: {', '.join(map(str, dict.fromkeys(names.values())))})"
             )
         return next(iter(found), None)
 

@@ -102,7 +102,10 @@ def save_sharded(weights: Mapping[str, Tensor], out: Path, most: int = SHARD_BYT
         save_file(_unshared(part), out / file, {"format": "pt"})
         file_of |= dict.fromkeys(part, file)
     total = sum(tensor.nbytes for tensor in weights.values())
-    _write_json(out / f"{SAFETENSORS}.index.json", {"metadata": {"total_size": total}, "weight_map": dict(sorted(file_of.items()))})
+    _write_json(
+        out / f"{SAFETENSORS}.index.json",
+        {"metadata": {"total_size": total}, "weight_map": dict(sorted(file_of.items()))},
+    )
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -217,9 +217,7 @@ def task_options(
 def read_originals(path: Path) -> dict[str, bytes]:
     """The small files around the weights, unchanged, for an export back to the same format."""
     found = [file for pattern in COPIED_FILES for file in sorted(path.glob(pattern)) if file.is_file()]
-    return {
-        file.name: file_in(path, file.name).read_bytes() for file in found if file.stat().st_size <= MAX_JSON_BYTES
-    }
+    return {file.name: file_in(path, file.name).read_bytes() for file in found if file.stat().st_size <= MAX_JSON_BYTES}
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

@@ -1,4 +1,5 @@
-"""generation_config.json <-> our decoding options. Options that would change the text and have no counterpart are noted."""
+"""generation_config.json <-> our decoding options. Options that would change the text and have no counterpart are
+noted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Image preprocessing of a Hugging Face folder: preprocessor_config.json, or `image_processor` in processor_config.json."""
+"""Image preprocessing of a Hugging Face folder: preprocessor_config.json, or `image_processor` in
+processor_config.json."""
 
 from __future__ import annotations
 
@@ -42,9 +43,11 @@ KNOWN = {
     *(key for tree in DEFAULTS.values() for key in tree),
 }
 # provenance, devices and array layouts
-IGNORED_KEYS = {"feature_extractor_type", "image_processor_type", "processor_class", "do_convert_rgb", "default_to_square",
-            "device", "data_format", "input_data_format", "return_tensors", "auto_map", "image_seq_length",
-            "disable_grouping", "_valid_processor_keys", "use_fast"}  # fmt: skip
+IGNORED_KEYS = {
+    "feature_extractor_type", "image_processor_type", "processor_class", "do_convert_rgb", "default_to_square",
+    "device", "data_format", "input_data_format", "return_tensors", "auto_map", "image_seq_length",
+    "disable_grouping", "_valid_processor_keys", "use_fast",
+}  # fmt: skip
 
 
 def read(path: Path, family: str, channels: int = 3) -> dict[str, Any]:
@@ -121,7 +124,9 @@ def _sides(size: Any) -> list[int]:
 def _filter(number: Any) -> str:
     if isinstance(number, int) and 0 <= number < len(FILTERS):
         return FILTERS[number]
-    raise UserError(f"preprocessor_config.json: resample: {number!r} is not supported (allowed: 0 to {len(FILTERS) - 1})")
+    raise UserError(
+        f"preprocessor_config.json: resample: {number!r} is not supported (allowed: 0 to {len(FILTERS) - 1})"
+    )
 
 
 def _per_channel(value: Any, channels: int) -> list[float]:

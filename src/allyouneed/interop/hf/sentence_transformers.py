@@ -37,8 +37,8 @@ def read(path: Path) -> SentenceModules | None:
     kinds = [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
-            f"{path / MODULES}: modules {', '.join(kinds)} are not supported (allowed: Transformer, Pooling, then optionally "
-            "Normalize)"
+            f"{path / MODULES}: modules {', '.join(kinds)} are not supported (allowed: Transformer, Pooling, "
+            "optionally Normalize)"
         )
     model_path, pooling = (subfolder(path, name) for _, name in modules[:2])
     head = {"kind": "pooled", "pool": _pool(pooling), "normalise": kinds[-1] == "Normalize"}

@@ -131,8 +131,8 @@ class Family:
         stored, declared = sum(tensor.numel() for tensor in weights.values()), ours.cost().parameters
         if declared > 2 * stored + PARAMETER_SLACK:
             raise UserError(
-                f"{self.name}: the config declares {declared:,} parameters, but the weights have {stored:,}; the config "
-                f"does not belong to these weights"
+                f"{self.name}: the config declares {declared:,} parameters, but the weights have {stored:,}; the "
+                f"config does not belong to these weights"
             )
         model = meta_model(ours)
         self.fill(model, config, weights, dtype, device)

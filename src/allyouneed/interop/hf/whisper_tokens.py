@@ -14,7 +14,9 @@ FRAMES = 2  # per encoder position
 MULTILINGUAL = 51865  # vocabularies of at least this size are multilingual
 
 
-def speech_options(config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+def speech_options(
+    config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Tokenizer | None
+) -> dict[str, Any]:
     """The keys of `data.speech.Speech`. Old folders keep them in config.json, newer ones in generation_config.json.
 
     Where a required token is missing, only `lacks` with the reason: the model runs, but cannot transcribe.
@@ -47,7 +49,9 @@ def speech_options(config: Mapping[str, Any], generation: Mapping[str, Any], tok
     if options.get("is_multilingual", config.get("vocab_size", 0) >= MULTILINGUAL):
         several = _languages(options, tokenizer)
         if not all(several.values()):
-            return {"lacks": "the model is multilingual, but neither its files nor its tokenizer define language tokens"}
+            return {
+                "lacks": "the model is multilingual, but neither its files nor its tokenizer define language tokens"
+            }
         found |= several
     return found
 

@@ -21,7 +21,9 @@ def read(path: Path | str, tokenizer: Path | str | None = None) -> Folder:
         content = _load_pickle(path)
         if openai_whisper.is_whisper(content):
             return openai_whisper.read(content, path, vocabulary)
-        raise UserError(f"{path}: not a Whisper model ('dims' and 'model_state_dict'); other .pt files are not supported")
+        raise UserError(
+            f"{path}: not a Whisper model ('dims' and 'model_state_dict'); other .pt files are not supported"
+        )
     if path.suffix == ".bin":
         return llama2c.read(path, vocabulary)
     raise UserError(

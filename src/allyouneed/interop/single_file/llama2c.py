@@ -30,9 +30,7 @@ def read(path: Path, tokenizer: Path | None = None) -> Folder:
     config, weights = read_weights(path)
     file = tokenizer or path.with_name(VOCABULARY)
     if not file.is_file():
-        raise UserError(
-            f"{path}: no vocabulary; put {VOCABULARY} beside it, or pass that file as tokenizer"
-        )
+        raise UserError(f"{path}: no vocabulary; put {VOCABULARY} beside it, or pass that file as tokenizer")
     inner = read_vocabulary(file, config["vocab_size"])
     vocabulary = Tokenizer(inner, UNKNOWN, BEGIN, END, template=Template(before=(BEGIN,), opening=(BEGIN,)))
     model = FAMILIES["llama"].convert(config, weights)
@@ -62,7 +60,9 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     shapes = _shapes(config, vocab, length, tied)
     wanted = HEADER.size + 4 * sum(int(np.prod(shape)) for _, shape in shapes)
     if size != wanted:
-        raise UserError(f"{path}: {size:,} bytes, but its header implies {wanted:,}; the file is damaged or has another format")
+        raise UserError(
+            f"{path}: {size:,} bytes, but its header implies {wanted:,}; the file is damaged or has another format"
+        )
     values = np.memmap(path, "<f4", "r", HEADER.size)
     weights: dict[str, Tensor] = {}
     offset = 0
@@ -134,7 +134,7 @@ def read_vocabulary(path: Path, size: int) -> Any:
     merges = []
     for n, piece in enumerate(pieces[FIRST_BYTE + 256 :], FIRST_BYTE + 256):
         for cut in range(1, len(piece)):
-            if piece[:cut] in ids and piece[cut:] in number:
+            if piece[:cut] in ids and piece[cut:] in ids:
                 merges.append((-scores[n], n, ids[piece[:cut]], piece[:cut], piece[cut:]))
     merges.sort()
     pairs = [(left, right) for *_, left, right in merges]
@@ -165,9 +165,7 @@ def _pieces(path: Path, size: int) -> tuple[list[str], list[float]]:
         scores.append(score)
         offset += 8 + count
     if len(pieces) != size or offset != len(content):
-        raise UserError(
-            f"{path}: not the vocabulary of this model: {len(pieces):,} pieces, expected {size:,}"
-        )
+        raise UserError(f"{path}: not the vocabulary of this model: {len(pieces):,} pieces, expected {size:,}")
     return pieces, scores
 
 

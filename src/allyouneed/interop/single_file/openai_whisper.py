@@ -90,7 +90,8 @@ def _check_sizes(content: Mapping[str, Any], path: Path) -> dict[str, int]:
         raise UserError(f"{path}: not a Whisper model: no sizes and weights by name")
     unexpected = sorted(set(dims) ^ {*SIZES, "n_text_state"})
     if unexpected or dims["n_text_state"] != dims["n_audio_state"]:
-        raise UserError(f"{path}: unsupported Whisper sizes: {', '.join(map(str, unexpected)) or 'encoder and decoder widths differ'}")
+        what = ", ".join(map(str, unexpected)) or "encoder and decoder widths differ"
+        raise UserError(f"{path}: unsupported Whisper sizes: {what}")
     wrong = [f"{name}: {size!r}" for name, size in dims.items() if not _is_possible(name, size)]
     wrong += [f"{name}: not a tensor" for name, tensor in weights.items() if not isinstance(tensor, Tensor)]
     if wrong:
@@ -115,13 +116,13 @@ def _vocabulary(path: Path, size: int, tokenizer: Path | None) -> Tokenizer:
     if file.is_dir():
         file = file / name
     if not file.is_file():
-        raise UserError(
-            f"{path}: no vocabulary; put {name} beside it, or pass that file as tokenizer"
-        )
+        raise UserError(f"{path}: no vocabulary; put {name} beside it, or pass that file as tokenizer")
     ranks = read_ranks(file)
     languages = size - len(ranks) - CONTROL_TOKENS - TIMESTAMPS
     if languages not in (OLD_LANGUAGES, len(LANGUAGES)):
-        raise UserError(f"{path}: a vocabulary of {size} tokens does not match {file} with {len(ranks)} pieces; use {name}")
+        raise UserError(
+            f"{path}: a vocabulary of {size} tokens does not match {file} with {len(ranks)} pieces; use {name}"
+        )
     specials = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|{code}|>" for code in LANGUAGES[:languages])]
     specials += ["<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>"]
     specials += ["<|notimestamps|>", *(f"<|{n * 0.02:.2f}|>" for n in range(TIMESTAMPS))]

@@ -172,19 +172,27 @@ CLASSES = {
     "T5Tokenizer": TokenizerClass(_t5, T5_NAMES, EOS_TEMPLATE),
     "ByT5Tokenizer": TokenizerClass(_byt5, T5_NAMES, EOS_TEMPLATE),
     "AlbertTokenizer": TokenizerClass(_albert_xlnet(lower=True), ALBERT, BERT, mask_lstrip=True),
-    "XLNetTokenizer": TokenizerClass(_albert_xlnet(lower=False), XLNET_NAMES, XLNET, extra=("<eop>", "<eod>"), mask_lstrip=True),
+    "XLNetTokenizer": TokenizerClass(
+        _albert_xlnet(lower=False), XLNET_NAMES, XLNET, extra=("<eop>", "<eod>"), mask_lstrip=True
+    ),
     "BigBirdTokenizer": TokenizerClass(_sentencepiece, BIG_BIRD, BERT, mask_lstrip=True),
     "ReformerTokenizer": TokenizerClass(_sentencepiece, {"eos": "</s>", "unk": "<unk>"}),
     "LlamaTokenizer": llama,
     "GemmaTokenizer": TokenizerClass(
-        _sentencepiece, {"unk": "<unk>", "bos": "<bos>", "eos": "<eos>", "pad": "<pad>", "mask": "<mask>"}, adds_bos=True
+        _sentencepiece,
+        {"unk": "<unk>", "bos": "<bos>", "eos": "<eos>", "pad": "<pad>", "mask": "<mask>"},
+        adds_bos=True,
     ),
     "XLMRobertaTokenizer": TokenizerClass(_fairseq(), FAIRSEQ, ROBERTA, mask_lstrip=True),
-    "MBartTokenizer": TokenizerClass(_fairseq(*languages.MBART), FAIRSEQ, PAIR_AS_ONE, language="after", mask_lstrip=True),
+    "MBartTokenizer": TokenizerClass(
+        _fairseq(*languages.MBART), FAIRSEQ, PAIR_AS_ONE, language="after", mask_lstrip=True
+    ),
     "MBart50Tokenizer": TokenizerClass(
         _fairseq(*languages.MBART, *languages.MBART_50), FAIRSEQ, PAIR_AS_ONE, language="before", mask_lstrip=True
     ),
-    "NllbTokenizer": TokenizerClass(_fairseq(*languages.NLLB), FAIRSEQ, PAIR_AS_ONE, language="before", mask_lstrip=True),
+    "NllbTokenizer": TokenizerClass(
+        _fairseq(*languages.NLLB), FAIRSEQ, PAIR_AS_ONE, language="before", mask_lstrip=True
+    ),
     "M2M100Tokenizer": TokenizerClass(_m2m, M2M_NAMES, PAIR_AS_ONE, language="before"),
 }
 # by model_type, where the folder names no class

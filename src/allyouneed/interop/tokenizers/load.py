@@ -30,7 +30,10 @@ TOKENIZER, OPTIONS, NAMES, ADDED, GENERATION = (
 )
 LEGACY = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm")
 T = TypeVar("T")
-CLASSES_WITHOUT_TYPES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that produce no token types by default
+CLASSES_WITHOUT_TYPES = (
+    "PreTrainedTokenizerFast",
+    "TokenizersBackend",
+)  # classes that produce no token types by default
 
 
 def read(path: Path | str, config: Mapping[str, Any]) -> Vocabularies | None:
@@ -52,7 +55,9 @@ def read(path: Path | str, config: Mapping[str, Any]) -> Vocabularies | None:
         inner = _convert_errors(path / TOKENIZER, lambda: _inner(path / TOKENIZER))
     elif kind is None:
         what = f"of class {class_name}" if class_name else "without a class"
-        raise UserError(f"{path}: no tokenizer.json, and a tokenizer {what} is not supported (allowed: {', '.join(CLASSES)})")
+        raise UserError(
+            f"{path}: no tokenizer.json, and a tokenizer {what} is not supported (allowed: {', '.join(CLASSES)})"
+        )
     else:
         inner = _convert_errors(path, lambda: kind.read(TokenizerFiles(path, options, names)))
         _add_tokens(path, inner, options, names, kind)
@@ -101,7 +106,9 @@ def _special_names(path: Path, options: Mapping[str, Any], kind: TokenizerClass 
     return found
 
 
-def _add_tokens(path: Path, inner: Any, options: Mapping[str, Any], names: Mapping[str, str], kind: TokenizerClass) -> None:
+def _add_tokens(
+    path: Path, inner: Any, options: Mapping[str, Any], names: Mapping[str, str], kind: TokenizerClass
+) -> None:
     """Mark special tokens as such, and give tokens that were added later the ids in the files."""
     from tokenizers import AddedToken
 
@@ -142,7 +149,12 @@ def _token_flags(details: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _find_template(
-    path: Path, inner: Any, options: Mapping[str, Any], names: Mapping[str, str], kind: TokenizerClass | None, made: bool
+    path: Path,
+    inner: Any,
+    options: Mapping[str, Any],
+    names: Mapping[str, str],
+    kind: TokenizerClass | None,
+    made: bool,
 ) -> Template:
     """`made`: from files that define no template."""
     ids = inner.get_vocab(with_added_tokens=True)
@@ -303,11 +315,19 @@ def _check_vocab_size(path: Path, found: Vocabularies, config: Mapping[str, Any]
         if not isinstance(rows, int):
             continue
         template = tokenizer.template
-        used = {*template.before, *template.between, *template.after, *template.opening, *template.forced, *template.stops, *template.never}
+        used = {
+            *template.before,
+            *template.between,
+            *template.after,
+            *template.opening,
+            *template.forced,
+            *template.stops,
+            *template.never,
+        }
         wrong = sorted(n for n in used | {tokenizer.pad, tokenizer.bos, tokenizer.eos} if not 0 <= n < rows)
         if wrong:
             raise UserError(
-                f"{path}: special token ids {wrong} exceed the {rows} rows of the model's embedding; fix them in "
+                f"{path}: special token ids {wrong} are outside the {rows} rows of the embedding; fix them in "
                 "config.json, generation_config.json or the tokenizer"
             )
         if tokenizer.size > rows:
@@ -325,8 +345,8 @@ def write(vocabularies: Vocabularies, path: Path | str, config: Mapping[str, Any
     source, target = vocabularies.source, vocabularies.target
     if source.beyond or target.beyond:
         raise UserError(
-            "the tokenizer has pieces without an id in the model, which tokenizer.json cannot express; import the original "
-            "folder and export that: its own files are kept"
+            "the tokenizer has pieces without an id in the model, which tokenizer.json cannot express; import the "
+            "original folder and export that: its own files are kept"
         )
     template = _input_template(source, config)
     _write_tokenizer(source, template, path, config)

@@ -70,7 +70,8 @@ def without_language_tokens(template: Template, tokens: Iterable[int], side: str
     """The template without language tokens, since the language is chosen per text; `side`: before or after it."""
     removed = set(tokens)
     before, after, between = (
-        tuple(number for number in ids if number not in removed) for ids in (template.before, template.after, template.between)
+        tuple(number for number in ids if number not in removed)
+        for ids in (template.before, template.after, template.between)
     )
     return replace(template, before=before, after=after, between=between, language=side)  # type: ignore[arg-type]
 
