@@ -59,7 +59,7 @@ def test_mistakes_are_explained() -> None:
         evaluate([], [])
     with pytest.raises(UserError, match="every reference is empty"):
         evaluate(["a"], [" "])
-    with pytest.raises(UserError, match="unknown tokenize='moses' .allowed: 13a"):
+    with pytest.raises(UserError, match=r"unknown tokenize='moses' .allowed: 13a"):
         evaluate(["a"], ["a"], tokenize="moses")
     with pytest.raises(UserError, match="lists of texts"):
         evaluate("a", ["a"])

@@ -162,7 +162,7 @@ def test_texts_get_the_vectors_of_the_original(
 
 def test_a_way_to_pool_that_is_not_here_is_refused_by_name(tmp_path: Path, words: Tokenizer) -> None:
     sentence_folder(tmp_path / "s", words, "max_tokens", True)
-    with pytest.raises(UserError, match="pooling by max is not supported .allowed: cls, mean, lasttoken"):
+    with pytest.raises(UserError, match=r"pooling by max is not supported .allowed: cls, mean, lasttoken"):
         ayn.load(tmp_path / "s")
     (tmp_path / "s" / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean", "include_prompt": false}')
     with pytest.raises(UserError, match="include_prompt: false is not supported"):

@@ -29,7 +29,7 @@ def test_a_file_is_what_its_name_says_and_the_same_each_time(tmp_path, suffix):
 def test_what_is_said_is_in_the_picture(tmp_path):
     save(some(), tmp_path / "all.svg")
     text = (tmp_path / "all.svg").read_text("utf-8")
-    for said in ("causal &amp; window(3)", "query", "key", "position", "dimension", "bias", "learned: fresh weights"):
+    for said in ("causal &amp; window(3)", "query", "key", "position", "dimension", "bias", "learned: random weights"):
         assert f"<!-- {said}" in text.replace("\n", " ") or said in text, said
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from allyouneed.errors import UserError
 from allyouneed.look.canvas import HALVES, draw
-from allyouneed.look.pattern import fitting, panel, panels, read
+from allyouneed.look.pattern import fitting_size, panel, panels, read
 from any_part import atoms, patterns
 
 
@@ -38,7 +38,7 @@ def test_a_pattern_that_does_not_ask_the_batch_is_drawn_by_its_own_mask(pattern)
 def test_what_the_batch_would_say_is_told():
     assert "here the first 4 tokens are the prompt" in panel(read("causal | prompt"), 16).notes
     assert "here one token in 4 is chosen" in panel(read("window(2) | chosen"), 16).notes
-    assert any("order drawn by lot" in note for note in panel(read("permuted"), 16).notes)
+    assert any("random order" in note for note in panel(read("permuted"), 16).notes)
     assert panel(read("causal | prompt"), 16).values[0, :5].tolist() == [True] * 4 + [False]
 
 
@@ -66,9 +66,9 @@ def test_the_notes_are_what_the_pattern_answers():
 
 
 def test_the_size_shows_the_largest_number():
-    assert fitting(read("causal")) == 32
-    assert fitting(read("causal & window(64) | global(0)")) == 256
-    assert fitting(read("window(100000)")) == 512
+    assert fitting_size(read("causal")) == 32
+    assert fitting_size(read("causal & window(64) | global(0)")) == 256
+    assert fitting_size(read("window(100000)")) == 512
 
 
 def test_several_are_side_by_side_as_far_as_they_fit():

@@ -61,9 +61,9 @@ def test_rotary_shows_the_cosines_of_its_angles():
 def test_learned_ones_say_that_their_weights_are_fresh_and_are_the_same_each_time():
     for kind in ("learned", "buckets"):
         first, again = one(kind), one(kind)
-        assert "learned: fresh weights" in first.notes
+        assert "learned: random weights" in first.notes
         assert torch.equal(first.values, again.values)
-    assert not any("fresh" in note for note in one("sinusoidal").notes)
+    assert not any("learned" in note for note in one("sinusoidal").notes)
     assert "for one random query" in one("shaw").notes
 
 
@@ -97,5 +97,5 @@ def test_what_cannot_be_drawn_is_refused(text, said):
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(UserError, match="--width 10 cannot be shared by 4 heads"):
+    with pytest.raises(UserError, match="--width 10 is not divisible by --heads 4"):
         panels(["alibi"], Sizes(9, 10, 4))

@@ -1,4 +1,4 @@
-"""A model as a tree: what it is made of in the words of its config, the shapes of its weights, and what it costs."""
+"""A model as a tree: its parts as in the config, the shapes of its weights, and its cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BYTES = {"fp32": 4, "bf16": 2}
 
 
 def describe(config: Model, length: int = 1024) -> RenderableType:
-    """Needs no weights: the modules are built on torch's meta device."""
+    """Builds the modules on the meta device, so no weights are needed."""
     with torch.device("meta"):
         model = config.build()
     tree = Tree(_heading(config, model))
@@ -34,8 +34,8 @@ def describe(config: Model, length: int = 1024) -> RenderableType:
 
 def _heading(config: Model, model: nn.Module) -> str:
     kind, sizes = tree_of(config)["kind"], [f"width {config.width}"]
-    if not isinstance(config, TwoTowers):  # whose towers each have their own
-        sizes += [f"dropout {config.dropout:g}", f"norm {words(config.norm)}"]
+    if not isinstance(config, TwoTowers):  # each tower has its own
+        sizes += [f"dropout {config.dropout:g}", f"norm {summary(config.norm)}"]
     return f"[bold]{kind}[/]  {_count(model):,} parameters  [dim]{escape(', '.join(sizes))}[/]"
 
 
@@ -47,13 +47,13 @@ def _model(tree: Tree, model: nn.Module, config: Model, seen: set[int]) -> None:
         elif isinstance(part, Model):
             _model(tree.add(f"{name}  {_heading(part, child)}"), child, part, seen)
         else:
-            _grow(tree, name, child, seen, words(part) if isinstance(part, Config) else "")
+            _add_module(tree, name, child, seen, summary(part) if isinstance(part, Config) else "")
     for name, value in model.named_parameters(recurse=False):
         tree.add(f"{name}  {tuple(value.shape)}")
 
 
 def costs(config: Model, length: int) -> str:
-    """What the config alone answers."""
+    """The cost according to the config."""
     cost = config.cost(length)
     of = {"encoder-decoder": "source and target token", "two-towers": "image and text token"}
     rows = {
@@ -74,54 +74,54 @@ def executors(model: nn.Module) -> str:
 
 
 def _source_state(config: Model, length: int) -> float:
-    """What decoding keeps of a source of this length."""
+    """The decoding state of a source of this length."""
     layers = config.decoder if isinstance(config, EncoderDecoder) else ()
     crosses = [(layer.repeat, layer.cross) for layer in layers if layer.cross is not None]
     return sum(times * cross.cost(config, length, cross=True).state_constant for times, cross in crosses)
 
 
-def words(part: Config) -> str:
-    """A part as a person wrote it, without its defaults: `attention, heads 8, pattern causal`."""
+def summary(part: Config) -> str:
+    """A part without its defaults: `attention, heads 8, pattern causal`."""
     tree = tree_of(part, full=False)
     kind = [tree.pop("kind")] if "kind" in tree else []
-    return ", ".join([*kind, *_keys(tree)])
+    return ", ".join([*kind, *_pairs(tree)])
 
 
-def _keys(tree: dict[str, Any]) -> list[str]:
-    """What is there with nothing more said about it is just its name."""
+def _pairs(tree: dict[str, Any]) -> list[str]:
+    """`key value` pairs; an empty value is just its key."""
     return [key if value == {} else f"{key} {_value(value)}" for key, value in tree.items()]
 
 
 def _value(value: Any) -> str:
-    return f"({', '.join(_keys(value))})" if isinstance(value, dict) else str(value)
+    return f"({', '.join(_pairs(value))})" if isinstance(value, dict) else str(value)
 
 
 def _stack(tree: Tree, stack: Stack, layers: Sequence[Layer], seen: set[int]) -> None:
-    """One branch for each entry of the config's list: its blocks differ in nothing but their numbers."""
+    """One branch per entry of the config's list, since its blocks are equal."""
     owners = Counter(id(value) for block in set(stack.blocks) for value in block.parameters())
-    shared = {value for value, count in owners.items() if count > 1}  # T5's one table for all layers
+    shared = {value for value, count in owners.items() if count > 1}  # T5 shares one table between all layers
     blocks = iter(stack.blocks)
     for number, layer in enumerate(layers):
         block, *others = (next(blocks) for _ in range(layer.repeat))
         assert isinstance(block, Block)
         times = f"{layer.repeat} times the same" if layer.share and others else f"{layer.repeat} ×"
         each = " each" if others and not layer.share else ""
-        branch = tree.add(f"{times} [bold]{escape(words(layer.wiring))}[/] block  {_count(block):,}{each}")
+        branch = tree.add(f"{times} [bold]{escape(summary(layer.wiring))}[/] block  {_count(block):,}{each}")
         for name, part in layer.sublayers.items():
-            _grow(branch, name, block.sublayers[name], seen, words(part), shared)
-        _grow(branch, "wiring", block.wiring, seen)
+            _add_module(branch, name, block.sublayers[name], seen, summary(part), shared)
+        _add_module(branch, "wiring", block.wiring, seen)
         for name, between in (("steps", stack.recurrences), ("joint", stack.joints)):
             if str(number) in between:
-                _grow(tree, name, between[str(number)], seen)
+                _add_module(tree, name, between[str(number)], seen)
     if stack.end is not None:
-        _grow(tree, "end", stack.end, seen)
+        _add_module(tree, "end", stack.end, seen)
 
 
-def _grow(
-    tree: Tree, name: str, module: nn.Module, seen: set[int], said: str = "", shared: Collection[int] = ()
+def _add_module(
+    tree: Tree, name: str, module: nn.Module, seen: set[int], text: str = "", shared: Collection[int] = ()
 ) -> None:
-    """A module, what the config says about it (else its class), and the shapes of its weights or their number."""
-    if not said and not _count(module):  # dropout: the config says it
+    """Add a module: its config (else its class), and the shapes or the number of its weights."""
+    if not text and not _count(module):  # dropout, shown in the heading
         return
     own = [
         f"{key} {tuple(value.shape)}"
@@ -129,7 +129,7 @@ def _grow(
         for key, value in module.named_parameters(recurse=False)
     ]
     seen.update(id(value) for value in module.parameters(recurse=False))
-    label = f"{name}  [bold]{escape(said)}[/]" if said else f"{name}  [dim]{type(module).__name__}[/]"
+    label = f"{name}  [bold]{escape(text)}[/]" if text else f"{name}  [dim]{type(module).__name__}[/]"
     children = list(module.named_children())
     if own:
         label += f"  {', '.join(own)}"
@@ -138,11 +138,11 @@ def _grow(
     branch = tree.add(label)
     while children:
         first, child = children.pop(0)
-        alike = 1
+        equal = 1
         while isinstance(module, nn.ModuleList) and children and _shape(children[0][1]) == _shape(child):
-            alike += 1
+            equal += 1
             children.pop(0)
-        _grow(branch, f"{alike} ×" if alike > 1 else first, child, seen, shared=shared)
+        _add_module(branch, f"{equal} ×" if equal > 1 else first, child, seen, shared=shared)
 
 
 def _shape(module: nn.Module) -> Any:

@@ -1,4 +1,4 @@
-"""Pictures as files, with matplotlib, which is loaded when there is something to draw."""
+"""Pictures as files; matplotlib is imported when one is drawn."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ SUFFIXES = (".png", ".svg", ".pdf")
 ACROSS = 3  # panels in a row
 INCHES = 3.9  # of a panel
 DOTS = 100  # an inch
-SEEN, UNSEEN, QUIET, EDGE = "#2f6fb0", "#eef1f5", "#5f6b7a", "#c5ccd5"
+MARKED, UNMARKED, MUTED, EDGE = "#2f6fb0", "#eef1f5", "#5f6b7a", "#c5ccd5"
 
 
 def save(panels: Sequence[Panel], path: Path) -> None:
     if path.suffix.lower() not in SUFFIXES:
-        raise UserError(f"{path}: a picture is {', '.join(SUFFIXES)}; name it so")
+        raise UserError(f"{path}: unknown picture format (allowed: {', '.join(SUFFIXES)})")
     if path.is_dir():
-        raise UserError(f"{path}: is a folder; name a file in it")
+        raise UserError(f"{path}: is a folder; pass a file")
     if not path.resolve().parent.is_dir():
-        raise UserError(f"{path}: there is no folder {path.parent}; make it first")
+        raise UserError(f"{path}: the folder {path.parent} does not exist; create it first")
     figure, drawn = _figure(panels), io.BytesIO()
-    # nothing that differs from one run to the next, so that a picture under version control changes when it changes
+    # no timestamps, so that a picture under version control only changes with its content
     meta = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {"Software": None}}
     suffix = path.suffix.lower()
     small: dict[str, Any] = {"pil_kwargs": {"optimize": True}} if suffix == ".png" else {}
@@ -39,7 +39,7 @@ def save(panels: Sequence[Panel], path: Path) -> None:
         work.replace(path)
     except OSError as error:
         work.unlink(missing_ok=True)
-        raise UserError(f"{path}: cannot be written: {error.strerror}; name another file") from None
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _figure(panels: Sequence[Panel]) -> Any:
@@ -48,7 +48,7 @@ def _figure(panels: Sequence[Panel]) -> Any:
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
-        raise UserError("pictures need matplotlib; get it with: pip install 'allyouneed[look]'") from None
+        raise UserError("pictures need matplotlib: pip install 'allyouneed[look]'") from None
     matplotlib.rcParams["svg.hashsalt"] = "allyouneed"
     across = min(ACROSS, len(panels))
     down = math.ceil(len(panels) / across)
@@ -66,9 +66,9 @@ def _draw(figure: Any, axes: Any, panel: Panel) -> None:
     notes = "\n".join(line for note in panel.notes for line in textwrap.wrap(note, 52))
     axes.set_xlabel(f"{panel.across}\n", fontsize=9)
     axes.annotate(
-        notes, (0.5, 0), (0, -34), "axes fraction", "offset points", ha="center", va="top", fontsize=8, color=QUIET
+        notes, (0.5, 0), (0, -34), "axes fraction", "offset points", ha="center", va="top", fontsize=8, color=MUTED
     )
-    axes.tick_params(labelsize=8, color=QUIET)
+    axes.tick_params(labelsize=8, color=MUTED)
     for spine in axes.spines.values():
         spine.set_color(EDGE)
 
@@ -78,9 +78,9 @@ def _marks(figure: Any, axes: Any, panel: Panel) -> None:
     from matplotlib.ticker import MaxNLocator
 
     rows, columns = panel.values.shape
-    colours = ListedColormap([UNSEEN, SEEN])
+    colours = ListedColormap([UNMARKED, MARKED])
     axes.imshow(panel.values.numpy(), cmap=colours, vmin=0, vmax=1, interpolation="nearest", aspect="equal")
-    if columns <= 40:  # single tokens can be told apart
+    if columns <= 40:  # grid lines between single tokens
         axes.set_xticks([n - 0.5 for n in range(1, columns)], minor=True)
         axes.set_yticks([n - 0.5 for n in range(1, rows)], minor=True)
         axes.grid(which="minor", color="white", linewidth=0.6)
@@ -91,7 +91,7 @@ def _marks(figure: Any, axes: Any, panel: Panel) -> None:
 
 
 def _names(figure: Any, axes: Any, names: Sequence[str], shades: Sequence[Any]) -> None:
-    """A strip of the curves' colours instead of a legend, which would cover them."""
+    """A colour bar instead of a legend, which would cover the curves."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
@@ -117,7 +117,7 @@ def _matrix(figure: Any, axes: Any, panel: Panel) -> None:
         values.numpy(), cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest", aspect="auto", extent=edges
     )
     bar = figure.colorbar(shown, ax=axes, shrink=0.9, pad=0.02)
-    bar.ax.tick_params(labelsize=8, color=QUIET)
+    bar.ax.tick_params(labelsize=8, color=MUTED)
     bar.outline.set_edgecolor(EDGE)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
@@ -129,11 +129,11 @@ def _curves(figure: Any, axes: Any, panel: Panel) -> None:
     from matplotlib.ticker import MaxNLocator
 
     colours = matplotlib.colormaps["viridis"]
-    places = range(panel.start, panel.start + panel.values.shape[1])
+    points = range(panel.start, panel.start + panel.values.shape[1])
     last = max(1, len(panel.values) - 1)
     shades = [colours(0.92 * number / last) for number in range(len(panel.values))]
     for line, shade in zip(panel.values.float(), shades, strict=True):
-        axes.plot(places, line.numpy(), color=shade, linewidth=1.4)
+        axes.plot(points, line.numpy(), color=shade, linewidth=1.4)
     if panel.start < 0:
         axes.axvline(0, color=EDGE, linewidth=0.8, zorder=0)
     _names(figure, axes, panel.lines, shades)

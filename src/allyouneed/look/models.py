@@ -1,4 +1,4 @@
-"""All presets side by side, from their configs alone: nothing is built, so that a 70B model takes milliseconds."""
+"""All presets side by side, from their configs alone: no model is built, so a 70B preset takes milliseconds."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ BYTES = 2  # bf16
 
 
 @dataclass(frozen=True)
-class At:
-    """What a model costs at one context length."""
+class CostAt:
+    """The cost of a model at one context length."""
 
     length: int
-    flops: float  # forward, per token; per source and target token where there are both
-    state: float | None  # bytes of decoding state in bf16; None where nothing is decoded
-    reached: bool  # its positions go that far
+    flops: float  # forward, per token; per source and target token of an encoder-decoder
+    state: float | None  # bytes of decoding state in bf16; None for models that do not generate
+    reached: bool  # within the limit of its positions
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Row:
     kind: str
     parameters: int
     limit: int | None
-    at: tuple[At, ...]
+    at: tuple[CostAt, ...]
     paper: str
 
     def tree(self) -> dict[str, Any]:
@@ -52,15 +52,15 @@ def row(name: str, lengths: Sequence[int] = LENGTHS) -> Row:
     return Row(name, kind, config.cost(lengths[0]).parameters, config.limit, at, paper(name))
 
 
-def _at(config: Model, length: int) -> At:
+def _at(config: Model, length: int) -> CostAt:
     cost = config.cost(length)
     state = (cost.state_per_token * length + cost.state_constant) * BYTES
     reached = config.limit is None or length <= config.limit
-    return At(length, cost.flops, state if config.generates else None, reached)
+    return CostAt(length, cost.flops, state if config.generates else None, reached)
 
 
 def paper(name: str) -> str:
-    """Where a preset comes from: the first sentence of the comment that its file begins with."""
+    """The source of a preset: the first sentence of its file's leading comment."""
     lines = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
     return re.split(r";|\.(?= [A-Z])|\.$", comment)[0]
@@ -76,45 +76,45 @@ ORDERS: dict[str, Callable[[Row], Any]] = {
 
 
 def rows(wanted: Sequence[str] = (), order: str = "name", lengths: Sequence[int] = LENGTHS) -> list[Row]:
-    """Presets whose name holds one of the words; all when there are none."""
+    """Presets whose name contains one of the words; all without words."""
     if order not in ORDERS:
-        raise UserError(f"--sort {order}: it may be {', '.join(ORDERS)}")
+        raise UserError(f"unknown --sort {order} (allowed: {', '.join(ORDERS)})")
     names = preset_names()
     for word in wanted:
         if not any(word in name for name in names):
             close = difflib.get_close_matches(word, names, n=1)
             near = f"; did you mean {close[0]!r}?" if close else ""
-            raise UserError(f"no preset has {word!r} in its name{near} (there are: {', '.join(names)})")
+            raise UserError(f"no preset contains {word!r}{near} (allowed: {', '.join(names)})")
     chosen = [name for name in names if not wanted or any(word in name for word in wanted)]
     return sorted((row(name, lengths) for name in chosen), key=ORDERS[order])
 
 
 def table(found: Sequence[Row], papers: bool = False) -> RenderableType:
     lengths = [at.length for at in found[0].at] if found else []
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    drawn.add_column("model", no_wrap=True)
-    drawn.add_column("kind", no_wrap=True)
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    grid.add_column("model", no_wrap=True)
+    grid.add_column("kind", no_wrap=True)
     for head in ("parameters", *(f"FLOPs/token\nat {short(n, 1024)}" for n in lengths)):
-        drawn.add_column(head, justify="right", no_wrap=True)
+        grid.add_column(head, justify="right", no_wrap=True)
     for length in lengths:
-        drawn.add_column(f"state, bf16\nat {short(length, 1024)}", justify="right", no_wrap=True)
+        grid.add_column(f"state, bf16\nat {short(length, 1024)}", justify="right", no_wrap=True)
     if papers:
-        drawn.add_column("paper", no_wrap=True)
+        grid.add_column("paper", no_wrap=True)
     for one in found:
         flops = [short(at.flops) + ("" if at.reached else "*") for at in one.at]
         states = ["–" if at.state is None else short(at.state) + "B" + ("" if at.reached else "*") for at in one.at]
-        drawn.add_row(one.name, one.kind, short(one.parameters), *flops, *states, *([one.paper] if papers else []))
-    return drawn
+        grid.add_row(one.name, one.kind, short(one.parameters), *flops, *states, *([one.paper] if papers else []))
+    return grid
 
 
 def notes(found: Sequence[Row]) -> list[str]:
-    """What a reader of the table has to know."""
-    said = ["FLOPs: one forward pass; state: what decoding keeps for one text (2 bytes a number)."]
+    """Legend of the table."""
+    lines = ["FLOPs: one forward pass; state: decoding state of one text (2 bytes per number)."]
     if any(one.kind in ("encoder-decoder", "two-towers") for one in found):
-        said.append("With two inputs: FLOPs of one token of each together, both inputs being that long.")
+        lines.append("Two inputs: FLOPs of one token of each, both inputs of that length.")
     if any(not at.reached for one in found for at in one.at):
-        said.append("*: longer than the model's positions reach; the number is what it would be.")
-    return said
+        lines.append("*: beyond the limit of the model's positions; extrapolated.")
+    return lines
 
 
 def short(value: float, base: int = 1000) -> str:

@@ -1,4 +1,4 @@
-"""A pattern as a picture, with what it answers about itself."""
+"""A pattern as a picture, with its properties."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-import allyouneed.nn  # noqa: F401  # every pattern is known before an expression is read
+import allyouneed.nn  # noqa: F401  # registers every pattern
 from allyouneed.errors import UserError
 from allyouneed.look.canvas import Panel
-from allyouneed.nn.patterns.core import KVWindow, Pattern, TokenFields
+from allyouneed.nn.patterns.core import KVWindow, Pattern, Place
 
-LEAST, MOST = 32, 512  # tokens drawn when nobody says how many
+MIN_SIZE, MAX_SIZE = 32, 512  # tokens drawn by default
 
 _PATTERN: TypeAdapter[Pattern] = TypeAdapter(Pattern)
 
@@ -23,46 +23,46 @@ def read(text: str) -> Pattern:
     try:
         return _PATTERN.validate_python(text)
     except ValidationError as error:
-        said = "; ".join(": ".join([*map(str, e["loc"]), str(e["msg"])]) for e in error.errors())
-        raise UserError(said if repr(text) in said else f"{said}, in {text!r}") from None
+        message = "; ".join(": ".join([*map(str, e["loc"]), str(e["msg"])]) for e in error.errors())
+        raise UserError(message if repr(text) in message else f"{message}, in {text!r}") from None
 
 
 def panels(expressions: Sequence[str], size: int | None = None) -> list[Panel]:
     found = [read(text) for text in expressions]
-    chosen = size or max(fitting(pattern) for pattern in found)
+    chosen = size or max(fitting_size(pattern) for pattern in found)
     return [panel(pattern, chosen) for pattern in found]
 
 
 def panel(pattern: Pattern, size: int) -> Panel:
-    """Where a pattern asks the batch, it is drawn for what a batch might say, and the notes tell what that is."""
+    """Where a pattern depends on the batch, it is drawn for an example batch, which the notes describe."""
     steps = torch.arange(size)
     part = max(1, size // 4)
     order = torch.randperm(size, generator=torch.Generator().manual_seed(0))
-    asked = {
+    examples = {
         f"here the first {part:,} tokens are the prompt": {"prompt": steps < part},
         f"here one token in {part:,} is chosen": {"chosen": steps % part == 0},
-        "here the tokens are said in an order drawn by lot": {"order": order},
+        "here the tokens are predicted in a random order": {"order": order},
     }
     plain = pattern.mask(size, size)
-    told = {note: said for note, said in asked.items() if not torch.equal(_mask(pattern, said, size), plain)}
-    seen = _mask(pattern, {name: value for said in told.values() for name, value in said.items()}, size)
-    return Panel(str(pattern), [*facts(pattern, seen), *told], "marks", seen, "query", "key")
+    used = {note: fields for note, fields in examples.items() if not torch.equal(_mask(pattern, fields, size), plain)}
+    mask = _mask(pattern, {name: value for fields in used.values() for name, value in fields.items()}, size)
+    return Panel(str(pattern), [*properties(pattern, mask), *used], "marks", mask, "query", "key")
 
 
-def _mask(pattern: Pattern, said: Mapping[str, Tensor], size: int) -> Tensor:
+def _mask(pattern: Pattern, fields: Mapping[str, Tensor], size: int) -> Tensor:
     steps = torch.arange(size)
 
-    def place(axis: int) -> TokenFields:
-        known = {"position": steps, "segment": torch.ones_like(steps), **said}
-        return TokenFields(**{name: value.unsqueeze(axis) for name, value in known.items()})
+    def tokens(axis: int) -> Place:
+        given = {"position": steps, "segment": torch.ones_like(steps), **fields}
+        return Place(**{name: value.unsqueeze(axis) for name, value in given.items()})
 
-    return pattern.allowed(place(1), place(0)).expand(size, size)
+    return pattern.allowed(tokens(1), tokens(0)).expand(size, size)
 
 
-def fitting(pattern: Pattern) -> int:
-    """Tokens enough to see its largest number about three times."""
+def fitting_size(pattern: Pattern) -> int:
+    """A size that shows its largest number about three times."""
     largest = max(_numbers(pattern), default=0)
-    return min(MOST, max(LEAST, 2 ** math.ceil(math.log2(max(3 * largest, 1)))))
+    return min(MAX_SIZE, max(MIN_SIZE, 2 ** math.ceil(math.log2(max(3 * largest, 1)))))
 
 
 def _numbers(pattern: Pattern) -> Iterator[int]:
@@ -74,17 +74,17 @@ def _numbers(pattern: Pattern) -> Iterator[int]:
             yield value
 
 
-def facts(pattern: Pattern, seen: Tensor) -> list[str]:
+def properties(pattern: Pattern, mask: Tensor) -> list[str]:
     before, after = pattern.reach
     how = "causal" if pattern.causal else "causal after the prompt" if pattern.decodes else "not causal"
     return [
-        f"{how}, reach {_far(before)} to {_far(after)}",
-        _kept(pattern.kv_window) if pattern.decodes else "cannot decode",
-        f"{float(seen.sum()) / len(seen):,.4g} keys a query, of {len(seen):,}",
+        f"{how}, reach {_distance(before)} to {_distance(after)}",
+        _kv_window(pattern.kv_window) if pattern.decodes else "cannot decode",
+        f"{float(mask.sum()) / len(mask):,.4g} keys per query, of {len(mask):,}",
     ]
 
 
-def _kept(kept: KVWindow | None) -> str:
+def _kv_window(kept: KVWindow | None) -> str:
     if kept is None:
         return "decoding keeps everything"
     both = (("first", kept.first), ("last", kept.recent))
@@ -92,5 +92,5 @@ def _kept(kept: KVWindow | None) -> str:
     return f"decoding keeps {' and '.join(ends) or 'nothing'}"
 
 
-def _far(steps: float) -> str:
+def _distance(steps: float) -> str:
     return ("−" if steps < 0 else "") + ("∞" if math.isinf(steps) else f"{abs(int(steps)):,}")

@@ -1,8 +1,8 @@
-"""How parts tell where tokens stand, as pictures. Any registered part is drawn by what it does, not by its name:
+"""Pictures of position parts. Any registered part is drawn by what it does:
 
-* one that is added to embeddings as a matrix, a vector for each position;
-* one that adds to the scores as curves, a bias for each distance and head;
-* one that turns queries and keys as a matrix: what becomes of the product of equal features at each distance.
+* added to embeddings: a matrix, one vector per position;
+* added to the scores: curves, one bias per distance and head;
+* rotating queries and keys: a matrix, the product of equal features at each distance.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 import yaml
 from torch import nn
 
-import allyouneed.nn  # noqa: F401  # every part is known before a word is read
+import allyouneed.nn  # noqa: F401  # registers every part
 from allyouneed.config import Config, Part, parse, tree_of
 from allyouneed.errors import UserError
 from allyouneed.look.canvas import Panel
-from allyouneed.look.describe import words
+from allyouneed.look.describe import summary
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.positions.absolute import Positions
@@ -36,56 +36,61 @@ class Sizes:
     causal: bool = False
 
 
-class _Added(Config):
-    """A holder, so that a part is read and refused as in a model."""
+class _AbsoluteHolder(Config):
+    """Parses and validates a part as in a model."""
 
     part: Positions
 
 
-class _Inside(Config):
+class _RelativeHolder(Config):
     part: Relative
 
 
 def panels(texts: Sequence[str], sizes: Sizes) -> list[Panel]:
-    """Of these parts, or of all that can be drawn without being told more."""
+    """Panels of these parts; without any, of all parts."""
     if sizes.width % sizes.heads:
-        raise UserError(f"--width {sizes.width} cannot be shared by {sizes.heads} heads; change one")
+        raise UserError(f"--width {sizes.width} is not divisible by --heads {sizes.heads}")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        chosen = [part for text in texts for part in read(text, sizes)] if texts else list(everything(sizes))
+        chosen = [part for text in texts for part in read(text, sizes)] if texts else list(all_parts(sizes))
         found = []
         for part in chosen:
             torch.manual_seed(SEED)
-            drawn = _added(part, sizes) if isinstance(part, Positions) else _inside(part, sizes)
+            drawn = _absolute(part, sizes) if isinstance(part, Positions) else _relative(part, sizes)
             if drawn is not None:
                 found.append(drawn)
     if not found:
-        raise UserError(f"{', '.join(texts)}: there is nothing to draw, it says nothing about positions")
+        raise UserError(f"{', '.join(texts)}: nothing to draw: no position information")
     return found
 
 
 def read(text: str, sizes: Sizes) -> list[Any]:
-    """The parts a word or YAML means: of those added to embeddings, of those inside attention, or both."""
+    """The parts that a name or YAML selects: added to embeddings, inside attention, or both."""
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError:
-        raise UserError(f"{text!r}: no word and no YAML; write e.g. alibi or '{{kind: rotary, base: 500}}'") from None
+        raise UserError(f"{text!r}: neither a name nor YAML; try alibi or '{{kind: rotary, base: 500}}'") from None
     tree = tree if isinstance(tree, dict) else {"kind": tree}
     kind = str(tree.get("kind"))
-    slots = [(slot, holder) for slot, holder in ((Positions, _Added), (Relative, _Inside)) if kind in slot.registry]
+    slots = [
+        (slot, holder)
+        for slot, holder in ((Positions, _AbsoluteHolder), (Relative, _RelativeHolder))
+        if kind in slot.registry
+    ]
     if not slots:
         known = sorted({*Positions.registry, *Relative.registry} - {"none"})
-        raise UserError(f"{text!r} names no positions; known: {', '.join(known)}")
-    return [parse(holder, {"part": _filled(tree, slot.registry[kind], sizes)}, text).part for slot, holder in slots]  # type: ignore[attr-defined]
+        raise UserError(f"unknown positions {text!r} (allowed: {', '.join(known)})")
+    trees = [(holder, {"part": _with_required(tree, slot.registry[kind], sizes)}) for slot, holder in slots]
+    return [parse(holder, tree, text).part for holder, tree in trees]  # type: ignore[attr-defined]
 
 
-def everything(sizes: Sizes) -> Iterator[Any]:
+def all_parts(sizes: Sizes) -> Iterator[Any]:
     for slot in (Positions, Relative):
         for kind in slot.registry:
             yield from (part for part in read(kind, sizes) if isinstance(part, slot))
 
 
-def _filled(tree: dict[str, Any], cls: type[Part], sizes: Sizes) -> dict[str, Any]:
-    """Whole numbers that a part must be told and was not: as many as are drawn, or a square's sides."""
+def _with_required(tree: dict[str, Any], cls: type[Part], sizes: Sizes) -> dict[str, Any]:
+    """Fill in required integers: the number of positions, or the sides of a square."""
     needed = [name for name, field in cls.model_fields.items() if field.is_required() and name not in tree]
     side = sizes.positions if len(needed) == 1 else max(1, int(sizes.positions ** (1 / max(1, len(needed)))))
     return {name: side for name in needed} | tree
@@ -94,68 +99,73 @@ def _filled(tree: dict[str, Any], cls: type[Part], sizes: Sizes) -> dict[str, An
 # --- added to embeddings ----------------------------------------------------------------------------------------------
 
 
-def _added(part: Positions, sizes: Sizes) -> Panel | None:
+def _absolute(part: Positions, sizes: Sizes) -> Panel | None:
     module = part.build(sizes.width)
     count = sizes.positions if part.limit is None else min(sizes.positions, part.limit)
     vectors = module(torch.arange(count)[None])
     if vectors is None:
         return None
     notes = ["added to the embeddings", *_learned(module)]
-    return Panel(words(part), notes, "matrix", vectors[0].float(), "position", "dimension")
+    return Panel(summary(part), notes, "matrix", vectors[0].float(), "position", "dimension")
 
 
 # --- inside attention -------------------------------------------------------------------------------------------------
 
 
-def _inside(part: Relative, sizes: Sizes) -> Panel | None:
+def _relative(part: Relative, sizes: Sizes) -> Panel | None:
     common = Common(width=sizes.width)
-    part, heads = _allowed(part, sizes, common)
+    part, heads = _supported_heads(part, sizes, common)
     module = part.build(heads, common)
-    said = ["for causal attention"] if heads.causal else []
+    notes_before = ["for causal attention"] if heads.causal else []
     if module.adds_bias:
-        return _bias(part, module, heads, sizes, said)
-    if type(module).apply_positions is not RelativeModule.apply_positions:
-        return _turn(part, module, heads, sizes, said)
+        return _bias(part, module, heads, sizes, notes_before)
+    if type(module).turn is not RelativeModule.turn:
+        return _turn(part, module, heads, sizes, notes_before)
     return None
 
 
-def _allowed(part: Relative, sizes: Sizes, common: Common) -> tuple[Relative, Heads]:
-    """The attention it is drawn for: as asked, or causal where it cannot be in another."""
+def _supported_heads(part: Relative, sizes: Sizes, common: Common) -> tuple[Relative, Heads]:
+    """The heads it is drawn for: as requested, or causal where the part requires it."""
     each = sizes.width // sizes.heads
-    refused: list[tuple[str, str]] = []
+    first_problems: list[tuple[str, str]] = []
     for causal in dict.fromkeys((sizes.causal, True)):
         heads = Heads(sizes.heads, sizes.heads, each, causal)
         problems = part.problems(heads, common)
         if not problems:
             return part, heads
-        refused = refused or problems
-    key, text = refused[0]
+        first_problems = first_problems or problems
+    key, text = first_problems[0]
     raise UserError(f"{tree_of(part)['kind']}: {key}: {text}")
 
 
-def _bias(part: Relative, module: RelativeModule, heads: Heads, sizes: Sizes, said: list[str]) -> Panel:
+def _bias(part: Relative, module: RelativeModule, heads: Heads, sizes: Sizes, notes_before: list[str]) -> Panel:
     here, far = sizes.positions - 1, sizes.positions
     keys = torch.arange(far if heads.causal else 2 * far - 1)[None]
     queries = torch.tensor([[here]])
     q = torch.randn(1, heads.heads, 1, heads.head_width)
-    asks = module.static is None  # the bias depends on what the query is
+    depends_on_query = module.static is None
     bias = module.bias(q, queries, keys, heads.head_width**-0.5)
     curves = bias.expand(1, heads.heads, 1, keys.shape[1])[0, :, 0]
-    notes = ["added to the scores", *said, *_learned(module), *(["for one random query"] if asks else [])]
+    notes = [
+        "added to the scores",
+        *notes_before,
+        *_learned(module),
+        *(["for one random query"] if depends_on_query else []),
+    ]
     lines = [f"head {number + 1}" for number in range(heads.heads)]
-    return Panel(words(part), notes, "curves", curves.float(), "bias", "key − query", -here, lines)
+    return Panel(summary(part), notes, "curves", curves.float(), "bias", "key − query", -here, lines)
 
 
-def _turn(part: Relative, module: RelativeModule, heads: Heads, sizes: Sizes, said: list[str]) -> Panel:
-    """A query stands at the last place and keys at all of them, each with one feature at a time: q_i · k_i."""
+def _turn(part: Relative, module: RelativeModule, heads: Heads, sizes: Sizes, notes_before: list[str]) -> Panel:
+    """A query at the last position and keys at all positions, one feature at a time: q_i · k_i."""
     size = sizes.positions
     units = torch.eye(heads.head_width)[:, None, None].expand(-1, 1, size, -1)  # (features, 1, time, features)
     layout = TokenLayout(torch.arange(size)[None], start=0)
-    q, k, _ = module.apply_positions(units, units, units, Context(layout))
+    q, k, _ = module.turn(units, units, units, Context(layout))
     products = (q[:, :, -1:] * k).sum(-1)[:, 0]  # (features, time)
-    notes = ["queries and keys are turned: the product of equal features", *said, *_learned(module)]
-    return Panel(words(part), notes, "matrix", products.float(), "feature of a head", "key − query", 1 - size)
+    notes = ["queries and keys are rotated: the product of equal features", *notes_before, *_learned(module)]
+    return Panel(summary(part), notes, "matrix", products.float(), "feature of a head", "key − query", 1 - size)
 
 
 def _learned(module: nn.Module) -> list[str]:
-    return ["learned: fresh weights"] if any(True for _ in module.parameters()) else []
+    return ["learned: random weights"] if any(True for _ in module.parameters()) else []

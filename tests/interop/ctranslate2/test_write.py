@@ -471,7 +471,7 @@ def test_pieces_that_the_model_has_no_number_for_are_unknown(tmp_path: Path) -> 
     assert scored == pytest.approx(logits[0].log_softmax(-1)[[0, 1], [7, 0]].tolist(), abs=1e-4)
 
 
-# --- what is not supported ----------------------------------------------------------------------------------------------
+# --- unsupported models -----------------------------------------------------------------------------------------------
 
 REFUSED = {
     "head.maxout: 16; decoder[0].mixer.pattern: 'causal & window(4)'; decoder[0].mixer.soft_cap: 3.0": (

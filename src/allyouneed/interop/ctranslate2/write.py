@@ -137,7 +137,7 @@ def token_config(folder: Folder, tree: Tree) -> dict[str, Any]:
             "lang_ids": sorted(task.get("languages", {}).values()),
             "alignment_heads": generation.get("alignment_heads") or upper,
         }
-    unk = unknown(inner)
+    unk = unknown_id(inner)
     found = {"bos": target.bos, "eos": target.eos, "unk": target.pad if unk is None else unk}
     if tree["kind"] == "encoder-decoder":
         found["decoder_start"] = target.opening[0]
