@@ -294,7 +294,7 @@ def test_a_language_for_a_model_that_needs_none_is_refused(refused, model):
         (["--temperature", 0.5], "temperature: only for method 'sample', this is 'beam'"),
         (["--method", "magic"], "method: 'magic' is not allowed; it may be 'beam', 'greedy' or 'sample'"),
         (["--method", "sample", "--top-p", 7], "top_p: "),
-        (["--device", "tpu"], "device 'tpu': it may be cpu or cuda"),
+        (["--device", "tpu"], "unknown device 'tpu' (allowed: cpu, cuda)"),
         (["-i", "some.txt"], "give texts or --input, not both"),
         (["-o", "/nowhere/out.txt"], "/nowhere/out.txt: there is no folder /nowhere; make it first"),
         (["-o", "/"], "/: is a folder; name a file in it"),

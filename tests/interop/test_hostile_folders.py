@@ -144,14 +144,14 @@ def test_weights_that_do_not_fit_are_named_all_at_once(folder: Path) -> None:
         "model.norm.weight: missing",
         "0.self_attn.q_proj",
         "1.mlp.down_proj",
-        "model.layers.7.surprise: left over",
+        "model.layers.7.surprise: not used",
     ):
         assert name in message
 
 
 def test_a_folder_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    assert "has no weights (model.safetensors or pytorch_model.bin" in error_of(folder)
+    assert "no weights (model.safetensors or pytorch_model.bin" in error_of(folder)
 
 
 # --- the index of shards ----------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_a_path_in_the_index_is_refused(folder: Path, place: str) -> None:
     name = next(iter(places))
     tinyfolders.write_index(folder, places | {name: place.format(outside=outside)})
     message = error_of(folder)
-    assert "is not the name of a file in this folder" in message or "is no .safetensors file" in message
+    assert "is not the name of a file in this folder" in message or "is not a .safetensors file" in message
 
 
 def test_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
     outside = folder.parent / "outside.safetensors"
     first.rename(outside)
     first.symlink_to(outside)
-    assert "a link that leads out of the folder" in error_of(folder)
+    assert "link to a file outside the folder" in error_of(folder)
     first.unlink()
     first.symlink_to(folder / "moved")
     outside.rename(folder / "moved")
@@ -199,7 +199,7 @@ def test_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
 def test_a_file_that_is_a_link_out_of_the_folder_is_refused(folder: Path, name: str) -> None:
     (folder / name).rename(folder.parent / name)
     (folder / name).symlink_to(folder.parent / name)
-    assert "a link that leads out of the folder" in error_of(folder)
+    assert "link to a file outside the folder" in error_of(folder)
 
 
 def test_a_link_to_itself_leads_nowhere(folder: Path) -> None:
@@ -270,7 +270,7 @@ def test_code_in_a_pickle_is_not_run(folder: Path) -> None:
     canary = folder.parent / "canary"
     pickled(folder, tinyfolders.weights() | {"harm": Harm(canary)})
     message = error_of(folder)
-    assert "holds more than weights" in message and "nothing of it was run" in message
+    assert "contains more than weights" in message and "nothing in it was executed" in message
     assert not canary.exists()
 
 
@@ -290,7 +290,7 @@ def test_a_bare_pickle_is_not_run(folder: Path, old: bool) -> None:
 def test_a_pickle_named_safetensors_is_not_run(folder: Path) -> None:
     canary = folder.parent / "canary"
     torch.save({"harm": Harm(canary)}, folder / "model.safetensors")
-    assert "holds more than weights" in error_of(folder)
+    assert "contains more than weights" in error_of(folder)
     assert not canary.exists()
 
 

@@ -35,8 +35,8 @@ def test_what_is_said_is_in_the_picture(tmp_path):
 
 def test_a_name_that_cannot_be_is_refused(tmp_path):
     for path, said in (
-        (tmp_path / "a.jpg", "a picture is .png, .svg, .pdf"),
-        (tmp_path / "no" / "a.png", "there is no folder"),
+        (tmp_path / "a.jpg", r"allowed: .png, .svg, .pdf"),
+        (tmp_path / "no" / "a.png", "does not exist; create it first"),
     ):
         with pytest.raises(UserError, match=said):
             save(some(), path)

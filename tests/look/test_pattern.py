@@ -59,9 +59,9 @@ def test_the_notes_are_what_the_pattern_answers():
     text = "causal & window(6) | causal & prefix(2)"
     title, _, notes = picture(read(text), 16)
     assert title == text
-    assert notes == ["causal, reach −∞ to 0", "decoding keeps the first 2 and the last 6", "6.25 keys a query, of 16"]
+    assert notes == ["causal, reach −∞ to 0", "decoding keeps the first 2 and the last 6", "6.25 keys per query, of 16"]
     assert picture(read("causal & window(3)"), 4)[2][:2] == ["causal, reach −2 to 0", "decoding keeps the last 3"]
-    assert picture(read("full"), 4)[2] == ["not causal, reach −∞ to ∞", "cannot decode", "4 keys a query, of 4"]
+    assert picture(read("full"), 4)[2] == ["not causal, reach −∞ to ∞", "cannot decode", "4 keys per query, of 4"]
     assert "causal after the prompt" in picture(read("causal | prompt"), 8)[2][0]
 
 

@@ -82,12 +82,12 @@ def test_a_table_that_is_shorter_is_drawn_as_far_as_it_goes():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sinusoidl", "'sinusoidl' names no positions; known: "),
+        ("sinusoidl", "unknown positions 'sinusoidl' (allowed: "),
         ("none", "nothing to draw"),
         ("{kind: rotary, bas: 3}", "did you mean 'base'?"),
-        ("{kind: rotary, fraction: 0.3}", "must be an even, positive number"),
-        ("{kind", "no word and no YAML"),
-        ("3", "'3' names no positions"),
+        ("{kind: rotary, fraction: 0.3}", "pairs need an even number"),
+        ("{kind", "neither a name nor YAML"),
+        ("3", "unknown positions '3'"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(text, said):

@@ -206,6 +206,6 @@ def test_without_their_file_pixels_can_be_given_but_no_images(files, tmp_path):
                        patch_size=4, num_labels=3)  # fmt: skip
     ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
     model = ayn.load(tmp_path / "theirs")
-    with pytest.raises(ayn.UserError, match="does not say how images are prepared"):
+    with pytest.raises(ayn.UserError, match="the image preprocessing is unknown"):
         model.classify_image(files)
     assert model.logits(pixels=torch.zeros(1, 3, 8, 8)).shape == (1, 3)

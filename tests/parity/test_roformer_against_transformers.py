@@ -43,5 +43,5 @@ def test_other_angles_are_refused(tmp_path):
     model = theirs("small")
     with torch.no_grad():
         model.roformer.encoder.embed_positions.weight.add_(0.1)
-    with pytest.raises(UserError, match="roformer: the angles are no sinusoids"):
+    with pytest.raises(UserError, match="roformer: the angles are not sinusoids"):
         judge.ours(model, tmp_path)

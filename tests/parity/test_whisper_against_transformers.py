@@ -135,5 +135,5 @@ def test_other_positions_in_the_encoder_are_refused(tmp_path):
     theirs, _, _ = both("tiny", tmp_path)
     with torch.no_grad():
         theirs.model.encoder.embed_positions.weight.add_(0.1)
-    with pytest.raises(UserError, match="positions are no sinusoids"):
+    with pytest.raises(UserError, match="positions are not sinusoids"):
         judge.ours(theirs, tmp_path)

@@ -145,7 +145,7 @@ def test_a_model_of_another_kind_is_told_what_it_is_for(ask: Callable[..., Answe
 @pytest.mark.parametrize(
     ("command", "args", "said"),
     [
-        ("classify", ["--device", "tpu"], "device 'tpu': it may be cpu or cuda"),
+        ("classify", ["--device", "tpu"], "unknown device 'tpu' (allowed: cpu, cuda)"),
         ("classify", ["--dtype", "int3"], "--dtype int3: it may be float32, bfloat16, float16"),
         ("tag", ["-i", "x.txt"], "give texts or --input, not both"),
         ("generate", ["--whole"], "--whole is for what is read"),

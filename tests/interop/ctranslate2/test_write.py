@@ -285,7 +285,7 @@ def test_an_encoder_of_sounds_has_no_switches(tmp_path: Path) -> None:
         written(parse(Model, override(tree, ["vocab=40"])).build(), tmp_path / "out")
     tree = override(tree, ["encoder.0.channel.activation=gelu", "encoder.0.mixer.head_width=5", "vocab=40"])
     with pytest.raises(
-        UserError, match=re.escape("encoder[0].mixer.head_width: 5 is not supported where sound is read")
+        UserError, match=re.escape("encoder[0].mixer.head_width: 5 is not supported in an audio encoder")
     ):
         written(parse(Model, tree).build(), tmp_path / "other")
 
@@ -336,7 +336,7 @@ def test_a_model_of_ours_is_written_and_compared(trained: Path, tmp_path: Path, 
     code, out, err = ask(trained, tmp_path / "out")
     assert code == 0 and "generated tokens the same 5 of 5 times" in out, (out, err)
     assert re.search(r"largest difference of log-probabilities \d\.\de-0\d \(allowed 1e-04\)", out)
-    assert "note: positions are stored for 1024 places" in err
+    assert "note: position encodings are stored for 1024 tokens" in err
     tokens = json.loads((tmp_path / "out" / "shared_vocabulary.json").read_text(encoding="utf-8"))
     assert len(tokens) == len(set(tokens)) == 290 and tokens[:3] == ["<pad>", "<s>", "</s>"]
     about = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
@@ -392,7 +392,7 @@ def test_what_a_foreign_model_wants_around_its_texts_is_said(tmp_path: Path) -> 
     folder = Folder(model, Vocabularies(source, target), {"kind": "translation"}, {"beam": 5})
     writer.write(folder, tmp_path)
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert "wants them framed: `w5` the text `</s>`." in text and "known are de, en" in text
+    assert "with these special tokens: `w5` the text `</s>`." in text and "one of de, en" in text
     assert "tokens = ['w5', *words.encode(\"…\", add_special_tokens=False).tokens, '</s>']" in text
     for option in (
         "beam_size=5",

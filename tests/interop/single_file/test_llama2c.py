@@ -85,12 +85,12 @@ def test_the_folder_can_be_kept(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda whole: whole[:-4], "its sizes ask for"),
-        (lambda whole: whole[:10], "not a model of llama2.c's first layout"),
-        (lambda whole: b"24ka" + whole[4:], "first layout"),
-        (lambda whole: struct.pack("<i", -5) + whole[4:], "sizes that cannot be"),
-        (lambda whole: struct.pack("<i", 2_000_000_000) + whole[4:], "sizes that cannot be"),
-        (lambda whole: whole[:4] + struct.pack("<i", 1 << 19) + whole[8:], "its sizes ask for"),
+        (lambda whole: whole[:-4], "its header implies"),
+        (lambda whole: whole[:10], "not llama2.c's version 0 layout"),
+        (lambda whole: b"24ka" + whole[4:], "version 0 layout"),
+        (lambda whole: struct.pack("<i", -5) + whole[4:], "impossible sizes"),
+        (lambda whole: struct.pack("<i", 2_000_000_000) + whole[4:], "impossible sizes"),
+        (lambda whole: whole[:4] + struct.pack("<i", 1 << 19) + whole[8:], "its header implies"),
     ],
 )
 def test_a_damaged_file_is_refused(change, message, tmp_path):

@@ -61,9 +61,8 @@ class ModelTree:
         ours = self[path]
         found = [theirs for theirs, name in names.items() if name == ours]
         if not found and ours is not None:
-            self.problems.append(
-                f"{self.prefix}{path}: {ours!r} has no counterpart (allowed: {', '.join(map(str, dict.fromkeys(names.values())))})"
-            )
+            allowed = ", ".join(map(str, dict.fromkeys(names.values())))
+            self.problems.append(f"{self.prefix}{path}: {ours!r} has no counterpart (allowed: {allowed})")
         return next(iter(found), None)
 
     def flag(self, path: str) -> bool:
