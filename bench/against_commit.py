@@ -77,7 +77,7 @@ def decode_fp32(folder: Path, shape: str, rows: int, beam: int) -> tuple[Call, f
     wait_for_native_code()
     model = allyouneed.build(bench.tree(bench.SHAPES[shape])).eval()
     model.load_state_dict(torch.load(folder / shape / "weights.pt"))
-    first_of("allyouneed.nn.models.weights:suit_cpu", "allyouneed.nn.filling:suit_cpu")(model)
+    first_of("allyouneed.nn.models.weights:widen_half_for_cpu", "allyouneed.nn.filling:suit_cpu")(model)
     engine = first_of("allyouneed.infer.engine:Engine")(model, bos=1, eos=2, pad=0, budget=10**9)
     options = first_of("allyouneed.infer.decoding.options:Decoding", "allyouneed.infer.decoding:Decoding")
     method = {"method": "beam", "beam": beam} if beam > 1 else {"method": "greedy"}

@@ -22,15 +22,15 @@ from allyouneed.kernels.triton import fused_backward
 from allyouneed.kernels.triton import small_batch_linear as narrow
 from allyouneed.kernels.triton import topk as likeliest
 from allyouneed.kernels.triton.add_norm import add_norm
-from allyouneed.kernels.triton.decode_attention import Cut, look
+from allyouneed.kernels.triton.decode_attention import SplitConfig, decode_attention
 from allyouneed.kernels.triton.retention import retention
 from allyouneed.kernels.triton.wkv import wkv
+from allyouneed.nn.activations import ACTIVATIONS as ACTIVATION
 from allyouneed.nn.batch import IGNORE
-from allyouneed.nn.channels.feedforward import ACTIVATIONS as ACTIVATION
 from allyouneed.nn.ops import cross_entropy as chunked
 from allyouneed.nn.ops import retention as retain
-from allyouneed.nn.ops.wkv import LEAST, nothing, prefixes, weighted
-from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED_ACTIVATIONS
+from allyouneed.nn.ops.wkv import LEAST, initial_state, prefix_states, wkv_output
+from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED
 from allyouneed.runtime.cuda.bias_gradients import ROWS
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -40,7 +40,7 @@ LARGE_RETENTIONS = [(2, 3, 500, 60, 100), (1, 8, 5000, 64, 64), (2, 4, 2000, 256
 SUMS = [(2, 1, 5), (3, 7, 70), (2, 63, 10)]  # batch, time, features
 LARGE_SUMS = [(3, 500, 100), (1, 4096, 512), (16, 1000, 768), (1, 65536, 64)]
 
-# rows, heads, kv heads, width, positions, tokens per block (see kernels/triton/decode_attention.py), splits of the keys
+# rows, heads, kv heads, width, positions, tokens per block (kernels/triton/decode_attention.py), splits of the keys
 LOOKS = [(3, 4, 4, 8, 20, 0, 1), (3, 8, 2, 10, 130, 0, 2), (5, 8, 2, 64, 200, 1, 3), (4, 2, 2, 16, 90, 8, 2)]
 LARGE_LOOKS = [
     (64, 32, 4, 64, 500, 0, 1),
@@ -105,7 +105,7 @@ class Check:
             if plain:
                 o, r = retain.chunkwise(q, k, v, decay, sums)
                 s, z = retain.fold(
-                    sums or retain.nothing(batch, heads, keys, values, q), k, v, decay.expand(batch, heads, time)
+                    sums or retain.initial_state(batch, heads, keys, values, q), k, v, decay.expand(batch, heads, time)
                 )
             else:
                 o, r, (s, z) = retention(q, k, v, decay, sums)
@@ -122,9 +122,9 @@ class Check:
         torch.manual_seed(time)
         k, v = (torch.randn(batch, time, features).to(dtype) for _ in range(2))
         w, u = torch.linspace(-6, 3, features) + 0.1 * torch.randn(features), torch.randn(features)
-        m, a, b = nothing(batch, features, k)
+        m, a, b = initial_state(batch, features, k)
         if begun:
-            m, a, b = (x[:, -1] for x in prefixes((m, a, b), *torch.randn(2, batch, 3, features), w.exp()))
+            m, a, b = (x[:, -1] for x in prefix_states((m, a, b), *torch.randn(2, batch, 3, features), w.exp()))
         lengths = (torch.randint(0, time + 1, (batch,)) if ragged else torch.full((batch,), time)).to(self.device)
         inside = (torch.arange(time, device=self.device) < lengths[:, None])[..., None]
         noise = torch.randn(batch, time, features), torch.randn(batch, features), torch.randn(batch, features)
@@ -134,8 +134,8 @@ class Check:
             leaves = [self.leaf(x, dtypes[0]) for x in (k, v)] + [self.leaf(x, dtypes[1]) for x in (w, u, a, b)]
             past = (m.to(self.device, dtypes[1]), leaves[4], leaves[5])
             if plain:
-                sums = prefixes(past, leaves[0], leaves[1], leaves[2].exp())
-                y = weighted(sums, leaves[0], leaves[1], leaves[3]) * inside
+                sums = prefix_states(past, leaves[0], leaves[1], leaves[2].exp())
+                y = wkv_output(sums, leaves[0], leaves[1], leaves[3]) * inside
                 at = lengths[:, None, None].expand(-1, 1, features)
                 then = [x.gather(1, at)[:, 0] for x in sums]
             else:
@@ -173,8 +173,8 @@ class Check:
         exact = self.looked(q.double().sum(0), k.double().sum(0), v.double().sum(0), *whole, seen, turns, new, turned)
         told = (table.int().to(self.device), seen.to(self.device), width**-0.5, every)
         own = turns[seen.to(self.device)].float() if turned else None
-        out = look(q, keys, values, *told, (k, v) if new else None, own,
-                   cut=Cut(shares, 32, 4))  # fmt: skip
+        out = decode_attention(q, keys, values, *told, (k, v) if new else None, own,
+                   cut=SplitConfig(shares, 32, 4))  # fmt: skip
         mine = [cache[block.to(self.device), :, spot.to(self.device)] for cache in (keys, values)]
         kind = f"{'new' if new else 'kept'}{', turned' if turned else ''}"
         self.report(f"look {tuple(sizes)} {str(dtype)[6:]} {kind}", [out, *mine], exact, LIMITS[dtype])
@@ -202,7 +202,7 @@ class Check:
         torch.manual_seed(rows)
         shapes = ((rows, inputs), (outputs * (1 + gated), inputs), (outputs * (1 + gated),))
         x, weight, bias = (torch.randn(shape).to(self.device, dtype) for shape in shapes)
-        tile = narrow.tile(rows, outputs, inputs, gated, parts > 1)._replace(parts=parts)
+        tile = narrow.tile_config(rows, outputs, inputs, gated, parts > 1)._replace(parts=parts)
         tile = tile if self.device == "cuda" else tile._replace(inputs=16, outputs=16)
         out = narrow.linear(x, weight, bias, activation, gated, parts > 1, tile)
         exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
@@ -224,7 +224,7 @@ class Check:
         self.report(name, found, [total, exact], LIMITS[dtype])
 
     def turned(self, sizes: Sizes, dtype: torch.dtype, interleaved: bool) -> None:
-        from allyouneed.kernels.triton.rotary import turned
+        from allyouneed.kernels.triton.rotary import rotate
 
         batch, heads, time, width = sizes
         x = torch.randn(batch, time, 3 * heads * width, device=self.device, dtype=dtype)[..., : heads * width]
@@ -235,7 +235,7 @@ class Check:
         pair = a * cos - b * sin, b * cos + a * sin
         exact = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
         name = f"turned {sizes} {str(dtype)[6:]} {'in turns' if interleaved else 'halves'}"
-        self.report(name, [turned(x, table, interleaved)], [exact], LIMITS[dtype])
+        self.report(name, [rotate(x, table, interleaved)], [exact], LIMITS[dtype])
 
     def gated(self, rows: int, hidden: int, activation: str, dtype: torch.dtype) -> None:
         from allyouneed.kernels.triton.glu import gated
@@ -247,14 +247,14 @@ class Check:
         self.report(name, [gated(both, activation)], [exact], LIMITS[dtype])
 
     def begun(self, rows: int, width: int, turn: int, dtype: torch.dtype) -> None:
-        from allyouneed.kernels.triton.embed_step import begin
+        from allyouneed.kernels.triton.embed_step import embed_step
 
         vectors, positions = torch.randn(2, 50, width, device=self.device, dtype=dtype)
         turns = torch.randn(50, turn, device=self.device) if turn else None
         tokens, lengths = torch.randint(0, 50, (2, rows), device=self.device)
         table, before, at = torch.full((rows, 50), -1, device=self.device), lengths.clone(), lengths.clamp(max=30)
         table = table.int()
-        x, places, turned = begin(tokens, lengths, 30, vectors, 3.0, positions, turns, table)
+        x, places, turned = embed_step(tokens, lengths, 30, vectors, 3.0, positions, turns, table)
         exact = [vectors[tokens].double() * 3 + positions[at].double(), at.double(), (before + 1).double()]
         found = [x, places, lengths]
         if turns is not None and turned is not None:
@@ -276,8 +276,8 @@ class Check:
         best, tokens = allowed.topk(4)
         newest, record = torch.zeros_like(ages), torch.zeros(8, 2, rows, device=self.device)
         older = ages.clone()
-        likeliest.say(scores, bans, older, 3, newest, record, torch.full((1,), 5, device=self.device))
-        found = [newest, record[5, 1], older, *likeliest.few(scores, bans, ages, 3, 4)]
+        likeliest.argmax_step(scores, bans, older, 3, newest, record, torch.full((1,), 5, device=self.device))
+        found = [newest, record[5, 1], older, *likeliest.topk(scores, bans, ages, 3, 4)]
         exact = [tokens[:, 0].double(), best[:, 0] - mass[:, 0], (ages + 1).double(), best, tokens.double(), mass]
         self.report(f"likeliest ({rows}, {vocab})", found, exact, LIMITS[torch.float32])
 
@@ -300,10 +300,10 @@ class Check:
         slope = torch.nn.functional.pad(slope, (0, width - vocab))
         found = torch.full((2, rows), torch.nan, device=self.device)
         quiet = logits.clone()
-        crossentropy.judge(quiet, labels, IGNORE, bias, smoothing, cap, vocab, *found, gradient=False)
+        crossentropy.cross_entropy_rows(quiet, labels, IGNORE, bias, smoothing, cap, vocab, *found, gradient=False)
         assert torch.equal(quiet, logits), "logits are written over though no gradient is asked for"
         alone = found.clone()
-        crossentropy.judge(logits, labels, IGNORE, bias, smoothing, cap, vocab, *found.fill_(torch.nan))
+        crossentropy.cross_entropy_rows(logits, labels, IGNORE, bias, smoothing, cap, vocab, *found.fill_(torch.nan))
         assert torch.equal(found, alone) and not logits[labels == IGNORE].any() and not logits[:, vocab:].any()
         plain = cross_entropy(scores, labels, **told)
         kind = f"{smoothing or ''} {'capped ' if cap else ''}{'biased' if biased else ''}"
@@ -332,7 +332,7 @@ class Check:
         torch.manual_seed(sizes[1])
         x, gradient = (3 * torch.randn(2, *sizes[:3])).to(self.device, dtype)
         found, sums = fused_backward.activation_backward(gradient, x, kind, ROWS)
-        exact = gradient.double() * FUSED_ACTIVATIONS[kind].derivative(x.double())
+        exact = gradient.double() * FUSED[kind].derivative(x.double())
         name = f"slope {tuple(sizes[:3])} {str(dtype)[6:]} {kind}"
         self.report(name, [found, sums.sum(0)], [exact, exact.sum((0, 1))], LIMITS[dtype])
 
@@ -427,7 +427,7 @@ def slopes(check: Check, cuda: bool) -> None:
     print("gradients, and their sums over tokens")
     for sizes in BIASES + (LARGE_BIASES if cuda else []):
         for dtype in (torch.float32, torch.bfloat16):
-            for kind in FUSED_ACTIVATIONS:
+            for kind in FUSED:
                 check.slope(sizes, dtype, kind)
             check.unnormed(sizes, dtype)
             for ordered in (True, False):

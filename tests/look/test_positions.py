@@ -85,7 +85,7 @@ def test_a_table_that_is_shorter_is_drawn_as_far_as_it_goes():
         ("sinusoidl", "unknown positions 'sinusoidl' (allowed: "),
         ("none", "nothing to draw"),
         ("{kind: rotary, bas: 3}", "did you mean 'base'?"),
-        ("{kind: rotary, fraction: 0.3}", "pairs need an even number"),
+        ("{kind: rotary, fraction: 0.3}", "must be an even, positive number"),
         ("{kind", "neither a name nor YAML"),
         ("3", "unknown positions '3'"),
     ],

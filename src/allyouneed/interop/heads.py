@@ -13,7 +13,7 @@ from allyouneed.config import parse, tree_of
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import assign_weights, meta_model, named
+from allyouneed.nn.models.weights import assign_weights, meta_model, named_tensors
 
 SAME_MODEL = ({"translation", "seq2seq"},)  # tasks that share one model
 POOLABLE = ("encoder", "decoder")  # models whose token vectors can be pooled into one vector per text
@@ -43,8 +43,8 @@ def pooling_head(model: Model) -> dict[str, Any]:
 def with_head(model: nn.Module, head: Mapping[str, Any]) -> nn.Module:
     """The same body under another head that needs no weights."""
     config: Model = parse(Model, tree_of(config_of(model)) | {"head": dict(head)}, "head")  # type: ignore[type-abstract]
-    made, before = meta_model(config), named(model)
-    assign_weights(made, {name: before[name].detach() for name in named(made)})
+    made, before = meta_model(config), named_tensors(model)
+    assign_weights(made, {name: before[name].detach() for name in named_tensors(made)})
     return made.eval()
 
 

@@ -14,7 +14,7 @@ from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.folder import WEIGHTS, Folder, as_dtype, read_about
 from allyouneed.interop.hf.checkpoint import is_hf_folder
-from allyouneed.nn.models.weights import one_dtype
+from allyouneed.nn.models.weights import cast_weights
 
 
 def load(
@@ -37,7 +37,7 @@ def load(
         from allyouneed.interop.single_file import detect
 
         folder = detect.read(path, tokenizer)
-        one_dtype(folder.model, as_dtype(dtype))
+        cast_weights(folder.model, as_dtype(dtype))
         folder.model.to(device)
     else:
         folder = Folder.load(path, device, dtype, as_stored)

@@ -7,7 +7,6 @@ A process runs jobs by name and reports their seconds (`serve`); `Turns` alterna
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.errors import UserError
+from allyouneed.runtime.process import set_threads, worker_environment
 
 PREFILL = 512  # tokens of the prefilled prompt
 MEMORY_READS = 12  # runs to measure memory bandwidth
@@ -78,7 +78,7 @@ def ours(peer: Peer, workload: Workload) -> tuple[Jobs, dict[str, float]]:
     from allyouneed.interop.load import load as load_folder
     from allyouneed.kernels.cpu import build as native
     from allyouneed.nn.models.precision import quantize
-    from allyouneed.nn.models.weights import named, suit_cpu
+    from allyouneed.nn.models.weights import named_tensors, widen_half_for_cpu
 
     start = time.perf_counter()
     folder = load_folder(Path(peer.folder), workload.device)
@@ -87,11 +87,11 @@ def ours(peer: Peer, workload: Workload) -> tuple[Jobs, dict[str, float]]:
     if peer.precision in ("int8", "bf16", "ternary"):
         model = folder.model = quantize(model, peer.precision)
     elif workload.device == "cpu":
-        suit_cpu(model)
+        widen_half_for_cpu(model)
     model.eval()
     if workload.device == "cpu":
         native.wait_for_build()
-    weights = {name: tensor.nbytes for name, tensor in named(model).items()}
+    weights = {name: tensor.nbytes for name, tensor in named_tensors(model).items()}
     figures = {"load, s": seconds, "weights, MB": sum(weights.values()) / 1e6}
     if not workload.generates:
         call = reading_call(predictor(folder), workload)
@@ -235,9 +235,7 @@ def serve() -> None:
     peer, workload = Peer(**tree["peer"]), Workload(**tree["workload"])
     try:
         if peer.kind != "ctranslate2":
-            import torch
-
-            torch.set_num_threads(workload.threads)
+            set_threads(workload.threads)
         jobs, figures = {"ours": ours, "hf": hf, "ctranslate2": ctranslate2}[peer.kind](peer, workload)
     except Exception as error:  # the parent reports it
         message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
@@ -264,7 +262,7 @@ class Worker:
         self.peer = peer
         request = json.dumps({"peer": asdict(peer), "workload": asdict(workload)})
         program = "from allyouneed.lab.benchmark import serve; serve()"
-        environment = os.environ | {"OMP_NUM_THREADS": str(workload.threads), "OMP_WAIT_POLICY": "active"}
+        environment = worker_environment(workload.threads)
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", program],
             stdin=subprocess.PIPE,
@@ -299,7 +297,7 @@ class Worker:
         if hasattr(signal, name):
             self.process.send_signal(getattr(signal, name))
 
-    def turn(self, job: str) -> float:
+    def run(self, job: str) -> float:
         self._signal("SIGCONT")
         self._send(job)
         seconds: float = self._receive()["seconds"]
@@ -326,7 +324,7 @@ class Turns:
                 for worker in self.workers:
                     if job not in worker.jobs:
                         continue
-                    seconds, key = worker.turn(job), (worker.peer.name, job)
+                    seconds, key = worker.run(job), (worker.peer.name, job)
                     if turn:
                         self.best[key] = min(seconds, self.best.get(key, seconds))
                 yield job

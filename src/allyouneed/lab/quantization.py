@@ -20,7 +20,7 @@ from allyouneed.infer.predictors.forward import Called, takes
 from allyouneed.infer.predictors.registry import predictor
 from allyouneed.interop.load import load
 from allyouneed.nn.models.precision import quantize, stored_as
-from allyouneed.nn.models.weights import named, one_dtype
+from allyouneed.nn.models.weights import cast_weights, named_tensors
 
 ROWS, LENGTH, RUNS = 8, 24, 3  # of random texts where no file is given; the fastest run counts
 # the metric of a task, in order of preference, and whether higher is better
@@ -53,7 +53,7 @@ def quantized(path: Path, to: str) -> tuple[Folder, Folder]:
     before, after = load(path), load(path)
     if (stored := stored_as(before.model)) is not None:
         raise UserError(f"{path}: already stored as {stored}; start from the original model")
-    one_dtype(before.model, torch.float32)
+    cast_weights(before.model, torch.float32)
     try:
         after.model = quantize(after.model, to)
     except UserError as error:
@@ -72,7 +72,7 @@ def compare(
         _compare_metric(before, after, data, found, into, from_)
     speeds = [_tokens_per_second(folder) for folder in (before, after)]
     found.rows["tokens/s"] = (speeds[0], speeds[1])
-    sizes = [sum(tensor.nbytes for tensor in named(folder.model).values()) / 1e6 for folder in (before, after)]
+    sizes = [sum(tensor.nbytes for tensor in named_tensors(folder.model).values()) / 1e6 for folder in (before, after)]
     found.rows["weights, MB"] = (sizes[0], sizes[1])
     return found
 

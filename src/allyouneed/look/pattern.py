@@ -12,7 +12,7 @@ from torch import Tensor
 import allyouneed.nn  # noqa: F401  # registers every pattern
 from allyouneed.errors import UserError
 from allyouneed.look.canvas import Panel
-from allyouneed.nn.patterns.core import KVWindow, Pattern, Place
+from allyouneed.nn.patterns.core import KVWindow, Pattern, TokenFields
 
 MIN_SIZE, MAX_SIZE = 32, 512  # tokens drawn by default
 
@@ -52,9 +52,9 @@ def panel(pattern: Pattern, size: int) -> Panel:
 def _mask(pattern: Pattern, fields: Mapping[str, Tensor], size: int) -> Tensor:
     steps = torch.arange(size)
 
-    def tokens(axis: int) -> Place:
+    def tokens(axis: int) -> TokenFields:
         given = {"position": steps, "segment": torch.ones_like(steps), **fields}
-        return Place(**{name: value.unsqueeze(axis) for name, value in given.items()})
+        return TokenFields(**{name: value.unsqueeze(axis) for name, value in given.items()})
 
     return pattern.allowed(tokens(1), tokens(0)).expand(size, size)
 

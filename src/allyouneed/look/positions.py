@@ -119,7 +119,7 @@ def _relative(part: Relative, sizes: Sizes) -> Panel | None:
     notes_before = ["for causal attention"] if heads.causal else []
     if module.adds_bias:
         return _bias(part, module, heads, sizes, notes_before)
-    if type(module).turn is not RelativeModule.turn:
+    if type(module).apply_positions is not RelativeModule.apply_positions:
         return _turn(part, module, heads, sizes, notes_before)
     return None
 
@@ -161,7 +161,7 @@ def _turn(part: Relative, module: RelativeModule, heads: Heads, sizes: Sizes, no
     size = sizes.positions
     units = torch.eye(heads.head_width)[:, None, None].expand(-1, 1, size, -1)  # (features, 1, time, features)
     layout = TokenLayout(torch.arange(size)[None], start=0)
-    q, k, _ = module.turn(units, units, units, Context(layout))
+    q, k, _ = module.apply_positions(units, units, units, Context(layout))
     products = (q[:, :, -1:] * k).sum(-1)[:, 0]  # (features, time)
     notes = ["queries and keys are rotated: the product of equal features", *notes_before, *_learned(module)]
     return Panel(summary(part), notes, "matrix", products.float(), "feature of a head", "key − query", 1 - size)

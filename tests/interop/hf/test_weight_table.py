@@ -14,7 +14,7 @@ from allyouneed.interop.families import FAMILIES
 from allyouneed.interop.hf.config_reader import strict_config
 from allyouneed.interop.hf.transforms import grouped_qkv, merge_groups, split_groups
 from allyouneed.interop.hf.weight_table import Family, TensorTransform
-from allyouneed.nn.linear.bitlinear import ternary_weights
+from allyouneed.nn.linear.bitlinear import quantize_ternary
 from allyouneed.nn.models.base import Model
 
 EXPERTS, WIDTH, HIDDEN = 3, 8, 5
@@ -176,7 +176,7 @@ def test_ternary_weights_are_packed_again_as_they_were(kind, tmp_path):
     config, weights = judge.saved(bitnet("groups of queries"), tmp_path)
     config["quantization_config"] = {"quant_method": "bitnet", "linear_class": kind, "quantization_mode": "offline"}
     for name in [name for name in weights if "_proj" in name]:
-        ternary, step = ternary_weights(weights[name], [len(weights[name])])
+        ternary, step = quantize_ternary(weights[name], [len(weights[name])])
         weights |= {name: pack_weights(ternary), f"{name}_scale": step[:1] * 1.7}
     table = FAMILIES["bitnet"]
     model, unused = table.convert(config, weights), table.unused(config, weights)

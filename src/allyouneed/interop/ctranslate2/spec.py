@@ -14,7 +14,7 @@ from torch import Tensor
 from allyouneed.interop.ctranslate2.support import ACTIVATIONS
 from allyouneed.interop.hf.config_reader import Tree
 from allyouneed.nn.positions.relative import RelativeModule
-from allyouneed.nn.positions.rotary_scaling import trained
+from allyouneed.nn.positions.rotary_scaling import base_frequencies
 
 POSITIONS = "position_encodings"
 
@@ -164,10 +164,10 @@ def _fill_scores(spec: Any, attention: Any) -> None:
     if hasattr(spec, "rotary_dim") and relative.width != attention.head_width:
         spec.rotary_dim = numpy.int32(relative.width)
     if hasattr(spec, "rotary_scaling_long_factor"):
-        factors = (trained(config.base, relative.width) / relative.frequencies).float()  # type: ignore[union-attr]
+        factors = (base_frequencies(config.base, relative.width) / relative.frequencies).float()  # type: ignore[union-attr]
         spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = factors
         magnitude = config.scaling.magnitude  # type: ignore[union-attr]
-    spec.queries_scale = float(attention.scores.scale * relative.sharpness * magnitude**2)
+    spec.queries_scale = float(attention.scores.scale * relative.score_scale * magnitude**2)
 
 
 def _position_table(embed: Any, like: Tensor, count: int) -> Tensor:

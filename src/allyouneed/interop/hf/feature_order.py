@@ -12,7 +12,7 @@ from torch import Tensor
 
 from allyouneed.config import override, parse, tree_of
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import assign_weights, meta_model, named
+from allyouneed.nn.models.weights import assign_weights, meta_model, named_tensors
 
 # maps whose columns are model features, maps whose rows are, and norms
 INPUT_MAPS = ("tokens", "q", "k", "v", "qkv", "kv", "up", "gate_up", "head")
@@ -42,7 +42,11 @@ def model_with_sines_first(model: Any) -> Any:
     order = torch.cat([torch.arange(0, config.width, 2), torch.arange(1, config.width, 2)])
     found = meta_model(config)
     assign_weights(
-        found, {name: _permute(name, tensor.detach(), order.to(tensor.device)) for name, tensor in named(model).items()}
+        found,
+        {
+            name: _permute(name, tensor.detach(), order.to(tensor.device))
+            for name, tensor in named_tensors(model).items()
+        },
     )
     return found.eval()
 

@@ -23,7 +23,7 @@ from allyouneed.interop.hf.weight_table import Family
 from allyouneed.interop.hf.whisper_tokens import speech_options
 from allyouneed.interop.tokenizers import load as tokenizers
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import one_dtype
+from allyouneed.nn.models.weights import cast_weights
 
 # the task of a class, by the end of its name; any other class has the task of its family
 TASK_BY_CLASS = {
@@ -89,7 +89,7 @@ def load(
     with config_errors(checkpoint):
         model = family.convert(config, checkpoint.weights, as_dtype(dtype), device)
     if not as_stored:
-        one_dtype(model, as_dtype(dtype))
+        cast_weights(model, as_dtype(dtype))
     kind, head = task_and_head(path, config, config_of(model), modules, task)
     model = model if head is None else with_head(model, head)
     vocabs = tokenizers.read(model_path, config)
