@@ -65,7 +65,7 @@ def test_the_same_hidden_states(kernels: None, order: str, activation: str) -> N
     assert set(CALLS) == {"rotate", *([] if activation == "mish" else [activation])}
 
 
-def test_part_of_a_head_is_turned_as_it_is_written(kernels: None) -> None:
+def test_partial_rotary_uses_the_plain_path(kernels: None) -> None:
     sizes = ["vocab=31", "width=32", "decoder[0].mixer.heads=2", "decoder[0].mixer.positions.fraction=0.5"]
     torch.manual_seed(0)
     model: Any = parse(Model, override(preset_tree("llama-15m"), sizes)).build().eval()  # type: ignore[type-abstract]

@@ -16,19 +16,19 @@ TOKENS = torch.zeros(2, 4, dtype=torch.long)
         ("left", [[0, 1, 2, 3], [0, 0, 0, 1]], [[1, 1, 1, 1], [0, 0, 1, 1]]),
     ],
 )
-def test_lengths_say_where_the_tokens_stand(side, positions, segments):
+def test_layout_from_lengths(side, positions, segments):
     layout = TokenLayout.of(Rows(TOKENS, lengths=torch.tensor([4, 2]), side=side))
     assert layout.positions.expand(2, 4).tolist() == positions
     assert layout.segments.tolist() == segments
 
 
-def test_positions_that_are_given_are_used_with_lengths_too():
+def test_given_positions_are_used_with_lengths():
     given = torch.tensor([[7, 8, 9, 10], [3, 4, 99, 99]])
     layout = TokenLayout.of(Rows(TOKENS, lengths=torch.tensor([4, 2]), positions=given))
     assert layout.positions.tolist() == [[7, 8, 9, 10], [3, 4, 0, 0]]
     assert layout.start is None  # not one after another from a common start
 
 
-def test_segments_begin_anew_and_padding_stands_nowhere():
+def test_positions_restart_per_segment_and_padding_is_zero():
     layout = TokenLayout.of(Rows(TOKENS, segments=torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2]])))
     assert layout.positions.tolist() == [[0, 1, 0, 0], [0, 0, 1, 2]]

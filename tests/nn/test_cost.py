@@ -37,7 +37,7 @@ vocabs = st.one_of(sizes, st.fixed_dictionaries({"source": sizes, "target": size
 @given(
     vocabs, st.booleans(), st.booleans(), st.sampled_from(["post-norm", "pre-norm"]), st.sampled_from(["layer", "rms"])
 )
-def test_parameters_of_any_mixture(vocab, tied, bias, wiring, norm):
+def test_parameters_of_random_configs(vocab, tied, bias, wiring, norm):
     config = parse(
         Model,
         tree(
@@ -67,7 +67,7 @@ def test_the_papers_sizes():
 
 @pytest.mark.parametrize("pattern", ["causal", "causal & window(3)"])
 @pytest.mark.parametrize("length", [1, 7, 40])
-def test_flops_are_those_torch_counts(pattern, length):
+def test_flops_match_torchs_counter(pattern, length):
     """A config counts the keys a query may see; a kernel that multiplies whole matrices and masks afterwards spends
     `length` keys on every query, and torch counts that. So the same model is asked twice: with its pattern, and, for
     the part of the decoder's scores and sums that a mask throws away, by hand.
@@ -115,6 +115,6 @@ def test_state_is_as_large_as_declared(name, tokens):
         assert states.bytes == grown + constant
 
 
-def test_asking_for_the_cost_of_a_large_model_builds_nothing(monkeypatch):
+def test_cost_of_a_large_model_builds_no_module(monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "__init__", None)
     assert parse(Model, override(preset_tree("transformer-big"), ["width=8192"])).cost().parameters > 5 * 10**9

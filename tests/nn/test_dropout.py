@@ -19,14 +19,14 @@ def test_features_are_kept_with_the_right_chance_and_scale(p):
     assert out[kept][0].item() == pytest.approx(1 / (1 - p), rel=1e-4)  # p is a multiple of 2^-16
 
 
-def test_the_four_features_of_one_draw_do_not_know_of_each_other():
+def test_the_four_features_of_one_draw_are_independent():
     torch.manual_seed(0)
     lanes = (Dropout(0.5)(torch.ones(4 * 100_000)) != 0).float().view(-1, 4)
     assert (torch.corrcoef(lanes.T) - torch.eye(4)).abs().max() < 5 / math.sqrt(len(lanes))
     assert (lanes.mean(0) - 0.5).abs().max() < 5 * 0.5 / math.sqrt(len(lanes))
 
 
-def test_the_gradient_goes_where_the_value_went():
+def test_gradients_use_the_forward_mask():
     torch.manual_seed(0)
     x = torch.randn(7, 5, requires_grad=True)
     out = Dropout(0.4)(x)
@@ -35,7 +35,7 @@ def test_the_gradient_goes_where_the_value_went():
     assert set((gradient != 0).flatten().tolist()) == {True, False}
 
 
-def test_the_same_seed_drops_the_same_and_another_draw_does_not():
+def test_equal_seeds_give_equal_masks():
     dropout, x = Dropout(0.5), torch.ones(64, 64)
     torch.manual_seed(1)
     first, second = dropout(x), dropout(x)
@@ -50,5 +50,5 @@ def test_nothing_is_dropped_in_evaluation_or_at_zero():
     assert Dropout(0.0).train()(x) is x
 
 
-def test_a_chance_next_to_one_still_has_a_scale():
+def test_p_close_to_one_has_a_finite_scale():
     assert Dropout(1 - 1e-9)(torch.ones(64)).isfinite().all()

@@ -82,14 +82,14 @@ def test_normal():
     check(model(Normal(std=0.3)), dict.fromkeys(EVERY, 0.3))
 
 
-def test_truncated_normal_ends_at_two_deviations():
+def test_truncated_normal_is_cut_at_two_deviations():
     whole = model(Normal(truncated=True))
     for weight in parts(whole).values():
         assert 0.035 < weight.abs().max() <= 0.04
     check_the_rest(whole)
 
 
-def test_gpt2_divides_what_is_added_to_the_stream_by_the_number_of_additions():
+def test_gpt2_scales_output_projections_by_depth():
     expected = dict.fromkeys(EVERY, 0.02)
     check(model(GPT2()), expected | dict.fromkeys(["out", "cross out", "down"], 0.02 / math.sqrt(3 * LAYERS)))
     whole = model(GPT2(), cross=None)
@@ -108,7 +108,7 @@ def test_t5():
     check(model(T5()), expected | {"down": HIDDEN**-0.5, "embed": 1.0})
 
 
-def test_t5_tables_of_position_biases_are_no_embeddings_of_tokens():
+def test_t5_position_bias_tables_have_their_own_deviation():
     whole = model(T5())
     whole["stack"].blocks[0].sublayers["mixer"].table = nn.Embedding(32, 400)
     T5().apply(whole, WIDTH)
@@ -140,13 +140,13 @@ def test_deepnorm(given):
     check(model(DeepNormInit(beta=given), wiring="deepnorm"), expected)
 
 
-def test_the_halves_of_a_gated_product_are_two_matrices():
+def test_gate_up_is_initialised_as_two_matrices():
     whole = model(DeepNormInit(beta=1.0), {"kind": "glu", "hidden": HIDDEN})
     found = whole["stack"].blocks[0].sublayers["channel"].gate_up.weight.std().item()
     assert found == pytest.approx(xavier(HIDDEN, WIDTH), rel=0.05)
 
 
-def test_experts_begin_as_the_same_layer_would_alone_and_each_for_itself():
+def test_experts_are_initialised_independently_like_single_layers():
     whole = model(GPT2(), {"kind": "moe", "experts": 3, "expert": {"kind": "ffn", "hidden": HIDDEN}})
     moe = whole["stack"].blocks[0].sublayers["channel"]
     for expert in moe.experts:
@@ -156,7 +156,7 @@ def test_experts_begin_as_the_same_layer_would_alone_and_each_for_itself():
     assert moe.router.linear.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-def test_norms_that_begin_elsewhere_keep_their_own_beginning():
+def test_inits_keep_the_initial_values_of_norms():
     keys = tree(norm={"kind": "rms", "offset": 1}, wiring={"kind": "pre-norm", "layer_scale": 0.5}, init="normal")
     for name, parameter in parse(Model, keys).build().named_parameters():
         if "norms" in name:
@@ -165,7 +165,7 @@ def test_norms_that_begin_elsewhere_keep_their_own_beginning():
             assert parameter.eq(0.5).all()
 
 
-def test_a_tied_head_is_drawn_once_as_an_embedding_and_another_as_a_matrix():
+def test_a_tied_head_is_initialised_as_an_embedding():
     tied, untied = (
         parse(Model, tree(width=48, vocab=4000, init="t5", embed={"positions": "none", "tied": tied})).build()
         for tied in (True, False)
@@ -175,7 +175,7 @@ def test_a_tied_head_is_drawn_once_as_an_embedding_and_another_as_a_matrix():
 
 
 @pytest.mark.parametrize("kind", Init.registry)
-def test_every_init_starts_a_whole_model_the_same_way_from_the_same_seed(kind):
+def test_every_init_is_reproducible(kind):
     def started():
         torch.manual_seed(3)
         return parse(Model, tree(init=kind)).build().state_dict()
@@ -184,7 +184,7 @@ def test_every_init_starts_a_whole_model_the_same_way_from_the_same_seed(kind):
     assert all(torch.equal(first[name], second[name]) and first[name].isfinite().all() for name in first)
 
 
-def test_a_fused_product_whose_rows_do_not_add_up_is_refused():
+def test_a_merged_matrix_with_wrong_row_count_is_refused():
     whole = model(Normal())
     whole["stack"].blocks[0].sublayers["mixer"].kv_heads = 3
     with pytest.raises(ValueError, match="qkv has 128 rows"):

@@ -28,7 +28,7 @@ def test_rms_norm_is_zhang_and_sennrichs_equation_4(weight, offset):
     torch.testing.assert_close(norm(X, CONTEXT), expected, **exactly)
 
 
-def test_an_offset_to_no_weight_is_refused():
+def test_an_offset_without_weight_is_refused():
     with pytest.raises(ConfigError, match="norm: offset: 1 requires weight: true"):
         parse(Common, {"width": 7, "norm": {"kind": "rms", "weight": False, "offset": 1}})
 
@@ -61,7 +61,7 @@ def test_scale_norm_of_half_precision_does_not_overflow():
 
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("kind", Norm.registry)
-def test_every_norm_begins_by_only_normalising_and_comes_back_to_it(kind, offset):
+def test_every_norm_starts_as_pure_normalisation_and_resets(kind, offset):
     config = RMSNorm(offset=offset) if kind == "rms" else Norm.registry[kind]()
     norm = config.build(7)
     torch.manual_seed(0)
@@ -99,7 +99,7 @@ def padded():
     return tokens, (wide, context, places > 0), (line, packed, segments > 0)
 
 
-def test_batch_norm_counts_no_padding_and_matches_torch():
+def test_batch_norm_ignores_padding_and_matches_torch():
     tokens, *forms = padded()
     judge = torch.nn.BatchNorm1d(7, eps=1e-3, momentum=0.3).double()
     expected = judge(tokens)
@@ -120,7 +120,7 @@ def test_batch_norm_counts_no_padding_and_matches_torch():
         judge.train()
 
 
-def test_batch_norm_in_evaluation_looks_at_no_other_token():
+def test_batch_norm_in_evaluation_is_tokenwise():
     _, (x, context, _), _ = padded()
     norm = filled(BatchNorm().build(7))
     norm(x, context)

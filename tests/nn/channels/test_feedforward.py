@@ -33,7 +33,7 @@ EQUATIONS = {
 }
 
 
-def test_the_words_for_activations_are_those_of_the_table():
+def test_activation_names_match_the_table():
     assert set(typing.get_args(Activation)) == set(ACTIVATIONS) == set(EQUATIONS)
 
 
@@ -43,7 +43,7 @@ def test_an_activation_is_its_equation(name):
 
 
 @pytest.mark.parametrize("dtype, near", [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-def test_the_shorter_way_to_gelu_has_its_values_and_its_slope(dtype, near):
+def test_the_short_gelu_has_its_values_and_derivative(dtype, near):
     x = torch.cat([torch.linspace(-12, 12, 999), torch.tensor([-3e4, 0.0, 3e4])]).to(dtype).requires_grad_()
     found, exact = gelu_tanh(x), EQUATIONS["gelu-tanh"](x.double())
     assert found.dtype == dtype
@@ -72,7 +72,7 @@ def test_ffn_may_normalise_its_hidden_layer():
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_glu_is_shazeers_equations_and_its_gate_is_the_first_half(name, bias):
+def test_glu_is_shazeers_equations_with_the_gate_first(name, bias):
     module = GLU(hidden=5, activation=name, bias=bias).build(COMMON).double()
     (w, v), (b, c) = module.gate_up.weight.chunk(2), module.gate_up.bias.chunk(2) if bias else (0, 0)
     hidden = EQUATIONS[name](X @ w.t() + b) * (X @ v.t() + c)
@@ -81,7 +81,7 @@ def test_glu_is_shazeers_equations_and_its_gate_is_the_first_half(name, bias):
 
 
 @pytest.mark.parametrize("channel", [FFN, GLU])
-def test_dropout_falls_on_the_hidden_layer_in_training_only(channel):
+def test_dropout_applies_to_the_hidden_layer_in_training_only(channel):
     module = channel(hidden=4000, dropout=0.5).build(COMMON).double()
     plain = channel(hidden=4000).build(COMMON).double()
     plain.load_state_dict(module.state_dict())

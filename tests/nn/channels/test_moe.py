@@ -116,7 +116,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("lengths", [(1,), (5, 0, 3), (13, 7)], ids=str)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_it_is_its_definition_outputs_losses_and_gradients(name, lengths):
+def test_outputs_losses_and_gradients_match_the_definition(name, lengths):
     built = module(**VARIANTS[name], balance=1.0)
     if built.router.correction is not None:
         built.router.correction.copy_(torch.tensor([0.3, -0.2, 0.0, 0.5, -0.4, 0.1]))
@@ -153,7 +153,7 @@ def test_any_sizes(sizes, lengths, capacity, seed):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_without_a_capacity_a_token_gets_the_same_numbers_in_any_company(name):
+def test_without_a_capacity_results_are_independent_of_the_batch(name):
     keys = VARIANTS[name] | {"capacity": None, "row_capacity": None}
     assert MoE(**({"experts": 6, "expert": SMALL} | keys)).batch_independent
     built = module(**keys).eval()
@@ -164,14 +164,14 @@ def test_without_a_capacity_a_token_gets_the_same_numbers_in_any_company(name):
         torch.testing.assert_close(lonely[0, 0], crowd[row, at], rtol=1e-12, atol=1e-12)
 
 
-def test_with_a_capacity_it_says_that_company_matters():
+def test_with_a_capacity_it_declares_batch_dependence():
     config = MoE(experts=2, top=1, expert=SMALL, capacity=1.0)
     assert not config.batch_independent and not MoE(experts=2, top=1, expert=SMALL, row_capacity=1).batch_independent
     assert not MoE(experts=2, expert=config).batch_independent
     assert not MoE(experts=2, expert=SMALL, shared=config).batch_independent
 
 
-def test_who_comes_too_late_passes_the_experts_by_and_only_them():
+def test_tokens_beyond_the_capacity_skip_their_experts():
     built = module(experts=2, top=1, capacity=1.0, shared=SMALL)
     torch.nn.init.zeros_(built.router.linear.weight)
     built.router.linear.weight.data[1, 0] = 1000.0  # everybody with a positive first feature goes to expert 1
@@ -181,7 +181,7 @@ def test_who_comes_too_late_passes_the_experts_by_and_only_them():
     assert routed[0, :2].abs().min() > 0 and routed[0, 2:].abs().max() < 1e-12
 
 
-def test_padding_is_never_routed_takes_no_room_and_no_part_in_the_loss():
+def test_padding_is_not_routed_and_not_in_the_loss():
     built = module(experts=2, top=1, capacity=1.0)
     (x, context), (alone, lonely) = batch(3, 5), batch(3, 5)
     alone = torch.cat([alone[0, :3], alone[1]])[None]
@@ -192,7 +192,7 @@ def test_padding_is_never_routed_takes_no_room_and_no_part_in_the_loss():
     assert found[0, 3:].eq(0).all()
 
 
-def test_rows_of_padding_alone_are_no_trouble():
+def test_rows_of_padding_only():
     built = module()
     x, _ = batch(3)
     layout = TokenLayout.of(Rows(torch.zeros(1, 3, dtype=torch.long), lengths=torch.tensor([0])))
@@ -200,7 +200,7 @@ def test_rows_of_padding_alone_are_no_trouble():
     assert built(x, empty).eq(0).all() and not empty.losses
 
 
-def test_the_loss_is_asked_for_in_training_only_and_is_one_at_perfect_balance():
+def test_the_balance_loss_is_training_only_and_one_at_perfect_balance():
     built = module(balance=0.5)
     x, context = batch(5)
     built.eval()(x, context)
@@ -211,7 +211,7 @@ def test_the_loss_is_asked_for_in_training_only_and_is_one_at_perfect_balance():
     assert context.losses[0].item() == pytest.approx(0.5) and context.losses[0].shape == ()
 
 
-def test_the_z_loss_is_that_of_st_moe():
+def test_z_loss_matches_st_moe():
     built = module(balance=0.3, router=Router(z_loss=0.7))
     x, context = batch(5, 2)
     built(x, context)
@@ -219,14 +219,14 @@ def test_the_z_loss_is_that_of_st_moe():
     assert context.losses[0].item() == pytest.approx((0.3 * balance + 0.7 * logsums).item())
 
 
-def test_mixtures_in_mixtures_hand_up_all_their_losses():
+def test_nested_mixtures_collect_all_losses():
     built = module(experts=2, top=2, expert=MoE(experts=2, top=1, expert=SMALL))
     x, context = batch(4, 2)
     built(x, context)
     assert len(context.losses) == 3
 
 
-def test_jitter_shakes_the_router_in_training_only():
+def test_jitter_applies_in_training_only():
     built, still = module(router=Router(jitter=0.3)), module()
     x, context = batch(30)
     torch.testing.assert_close(built.eval()(x, context), still(x, context), rtol=0, atol=0)
@@ -236,7 +236,7 @@ def test_jitter_shakes_the_router_in_training_only():
     assert 0 < difference < 0.3 * (x[0].abs() @ built.router.linear.weight.abs().t()).max()
 
 
-def test_a_correction_moves_towards_those_who_had_less_than_their_share():
+def test_the_correction_favours_underused_experts():
     built = module(experts=3, top=1, router=Router(correction=0.25, bias=True))
     torch.nn.init.zeros_(built.router.linear.weight)
     built.router.linear.bias.data = torch.tensor([2.0, 1.0, 0.0]).double()
@@ -288,7 +288,7 @@ class RememberingModule(SubLayer):
         return KVCache()
 
 
-def test_what_looks_at_earlier_tokens_can_be_shared_but_is_no_expert():
+def test_stateful_channels_can_be_shared_but_not_experts():
     built, alone = module(shared=SegmentMemory()), module()
     x, context = batch(3)
     state = built.new_state()
@@ -307,7 +307,7 @@ def test_an_expert_of_another_width_is_refused():
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_cost_is_all_parameters_and_the_work_of_the_active(name):
+def test_cost_counts_all_parameters_and_active_flops(name):
     config = MoE(**({"experts": 6, "expert": SMALL} | VARIANTS[name] | {"capacity": None, "row_capacity": None}))
     built, (x, context) = config.build(COMMON).eval(), batch(11, 11)
     assert config.cost(COMMON).parameters == sum(parameter.numel() for parameter in built.parameters())
@@ -316,7 +316,7 @@ def test_cost_is_all_parameters_and_the_work_of_the_active(name):
     assert counter.get_total_flops() == pytest.approx(22 * config.cost(COMMON).flops)
 
 
-def test_an_expert_nobody_chose_is_not_called():
+def test_unused_experts_are_not_called():
     built, (x, context) = module(experts=50, top=1), batch(3)
     called = []
     for number, expert in enumerate(built.experts):
@@ -342,7 +342,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("path", IMPOSSIBLE)
-def test_what_cannot_work_is_refused_by_its_path(path):
+def test_invalid_configs_are_refused_by_path(path):
     keys, reason = IMPOSSIBLE[path]
     channel = {"kind": "moe", "experts": 6, "expert": {"kind": "ffn", "hidden": 5}} | keys
     with pytest.raises(ConfigError) as caught:

@@ -36,7 +36,7 @@ def convolved(x, weight, bias, stride):
 
 @every_case
 @pytest.mark.parametrize("time", [1, 2, 9, 16])
-def test_it_is_the_papers_description(name, time):
+def test_matches_the_paper(name, time):
     embed, sound = listener(name).source_embed, frames(time)
     x = gelu(convolved(sound, embed.first.weight, embed.first.bias, 1))
     x = gelu(convolved(x, embed.second.weight, embed.second.bias, 2)).transpose(1, 2)
@@ -48,7 +48,7 @@ def test_it_is_the_papers_description(name, time):
 
 
 @every_case
-def test_a_sound_is_alone_in_a_crowd(name):
+def test_results_are_independent_of_the_batch(name):
     model, sound = listener(name), frames(11)
     together = model.encode(Signal(sound)).hidden
     for number in range(len(sound)):
@@ -56,7 +56,7 @@ def test_a_sound_is_alone_in_a_crowd(name):
 
 
 @every_case
-def test_gradients_reach_everything(name):
+def test_gradients_reach_all_parameters(name):
     model, sound = listener(name), frames(16).requires_grad_()
     texts = Rows(torch.tensor([[1, 4, 5]] * len(sound)))
     model.logits(Batch(target=texts, source=Signal(sound))).square().sum().backward()
@@ -66,14 +66,14 @@ def test_gradients_reach_everything(name):
 
 
 @every_case
-def test_the_cost_is_that_of_the_module(name):
+def test_cost_matches_the_module(name):
     config = parse(FrameEmbed, {"mels": MELS, "positions": POSITIONS.get(name, "none")})
     built, cost = config.build(Common(width=WIDTH), None), config.cost(Common(width=WIDTH), None)
     assert cost.parameters == sum(parameter.numel() for parameter in built.parameters())
     assert cost.flops == 2 * (2 * built.first.weight.numel() + built.second.weight.numel())
 
 
-def test_what_does_not_fit_is_refused():
+def test_wrong_input_shapes_are_refused():
     model = listener("learned")
     with pytest.raises(UserError, match="audio of 4×16 does not match the model's input of 5 mels × frames"):
         model.encode(Signal(torch.zeros(1, 4, 16, dtype=torch.double)))

@@ -36,7 +36,7 @@ def pixels(name, count=3):
 
 
 @every_case
-def test_it_is_the_papers_equation(name):
+def test_matches_the_papers_equation(name):
     """z = [x_class; x¹E; …; xᴺE] + E_pos, with E written as the convolution it is usually taken for."""
     model = captioner(name)
     embed, images = model.source_embed, pixels(name)
@@ -57,7 +57,7 @@ def test_it_is_the_papers_equation(name):
 
 
 @every_case
-def test_an_image_is_alone_in_a_crowd(name):
+def test_results_are_independent_of_the_batch(name):
     model, images = captioner(name), pixels(name)
     together = model.encode(Signal(images)).hidden
     for number in range(len(images)):
@@ -65,7 +65,7 @@ def test_an_image_is_alone_in_a_crowd(name):
 
 
 @every_case
-def test_gradients_reach_everything_the_pixels_too(name):
+def test_gradients_reach_all_parameters_and_pixels(name):
     model, images = captioner(name), pixels(name).requires_grad_()
     texts = Rows(torch.tensor([[1, 4, 5]] * len(images)))
     model.logits(Batch(target=texts, source=Signal(images))).square().sum().backward()
@@ -75,7 +75,7 @@ def test_gradients_reach_everything_the_pixels_too(name):
 
 
 @every_case
-def test_step_by_step_is_the_whole(name):
+def test_decoding_equals_the_whole_pass(name):
     model, images = captioner(name), pixels(name)
     tokens = torch.tensor([[1, 4, 5, 2], [1, 3, 3, 3], [7, 8, 9, 10]])
     with torch.no_grad():
@@ -86,7 +86,7 @@ def test_step_by_step_is_the_whole(name):
 
 
 @every_case
-def test_the_cost_is_that_of_the_module(name):
+def test_cost_matches_the_module(name):
     config, common = parse(PatchEmbed, CASES[name]), Common(width=WIDTH)
     built = config.build(common, None)
     cost = config.cost(common, None)
@@ -95,7 +95,7 @@ def test_the_cost_is_that_of_the_module(name):
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 9), (1, 8, 8), (3, 4, 4)])
-def test_another_size_is_refused_and_named(shape):
+def test_wrong_image_sizes_are_refused(shape):
     model = captioner("square")
     with pytest.raises(UserError) as caught:
         model.encode(Signal(torch.zeros(2, *shape, dtype=torch.double)))
@@ -114,14 +114,14 @@ def test_another_size_is_refused_and_named(shape):
         ({"patch": 0}, "source_embed.patch"),
     ],
 )
-def test_what_cannot_work_is_refused_by_its_path(change, said):
+def test_invalid_configs_are_refused_by_path(change, said):
     with pytest.raises(ConfigError) as caught:
         parse(Model, tree(source_embed={"kind": "patches"} | CASES["square"] | change))
     assert said in str(caught.value) and len(caught.value.problems) == 1
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_what_a_decoder_writes_is_no_image(kind):
+def test_a_decoder_needs_a_token_embedding(kind):
     keys = tree(embed={"kind": "patches"} | CASES["square"]) | {"kind": kind}
     if kind == "decoder":
         del keys["encoder"], keys["decoder"][0]["cross"]

@@ -41,7 +41,7 @@ def packed() -> Rows:
 
 
 @pytest.mark.parametrize("how", ["first", "mean", "last"])
-def test_pooling_is_of_the_own_sentence_alone(how: str) -> None:
+def test_pooling_uses_its_own_sentence_only(how: str) -> None:
     values = torch.randn(11, 4)
 
     def pooled(rows: Rows) -> torch.Tensor:
@@ -56,7 +56,7 @@ def test_pooling_is_of_the_own_sentence_alone(how: str) -> None:
 
 
 @pytest.mark.parametrize("head", HEADS, ids=str)
-def test_a_head_costs_what_it_says_and_says_the_same_packed_and_padded(head: object) -> None:
+def test_head_cost_and_equal_results_packed_and_padded(head: object) -> None:
     config = parse(Model, MODEL | {"head": head})  # type: ignore[type-abstract]
     torch.manual_seed(0)
     model = config.build().eval()
@@ -75,7 +75,7 @@ def test_a_head_costs_what_it_says_and_says_the_same_packed_and_padded(head: obj
         torch.testing.assert_close(torch.stack(alone).norm(dim=-1), torch.ones(len(SENTENCES)))
 
 
-def test_every_head_is_tried() -> None:
+def test_every_head_is_covered() -> None:
     kinds = {head if isinstance(head, str) else head["kind"] for head in HEADS} | {"vocabulary"}
     assert kinds == set(Head.registry)
 
@@ -88,7 +88,7 @@ def test_berts_pooler_is_a_dense_layer_with_tanh() -> None:
     torch.testing.assert_close(model.logits(batch), expected)
 
 
-def test_what_cannot_work_is_refused() -> None:
+def test_invalid_configs_are_refused() -> None:
     for head, words in [
         ({"kind": "classes"}, "head.labels: is required"),
         ({"kind": "classes", "labels": 0}, "head.labels"),

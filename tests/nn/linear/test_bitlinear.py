@@ -27,7 +27,7 @@ def layer(inputs, outputs, bias=True, norm=None, dtype=torch.float32, seed=0):
     return Bit(norm=norm).build(inputs, outputs, bias).to(dtype)
 
 
-def test_the_papers_equations_written_out():
+def test_matches_the_papers_equations():
     """Ma et al. 2024, eq. 1–3; Wang et al. 2023, eq. 4–5, one number at a time."""
     linear, x = layer(5, 3), torch.tensor([[0.3, -2.0, 0.0, 1.1, 0.7]])
     gamma = sum(abs(w) for row in linear.weight.tolist() for w in row) / 15
@@ -49,7 +49,7 @@ def test_weights_are_ternary_and_tokens_are_int8():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_token_gets_the_same_bits_alone_and_in_a_crowd(dtype):
+def test_results_are_bitwise_independent_of_the_batch(dtype):
     linear = layer(100, 63, dtype=dtype)
     crowd = torch.randn(4, 33, 100, dtype=dtype)
     with torch.no_grad():
@@ -60,7 +60,7 @@ def test_a_token_gets_the_same_bits_alone_and_in_a_crowd(dtype):
         assert linear(crowd[:, :7]).equal(whole[:, :7]) and linear(crowd.flip(0, 1)).equal(whole.flip(0, 1))
 
 
-def test_gradients_pass_straight_through():
+def test_gradients_use_the_straight_through_estimator():
     """Those of the dense map with the rounded numbers: no gradient of rounding, bounds or steps."""
     linear, x = layer(7, 5, dtype=torch.float64), torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_gradients_pass_straight_through():
     torch.testing.assert_close(linear.bias.grad, wanted.sum(0))
 
 
-def test_half_precision_is_near():
+def test_half_precision_is_close():
     linear, x = layer(700, 40), torch.randn(5, 700)
     expected = linear(x)
     for dtype in (torch.bfloat16, torch.float16):
@@ -117,7 +117,7 @@ def test_every_projection_of_a_model_is_ternary():
     assert model.decoder.blocks[0].sublayers["mixer"].qkv.outputs == (64, 64, 64)
 
 
-def test_it_begins_and_decays_as_a_dense_model_does():
+def test_initialised_and_decayed_like_a_dense_model():
     torch.manual_seed(0)
     ours = small().build()
     torch.manual_seed(0)
@@ -129,7 +129,7 @@ def test_it_begins_and_decays_as_a_dense_model_does():
     ]
 
 
-def test_a_small_model_learns_to_read():
+def test_a_small_model_trains():
     """Bytes of this project's own page: well under what single letters say, with every latent weight moving."""
     text = (Path(__file__).parents[3] / "README.md").read_bytes()
     tokens = torch.tensor(list(text[: 64 * 65])).view(64, 65)
@@ -154,7 +154,7 @@ def test_a_small_model_learns_to_read():
         assert not parameter.equal(first[name]), name
 
 
-def test_a_bare_word_makes_any_model_ternary():
+def test_linear_bit_makes_any_model_ternary():
     model = case("linear bit")
     found = [name for name, module in model.named_modules() if isinstance(module, BitLinear)]
     dense = parse(Model, tree()).build()

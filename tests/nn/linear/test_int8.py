@@ -54,7 +54,7 @@ def made(inputs: int, outputs: int, bias: bool = True) -> tuple[nn.Linear, Int8L
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(1,), (2, 1), (5,), (3, 4), (33,)])
 @pytest.mark.parametrize(("inputs", "outputs"), [(7, 3), (64, 100), (131, 65)])
-def test_products_are_those_of_integers(inputs: int, outputs: int, shape: tuple[int, ...], bias: bool) -> None:
+def test_matmuls_match_integer_arithmetic(inputs: int, outputs: int, shape: tuple[int, ...], bias: bool) -> None:
     _, linear = made(inputs, outputs, bias)
     x = tokens(*shape, inputs)
     expected = oracle(x, linear)
@@ -72,27 +72,27 @@ def test_sums_do_not_overflow(rows: int) -> None:
     assert torch.equal(linear(-x), torch.full((rows, 16), -255.0 * 127 * 300))
 
 
-def test_rounding_a_weight_errs_by_half_a_step_at_most() -> None:
+def test_weight_rounding_error_is_at_most_half_a_step() -> None:
     dense, linear = made(50, 40)
     assert ((linear.weight - dense.weight).abs() <= linear.step[:, None] * 0.5001).all()
     assert linear.codes.abs().amax(1).eq(127).all()
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_nothing_comes_of_nothing_but_the_bias(rows: int) -> None:
+def test_zeros_give_the_bias(rows: int) -> None:
     _, linear = made(20, 9)
     torch.testing.assert_close(linear(torch.zeros(rows, 20)), linear.bias.expand(rows, -1))
     assert linear(torch.zeros(0, 20)).shape == (0, 9)
 
 
-def test_a_loud_neighbour_is_not_heard() -> None:
+def test_activations_are_quantized_per_token() -> None:
     _, linear = made(64, 32)
     quiet, loud = tokens(1, 64), 1000 * tokens(1, 64)
     alone, together = linear(quiet), linear(torch.cat([loud, quiet, loud]))
     torch.testing.assert_close(together[1:2], alone, rtol=1e-5, atol=1e-6)
 
 
-def test_a_processor_without_the_packed_products_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fbgemm_results_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     _, linear = made(64, 32)
     x = tokens(5, 64)
     packed = linear(x)
@@ -100,7 +100,7 @@ def test_a_processor_without_the_packed_products_computes_the_same(monkeypatch: 
     torch.testing.assert_close(linear(x), packed, rtol=1e-5, atol=1e-5)
 
 
-def test_half_precision_around_it_does_not_round_its_steps() -> None:
+def test_casting_the_model_does_not_round_steps() -> None:
     _, linear = made(64, 32)
     x, step = torch.randn(5, 64), linear.step.clone()
     expected = linear(x.bfloat16().float())
@@ -110,7 +110,7 @@ def test_half_precision_around_it_does_not_round_its_steps() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_model_is_rounded_as_its_hollow_twin_is(name: str) -> None:
+def test_meta_models_are_quantized_like_real_ones(name: str) -> None:
     """What a folder holds is what a hollow model of its config has places for."""
     model = to_int8(anypart.build(CASES[name]).float())
     twin = to_int8(meta_model(model.config))  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def test_every_model_is_rounded_as_its_hollow_twin_is(name: str) -> None:
         assert model.logits(BATCH).isfinite().all()  # type: ignore[operator]
 
 
-def test_a_tied_table_and_its_head_have_one_set_of_numbers() -> None:
+def test_a_tied_embedding_and_head_share_codes() -> None:
     model = anypart.build(anypart.tree() | {"vocab": 300}).float()
     plain = sum(tensor.nbytes for tensor in named_tensors(model).values())
     small = to_int8(copy.deepcopy(model))
@@ -132,7 +132,7 @@ def test_a_tied_table_and_its_head_have_one_set_of_numbers() -> None:
     assert 0 < float((before - after).abs().max()) < 0.1 * float(before.abs().max())
 
 
-def test_its_loss_is_that_of_its_scores() -> None:
+def test_the_loss_matches_the_logits() -> None:
     model = to_int8(anypart.build(anypart.tree()).float())
     with torch.inference_mode():
         x = torch.randn(2, 3, 12)

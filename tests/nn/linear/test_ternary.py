@@ -23,14 +23,14 @@ SIZES = [(1, 1), (3, 5), (7, 63), (100, 33), (2560, 37)]
 
 
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 99))
-def test_packing_loses_nothing(outputs, inputs, seed):
+def test_packing_is_lossless(outputs, inputs, seed):
     weights = torch.randint(-1, 2, (outputs, inputs), generator=torch.Generator().manual_seed(seed))
     found = pack_weights(weights)
     assert found.shape == (outputs, -(-inputs // 4)) and found.dtype == torch.uint8
     assert unpack_weights(found, inputs).equal(weights.to(torch.int8))
 
 
-def test_where_the_bits_lie():
+def test_bit_layout():
     """Files will hold them: weight j of each quarter in byte j, the first lowest, as w + 1."""
     assert pack_weights(torch.tensor([[-1, 0, 1, 1, 0, -1, 0, 1]])).tolist() == [[0b01_01_10_00, 0b10_00_10_01]]
 
@@ -49,7 +49,7 @@ def test_the_same_numbers_bit_for_bit(inputs, outputs, bias, norm, dtype):
 
 
 @torch.no_grad()
-def test_blocks_of_rows_change_nothing(monkeypatch):
+def test_row_blocks_do_not_change_results(monkeypatch):
     monkeypatch.setattr("allyouneed.nn.linear.ternary.UNPACK_BYTES", 1)  # 16 rows at a time
     light, x = PackedBitLinear(layer(63, 100)), torch.randn(5, 63)
     tokens, _ = quantize_tokens(x)
@@ -81,7 +81,7 @@ def by_tiles(whole, token_step, bytes, weight_step, tile):
 @pytest.mark.parametrize("tile", [(16, 32, 128), (16, 32, 16), (64, 64, 64)])
 @pytest.mark.parametrize(("inputs", "outputs", "tokens"), [(7, 5, 1), (63, 100, 3), (258, 70, 70)])
 @torch.no_grad()
-def test_tiles_change_nothing(inputs, outputs, tokens, tile):
+def test_tiles_do_not_change_results(inputs, outputs, tokens, tile):
     trained, x = layer(inputs, outputs, bias=False), torch.randn(tokens, inputs)
     light, (whole, step) = PackedBitLinear(trained), quantize_tokens(x)
     found = by_tiles(whole.to(torch.int8), step[:, 0], light.packed, light.step, tile)
@@ -99,7 +99,7 @@ def test_half_precision_sums_integers():
     torch.testing.assert_close(light(x), expected, rtol=2**-8, atol=0)
 
 
-def test_steps_are_moved_but_not_rounded():
+def test_casting_moves_steps_without_rounding():
     light = PackedBitLinear(layer(20, 8))
     step = light.step.clone()
     light.bfloat16()
@@ -109,7 +109,7 @@ def test_steps_are_moved_but_not_rounded():
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("linear bit")])
 @torch.no_grad()
-def test_a_packed_model_says_the_same(name):
+def test_a_packed_model_gives_equal_results(name):
     model, rows = build(CASES[name]), Rows.of([[1, 5, 7, 9, 3], [2, 4], [6]])
     expected = model.logits(Batch(rows, rows))
     light = pack_model(model)
@@ -117,7 +117,7 @@ def test_a_packed_model_says_the_same(name):
     assert light.logits(Batch(rows, rows)).equal(expected)
 
 
-def test_a_shared_layer_stays_one():
+def test_a_shared_layer_stays_shared():
     config = small(decoder=[dict(small().model_dump(mode="json")["decoder"][0]) | {"repeat": 3, "share": True}])
     model = config.build()
     count = len([m for m in model.modules() if isinstance(m, BitLinear)])
@@ -125,7 +125,7 @@ def test_a_shared_layer_stays_one():
 
 
 @torch.no_grad()
-def test_a_state_dict_goes_around():
+def test_state_dict_round_trip():
     torch.manual_seed(0)
     config, rows = small(), Rows(torch.tensor([[1, 2, 3, 250]]))
     model = pack_model(config.build())
@@ -136,7 +136,7 @@ def test_a_state_dict_goes_around():
     assert other.logits(Batch(rows)).equal(model.logits(Batch(rows)))
 
 
-def test_two_bits_a_weight():
+def test_two_bits_per_weight():
     with torch.device("meta"):
         dense, light = Bit().build(2560, 6912, False), PackedBitLinear(Bit().build(2560, 6912, False))
     size = sum(tensor.numel() * tensor.itemsize for tensor in light.state_dict().values())

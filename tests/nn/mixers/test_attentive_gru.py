@@ -12,7 +12,7 @@ from any_part import WIDTH, build, tree
 LAYERS = {"decoder": [{"wiring": "plain", "cross": {"kind": "attentive-gru", "hidden": 7, "aligned": 5}}]}
 
 
-def test_memory_does_not_grow_and_what_is_gone_is_gone():
+def test_state_size_is_constant_and_trimming_is_limited():
     model = build(tree() | LAYERS)
     dice = torch.Generator().manual_seed(0)
     source, target = Rows.of([[1, 2, 3], [4, 5]]), torch.randint(1, 11, (2, 150), generator=dice)
@@ -32,7 +32,7 @@ def test_memory_does_not_grow_and_what_is_gone_is_gone():
     assert states.bytes == 8 * (7 * (1 + MAX_TRIM) + 5 * 3)
 
 
-def test_the_words_looked_at_are_shown_and_sum_to_one():
+def test_recorded_weights_sum_to_one():
     model = build(tree() | LAYERS)
     batch = Batch(Rows.of([[1, 2, 3, 4], [5, 6]]), Rows.of([[1, 2, 3], [4, 5, 6, 7, 8]]))
     weights = model.attention(batch)[0]
@@ -41,7 +41,7 @@ def test_the_words_looked_at_are_shown_and_sum_to_one():
 
 
 @pytest.mark.parametrize("kind", ["attentive-gru", "multi-step"])
-def test_without_an_encoder_it_cannot_stand(kind):
+def test_it_requires_an_encoder(kind):
     for keys in ({"mixer": kind}, {"encoder_mixer": kind}):
         with pytest.raises(ConfigError, match=r"coder\[0\]\.mixer\.kind: needs an encoder, and at nothing else"):
             parse(Model, tree(**keys))

@@ -53,7 +53,7 @@ def test_one_branch_alone_and_a_channel():
     assert module.new_state() is None
 
 
-def test_dropout_falls_on_each_branch():
+def test_dropout_applies_to_each_branch():
     config = Branches(left={"kind": "convolution", "size": 1}, right={"kind": "convolution", "size": 1}, norm=False)
     module = config.build(Common(width=6, dropout=0.5)).train()
     for piece in module.pieces.values():
@@ -64,7 +64,7 @@ def test_dropout_falls_on_each_branch():
     assert sorted(set(y.round().flatten().tolist())) == [0.0, 2.0, 4.0]
 
 
-def test_it_decodes_where_all_its_mixers_do():
+def test_it_decodes_if_all_its_mixers_do():
     past, around = {"kind": "convolution", "size": 3, "sees": "past"}, {"kind": "convolution", "size": 3}
     assert Branches(left=past, right=FFN).causal and Branches(left=past, then=past).causal
     assert not Branches(left=past, right=around).causal
@@ -74,7 +74,7 @@ def test_it_decodes_where_all_its_mixers_do():
     assert list(state.parts) == ["left", "then"]
 
 
-def test_what_all_layers_share_is_one_inside_branches_too():
+def test_shared_modules_are_shared_inside_branches():
     """T5's table of biases, beside a convolution in one layer and alone in another."""
     mixed = {"kind": "branches", "left": BUCKETS, "right": {"kind": "convolution", "size": 2, "sees": "past"}}
     given = tree()
@@ -101,21 +101,21 @@ def test_what_all_layers_share_is_one_inside_branches_too():
         ({}, "left: is required"),
     ],
 )
-def test_what_is_wrong_inside_is_told_by_its_path(keys, said):
+def test_problems_of_nested_parts_are_reported_by_path(keys, said):
     with pytest.raises(ConfigError) as error:
         parse(Model, tree(encoder_mixer={"kind": "branches"} | keys))
     assert any(problem.startswith(f"encoder[0].mixer.{said}") for problem in error.value.problems)
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_yaml_and_back(full):
+def test_yaml_round_trip(full):
     keys = {"kind": "branches", "left": WIDE, "right": FFN, "then": {"kind": "branches", "left": FFN, "norm": False}}
     config = parse(Model, tree(encoder_mixer=keys | {"then": NARROW}))
     assert parse(Model, tree_of(config, full)) == config
     assert "kind: ffn" in to_yaml(config, full)
 
 
-def test_attention_inside_does_not_confuse_who_looks_at_attention():
+def test_recording_skips_nested_attention():
     model = build(tree(mixer={"kind": "branches", "left": BUCKETS | {"positions": "none"}, "right": FFN}))
     batch = Batch(Rows.of([[1, 2]]), Rows.of([[3]]))
     assert model.attention(batch, "decoder") == {} and len(model.attention(batch, "cross")) == 2

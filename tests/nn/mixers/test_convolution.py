@@ -39,7 +39,7 @@ def context(time):
 @pytest.mark.parametrize("separable", [False, True])
 @pytest.mark.parametrize("sees", ["around", "past"])
 @pytest.mark.parametrize("size", [1, 2, 3, 6, 11])
-def test_outputs_and_gradients_are_torchs(size, sees, separable):
+def test_outputs_and_gradients_match_torch(size, sees, separable):
     module = made(size=size, sees=sees, separable=separable, width=4, activation="relu")
     left = size - 1 if sees == "past" else (size - 1) // 2
     x = torch.randn(1, 5, WIDTH, dtype=torch.double, requires_grad=True)
@@ -52,7 +52,7 @@ def test_outputs_and_gradients_are_torchs(size, sees, separable):
     torch.testing.assert_close(own, torch.autograd.grad(expected.sin().sum(), weights))
 
 
-def test_a_gate_is_the_equation():
+def test_the_gate_matches_the_equation():
     """Dauphin et al. 2017, eq. 1; the Evolved Transformer's gated linear unit has size 1."""
     module = made(size=1, gated=True, activation="sigmoid", width=5)
     x = torch.randn(1, 3, WIDTH, dtype=torch.double)
@@ -63,7 +63,7 @@ def test_a_gate_is_the_equation():
 
 @pytest.mark.parametrize("sees", ["around", "past"])
 @pytest.mark.parametrize("separable", [False, True])
-def test_packed_sentences_are_convolved_one_by_one(sees, separable):
+def test_packed_sentences_are_convolved_separately(sees, separable):
     module = made(size=5, sees=sees, separable=separable)
     sentences, lines = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10], [11, 12]], [0, 0, 0, 1, 1]
     rows, places = pack(sentences, lines, [0, 2, 0, 1, 0])
@@ -77,7 +77,7 @@ def test_packed_sentences_are_convolved_one_by_one(sees, separable):
     torch.testing.assert_close(gradients, torch.autograd.grad(sum(y.sin().sum() for y in alone), weights))
 
 
-def test_decoding_keeps_what_came_in_and_a_map_of_single_tokens_keeps_nothing():
+def test_state_stores_inputs_only_if_size_exceeds_one():
     assert made(size=1).new_state() is None
     assert isinstance(made(size=2, sees="past").new_state(), RecentTokens)
     with pytest.raises(ValueError, match="over later tokens cannot decode"):
@@ -86,7 +86,7 @@ def test_decoding_keeps_what_came_in_and_a_map_of_single_tokens_keeps_nothing():
 
 
 @pytest.mark.parametrize("separable", [False, True])
-def test_what_comes_out_is_as_large_as_what_went_in(separable):
+def test_initial_outputs_keep_the_input_variance(separable):
     torch.manual_seed(0)
     width = 256
     given = tree(encoder_mixer={"kind": "convolution", "size": 9, "separable": separable}) | {"width": width}
@@ -112,7 +112,7 @@ def test_parameters(keys, parameters):
     assert sum(value.numel() for value in made(**keys).parameters()) == parameters
 
 
-def test_a_decoder_refuses_to_look_ahead_and_a_layer_to_change_its_width():
+def test_lookahead_and_width_changes_are_refused():
     with pytest.raises(ConfigError, match=r"decoder\[0\]\.mixer: a decoder must not attend to later tokens"):
         parse(Model, tree(mixer={"kind": "convolution", "size": 3}))
     with pytest.raises(ConfigError, match=r"encoder\[0\]\.mixer: gives 9 features where the model has 12"):
@@ -133,7 +133,7 @@ def test_a_gated_separable_one_decodes():
     torch.testing.assert_close(found, whole)
 
 
-def test_memory_does_not_grow_and_what_is_gone_is_gone():
+def test_state_size_is_constant_and_trimming_is_limited():
     """Long sentences, rows of unequal lengths: some tokens can be taken back, not all."""
     model = build(tree(mixer={"kind": "convolution", "size": 3, "sees": "past"}))
     source, target = (

@@ -31,7 +31,7 @@ def row(time):
 
 
 @pytest.mark.parametrize("time", [1, CHUNK - 1, CHUNK, 100, 3 * CHUNK])
-def test_sums_by_chunks_are_sums_token_by_token(time):
+def test_chunked_prefix_sums_match_the_recurrence(time):
     q, k = (torch.rand(2, 3, time, 5, dtype=torch.double, requires_grad=True) for _ in range(2))
     v = torch.randn(2, 3, time, 4, dtype=torch.double, requires_grad=True)
     before = torch.randn(2, 3, 5, 4, dtype=torch.double, requires_grad=True)
@@ -49,7 +49,7 @@ def test_sums_by_chunks_are_sums_token_by_token(time):
         torch.testing.assert_close(one, other, atol=1e-9, rtol=0)
 
 
-def test_features_are_orthogonal_in_blocks_and_as_long_as_normal_vectors():
+def test_features_are_orthogonal_with_gaussian_norms():
     torch.manual_seed(0)
     features = orthogonal_features(20, 8).double()
     for block in features.split(8):
@@ -81,7 +81,7 @@ def test_the_error_against_softmax_falls_as_features_grow():
     assert errors[-1] < 0.15 * errors[0]  # as features^-1/2, or better
 
 
-def test_the_past_is_what_is_around_the_last_token():
+def test_causal_equals_bidirectional_for_the_last_token():
     torch.manual_seed(0)
     past = Performer(heads=2, features=9).build(common(8)).double()
     around = Performer(heads=2, features=9, sees="around").build(common(8)).double()
@@ -91,7 +91,7 @@ def test_the_past_is_what_is_around_the_last_token():
 
 
 @pytest.mark.parametrize("scale", [1e-3, 30.0])
-def test_large_and_small_keys_give_numbers(scale):
+def test_large_and_small_keys_are_finite(scale):
     """Features are exponentials: each query and each row of keys is measured by its own largest."""
     torch.manual_seed(0)
     module = Performer(heads=1, features=64).build(common(16))
@@ -158,7 +158,7 @@ def test_a_resumed_run_draws_the_same_features_at_the_same_steps():
     assert steps(resumed, 6, torch.optim.SGD(resumed.parameters(), 0.1)) == expected
 
 
-def test_nothing_is_drawn_without_being_asked_for_nor_outside_training():
+def test_features_are_redrawn_only_on_schedule_in_training():
     torch.manual_seed(0)
     for keys, mode in [({}, True), ({"redraw": 1}, False)]:
         model = parse(Model, decoder(**keys)).build().train(mode)

@@ -68,7 +68,7 @@ def test_chunkwise_is_recurrent_is_parallel(time, steady, dtype, tolerance):
 
 @lengths
 @steady
-def test_after_others_and_folded(time, steady):
+def test_continuing_from_a_state_and_folding(time, steady):
     q, k, v, log, sums = inputs(time, steady)
     o, r = chunkwise(q, k, v, log, sums)
     expected, rows, after = recurrent(q, k, v, log, sums)
@@ -79,7 +79,7 @@ def test_after_others_and_folded(time, steady):
     torch.testing.assert_close(own, torch.autograd.grad(expected.sin().sum(), given), atol=1e-9, rtol=1e-9)
 
 
-def test_a_decay_to_nothing_leaves_no_holes_in_the_gradients():
+def test_gradients_are_finite_at_zero_decay():
     q, k, v, log, _ = inputs(2 * CHUNK + 3, False)
     log = (log.detach() * 1e4).requires_grad_()
     o, _ = chunkwise(q, k, v, log)
@@ -87,7 +87,7 @@ def test_a_decay_to_nothing_leaves_no_holes_in_the_gradients():
 
 
 @pytest.mark.parametrize("config", [Retention(heads=2, head_width=6), GatedRetention(heads=2, head_width=6)])
-def test_a_long_text_in_other_pieces(config):
+def test_a_long_text_in_different_chunks(config):
     """Chunks of the state that are no chunks of the sum, over the places where the state folds its tail."""
     torch.manual_seed(0)
     common = Common(width=8)
@@ -112,7 +112,7 @@ def test_a_long_text_in_other_pieces(config):
 
 
 @pytest.mark.parametrize("kind", ["retention", "gated-retention"])
-def test_memory_does_not_grow(kind):
+def test_state_size_is_constant(kind):
     model = build(tree(mixer={"kind": kind, "heads": 3}))
     sizes = set()
     with torch.no_grad():
@@ -123,7 +123,7 @@ def test_memory_does_not_grow(kind):
     assert len(sizes) == 1
 
 
-def test_three_of_one_kind_and_one_of_another():
+def test_mixed_stacks_decode():
     given = tree()
     layer = given["decoder"][0] | {"repeat": 1}
     named = {"retention": layer | {"mixer": {"kind": "retention", "heads": 3}}, "attention": layer}
@@ -136,7 +136,7 @@ def test_three_of_one_kind_and_one_of_another():
     torch.testing.assert_close(torch.cat(found, 1), whole)
 
 
-def test_half_precision_is_near():
+def test_half_precision_is_close():
     torch.manual_seed(0)
     module = Retention(heads=2).build(Common(width=16))
     x, context = torch.randn(1, 300, 16), Context(TokenLayout(torch.arange(300)[None], start=0))
@@ -153,7 +153,7 @@ def test_half_precision_is_near():
         ({"heads": 3, "head_norm": "batch"}, "head_norm: needs a norm over one token's features"),
     ],
 )
-def test_what_cannot_work_is_refused(keys, said):
+def test_invalid_configs_are_refused(keys, said):
     with pytest.raises(ConfigError) as refusal:
         parse(Model, tree(mixer={"kind": "retention"} | keys))
     assert any(said in problem for problem in refusal.value.problems)

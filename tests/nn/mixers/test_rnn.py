@@ -36,7 +36,7 @@ def both(name, **keys):
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("time", [1, 63, 100])
-def test_outputs_and_gradients_are_torchs(name, bidirectional, time):
+def test_outputs_and_gradients_match_torch(name, bidirectional, time):
     module, judge = both(name, hidden=5, bidirectional=bidirectional)
     x = torch.randn(3, time, WIDTH, dtype=torch.double, requires_grad=True)
     found, (expected, _) = module(x, context(time)), judge(x)
@@ -48,7 +48,7 @@ def test_outputs_and_gradients_are_torchs(name, bidirectional, time):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_packed_sentences_are_read_one_by_one(name, bidirectional):
+def test_packed_sentences_run_separately(name, bidirectional):
     module, judge = both(name, hidden=5, bidirectional=bidirectional)
     rows, places = pack([[1, 2, 3], [4], [5, 6], [7, 8, 9, 10], [11, 12]], [0, 0, 0, 1, 1], [0, 2, 0, 1, 0])
     x = torch.randn(*rows.tokens.shape, WIDTH, dtype=torch.double, requires_grad=True)
@@ -60,7 +60,7 @@ def test_packed_sentences_are_read_one_by_one(name, bidirectional):
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_a_reset_gate_before_the_matrix_is_the_papers(bidirectional):
+def test_reset_before_matches_the_paper(bidirectional):
     """Cho et al. 2014, eq. 5–8 (their z is how much stays), sentence by sentence, from either end."""
     torch.manual_seed(0)
     module = GRU(hidden=5, bidirectional=bidirectional, reset="before").build(COMMON).double()
@@ -86,7 +86,7 @@ def test_a_reset_gate_before_the_matrix_is_the_papers(bidirectional):
 
 
 @pytest.mark.parametrize("mixer", ["lstm", "gru", {"kind": "gru", "reset": "before"}])
-def test_memory_does_not_grow_and_what_is_gone_is_gone(mixer):
+def test_state_size_is_constant_and_trimming_is_limited(mixer):
     model = build(tree(mixer=mixer))
     dice = torch.Generator().manual_seed(0)
     source, target = Rows.of([[1, 2], [3, 4]]), torch.randint(1, 11, (2, 300), generator=dice)
@@ -106,7 +106,7 @@ def test_memory_does_not_grow_and_what_is_gone_is_gone(mixer):
     torch.testing.assert_close(rest, whole[1:, 300 - MAX_TRIM :])
 
 
-def test_who_reads_from_both_ends_cannot_decode_and_changes_no_width():
+def test_bidirectional_cannot_decode_and_keeps_the_width():
     with pytest.raises(
         ConfigError, match=r"decoder\[0\]\.mixer: a decoder must not attend to later tokens, but its backward half"
     ):
@@ -115,7 +115,7 @@ def test_who_reads_from_both_ends_cannot_decode_and_changes_no_width():
         parse(Model, tree(encoder_mixer={"kind": "gru", "bidirectional": True, "hidden": 9}))
 
 
-def test_a_row_of_padding_only_is_no_trouble():
+def test_a_row_of_padding_only():
     for bidirectional in (False, True):
         module, _ = both("gru", hidden=3, bidirectional=bidirectional)
         layout = TokenLayout.of(Rows(torch.ones(2, 3, dtype=torch.long), segments=torch.zeros(2, 3, dtype=torch.long)))

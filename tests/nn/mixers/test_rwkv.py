@@ -69,14 +69,14 @@ def test_keys_of_any_size():
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(found.sum(), inputs))
 
 
-def test_it_begins_with_features_of_every_memory():
+def test_initial_decays_cover_all_rates():
     mixer = RWKV().build(Common(width=64))
     forgotten = torch.exp(-mixer.decay.exp())
     assert forgotten.min() < 1e-6 and forgotten.max() > 0.99
     assert mixer.mix_k.min() >= 0 and mixer.mix_k.max() <= 1
 
 
-def test_memory_does_not_grow_and_what_is_gone_is_gone():
+def test_state_size_is_constant_and_trimming_is_limited():
     model = build(tree(mixer="rwkv", channel={"kind": "rwkv-channel", "hidden": 7}))
     dice = torch.Generator().manual_seed(0)
     source, target = Rows.of([[1, 2], [3, 4]]), torch.randint(1, 11, (2, 400), generator=dice)
@@ -100,7 +100,7 @@ def test_memory_does_not_grow_and_what_is_gone_is_gone():
     torch.testing.assert_close(rest, whole[1:, 390 - MAX_TRIM :])
 
 
-def test_it_is_no_expert_but_can_be_shared():
+def test_channel_mixing_can_be_shared_but_not_an_expert():
     channel, ffn = {"kind": "rwkv-channel", "hidden": 7}, {"kind": "ffn", "hidden": 7}
     with pytest.raises(ConfigError, match=r"channel\.expert: reads the previous token"):
         parse(Model, tree(channel={"kind": "moe", "experts": 3, "expert": channel}))
@@ -118,7 +118,7 @@ def test_parameters():
 
 @pytest.mark.parametrize("segment", [1, 7, 32, 99])
 @pytest.mark.parametrize("ragged", [False, True])
-def test_segments_one_after_another_are_the_whole(monkeypatch, segment, ragged):
+def test_segments_equal_the_whole(monkeypatch, segment, ragged):
     k, v, w, u = given(100)
     lengths = torch.tensor([100, 40, 0])
     real = torch.arange(100) < lengths[:, None] if ragged else None

@@ -47,7 +47,7 @@ def test_the_cache_is_as_large_as_declared(layers, tokens):
 
 
 @pytest.mark.parametrize("layers", [1, 2, 4])
-def test_what_grows_is_one_layer_of_a_decoder(layers):
+def test_state_grows_like_one_decoder_layer(layers):
     """A decoder of as many layers grows 2·layers times faster, declared and measured."""
     own, plain = parse(Model, config(layers)).cost(), parse(Model, decoder(2 * layers)).cost()
     assert own.state_per_token * 2 * layers == plain.state_per_token
@@ -58,7 +58,7 @@ def test_what_grows_is_one_layer_of_a_decoder(layers):
 
 @settings(max_examples=10)
 @given(st.lists(sentence, min_size=1, max_size=4), st.lists(sentence, min_size=4, max_size=4))
-def test_only_the_last_token_of_a_prompt_goes_all_the_way(prompts, more):
+def test_only_the_last_prompt_token_runs_through_both_stacks(prompts, more):
     """The same numbers as if all did, then and afterwards."""
     model = build(config())
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_the_second_stack_sees_one_token_of_a_prompt():
 
 @settings(max_examples=10)
 @given(st.lists(sentence, min_size=1, max_size=4))
-def test_the_last_of_any_decoder_is_its_last(prompts):
+def test_last_returns_the_last_token(prompts):
     model = build(decoder(2))
     with torch.no_grad():
         rows = Rows.of(prompts, pad=4)
@@ -96,7 +96,7 @@ def test_the_last_of_any_decoder_is_its_last(prompts):
     torch.testing.assert_close(found[:, 0], expected[range(len(prompts)), [len(prompt) - 1 for prompt in prompts]])
 
 
-def test_states_moved_about_equal_starting_again():
+def test_reordered_states_equal_a_fresh_start():
     model = build(config(mixer={"kind": "attention", "heads": HEADS, "pattern": "causal & window(3)"}))
     texts = [[1, 2, 3, 4], [5, 6]]
     with torch.no_grad():
@@ -112,7 +112,7 @@ def test_states_moved_about_equal_starting_again():
             torch.testing.assert_close(logits, model.logits(Batch(Rows.of([[*row, token]])))[0, -1])
 
 
-def test_weights_can_be_looked_at():
+def test_attention_weights_can_be_recorded():
     model = build(config(mixer=ATTENTION))
     batch = Batch(Rows.of([[1, 2, 3]]))
     for where in ("first", "second"):
@@ -122,7 +122,7 @@ def test_weights_can_be_looked_at():
         assert not shown[0].triu(1).any()
 
 
-def test_layers_of_both_stacks_can_be_written_as_a_text():
+def test_both_stacks_can_be_written_as_text():
     given = config()
     named = {"fading": given["first"][0] | {"repeat": 1}, "looking": given["second"][0] | {"repeat": 1}}
     short = given | {"layers": named, "first": "2×fading", "second": "2×looking"}
@@ -152,7 +152,7 @@ def with_second(**keys):
         (config() | {"second": []}, "second: needs at least 1 layer"),
     ],
 )
-def test_what_cannot_work_is_refused(keys, said):
+def test_invalid_configs_are_refused(keys, said):
     with pytest.raises(ConfigError) as refusal:
         parse(Model, keys)
     assert any(problem.startswith(said) for problem in refusal.value.problems), refusal.value.problems

@@ -35,7 +35,7 @@ def model(decoder, **layers):
         ("4×b", "b8"),
     ],
 )
-def test_what_a_text_stands_for(text, expected):
+def test_expanded_layers(text, expected):
     """A layer's own `repeat` is multiplied; its other keys stay."""
 
     def said(layer):
@@ -61,7 +61,7 @@ def test_what_a_text_stands_for(text, expected):
         ("()", "unknown layer ')' in '()' (allowed: a, b, x1-y_z)"),
     ],
 )
-def test_what_a_text_cannot_say(text, said):
+def test_invalid_layer_texts_are_refused(text, said):
     with pytest.raises(ValueError) as error:
         expand_layers(text, NAMED)
     assert str(error.value) == said
@@ -71,19 +71,19 @@ def test_what_a_text_cannot_say(text, said):
 
 
 @pytest.mark.parametrize("layers", [None, 3, ["local"], {"local": 3}, {"local": "attention"}])
-def test_names_that_stand_for_no_layer(layers):
+def test_unknown_layer_names_are_refused(layers):
     with pytest.raises(ConfigError, match="decoder: 'local' requires `layers`, a mapping of names to layers"):
         parse(Model, model("local") | {"layers": layers})
 
 
-def test_without_names_a_text_says_where_they_belong():
+def test_missing_layers_key_is_named():
     given = model("local")
     del given["layers"]
     with pytest.raises(ConfigError, match=r"unknown layer 'local' in .* \(allowed: none; define them under `layers`\)"):
         parse(Model, given)
 
 
-def test_what_is_wrong_in_a_named_layer_is_told_where_it_stands():
+def test_problems_of_named_layers_are_reported_by_path():
     wrong = {"mixer": {"kind": "attention", "heads": 3, "patern": "causal"}, "channel": FFN}
     with pytest.raises(ConfigError, match=r"decoder\[1\]\.mixer\.patern: unknown; did you mean 'pattern'\?"):
         parse(Model, model("full, 2×local", full=FULL, local=wrong))
@@ -91,7 +91,7 @@ def test_what_is_wrong_in_a_named_layer_is_told_where_it_stands():
         parse(Model, model("2×local", local=LOCAL | {"repeat": "often"}))
 
 
-def test_a_model_holds_the_list():
+def test_the_config_holds_the_expanded_list():
     found = parse(Model, model("3×local, 1×full"))
     given = model([LOCAL | {"repeat": 3}, FULL])
     del given["layers"]
@@ -100,7 +100,7 @@ def test_a_model_holds_the_list():
     assert [len(found.build().decoder.blocks), found.decoder[1].wiring.kind] == [4, "pre-norm"]
 
 
-def test_names_without_a_text_are_refused():
+def test_layers_without_text_are_refused():
     with pytest.raises(ConfigError, match="layers: unknown"):
         parse(Model, model([LOCAL]))
 
@@ -115,7 +115,7 @@ items = st.recursive(
 
 
 @given(items)
-def test_yaml_and_back(text):
+def test_yaml_round_trip(text):
     config = parse(Model, model(text))
     for full in (True, False):
         assert parse(Model, tree_of(config, full)) == config
@@ -129,5 +129,5 @@ def test_both_stacks_use_the_same_names():
     assert found == parse(Model, given)
 
 
-def test_a_text_can_be_set_from_outside():
+def test_layer_text_can_be_overridden():
     assert len(parse(Model, override(model("local"), ["decoder=3×(local, full)"])).decoder) == 6

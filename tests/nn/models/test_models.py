@@ -75,7 +75,7 @@ def close(found, expected):
 @every_kind
 @few
 @given(sentences, st.sampled_from(["right", "left"]))
-def test_neither_padding_nor_strangers_are_seen(kind, sentences, side):
+def test_padding_and_other_rows_do_not_matter(kind, sentences, side):
     model = build(KINDS[kind])
     found = model.logits(Batch(Rows.of(sentences, pad=3, side=side)))
     for row, tokens in enumerate(sentences):
@@ -86,7 +86,7 @@ def test_neither_padding_nor_strangers_are_seen(kind, sentences, side):
 @every_kind
 @few
 @given(sentences, st.lists(st.integers(0, 2), min_size=5, max_size=5))
-def test_packed_sentences_do_not_see_each_other(kind, sentences, rows):
+def test_packed_sentences_are_independent(kind, sentences, rows):
     model, count = build(KINDS[kind]), len(sentences)
     packed, places = pack(sentences, rows[:count], [1] * count)
     found = model.logits(Batch(packed))
@@ -95,7 +95,7 @@ def test_packed_sentences_do_not_see_each_other(kind, sentences, rows):
 
 
 @every_kind
-def test_the_config_counts_what_is_built(kind):
+def test_config_cost_matches_the_built_model(kind):
     config = parse(Model, KINDS[kind])
     assert config.cost().parameters == sum(p.numel() for p in config.build().parameters())
 
@@ -103,7 +103,7 @@ def test_the_config_counts_what_is_built(kind):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("decoder")])
 @few
 @given(sentences, st.integers(1, 3))
-def test_a_decoder_writes_token_by_token_what_it_reads_as_a_whole(kind, sentences, size):
+def test_decoding_equals_the_whole_pass(kind, sentences, size):
     model = build(KINDS[kind])
     states, found = model.start(len(sentences)), [[] for _ in sentences]
     for at in range(0, max(map(len, sentences)), size):
@@ -116,7 +116,7 @@ def test_a_decoder_writes_token_by_token_what_it_reads_as_a_whole(kind, sentence
         close(torch.cat(parts), alone(model, tokens))
 
 
-def test_types_of_text_are_told_apart():
+def test_token_types_matter():
     model = build(encoder())
     tokens = torch.tensor([[1, 2, 3]])
     none, first, second = (
@@ -127,7 +127,7 @@ def test_types_of_text_are_told_apart():
     assert (first - second).abs().max() > 1e-2
 
 
-def test_layers_that_share_weights_show_each_its_own_attention():
+def test_shared_layers_record_attention_separately():
     """ALBERT: one module, called once a layer."""
     model = build(KINDS["encoder, factorised and shared"])
     assert model.encoder.blocks[0] is model.encoder.blocks[1]
@@ -148,7 +148,7 @@ def test_layers_that_share_weights_show_each_its_own_attention():
         (encoder(encoder=[]), "encoder: needs at least 1 layer"),
     ],
 )
-def test_what_cannot_work_is_refused(keys, said):
+def test_invalid_configs_are_refused(keys, said):
     with pytest.raises(ConfigError) as refusal:
         parse(Model, keys)
     assert any(problem.startswith(said) for problem in refusal.value.problems)

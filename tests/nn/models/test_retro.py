@@ -67,12 +67,12 @@ def close(found, expected):
 @every_model
 @settings(max_examples=20)
 @given(tokens=text, at=st.integers(0, 14), other=text)
-def test_neither_a_future_token_nor_its_neighbours_change_anything_before(model, tokens, at, other):
+def test_later_tokens_and_neighbours_do_not_change_earlier_results(model, tokens, at, other):
     changed = [*tokens[:at], *other]
     close(alone(model, changed)[: min(at, len(tokens))], alone(model, tokens)[:at])
 
 
-def test_a_chunk_is_read_by_its_own_neighbours_only():
+def test_neighbours_attend_to_their_own_chunk_only():
     """What neighbours are read as depends on the chunk that asked, where the encoder looks at it, and on no other."""
     found = Neighbours.of([[[[4, 5]], [[6, 7, 8]], [[9]]]], K, 2 * M)
     tokens = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9, 1]])
@@ -90,7 +90,7 @@ def test_a_chunk_is_read_by_its_own_neighbours_only():
 
 
 @every_model
-def test_neighbours_are_seen_from_the_last_token_of_their_chunk_on_for_as_long_as_a_chunk(model):
+def test_neighbours_are_visible_to_the_attending_chunk_only(model):
     """And, through the layers below, by whoever comes after."""
     tokens, first = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1], None
     for u in range(3):
@@ -112,7 +112,7 @@ def test_neighbours_are_seen_from_the_last_token_of_their_chunk_on_for_as_long_a
 @given(
     texts=st.lists(text, min_size=1, max_size=4), pad=st.integers(0, VOCAB - 1), side=st.sampled_from(["right", "left"])
 )
-def test_neither_padding_nor_strangers_are_seen(model, texts, pad, side):
+def test_padding_and_other_rows_do_not_matter(model, texts, pad, side):
     with torch.no_grad():
         found = model.logits(Batch(Rows.of(texts, pad, side), neighbours(texts, pad)))
     for row, tokens in zip(found, texts, strict=True):
@@ -132,7 +132,7 @@ def step(model, states, chunks):
     texts=st.lists(text, min_size=1, max_size=4),
     cuts=st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any),
 )
-def test_token_by_token_and_chunk_after_chunk_equal_whole(model, searching, texts, cuts):
+def test_decoding_and_chunked_prefill_equal_the_whole_pass(model, searching, texts, cuts):
     with torch.no_grad():
         states = model.start(len(texts), search) if searching else model.start(neighbours(texts))
     seen, found, turn = [0] * len(texts), [[] for _ in texts], 0
@@ -154,7 +154,7 @@ def test_token_by_token_and_chunk_after_chunk_equal_whole(model, searching, text
     texts=st.lists(text, min_size=1, max_size=3),
     moves=st.lists(st.tuples(st.sampled_from(["fan", "select", "trim", "cut", "say"]), st.integers(1, 12)), max_size=6),
 )
-def test_a_state_moved_about_equals_starting_again(model, texts, moves):
+def test_reordered_states_equal_a_fresh_start(model, texts, moves):
     """Beams that write different chunks have different neighbours; what is taken back is searched for anew."""
     states, rows, group = model.start(len(texts), search), [list(t) for t in texts], 1
     step(model, states, rows)
@@ -182,7 +182,7 @@ def test_a_state_moved_about_equals_starting_again(model, texts, moves):
 
 
 @pytest.mark.parametrize("start, time", [(0, 63), (0, 5), (10, 53), (7, 1), (62, 1), (0, 100), (100, 3)])
-def test_blocks_are_the_mask_written_out(start, time):
+def test_chunk_blocks_match_the_dense_mask(start, time):
     """The quick way against the definition, outputs and gradients, also where fewer blocks are there than chunks."""
     torch.manual_seed(start + time)
     model = build(tree(CROSS | {"chunk": 8}))
@@ -211,7 +211,7 @@ def test_without_neighbours_it_is_a_decoder():
         close(model.head(model.advance(Rows(tokens), model.start(1))), found[0])
 
 
-def test_weights_of_the_cross_are_those_of_the_chunk_before():
+def test_recorded_cross_weights_cover_the_previous_chunk():
     weights = MODELS["plain"].attention(
         Batch(Rows(torch.tensor([[1, 2, 3, 4, 5, 6]])), neighbours([[1, 2, 3, 4, 5, 6]]))
     )
@@ -242,7 +242,7 @@ def test_packed_rows_with_neighbours_are_refused():
         ),
     ],
 )
-def test_what_cannot_work_is_refused(keys, said):
+def test_invalid_configs_are_refused(keys, said):
     with pytest.raises(ConfigError) as error:
         parse(Model, tree(**keys))
     assert said in str(error.value)
@@ -250,7 +250,7 @@ def test_what_cannot_work_is_refused(keys, said):
 
 @pytest.mark.parametrize("encoder", [[READS], CONDITIONED], ids=["plain", "conditioned"])
 @pytest.mark.parametrize("chunks", [1, 5])
-def test_cost_is_what_is_built_and_kept(chunks, encoder):
+def test_cost_matches_the_model_and_its_state(chunks, encoder):
     config = parse(Model, tree(encoder=encoder))
     model = config.build().eval()
     cost = config.cost(chunks * M)
@@ -263,7 +263,7 @@ def test_cost_is_what_is_built_and_kept(chunks, encoder):
 
 
 @pytest.mark.parametrize("encoder", [[READS], CONDITIONED], ids=["plain", "conditioned"])
-def test_flops_are_those_torch_counts(encoder):
+def test_flops_match_torchs_counter(encoder):
     """But for the scores that the causal mask throws away, which a kernel computes all the same."""
     config, chunks, batch = parse(Model, tree(encoder=encoder)), 5, 2
     model, time = config.build(), chunks * M

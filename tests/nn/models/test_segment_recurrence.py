@@ -30,7 +30,7 @@ def gradients(model, loss):
 @pytest.mark.parametrize("cache", ["keys", "hidden"])
 @pytest.mark.parametrize("positions", ["transformer-xl", "rotary", "none"])
 @pytest.mark.parametrize("pattern", ["causal", "causal & window(4)", "causal & block-window(5, 2)"])
-def test_gradients_flow_through_states_as_through_the_whole(pattern, positions, cache):
+def test_gradients_through_states_match_the_whole_pass(pattern, positions, cache):
     model, tokens = model_of(pattern, cache, positions), text()
     whole = model(Batch(Rows(tokens)))
     states, chunks = model.start(len(tokens)), []
@@ -77,7 +77,7 @@ MIXERS = {say(part): part for part in PLAIN if part.causal}
 
 
 @pytest.mark.parametrize("name", MIXERS)
-def test_every_state_there_is_can_be_detached(name):
+def test_every_state_can_be_detached(name):
     """What was seen stays, and no gradient flows back into it."""
     layer = {"repeat": 2, "mixer": tree_of(MIXERS[name]), "channel": {"kind": "ffn", "hidden": 14}}
     model, tokens = build(parse(Model, {"kind": "decoder", "vocab": 11, "width": 12, "decoder": [layer]})), text()
@@ -91,7 +91,7 @@ def test_every_state_there_is_can_be_detached(name):
     torch.testing.assert_close(found, model(Batch(Rows(tokens)))[:, 7:])
 
 
-def test_training_on_segments_with_memory_learns_what_lies_behind():
+def test_training_with_memory_uses_earlier_segments():
     """A text that comes again every 7 tokens, in segments of 6: what follows can only be known from memory."""
     torch.manual_seed(0)
     mixer = {"kind": "attention", "heads": 2, "pattern": "causal & block-window(6, 2)", "positions": "transformer-xl"}

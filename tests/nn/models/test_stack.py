@@ -24,7 +24,7 @@ def layers(*keys):
 # --- shared weights (ALBERT: Lan et al. 2020, 3.1) --------------------------------------------------------------------
 
 
-def test_shared_layers_are_the_same_layer_again_and_again():
+def test_shared_layers_use_one_module():
     """Against as many layers of their own that happen to have the same weights; gradients are the sum of theirs."""
     shared, apart = build(layers({"repeat": 3, "share": True})), build(layers({"repeat": 3}))
     assert len(set(shared.decoder.blocks)) == 1 and len(set(apart.decoder.blocks)) == 3
@@ -42,7 +42,7 @@ def test_shared_layers_are_the_same_layer_again_and_again():
             torch.testing.assert_close(parameter.grad, together)
 
 
-def test_shared_layers_cost_their_weights_once_and_their_work_each_time():
+def test_shared_layers_count_parameters_once_and_flops_per_layer():
     shared, apart = (parse(Model, layers({"repeat": 3, "share": share})).cost(7) for share in (True, False))
     one = parse(Model, layers({})).cost(7)
     assert shared.parameters == one.parameters < apart.parameters
@@ -50,7 +50,7 @@ def test_shared_layers_cost_their_weights_once_and_their_work_each_time():
     assert shared.state_constant == apart.state_constant == 3 * one.state_constant
 
 
-def test_each_application_of_a_shared_layer_remembers_by_itself():
+def test_shared_layers_have_separate_states():
     model = build(layers({"repeat": 3, "share": True}))
     states = model.start(BATCH.source)
     kept = [state for layer in states.layers for state in layer.values()]
@@ -62,7 +62,7 @@ def test_each_application_of_a_shared_layer_remembers_by_itself():
 
 
 @pytest.mark.parametrize("part", ["encoder", "decoder", "cross"])
-def test_attention_of_a_shared_layer_is_shown_for_each_application(part):
+def test_attention_of_a_shared_layer_is_recorded_per_application(part):
     """As many layers of their own with the same weights show the same."""
     shared, apart = build(layers({"repeat": 3, "share": True}, {})), build(layers({"repeat": 3}, {}))
     with torch.no_grad():
@@ -110,7 +110,7 @@ def by_hand(stack, x, context):
     return x
 
 
-def test_mixed_wirings_hand_the_stream_on():
+def test_mixed_wirings_pass_the_stream():
     words = ("post-norm", "resi-dual", "pre-norm", "parallel", "post-norm")
     model = build(layers(*({"wiring": word} for word in words)))
     layout = TokenLayout.of(BATCH.source)
@@ -123,7 +123,7 @@ def test_mixed_wirings_hand_the_stream_on():
     torch.testing.assert_close(own, torch.autograd.grad(expected.sin().sum(), weights))
 
 
-def test_where_a_stream_must_be_closed():
+def test_which_wirings_share_a_stream():
     assert not changes(PreNorm(), PreNorm()) and not changes(PostNorm(), PostNorm())
     assert not changes(PreNorm(), ParallelResidual()) and not changes(Sandwich(), PreNorm(final=False))
     for pair in [(PreNorm(), PostNorm()), (PostNorm(), PreNorm()), (PostNorm(), DeepNorm()), (ResiDual(), PreNorm())]:

@@ -29,7 +29,7 @@ def run(model, tokens, order=ORDER, places=PLACES, types=TYPES):
         return model(Batch(append_query_stream(Rows(tokens, order=order, types=types), places)))
 
 
-def test_an_answer_depends_on_all_that_is_said_before_and_on_nothing_else(model):
+def test_the_query_stream_depends_on_earlier_tokens_only(model):
     before = run(model, TOKENS)
     for row, places in enumerate(PLACES):
         for place in range(TIME):
@@ -43,7 +43,7 @@ def test_an_answer_depends_on_all_that_is_said_before_and_on_nothing_else(model)
                 assert bool(moved[row, other]) == bool(ORDER[row, place] <= ORDER[row, other])
 
 
-def test_nobody_sees_those_that_ask(model):
+def test_no_token_attends_to_the_query_stream(model):
     with torch.no_grad():
         alone = model(Batch(Rows(TOKENS, order=ORDER, types=TYPES)))
     torch.testing.assert_close(run(model, TOKENS)[:, :TIME], alone)
@@ -52,7 +52,7 @@ def test_nobody_sees_those_that_ask(model):
     torch.testing.assert_close(fewer[1, TIME], run(model, TOKENS)[1, TIME + 1])
 
 
-def test_types_matter_only_by_being_the_same(model):
+def test_only_equality_of_types_matters(model):
     found = run(model, TOKENS)
     torch.testing.assert_close(run(model, TOKENS, types=(TYPES + 1) % 3), found)
     assert (run(model, TOKENS, types=TYPES.clamp(max=1)) - found).abs().max() > 1e-3
@@ -60,7 +60,7 @@ def test_types_matter_only_by_being_the_same(model):
 
 
 @pytest.mark.parametrize("cuts", [[4], [2, 5], [1, 2, 3, 4, 5, 6]])
-def test_segments_over_what_is_remembered_are_the_whole(model, cuts):
+def test_segments_over_cached_states_equal_the_whole(model, cuts):
     """Segments are said one after another; inside the last there is an order and somebody asks."""
     begin = cuts[-1]
     bounds = [0, *cuts]

@@ -55,7 +55,7 @@ def test_logits_are_scaled_cosines_of_every_image_with_every_text():
             torch.testing.assert_close(found[i, t], expected)
 
 
-def test_each_image_and_each_text_is_alone_in_a_crowd():
+def test_results_are_independent_of_the_batch():
     model, batch = build(tree()), given()
     together = model.logits(batch)
     for number, tokens in enumerate([[1, 2, 3, 4], [5], [6, 7]]):
@@ -63,13 +63,13 @@ def test_each_image_and_each_text_is_alone_in_a_crowd():
         torch.testing.assert_close(model.logits(one)[0, 0], together[number, number])
 
 
-def test_gradients_reach_everything():
+def test_gradients_reach_all_parameters():
     model = build(tree())
     (model.logits(given()) * torch.linspace(-1, 1, 9).view(3, 3)).sum().backward()
     assert not [name for name, value in model.named_parameters() if value.grad is None or not value.grad.any()]
 
 
-def test_the_temperature_begins_where_it_is_told_and_stops_at_the_limit():
+def test_temperature_initial_value_and_cap():
     model = parse(Model, tree(temperature=0.5, max_scale=7.0)).build()
     assert model.scale.item() == pytest.approx(2)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_the_temperature_begins_where_it_is_told_and_stops_at_the_limit():
     assert model.log_scale.grad.item() == pytest.approx(7), "the gradient passes, so that it can come back"
 
 
-def test_the_cost_is_that_of_the_built_model_and_nothing_is_decoded():
+def test_cost_matches_the_built_model_without_decoding_state():
     config = parse(Model, tree())
     cost = config.cost()
     assert cost.parameters == sum(value.numel() for value in config.build().parameters())
@@ -101,12 +101,12 @@ def test_the_cost_is_that_of_the_built_model_and_nothing_is_decoded():
         ({"image__widht": 4}, "image.widht: unknown; did you mean 'width'?"),
     ],
 )
-def test_what_cannot_work_is_refused_by_its_path(changes, said):
+def test_invalid_configs_are_refused_by_path(changes, said):
     with pytest.raises(ConfigError) as caught:
         parse(Model, tree(**changes))
     assert said in str(caught.value) and len(caught.value.problems) == 1
 
 
-def test_a_batch_without_images_is_a_mistake():
+def test_a_batch_without_images_is_an_error():
     with pytest.raises(AssertionError, match="need images"):
         build(tree()).logits(Batch(Rows.of([[1]])))

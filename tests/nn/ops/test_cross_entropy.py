@@ -42,7 +42,7 @@ def compare(x, weight, labels, smoothing, scale=1.0, atol=1e-5, rtol=1e-5):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("chunk_bytes", [1, 4 * 13 * 3, 1 << 24])  # one token a chunk, three, all
 @given(st.sampled_from([1, 3, 10, 63, 100]), st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 9))
-def test_values_and_gradients_are_those_of_the_definition(smoothing, chunk_bytes, tokens, ignored, seed):
+def test_values_and_gradients_match_the_definition(smoothing, chunk_bytes, tokens, ignored, seed):
     original = crossentropy.CHUNK_BYTES
     crossentropy.CHUNK_BYTES = chunk_bytes
     try:
@@ -53,7 +53,7 @@ def test_values_and_gradients_are_those_of_the_definition(smoothing, chunk_bytes
 
 @pytest.mark.parametrize("cap", [None, 2.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_bias_and_a_cap_are_part_of_the_definition(smoothing, cap):
+def test_bias_and_cap_match_the_definition(smoothing, cap):
     x, weight, labels = drawn(63, 13, 5, ignored=0.3)
     bias = torch.randn(13, generator=torch.Generator().manual_seed(3)).requires_grad_()
     logits = x @ weight.T + bias
@@ -87,7 +87,7 @@ def test_large_logits_do_not_overflow():
     compare(x, weight, labels, 0.1, atol=1e-3)  # losses are in the thousands: this is 1e-6 of them
 
 
-def test_bfloat16_is_as_near_the_truth_as_the_definition_in_bfloat16():
+def test_bfloat16_is_as_precise_as_the_definition():
     x, weight, labels = drawn(100, 50, 16, dtype=torch.bfloat16)
     exact_x, exact_weight = (t.detach().double().requires_grad_() for t in (x, weight))
     exact = cross_entropy(exact_x @ exact_weight.T, labels, label_smoothing=0.1, reduction="sum")
@@ -103,7 +103,7 @@ def test_bfloat16_is_as_near_the_truth_as_the_definition_in_bfloat16():
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_autocast_computes_in_bfloat16_and_answers_in_the_weights_precision(smoothing):
+def test_autocast_computes_in_bfloat16_and_returns_weight_precision(smoothing):
     x, weight, labels = drawn(64, 50, 16, ignored=0.2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         total, _ = linear_cross_entropy(x, weight, labels, smoothing)
@@ -117,7 +117,7 @@ def test_autocast_computes_in_bfloat16_and_answers_in_the_weights_precision(smoo
         assert 0 < (ours - true).norm() <= 1.5 * (theirs - true).norm()
 
 
-def test_evaluation_does_not_pay_for_gradients():
+def test_evaluation_computes_no_gradients():
     x, weight, labels = drawn(30, 50, 16)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         linear_cross_entropy(x, weight, labels, 0.1)
@@ -127,7 +127,7 @@ def test_evaluation_does_not_pay_for_gradients():
 @pytest.mark.parametrize("cap", [None, 3.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("biased", [False, True])
-def test_what_a_gpu_compiles_is_the_plain_definition(cap, smoothing, biased):
+def test_the_compiled_chunk_loss_matches_the_definition(cap, smoothing, biased):
     logits, bias = torch.randn(13, 31, requires_grad=True), torch.randn(31, requires_grad=True)
     labels = torch.randint(0, 31, (13,)).index_fill(0, torch.tensor([3]), IGNORE)
     scores = logits + bias if biased else logits
@@ -142,7 +142,7 @@ def test_what_a_gpu_compiles_is_the_plain_definition(cap, smoothing, biased):
         torch.testing.assert_close(slant, bias.grad)
 
 
-def test_chunks_of_a_gpu_are_alike_and_whole_tiles(monkeypatch):
+def test_gpu_chunks_are_equal_whole_tiles(monkeypatch):
     gpu, memory = torch.device("cuda"), 139 << 30
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=memory))
     assert crossentropy._chunk_rows(gpu, 32768, 50304) == 16384 and crossentropy._chunk_rows(gpu, 24576, 32000) == 24576
@@ -168,7 +168,7 @@ def judge_in_place(logits, labels, ignore, bias, smoothing, cap, vocab, totals, 
 @pytest.mark.parametrize("cap", [None, 3.0])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_chunks_given_to_the_kernel_make_the_definition(monkeypatch, vocab, cap, biased, training):
+def test_the_kernel_path_matches_the_definition(monkeypatch, vocab, cap, biased, training):
     """The kernel itself is tried by bench/check_kernels.py."""
     widths = []
 
@@ -199,7 +199,7 @@ def test_chunks_given_to_the_kernel_make_the_definition(monkeypatch, vocab, cap,
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_first_product_is_put_and_the_others_are_added(dtype):
+def test_add_product_assigns_first_and_then_adds(dtype):
     into, wanted = torch.full((3, 5), torch.nan), torch.zeros(3, 5)
     for number in range(3):
         a, b = torch.randn(4, 3).to(dtype), torch.randn(4, 5).to(dtype)

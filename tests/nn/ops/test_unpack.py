@@ -19,7 +19,7 @@ def features(rows):
 
 
 @given(several, spread, spread)
-def test_packed_rows_become_sentences_and_come_back(texts, lines, gaps):
+def test_packed_rows_round_trip(texts, lines, gaps):
     rows, places = pack(texts, lines[: len(texts)], gaps[: len(texts)])
     x, found = features(rows), UnpackedRows.of(TokenLayout.of(rows))
     lined = found.gather(x)
@@ -38,7 +38,7 @@ def test_packed_rows_become_sentences_and_come_back(texts, lines, gaps):
 
 
 @given(several)
-def test_rows_padded_on_the_left_begin_with_their_sentence(texts):
+def test_left_padded_rows_are_left_aligned(texts):
     rows = Rows.of(texts, side="left")
     x, found = features(rows), UnpackedRows.of(TokenLayout.of(rows))
     lined = found.gather(x)
@@ -50,14 +50,14 @@ def test_rows_padded_on_the_left_begin_with_their_sentence(texts):
 
 
 @pytest.mark.parametrize("texts", [[[1, 2, 3]], [[1, 2, 3], [4]]])
-def test_rows_that_begin_with_their_sentence_are_not_copied(texts):
+def test_left_aligned_rows_are_not_copied(texts):
     rows = Rows.of(texts)
     x, found = features(rows), UnpackedRows.of(TokenLayout.of(rows))
     assert found.gather(x) is x and found.scatter(x, x) is x
     assert (found.real is None) == (len(texts) == 1)
 
 
-def test_new_tokens_of_a_text_being_decoded_stay_where_they_are():
+def test_decoding_steps_are_not_rearranged():
     layout = TokenLayout.following([3, 5], Rows.of([[1, 2], [3]]))
     context = Context(layout, slots=TokenLayout(torch.arange(7)[None], start=0))
     x = torch.randn(2, 2, 3)
@@ -66,7 +66,7 @@ def test_new_tokens_of_a_text_being_decoded_stay_where_they_are():
     assert unpack_rows(context).real.tolist() == [[True, True], [True, False]]
 
 
-def test_rows_of_nothing_but_padding():
+def test_rows_of_padding_only():
     rows = Rows(torch.ones(2, 3, dtype=torch.long), segments=torch.zeros(2, 3, dtype=torch.long))
     x, found = features(rows), UnpackedRows.of(TokenLayout.of(rows))
     assert found.gather(x).shape[0] == 0

@@ -26,7 +26,7 @@ def same(a: Pattern, b: Pattern) -> bool:
     return packed and torch.equal(a.mask(12, 12), b.mask(12, 12))
 
 
-def test_the_judge_can_tell_patterns_apart():
+def test_the_reference_distinguishes_patterns():
     assert not any(same(a, b) for a, b in itertools.combinations([Full(), Causal(), Window(size=2)], 2))
     assert not same(Full(), SameSegment())
 
@@ -46,7 +46,7 @@ def test_and_or_not_are_a_boolean_algebra(a, b, c):
 
 
 @given(expression)
-def test_text_means_what_was_written(pattern):
+def test_text_round_trip(pattern):
     again = Pattern.from_text(str(pattern))
     assert same(again, pattern)
     assert str(again) == str(pattern)
@@ -58,7 +58,7 @@ class Holder(Config):
 
 
 @given(expression)
-def test_a_config_with_a_pattern_is_written_and_read_back(pattern):
+def test_config_round_trip(pattern):
     tree = tree_of(Holder(pattern=pattern))
     assert tree == {"pattern": str(pattern)}
     assert same(parse(Holder, tree).pattern, pattern)
@@ -66,20 +66,20 @@ def test_a_config_with_a_pattern_is_written_and_read_back(pattern):
 
 
 @given(expression, sizes)
-def test_reach_bounds_every_look(pattern, size):
+def test_reach_bounds_all_allowed_pairs(pattern, size):
     low, high = pattern.reach
     query, key = pattern.mask(size, size).nonzero(as_tuple=True)
     assert ((key - query) >= low).all() and ((key - query) <= high).all()
 
 
 @given(expression, sizes)
-def test_a_causal_pattern_never_looks_ahead(pattern, size):
+def test_causal_patterns_never_attend_ahead(pattern, size):
     if pattern.causal:
         assert not pattern.mask(size, size).triu(1).any()
 
 
 @given(expression, st.integers(1, 20))
-def test_memory_is_all_that_decoding_needs(pattern, size):
+def test_kv_window_covers_what_decoding_needs(pattern, size):
     """Whatever a query sees behind it lies among the first places or among the most recent ones."""
     if pattern.kv_window is not None:
         first, recent = pattern.kv_window
@@ -102,12 +102,12 @@ def test_memory_is_all_that_decoding_needs(pattern, size):
         ("causal & ~window(64)", None),
     ],
 )
-def test_memory_of_the_usual_patterns(text, kept):
+def test_kv_window_of_common_patterns(text, kept):
     assert Pattern.from_text(text).kv_window == kept
 
 
 @given(expression)
-def test_a_pattern_that_cannot_decode_says_what_leaks(pattern):
+def test_leak_names_the_part_that_attends_ahead(pattern):
     assert (pattern.leak() is None) == pattern.decodes
     assert pattern.decodes or not pattern.causal
 
@@ -124,12 +124,12 @@ def test_a_pattern_that_cannot_decode_says_what_leaks(pattern):
         ("full", "full attends to later tokens"),
     ],
 )
-def test_the_leak_is_named(text, said):
+def test_leak_texts(text, said):
     assert Pattern.from_text(text).leak() == said
 
 
 @pytest.mark.parametrize("pattern", atoms(), ids=str)
-def test_reach_of_each_word_is_as_tight_as_it_can_be_said(pattern):
+def test_reach_is_tight_for_each_pattern(pattern):
     """A bound of infinity for everything would pass the test above."""
     low, high = pattern.reach
     query, key = pattern.mask(40, 40).nonzero(as_tuple=True)
@@ -146,7 +146,7 @@ def test_mean_keys_is_the_mean_of_the_mask(pattern, length):
 
 @pytest.mark.parametrize("text", ["full", "causal", "window(7)", "causal & window(30)", "prefix(9) | causal"])
 @pytest.mark.parametrize("length", [65, 200, 1000])
-def test_mean_keys_of_long_sentences_is_near(text, length):
+def test_mean_keys_of_long_sentences_is_close(text, length):
     """Longer ones are sampled at the middles of 64 even stretches: a stretch is length/64 wide, so is the error."""
     pattern = Pattern.from_text(text)
     exact = pattern.mask(length, length).sum(-1).double().mean().item()
@@ -154,12 +154,12 @@ def test_mean_keys_of_long_sentences_is_near(text, length):
 
 
 @given(expression, sizes, st.data())
-def test_the_mask_of_the_last_queries_is_the_end_of_the_whole_mask(pattern, keys, data):
+def test_mask_of_the_last_queries_is_the_end_of_the_full_mask(pattern, keys, data):
     queries = data.draw(st.integers(1, keys))
     assert torch.equal(pattern.mask(queries, keys), pattern.mask(keys, keys)[-queries:])
 
 
-def test_masks_are_what_the_papers_draw():
+def test_masks_match_the_papers():
     assert torch.equal(Causal().mask(5, 5), torch.ones(5, 5).tril().bool())
     assert torch.equal(Full().mask(2, 5), torch.ones(2, 5).bool())
     window = [[abs(q - k) < 2 for k in range(5)] for q in range(5)]
@@ -205,7 +205,7 @@ def test_precedence_is_not_before_and_before_or():
         ("and", "unknown pattern 'and'"),
     ],
 )
-def test_a_mistake_in_the_text_is_named(text, said):
+def test_parse_errors(text, said):
     with pytest.raises(ConfigError) as caught:
         parse(Holder, {"pattern": text})
     (problem,) = caught.value.problems
@@ -213,14 +213,14 @@ def test_a_mistake_in_the_text_is_named(text, said):
     assert said in problem
 
 
-def test_a_number_out_of_range_is_named_by_its_key():
+def test_out_of_range_numbers_are_reported_by_field():
     with pytest.raises(ConfigError, match=r"pattern\.size: .*greater than 0, not 0"):
         parse(Holder, {"pattern": "window(0)"})
 
 
 @settings(max_examples=200)
 @given(st.text(alphabet="causlwindo()&|~ 0123,²٣-X", max_size=12))
-def test_any_text_is_read_or_refused_in_words(text):
+def test_any_text_parses_or_raises_a_config_error(text):
     try:
         pattern = Pattern.from_text(text)
     except (PydanticCustomError, ValidationError):
@@ -228,7 +228,7 @@ def test_any_text_is_read_or_refused_in_words(text):
     assert same(Pattern.from_text(str(pattern)), pattern)
 
 
-def test_every_word_is_in_the_language():
+def test_every_pattern_is_in_the_language():
     for kind, cls in Pattern.registry.items():
         if kind not in COMBINATORS:
             numbers = ", ".join("2" for name in cls.model_fields if name != "kind")

@@ -30,7 +30,7 @@ DEFINITIONS = {
 
 
 @pytest.mark.parametrize("text", DEFINITIONS)
-def test_a_mask_is_the_definition(text):
+def test_masks_match_the_definition(text):
     expected = [[DEFINITIONS[text](q, k) for k in range(N)] for q in range(N)]
     assert Pattern.from_text(text).mask(N, N).tolist() == expected
 
@@ -45,7 +45,7 @@ def test_pictures():
         assert Pattern.from_text(text).picture(5) == picture
 
 
-def test_random_blocks_draw_so_many_of_those_before_them_whatever_comes_after():
+def test_random_blocks_draw_earlier_blocks_independent_of_length():
     pattern = Pattern.from_text("random-blocks(4, 3, 7)")
     long, short = pattern.mask(400, 400), pattern.mask(90, 90)
     assert torch.equal(long[:90, :90], short)
@@ -62,7 +62,7 @@ def test_random_blocks_draw_so_many_of_those_before_them_whatever_comes_after():
     "text",
     ["random-blocks(3, 2, 5)", "causal & ~random-blocks(1, 3, 0) | block(4)", "window(3) | random-blocks(7, 1, 9)"],
 )
-def test_looked_up_is_as_computed(text, whole):
+def test_lookup_tables_match_allowed(text, whole):
     """What a kernel asks pair by pair, of positions in 32 bits too."""
     pattern, at = Pattern.from_text(text), torch.arange(50)
     query, key = (TokenFields(x.to(whole), torch.ones_like(x)) for x in (at[:, None], at[None]))
@@ -78,7 +78,7 @@ def test_random_blocks_are_spread_evenly_and_change_with_the_seed():
     assert (one & other).sum() < 0.1 * one.sum()
 
 
-def test_what_the_batch_says():
+def test_patterns_over_batch_marks():
     order = torch.tensor([[2, 0, 3, 1]])
     chosen, prompt = torch.tensor([[False, True, False, False]]), torch.tensor([[True, True, False, False]])
     here = TokenLayout.of(Rows(torch.zeros(1, 4, dtype=torch.long), chosen=chosen, prompt=prompt, order=order))
@@ -94,7 +94,7 @@ def test_what_the_batch_says():
     assert mask("permuted & ~self") == [[said[k] < said[q] for k in places] for q in places]
 
 
-def test_a_batch_that_says_nothing():
+def test_a_batch_without_marks():
     assert not Pattern.from_text("chosen").mask(5, 5).any()
     assert not Pattern.from_text("prompt").mask(5, 5).any()
     assert Pattern.from_text("permuted").mask(5, 5).all()
@@ -105,7 +105,7 @@ def test_a_batch_that_says_nothing():
 
 @settings(max_examples=300)
 @given(patterns(), st.integers(1, 40), st.integers(1, 9), st.integers(0, 99), st.booleans())
-def test_some_and_every_are_cautious(pattern, time, block, seed, packed):
+def test_some_and_every_are_conservative(pattern, time, block, seed, packed):
     layout = some_facts(time, seed, packed)
     side = BlockedTokens(pattern, layout, 2, block)
     sides = [torch.arange(2), torch.arange(side.blocks), torch.arange(side.blocks)]
@@ -124,7 +124,7 @@ def test_some_and_every_are_cautious(pattern, time, block, seed, packed):
 
 
 @pytest.mark.parametrize("pattern", [p for p in atoms() if not isinstance(p, SameSegment)], ids=str)
-def test_tiles_of_one_token_are_the_mask(pattern):
+def test_blocks_of_one_token_are_the_mask(pattern):
     """The bounds of a single token leave nothing open (only `every` of a few may, which costs time, not truth)."""
     layout = some_facts(23, 5)
     part = BlockLayout(pattern, layout, layout, 1)
@@ -137,7 +137,7 @@ def test_tiles_of_one_token_are_the_mask(pattern):
 
 
 @given(patterns())
-def test_alternatives_share_nothing_and_leave_nothing_out(pattern):
+def test_alternatives_partition_the_pattern(pattern):
     masks = [one.mask(17, 17).int() for one in disjoint_alternatives(pattern)]
     assert torch.equal(sum(masks), pattern.mask(17, 17).int())
 
@@ -158,13 +158,13 @@ def test_the_sparse_transformer_is_computed_in_two_orders():
         ("block-window(16, 2) | global-prefix(16) | random-blocks(16, 2, 0)", 16 * 9),
     ],
 )
-def test_the_tiles_of_a_bounded_pattern_grow_with_the_length_not_its_square(text, most):
+def test_blocks_of_bounded_patterns_grow_linearly(text, most):
     for time in (512, 1024, 4096):
         layout = TokenLayout.of(Rows(torch.zeros(1, time, dtype=torch.long)))
         assert BlockLayout(Pattern.from_text(text), layout, layout, 16).area <= most * time
 
 
-def test_scattered_columns_and_chosen_tokens_are_put_together():
+def test_marked_tokens_are_sorted_together():
     time = 4096
     chosen = torch.zeros(1, time, dtype=torch.bool)
     chosen[:, ::256] = True  # 16 of them, each in a block of its own

@@ -32,7 +32,7 @@ def test_sinusoids_are_the_papers_formula(order, width, base):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sinusoids_stay_exact_in_a_model_of_low_precision(dtype):
+def test_sinusoids_are_exact_in_half_precision_models(dtype):
     """`model.to(bfloat16)` converts buffers; frequencies of 8 bits would put token 500 somewhere else."""
     module = Sinusoidal().build(16).to(dtype)
     places = torch.arange(600)[None]
@@ -70,7 +70,7 @@ def test_wavelengths_are_a_geometric_progression():
         assert whole == pytest.approx(1, abs=1e-2)
 
 
-def test_an_offset_is_the_number_of_the_first_place():
+def test_offset_is_the_number_of_the_first_position():
     places = torch.arange(7)[None]
     found, later = (Sinusoidal(offset=offset, closed=True).build(9) for offset in (3, 0))
     assert torch.equal(found(places), later(places + 3))
@@ -92,7 +92,7 @@ def test_dot_products_grow_to_variance_head_width_and_scaling_brings_them_back()
 
 
 @pytest.mark.parametrize("kind", Positions.registry)
-def test_a_position_means_the_same_wherever_it_stands_in_the_row(kind):
+def test_positions_are_independent_of_the_column(kind):
     module = plain(Positions.registry[kind]).build(6)
     places = torch.tensor([[3, 0, 5], [5, 3, 3]])
     found = module(places)
@@ -106,14 +106,14 @@ def learned(length):
     return build(tree(embed={"positions": {"kind": "learned", "length": length}}))
 
 
-def test_learned_positions_refuse_what_they_have_no_vector_for():
+def test_learned_positions_refuse_long_sentences():
     model = learned(4)
     with pytest.raises(UserError, match="sentence of 5 tokens exceeds the model's 4 learned positions"):
         model.encode(Rows(torch.ones(1, 5, dtype=torch.long)))
     model.encode(Rows(torch.ones(1, 4, dtype=torch.long)))
 
 
-def test_learned_positions_count_sentences_not_rows():
+def test_learned_positions_count_per_sentence():
     """A packed row is longer than any sentence in it; its padding stands nowhere."""
     segments = torch.tensor([[1, 1, 1, 1, 2, 2, 0, 0, 0, 0, 0, 0]])
     tokens = torch.arange(1, 13)[None] % 10 + 1
@@ -121,7 +121,7 @@ def test_learned_positions_count_sentences_not_rows():
     torch.testing.assert_close(packed[:, 4:6], learned(4).encode(Rows(tokens[:, 4:6])).hidden)
 
 
-def test_learned_positions_last_to_the_end_while_decoding():
+def test_learned_positions_cover_decoding_to_the_limit():
     """One row is at its last position while another takes in a longer chunk; only real tokens count."""
     model = learned(4)
     with torch.no_grad():

@@ -106,7 +106,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_is_refused_with_the_reason(name):
+def test_invalid_combinations_are_refused_with_a_reason(name):
     keys, path, reason = REFUSED[name]
     with pytest.raises(ConfigError) as caught:
         parse(Model, tree(**keys))
@@ -123,7 +123,7 @@ def run(model):
     model.logits(Batch(Rows.of([[1, 2, 3], [4, 5]]), Rows.of([[1, 2], [3, 4, 5]])))
 
 
-def test_rotary_tables_are_made_once_for_all_layers(monkeypatch):
+def test_rotary_tables_are_shared_by_all_layers(monkeypatch):
     """Once for the encoder, once for the decoder; each has two layers."""
     calls = count_calls(monkeypatch, RotaryModule, "tables")
     rotary = ATTENTION | {"positions": "rotary"}
@@ -131,13 +131,13 @@ def test_rotary_tables_are_made_once_for_all_layers(monkeypatch):
     assert len(calls) == 2
 
 
-def test_rotary_keeps_nothing_that_could_be_rounded_or_saved():
+def test_rotary_has_no_buffers():
     model = build(tree(encoder_mixer=ATTENTION | {"positions": "rotary"}))
     mixer = model.encoder.blocks[0].sublayers["mixer"]
     assert not list(mixer.relative.buffers()) and not list(mixer.relative.parameters())
 
 
-def test_a_shared_bias_is_made_once_for_all_layers(monkeypatch):
+def test_a_shared_bias_is_computed_once(monkeypatch):
     calls = count_calls(monkeypatch, BucketsModule, "bias")
     run(build(tree(encoder_mixer=ATTENTION | {"positions": "buckets"})))
     assert len(calls) == 1
@@ -148,7 +148,7 @@ def test_a_shared_bias_is_made_once_for_all_layers(monkeypatch):
 @pytest.mark.parametrize(
     "positions", ["alibi", "rotary", "buckets", "transformer-xl", {"kind": "shaw", "distance": 2}], ids=str
 )
-def test_positions_tell_order(positions):
+def test_positions_encode_order(positions):
     """Without them, and with none in the embeddings, the last token of a sentence does not know the order of the
     others."""
     sentences = torch.tensor([[1, 2, 3, 4], [2, 3, 1, 4]])
@@ -172,7 +172,7 @@ MIXERS |= {"additive": ATTENTION | {"scores": "additive", "positions": "alibi"}}
 
 @pytest.mark.parametrize("pattern", ["causal & window(5)", "causal & (window(4) | prefix(3))"])
 @pytest.mark.parametrize("name", MIXERS)
-def test_windows_that_forget_give_the_same_in_all_tempos(name, pattern):
+def test_windowed_decoding_equals_the_whole_pass(name, pattern):
     """A hundred tokens: a cache of constant size has turned by then, and its slots are in no order."""
     layer = {"repeat": 2, "mixer": MIXERS[name] | {"pattern": pattern}, "channel": {"kind": "ffn", "hidden": 8}}
     model = build({"kind": "decoder", "vocab": 11, "width": 12, "decoder": [layer]})

@@ -104,7 +104,7 @@ def test_any_history_gives_the_carry_of_its_rows(moves):
             trial.check()
 
 
-def test_memory_does_not_grow_and_what_is_gone_is_gone():
+def test_state_size_is_constant_and_trimming_is_limited():
     trial = Trial(2)
     assert trial.state.bytes == 0
     sizes = set()

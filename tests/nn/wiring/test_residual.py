@@ -176,14 +176,14 @@ def test_deepnorm(depth, alpha):
     assert deepnorm_factors(depth) == pytest.approx(DEPTHS[depth])
 
 
-def test_a_model_tells_its_wirings_how_deep_it_is():
+def test_wirings_know_the_depth_of_the_model():
     model = build(tree(wiring="deepnorm"))
     assert {block.wiring.depth for block in model.encoder.blocks} == {Depth(2, 2, "encoder")}
     assert {block.wiring.depth for block in model.decoder.blocks} == {Depth(2, 2, "decoder")}
 
 
 @pytest.mark.parametrize("kind", Wiring.registry)
-def test_dropout_falls_on_what_is_added(kind):
+def test_dropout_applies_to_sub_layer_outputs(kind):
     """With everything dropped nothing is added, whatever a sub-layer says; in evaluation it is."""
     wiring = Wiring.registry[kind]()
     module = wiring.build(Common(width=WIDTH, dropout=0.99999), 2, DEPTH).double()
@@ -205,7 +205,7 @@ def tensors(stream):
 
 
 @pytest.mark.parametrize("wiring", [PostNorm, PreNorm, ParallelResidual])
-def test_layer_scale_begins_where_it_is_told_and_comes_back_to_it(wiring):
+def test_layer_scale_initial_value_and_reset(wiring):
     module = wiring(layer_scale=0.25).build(COMMON, 2, DEPTH)
     assert [scale.tolist() for scale in module.scales] == [[0.25] * WIDTH] * 2
     nn.init.normal_(module.scales[0])

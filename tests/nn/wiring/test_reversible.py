@@ -102,7 +102,7 @@ def gradients(model, packed):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-def test_gradients_are_those_of_the_plain_computation(name, packed, plainly):
+def test_gradients_match_the_plain_computation(name, packed, plainly):
     """Dropout everywhere, an encoder behind the cross-attention, tables that layers share, losses that layers add."""
     given = tree(wiring="reversible", dropout=0.3, **MODELS[name])
     model, other = build(given).train(), build(given).train()
@@ -135,7 +135,7 @@ EVERY = [name for name in FIRSTS.values() if possible(reversed_(CASES[name]))]
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_part_can_be_computed_once_more(name, plainly):
+def test_every_part_can_be_recomputed(name, plainly):
     """Whatever it plans, draws, gathers or chooses the first time."""
 
     def found():
@@ -150,7 +150,7 @@ def test_every_part_can_be_computed_once_more(name, plainly):
             torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
 
 
-def test_a_loss_that_only_a_layer_adds_finds_its_way(plainly):
+def test_auxiliary_losses_backpropagate(plainly):
     """Nobody asks for the layers above: they are gone back through for their values alone, dropout and all."""
     given = tree(wiring="reversible", dropout=0.3, channel=MOE)
 
@@ -197,14 +197,14 @@ def kept(depth, wiring):
     return total + sum(alive.values())
 
 
-def test_what_is_kept_does_not_grow_with_depth():
+def test_saved_memory_does_not_grow_with_depth():
     two, sixteen = kept(2, "reversible"), kept(16, "reversible")
     state = torch.get_rng_state().numel()
     assert sixteen - two <= 28 * state + 1000
     assert kept(16, "pre-norm") > 5 * kept(2, "pre-norm")
 
 
-def test_half_precision_goes_back_in_single():
+def test_half_precision_inverts_in_single():
     """Streams of bfloat16 would come back different."""
     torch.manual_seed(0)
     given = tree(wiring="reversible")
@@ -217,6 +217,6 @@ def test_half_precision_goes_back_in_single():
     assert torch.stack(angles).median() > 0.99
 
 
-def test_a_wide_end_is_refused_where_nobody_can_read_it():
+def test_a_wide_end_is_refused_without_a_head():
     with pytest.raises(ConfigError, match=r"encoder\[0\].wiring: outputs 24 features; the next part needs 12"):
         parse(Model, tree(wiring={"kind": "reversible", "join": "concat"}))

@@ -43,7 +43,7 @@ def run(unit, steps=5, rows=None, whole=False, losses=None):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_weights_are_chances_and_then_the_remainder(whole):
+def test_halting_weights_are_probabilities_then_the_remainder(whole):
     found, calls = run(halting(0.4, result="sum"), whole=whole)
     torch.testing.assert_close(found, torch.full_like(found, 0.4 + 4 + 20))
     assert calls == (5 if whole else 3)
@@ -51,7 +51,7 @@ def test_weights_are_chances_and_then_the_remainder(whole):
     torch.testing.assert_close(found, torch.full_like(found, (0.4 * 0.6 + 4) * 0.8 + 20))
 
 
-def test_who_never_gets_enough_gets_the_last_step_or_not():
+def test_tokens_that_never_halt():
     found, calls = run(halting(0.1, result="sum"), steps=3)
     torch.testing.assert_close(found, torch.full_like(found, 0.1 + 1 + 80))
     found, _ = run(halting(0.1), steps=3)
@@ -59,7 +59,7 @@ def test_who_never_gets_enough_gets_the_last_step_or_not():
     assert calls == 3
 
 
-def test_the_ponder_cost_is_a_mean_over_tokens_that_are_there():
+def test_ponder_cost_is_a_mean_over_real_tokens():
     for rows in (Rows.of([[1]]), Rows.of([[1, 2, 3], [4]]), Rows.of([[1, 2, 3], [4]], side="left")):
         losses = []
         run(halting(0.4, ponder=0.5).train(), rows=rows, losses=losses)
@@ -70,7 +70,7 @@ def test_the_ponder_cost_is_a_mean_over_tokens_that_are_there():
         assert not losses
 
 
-def test_padding_is_not_waited_for():
+def test_padding_never_runs():
     """A unit that halts at once for tokens and never for padding."""
     unit = halting(0.999)
     rows = Rows.of([[1, 2, 3], [4]])
@@ -86,7 +86,7 @@ def test_padding_is_not_waited_for():
     assert calls == [0]
 
 
-def test_coordinates_tell_positions_and_steps():
+def test_coordinates_encode_positions_and_steps():
     recurrence = Recurrence(Sinusoidal(), None, 4)
     rows = Rows(torch.zeros(1, 6, dtype=torch.long), segments=torch.tensor([[1, 1, 2, 2, 2, 0]]))
     seen = []
@@ -98,7 +98,7 @@ def test_coordinates_tell_positions_and_steps():
     assert not nowhere(torch.zeros(1, 6, 4), [lambda x: x] * 3, Context(TokenLayout.of(rows)), False).any()
 
 
-def test_stopping_early_changes_nothing(monkeypatch):
+def test_stopping_early_does_not_change_results(monkeypatch):
     model = build(universal(coordinates="sinusoidal"), seed=1)
     counts = []
     block = model.encoder.blocks[0]
@@ -137,7 +137,7 @@ def test_half_precision_runs():
     assert model.logits(Batch(Rows.of([[4, 5, 6]]), Rows.of([[1, 2]]))).isfinite().all()
 
 
-def test_what_it_costs_beside_its_block():
+def test_cost_of_the_recurrence():
     given, universals = parse(Model, tree()), parse(Model, universal(coordinates="sinusoidal"))
     shared = [layer.model_copy(update={"repeat": 6, "share": True}) for layer in given.encoder]
     block = shared[0].cost(given, 7)
@@ -157,7 +157,7 @@ def test_coordinates_with_a_limit_are_refused():
         parse(Model, universal(coordinates={"kind": "learned", "length": 9}))
 
 
-def test_words_that_do_not_halt():
+def test_invalid_halting_configs_are_refused():
     with pytest.raises(ConfigError, match=r"encoder\[0\]\.halt\.kind: 'atc' is no halting; did you mean 'act'\?"):
         parse(Model, universal(halt="atc"))
     with pytest.raises(ConfigError, match=r"halt\.threshold"):

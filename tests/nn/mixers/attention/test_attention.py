@@ -71,7 +71,7 @@ def layouts():
 
 @pytest.mark.parametrize("pattern", ["causal", "causal & window(2)"])
 @pytest.mark.parametrize(("source", "target"), list(layouts()), ids=["padded", "left", "packed"])
-def test_recorded_weights_are_the_softmax_written_out(pattern, source, target):
+def test_recorded_weights_match_the_definition(pattern, source, target):
     model = build(tree(mixer={"kind": "attention", "heads": 3, "pattern": pattern}))
     modules = attention_modules(model)
     seen = {module: [] for module in modules}
@@ -91,7 +91,7 @@ def test_recorded_weights_are_the_softmax_written_out(pattern, source, target):
         assert (found[(expected == 0) & (real > 0)] == 0).all()
 
 
-def test_recording_changes_nothing_and_records_only_what_was_asked():
+def test_recording_is_limited_to_the_requested_heads():
     model = case("wiring post-norm")
     asked = model.decoder.blocks[1].sublayers["cross"]
     record = {asked: WeightRequest()}
@@ -140,7 +140,7 @@ def test_attention_dropout_works_in_training_only():
     assert not torch.equal(model.logits(batch), model.logits(batch))
 
 
-def test_every_case_has_attention_to_look_at_or_none_at_all():
+def test_every_attention_module_records_weights():
     """Recording asks a module, not a kind: whoever is asked and attends answers with weights that sum to one."""
     for name in CASES:
         model = case(name)
@@ -152,7 +152,7 @@ def test_every_case_has_attention_to_look_at_or_none_at_all():
             torch.testing.assert_close(sums[~nothing_seen], torch.ones_like(sums[~nothing_seen]))
 
 
-def test_chosen_layers_and_heads_come_back_by_name():
+def test_requested_layers_and_heads_are_returned_by_layer():
     model = build(tree())
     batch = Batch(Rows.of([[1, 2, 3], [4, 5]]), Rows.of([[5, 4, 3, 2], [1]]))
     every = model.attention(batch, "cross")

@@ -28,7 +28,7 @@ def text(rows, length, seed=0):
 @pytest.mark.parametrize("update", ["linear", "delta"])
 @pytest.mark.parametrize("segment", [1, 16, 63, 100])
 @pytest.mark.parametrize("cuts", [[300], [1] * 40 + [260], [100, 63, 1, 1, 135], [7, 200, 93]])
-def test_any_chunks_are_the_whole(update, segment, cuts):
+def test_any_chunks_equal_the_whole_pass(update, segment, cuts):
     model, tokens = build(decoder(update=update, segment=segment, positions="rotary")), text(2, 300)
     states = model.start(2)
     with torch.no_grad():
@@ -36,7 +36,7 @@ def test_any_chunks_are_the_whole(update, segment, cuts):
         torch.testing.assert_close(torch.cat(found, 1), model.logits(Batch(Rows(tokens))), atol=1e-8, rtol=0)
 
 
-def test_a_stream_of_8000_tokens_stays_in_constant_memory():
+def test_8000_tokens_in_constant_memory():
     model, tokens = build(decoder(segment=128)), text(1, 8192)
     states, sizes, ends = model.start(1), [], []
     with torch.no_grad():
@@ -51,7 +51,7 @@ def test_a_stream_of_8000_tokens_stays_in_constant_memory():
 
 
 @pytest.mark.parametrize("update", ["linear", "delta"])
-def test_what_the_first_segment_said_is_heard_in_the_fifth(update):
+def test_the_first_segment_influences_the_fifth(update):
     """In one layer nothing but the memory can carry it there."""
     model, tokens = build(decoder(repeat=1, update=update)), text(1, 80)
     changed = tokens.clone()
@@ -66,7 +66,7 @@ def test_what_the_first_segment_said_is_heard_in_the_fifth(update):
     assert (first - second).abs().amax(-1)[0, 16:].max() == 0
 
 
-def test_tokens_can_be_taken_back_across_a_segments_end():
+def test_trimming_across_a_segment_boundary():
     model, tokens = build(decoder()), text(3, 200)
     states = model.start(3)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_tokens_can_be_taken_back_across_a_segments_end():
         states.trim(200 - kept_tokens(16) - 1)
 
 
-def test_rows_of_unequal_lengths_move_on_by_themselves():
+def test_rows_of_unequal_lengths():
     model, tokens = build(decoder(positions="rotary")), text(2, 260, seed=1)
     states, done, found = model.start(2), [0, 0], [[], []]
     with torch.no_grad():
@@ -94,13 +94,13 @@ def test_rows_of_unequal_lengths_move_on_by_themselves():
             torch.testing.assert_close(torch.cat(found[row]), alone, atol=1e-8, rtol=0)
 
 
-def test_only_what_attends_may_be_turned():
+def test_only_rotary_positions_are_allowed():
     for positions, said in [("alibi", "rotary or none"), ({"kind": "rotary", "values": True}, "without positions")]:
         with pytest.raises(ConfigError, match=said):
             parse(Model, decoder(positions=positions))
 
 
-def test_cheaper_mixers_and_attention_take_turns_in_one_stack():
+def test_efficient_mixers_and_attention_in_one_stack():
     kinds = {
         "infini": {"segment": 5},
         "performer": {"features": 9},
@@ -128,7 +128,7 @@ def test_cheaper_mixers_and_attention_take_turns_in_one_stack():
 
 
 @pytest.mark.parametrize("kind", ["infini", "performer", "synthesizer", "linformer"])
-def test_cheaper_mixers_in_half_precision(kind):
+def test_efficient_mixers_in_half_precision(kind):
     """Under autocast and as bfloat16 models they give what they give in 32 bits, as near as 8 bits of fraction can."""
     keys = {"infini": {"segment": 7}, "performer": {"features": 32}}.get(kind, {"length": 40})
     keys |= {"rank": 9} if kind == "linformer" else {}

@@ -17,7 +17,7 @@ def encoder(repeat=3, **keys):
 
 
 @pytest.mark.parametrize(("sharing", "tables"), [("none", 12), ("headwise", 6), ("key-value", 3), ("layerwise", 1)])
-def test_projections_are_shared_as_the_paper_counts(sharing, tables):
+def test_projection_sharing_matches_the_paper(sharing, tables):
     """Section 4: of 12 layers with 12 heads it counts 288, 24, 12 and 1; here 3 layers with 2 heads."""
     config = parse(Model, encoder(sharing=sharing))
     model = config.build()

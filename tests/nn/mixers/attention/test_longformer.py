@@ -49,7 +49,7 @@ def run(module, x, **said):
 
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("time", [1, 7, 20])
-def test_it_is_the_definition(time, dilation):
+def test_matches_the_definition(time, dilation):
     module = module_of(dilation=dilation)
     x = torch.randn(3, time, WIDTH, dtype=torch.double)
     chosen = torch.rand(3, time) < 0.2
@@ -61,7 +61,7 @@ def test_it_is_the_definition(time, dilation):
     torch.testing.assert_close(run(module, x[:1]), found[:1], atol=1e-9, rtol=1e-9)
 
 
-def test_padding_and_packing_change_nothing():
+def test_padding_and_packing_do_not_change_results():
     module = module_of()
     sizes = [9, 4, 14]
     texts = [torch.randn(size, WIDTH, dtype=torch.double) for size in sizes]
@@ -97,7 +97,7 @@ def test_gradients_reach_both_kinds_of_projections():
         assert getattr(module, name).weight.grad.abs().sum() > 0
 
 
-def test_weights_of_chosen_tokens_are_their_own():
+def test_recorded_weights_of_global_tokens():
     layer = {"mixer": {"kind": "longformer", "heads": 3, "window": 2}}
     model = build({"kind": "encoder", "vocab": 11, "width": 12, "encoder": [layer]})
     chosen = torch.tensor([[False, True, False, False, False]])

@@ -29,7 +29,7 @@ def row(time):
 
 @pytest.mark.parametrize("sees", ["past", "around"])
 @pytest.mark.parametrize("positions", ["none", "rotary", "alibi"])
-def test_tiles_are_the_dense_form(sees, positions, monkeypatch):
+def test_block_sparse_matches_dense(sees, positions, monkeypatch):
     keys = {"head_width": 4} if positions == "rotary" else {}
     config = LongNet(
         **({"heads": HEADS, "head_width": 4} | keys),
@@ -71,7 +71,7 @@ def decoder(**keys):
     )
 
 
-def test_it_decodes_in_the_memory_of_its_longest_segment():
+def test_kv_cache_is_bounded_by_the_longest_segment():
     model = decoder()
     tokens = torch.randint(1, 11, (1, 150), generator=torch.Generator().manual_seed(0))
     states, sizes, found = model.start(1), [], []
@@ -95,7 +95,7 @@ def test_long_sentences_in_packed_rows():
             torch.testing.assert_close(found[line, span], alone, atol=1e-9, rtol=0)
 
 
-def test_its_weights_can_be_seen():
+def test_weights_can_be_recorded():
     model = decoder()
     weights = model.attention(Batch(Rows(torch.tensor([[1, 2, 3, 4, 5, 6, 7]]))))[0]
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 3, 7, dtype=torch.double))
@@ -103,7 +103,7 @@ def test_its_weights_can_be_seen():
     assert (weights[0, 0, 6] > 0).tolist() == [False] * 6 + [True]  # place 6 begins a segment of both branches
 
 
-def test_branches_that_do_not_pair_up_are_refused():
+def test_unequal_numbers_of_segments_and_dilations_are_refused():
     with pytest.raises(ConfigError, match="2 segments but 1 dilations; set one of each per branch"):
         decoder(dilations=[1])
     with pytest.raises(ConfigError, match="tokens attend to their whole segment; set sees: past"):

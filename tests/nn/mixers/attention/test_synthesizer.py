@@ -39,7 +39,7 @@ def test_parameters_are_those_of_table_1():
 
 
 @pytest.mark.parametrize("synthesis", ["random", "factorised-random"])
-def test_fixed_scores_stay_as_drawn_and_are_kept_with_the_model(synthesis):
+def test_fixed_scores_are_buffers(synthesis):
     torch.manual_seed(0)
     model = parse(Model, decoder(synthesis=synthesis, fixed=True)).build().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items() if "synthesis" in name}
@@ -65,7 +65,7 @@ def test_weights_do_not_depend_on_other_tokens(synthesis):
     assert (same[1] < 1e-12) == ("random" in synthesis)
 
 
-def test_it_decodes_until_its_places_end():
+def test_it_decodes_up_to_its_length():
     model = build(decoder(synthesis="factorised-dense", columns=6, dot=True))
     tokens = torch.randint(1, 11, (2, 20), generator=torch.Generator().manual_seed(0))
     states, found = model.start(2), []
@@ -77,7 +77,7 @@ def test_it_decodes_until_its_places_end():
             model.advance(Rows(tokens[:, :1]), states)
 
 
-def test_a_cache_keeps_values_only():
+def test_the_cache_stores_values_only():
     model = build(decoder())
     states = model.start(1)
     model.advance(Rows(torch.tensor([[1, 2, 3]])), states)
