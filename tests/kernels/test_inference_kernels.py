@@ -74,7 +74,7 @@ def test_partial_rotary_uses_the_plain_path(kernels: None) -> None:
     assert "rotate" not in CALLS
 
 
-def test_names_of_activations_that_kernels_know() -> None:
+def test_activations_with_fused_kernels() -> None:
     assert {name for name in ACTIVATIONS if fused_name(ACTIVATIONS[name]) == name} == {
         "relu",
         "silu",

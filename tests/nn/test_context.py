@@ -1,4 +1,4 @@
-"""Facts follow from what a batch says about itself."""
+"""Token layouts derived from batches."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a config says it costs, held to what the built model is, does and keeps."""
+"""Costs computed from configs against the built models."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Mixture of experts, held to a plain definition that goes through tokens one by one."""
+"""Mixture of experts against a plain per-token definition."""
 
 import itertools
 import math
@@ -47,7 +47,7 @@ def batch(*lengths, seed=0):
 
 
 def plainly(built, x, context):
-    """The definition. Returns what comes out, the auxiliary loss without its weights, and the mean squared log-sum."""
+    """The definition. Returns the output, the unweighted auxiliary loss, and the mean squared logsumexp."""
     moe, router = built, built.router.config
     out = torch.zeros_like(x)
     tokens = [(row, at) for row, at in itertools.product(*map(range, x.shape[:2])) if context.queries.real[row, at]]

@@ -28,7 +28,7 @@ def frames(time, count=3):
 
 
 def convolved(x, weight, bias, stride):
-    """The definition, place by place: (batch, channels, time)."""
+    """The definition, position by position: (batch, channels, time)."""
     x = pad(x, (1, 1))
     places = range(0, x.shape[2] - 2, stride)
     return torch.stack([torch.einsum("bct,oct->bo", x[:, :, p : p + 3], weight) + bias for p in places], 2)

@@ -1,4 +1,4 @@
-"""One vector a sentence, whatever stands around it; heads cost what they say."""
+"""One vector per sentence, independent of the rest of the row; head costs."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Eight-bit maps are what integers say, whatever multiplies them, and a token is rounded by itself alone."""
+"""Int8 maps match integer arithmetic on every path, with per-token activation ranges."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_casting_the_model_does_not_round_steps() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_meta_models_are_quantized_like_real_ones(name: str) -> None:
-    """What a folder holds is what a hollow model of its config has places for."""
+    """A folder holds what a meta model of its config expects."""
     model = to_int8(anypart.build(CASES[name]).float())
     twin = to_int8(meta_model(model.config))  # type: ignore[arg-type]
     assert {n: t.shape for n, t in named_tensors(model).items()} == {n: t.shape for n, t in named_tensors(twin).items()}

@@ -1,4 +1,4 @@
-"""Two bits a weight: what is packed comes out again, and computes what the model computed when it was trained."""
+"""Two bits per weight: packing is lossless and gives the numbers of training."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_row_blocks_do_not_change_results(monkeypatch):
 
 
 def by_tiles(whole, token_step, bytes, weight_step, tile):
-    """What kernels/triton/ternary.py does, one program after the other: the same tiles, masks, shifts and order of scaling."""
+    """The algorithm of kernels/triton/ternary.py in sequence: the same tiles, masks, shifts and scaling."""
     (tokens, inputs), (outputs, quarter) = whole.shape, bytes.shape
     out = torch.full((tokens, outputs), torch.nan)
     for row in torch.arange(0, outputs, tile[1])[:, None] + torch.arange(tile[1]):

@@ -1,4 +1,4 @@
-"""What the equations (tests/parity) do not ask: memory, source sentences side by side, where it can stand."""
+"""Beyond the equations (tests/parity): state size, packed sources, and valid uses."""
 
 import pytest
 import torch

@@ -88,7 +88,7 @@ def test_gradients_are_finite_at_zero_decay():
 
 @pytest.mark.parametrize("config", [Retention(heads=2, head_width=6), GatedRetention(heads=2, head_width=6)])
 def test_a_long_text_in_different_chunks(config):
-    """Chunks of the state that are no chunks of the sum, over the places where the state folds its tail."""
+    """State chunks that differ from the sum's chunks, across positions where the state folds its tail."""
     torch.manual_seed(0)
     common = Common(width=8)
     module = config.build(common).double()

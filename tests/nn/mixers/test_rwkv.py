@@ -59,7 +59,7 @@ def test_outputs_states_and_gradients(time, dtype, tolerance):
 
 
 def test_keys_of_any_size():
-    """e^300 is no number in single precision; the average is."""
+    """e^300 overflows single precision; the weighted average does not."""
     inputs = k, v, w, u = given(100, spread=300.0, dtype=torch.float32)
     found = wkv_output(prefix_states(initial_state(3, 10, k), k, v, w.exp()), k, v, u)
     exact = [tensor.detach().double() for tensor in inputs]

@@ -1,4 +1,4 @@
-"""One cache for all layers, and a prompt of which only the last token goes all the way."""
+"""One KV cache for all layers; only the last prompt token runs through the second stack."""
 
 import pytest
 import torch

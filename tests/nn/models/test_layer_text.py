@@ -1,4 +1,4 @@
-"""A stack written in one line is the list it stands for."""
+"""A stack as text equals its expanded list."""
 
 import pytest
 import yaml

@@ -73,7 +73,7 @@ def test_later_tokens_and_neighbours_do_not_change_earlier_results(model, tokens
 
 
 def test_neighbours_attend_to_their_own_chunk_only():
-    """What neighbours are read as depends on the chunk that asked, where the encoder looks at it, and on no other."""
+    """Encoded neighbours depend on their own querying chunk only, if the encoder is conditioned."""
     found = Neighbours.of([[[[4, 5]], [[6, 7, 8]], [[9]]]], K, 2 * M)
     tokens = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9, 1]])
     for name, sees in (("conditioned", True), ("plain", False)):
@@ -91,7 +91,7 @@ def test_neighbours_attend_to_their_own_chunk_only():
 
 @every_model
 def test_neighbours_are_visible_to_the_attending_chunk_only(model):
-    """And, through the layers below, by whoever comes after."""
+    """And, through lower layers, to all later tokens."""
     tokens, first = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1], None
     for u in range(3):
         given = Neighbours.of([[[[4, 5]], [[6, 7, 8]], [[9]]]], K, 2 * M)
@@ -264,7 +264,7 @@ def test_cost_matches_the_model_and_its_state(chunks, encoder):
 
 @pytest.mark.parametrize("encoder", [[READS], CONDITIONED], ids=["plain", "conditioned"])
 def test_flops_match_torchs_counter(encoder):
-    """But for the scores that the causal mask throws away, which a kernel computes all the same."""
+    """Except for scores removed by the causal mask, which a kernel computes anyway."""
     config, chunks, batch = parse(Model, tree(encoder=encoder)), 5, 2
     model, time = config.build(), chunks * M
     given = Neighbours(torch.ones(batch, chunks, K, 2 * M).long(), torch.full((batch, chunks, K), 2 * M))

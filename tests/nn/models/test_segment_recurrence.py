@@ -62,7 +62,7 @@ def test_detached_states_are_constants(cache):
 
 
 def test_a_loss_of_several_segments_is_the_sum_of_theirs():
-    """Segments whose losses are kept do not spoil each other's: a later one overwrites nothing that is needed."""
+    """Losses of several segments can be kept: later segments overwrite nothing that backward needs."""
     model, tokens = model_of("causal & block-window(5, 2)", "hidden"), text()
     apart = [torch.zeros_like(p) for p in model.parameters()]
     for _, hidden in run_segments(model, tokens, 5, model.start(2)):
@@ -92,7 +92,7 @@ def test_every_state_can_be_detached(name):
 
 
 def test_training_with_memory_uses_earlier_segments():
-    """A text that comes again every 7 tokens, in segments of 6: what follows can only be known from memory."""
+    """A text of period 7 in segments of 6: the next token can only be predicted from memory."""
     torch.manual_seed(0)
     mixer = {"kind": "attention", "heads": 2, "pattern": "causal & block-window(6, 2)", "positions": "transformer-xl"}
     layer = {"repeat": 2, "mixer": mixer | {"cache": "hidden"}, "channel": {"kind": "ffn", "hidden": 64}}

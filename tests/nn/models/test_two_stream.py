@@ -1,4 +1,4 @@
-"""Tokens that only ask: what they see, who sees them, and segments that are remembered."""
+"""The query stream: what it attends to, what attends to it, and cached segments."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def test_only_equality_of_types_matters(model):
 
 @pytest.mark.parametrize("cuts", [[4], [2, 5], [1, 2, 3, 4, 5, 6]])
 def test_segments_over_cached_states_equal_the_whole(model, cuts):
-    """Segments are said one after another; inside the last there is an order and somebody asks."""
+    """Segments come in order; the last one has a factorisation order and a query stream."""
     begin = cuts[-1]
     bounds = [0, *cuts]
     order = torch.zeros_like(TOKENS)

@@ -1,4 +1,4 @@
-"""The pattern algebra: what it says in text, what it promises about reach, and that masks obey logic."""
+"""The pattern algebra: text, reach, and boolean laws of the masks."""
 
 import itertools
 
@@ -17,7 +17,7 @@ expression = patterns()
 
 
 def same(a: Pattern, b: Pattern) -> bool:
-    """Equal answers for all places of a row of three sentences, padding among them, and for one long sentence."""
+    """Equal masks for a row of three sentences with padding, and for one long sentence."""
     position = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 0, 0, 1])
     segment = torch.tensor([1, 1, 1, 1, 1, 2, 2, 2, 0, 3, 3])
     query, key = TokenFields(position[:, None], segment[:, None]), TokenFields(position[None], segment[None])
@@ -80,7 +80,7 @@ def test_causal_patterns_never_attend_ahead(pattern, size):
 
 @given(expression, st.integers(1, 20))
 def test_kv_window_covers_what_decoding_needs(pattern, size):
-    """Whatever a query sees behind it lies among the first places or among the most recent ones."""
+    """Every earlier key of a query is among the first or the most recent positions of `kv_window`."""
     if pattern.kv_window is not None:
         first, recent = pattern.kv_window
         for query, key in pattern.mask(size, size).nonzero().tolist():

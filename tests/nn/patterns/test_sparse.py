@@ -1,4 +1,4 @@
-"""Each pattern against its paper's definition, written out for single places, and against its own bounds for tiles."""
+"""Each pattern against its paper's definition for single pairs, and against its own block bounds."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def test_random_blocks_draw_earlier_blocks_independent_of_length():
     ["random-blocks(3, 2, 5)", "causal & ~random-blocks(1, 3, 0) | block(4)", "window(3) | random-blocks(7, 1, 9)"],
 )
 def test_lookup_tables_match_allowed(text, whole):
-    """What a kernel asks pair by pair, of positions in 32 bits too."""
+    """`quick` evaluates single pairs, also with int32 positions."""
     pattern, at = Pattern.from_text(text), torch.arange(50)
     query, key = (TokenFields(x.to(whole), torch.ones_like(x)) for x in (at[:, None], at[None]))
     assert pattern.quick(lambda: 50, at.device)(query, key).equal(pattern.mask(50, 50))

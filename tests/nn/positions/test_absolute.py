@@ -114,7 +114,7 @@ def test_learned_positions_refuse_long_sentences():
 
 
 def test_learned_positions_count_per_sentence():
-    """A packed row is longer than any sentence in it; its padding stands nowhere."""
+    """A packed row may exceed the limit as long as its sentences do not; padding has no position."""
     segments = torch.tensor([[1, 1, 1, 1, 2, 2, 0, 0, 0, 0, 0, 0]])
     tokens = torch.arange(1, 13)[None] % 10 + 1
     packed = learned(4).encode(Rows(tokens, segments=segments)).hidden

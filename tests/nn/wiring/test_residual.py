@@ -184,7 +184,7 @@ def test_wirings_know_the_depth_of_the_model():
 
 @pytest.mark.parametrize("kind", Wiring.registry)
 def test_dropout_applies_to_sub_layer_outputs(kind):
-    """With everything dropped nothing is added, whatever a sub-layer says; in evaluation it is."""
+    """With p close to 1 nothing is added in training; in evaluation it is."""
     wiring = Wiring.registry[kind]()
     module = wiring.build(Common(width=WIDTH, dropout=0.99999), 2, DEPTH).double()
     said = [lambda x: x * 3 + 1, lambda x: x.flip(-1)]

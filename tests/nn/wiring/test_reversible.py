@@ -151,7 +151,7 @@ def test_every_part_can_be_recomputed(name, plainly):
 
 
 def test_auxiliary_losses_backpropagate(plainly):
-    """Nobody asks for the layers above: they are gone back through for their values alone, dropout and all."""
+    """Upper layers without gradients are still inverted, dropout included."""
     given = tree(wiring="reversible", dropout=0.3, channel=MOE)
 
     def aside(model):

@@ -19,7 +19,7 @@ def universal(**keys):
 
 
 def halting(p, ponder=0.01, result="blend"):
-    """A unit that says p, whatever it sees."""
+    """A unit that returns p for any input."""
     unit = ACT(ponder=ponder, result=result).build(1).double()
     with torch.no_grad():
         unit.unit.weight.zero_()

@@ -141,7 +141,7 @@ def test_attention_dropout_works_in_training_only():
 
 
 def test_every_attention_module_records_weights():
-    """Recording asks a module, not a kind: whoever is asked and attends answers with weights that sum to one."""
+    """Every requested module that attends records weights that sum to one."""
     for name in CASES:
         model = case(name)
         record = {module: WeightRequest() for module in attention_modules(model)}

@@ -57,7 +57,7 @@ def test_only_random_scores_can_be_fixed():
 
 @pytest.mark.parametrize("synthesis", ["dense", "random", "factorised-dense", "factorised-random"])
 def test_weights_do_not_depend_on_other_tokens(synthesis):
-    """Dense weights of a token depend on it alone, random ones on nothing; neither on what stands elsewhere."""
+    """Dense weights depend on the token alone, random weights on none."""
     model = build(decoder(synthesis=synthesis))
     first, second = (model.attention(Batch(Rows(torch.tensor([tokens])))) for tokens in ([1, 2, 3, 4], [5, 6, 3, 8]))
     same = (first[0] - second[0]).abs().amax((0, 1, 3))  # by query, in the first layer

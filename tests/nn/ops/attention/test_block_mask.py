@@ -1,4 +1,5 @@
-"""Attention over tiles against the dense mask: any pattern, odd lengths, every manner; outputs and gradients, fp64."""
+"""Block-sparse attention against the dense mask: any pattern, odd lengths, every score_mod; outputs and gradients,
+fp64."""
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ TABLE = torch.randn(HEADS, 301, generator=torch.Generator().manual_seed(3), dtyp
 
 
 def learned(q, queries, keys, scale):
-    """A bias by distance with parameters of its own, as T5's."""
+    """A learned bias by distance, like T5's."""
     far = (keys[:, None, :] - queries[:, :, None]).clamp(-150, 150) + 150
     return TABLE[:, far].transpose(0, 1)
 
@@ -80,7 +81,7 @@ def compare(execute, pattern, queries, keys, score_mod, batch, kv_heads=KV_HEADS
 @example(Pattern.from_text("causal & (window(7) | strided(7))"), 100, 8, "values", 0, True)
 @example(Pattern.from_text("dilated(4, 3) | strided(6) | global(5)"), 63, 8, "cap", 0, True)
 @example(~Pattern.from_text("full"), 63, 8, "bias", 0, False)
-def test_tiles_are_the_dense_mask(pattern, time, block, score_mod, seed, split):
+def test_block_sparse_matches_the_dense_mask(pattern, time, block, score_mod, seed, split):
     layout = some_facts(time, seed)
     parts = [
         BlockLayout(one, layout, layout, block) for one in (disjoint_alternatives(pattern) if split else [pattern])
@@ -90,7 +91,7 @@ def test_tiles_are_the_dense_mask(pattern, time, block, score_mod, seed, split):
 
 @settings(max_examples=20, deadline=None)
 @given(patterns(), st.integers(0, 99), st.sampled_from(list(MANNERS)))
-def test_tiles_of_packed_rows(pattern, seed, score_mod):
+def test_block_sparse_over_packed_rows(pattern, seed, score_mod):
     layout = some_facts(60, seed, packed=True)
     compare(
         BlockSparse([BlockLayout(pattern, layout, layout, 8)]), pattern, layout, layout, MANNERS[score_mod], batch=2
@@ -99,7 +100,7 @@ def test_tiles_of_packed_rows(pattern, seed, score_mod):
 
 @pytest.mark.parametrize("score_mod", MANNERS)
 @pytest.mark.parametrize("kv_heads", [1, 4])
-def test_rows_that_are_alike_and_heads_that_share_keys(score_mod, kv_heads):
+def test_equal_rows_and_grouped_query_heads(score_mod, kv_heads):
     pattern = Pattern.from_text("causal & (window(9) | prefix(2))")
     layout = TokenLayout.of(Rows(torch.zeros(3, 70, dtype=torch.long)))
     compare(
@@ -114,7 +115,7 @@ def test_rows_that_are_alike_and_heads_that_share_keys(score_mod, kv_heads):
 
 
 @pytest.mark.parametrize("score_mod", ["plain", "bias"])
-def test_queries_and_keys_of_two_sentences(score_mod):
+def test_cross_attention(score_mod):
     queries = TokenLayout.of(Rows(torch.zeros(2, 50, dtype=torch.long), torch.tensor([50, 20]), side="left"))
     keys = TokenLayout.of(Rows(torch.zeros(2, 75, dtype=torch.long), torch.tensor([33, 75])))
     pattern = Pattern.from_text("window(6) | strided(5)")
@@ -134,8 +135,8 @@ def test_dropout_drops_weights_and_keeps_their_mean():
 
 
 @pytest.mark.parametrize("text", ["causal & (window(20) | strided(40))", "window(9) | chosen", "dilated(5, 3)"])
-def test_flex_over_the_same_tiles(text, monkeypatch):
-    """FlexAttention's own eager definition, forward only, on tokens sorted, filled up and joined again."""
+def test_flex_with_the_same_blocks(text, monkeypatch):
+    """FlexAttention's eager definition, forward only, on sorted and padded tokens."""
     monkeypatch.setattr(flex, "_compiled_flex", lambda: flex_attention)
     pattern = Pattern.from_text(text)
     for layout in (some_facts(300, 1), TokenLayout.of(Rows(torch.zeros(2, 300, dtype=torch.long)))):
@@ -156,7 +157,7 @@ def test_flex_over_the_same_tiles(text, monkeypatch):
 
 @pytest.mark.parametrize("pattern", atoms(), ids=str)
 def test_every_pattern_can_be_compiled(pattern, monkeypatch):
-    """FlexAttention traces `allowed`: whole-number and boolean operations on places, nothing that builds a pattern."""
+    """FlexAttention traces `allowed`: only integer and boolean tensor operations."""
     monkeypatch.setattr(flex, "_compiled_flex", lambda: flex_attention)
     torch._dynamo.reset()
     layout = some_facts(20, 1)
@@ -204,12 +205,12 @@ def whole_row(time):
         ("~window(64)", 2048, DenseAttention),
     ],
 )
-def test_tiles_are_chosen_where_there_is_little_to_see(text, time, path):
+def test_sparse_patterns_select_block_sparse(text, time, path):
     layout = whole_row(time)
     assert type(attend.select_attention(Pattern.from_text(text), layout, layout, ScoreMod(1.0))) is path
 
 
-def test_a_long_sentence_in_a_packed_row_gets_tiles_too():
+def test_long_sentences_in_packed_rows_use_block_sparse():
     segments = torch.cat([torch.full((1, 1500), 1), torch.full((1, 20), 2)], 1)
     layout = TokenLayout.of(Rows(torch.zeros_like(segments), segments=segments))
     pattern = Pattern.from_text("causal & window(40)")
@@ -219,8 +220,8 @@ def test_a_long_sentence_in_a_packed_row_gets_tiles_too():
     torch.testing.assert_close(found, dense(q, k, v, 0.0, MANNERS["plain"]), atol=1e-9, rtol=1e-9)
 
 
-def test_what_is_kept_for_backward_does_not_grow_with_the_window():
-    """Plain attention over tiles keeps q, k, v, the result and its denominators, not the gathered keys."""
+def test_saved_memory_does_not_grow_with_the_window():
+    """Block-sparse attention saves q, k, v, out and lse, not the gathered keys."""
     layout = whole_row(1024)
     q, k, v = tensors(1, 1024, 1024, HEADS)
     sizes = []
@@ -238,6 +239,6 @@ def test_what_is_kept_for_backward_does_not_grow_with_the_window():
     assert sizes[0] == sizes[1] <= 4.2 * q.numel()
 
 
-def test_a_causal_sentence_still_takes_the_kernel():
+def test_a_causal_sentence_uses_is_causal():
     layout = whole_row(2048)
     assert attend.select_attention(Causal(), layout, layout, ScoreMod(1.0)) is attend.causal

@@ -61,7 +61,7 @@ def written_out(q, k, v, sees):
 
 
 def visible(pattern, queries, keys):
-    """For each row and real query, the keys it may look at, from segments and positions in plain Python."""
+    """For each row and real query, its allowed keys, from segments and positions in plain Python."""
     rows = [layout.positions if layout.segments is None else layout.segments for layout in (queries, keys)]
     mask = pattern.mask(256, 256).tolist()
 
@@ -123,12 +123,12 @@ def packed(rows, tail=0):
 
 
 def eager_flex(monkeypatch):
-    """The kernel is for GPUs; FlexAttention's own eager definition runs here on the same block mask, forward only."""
+    """FlexAttention's eager definition on the same block mask, forward only: the kernel needs a GPU."""
     monkeypatch.setattr(flex, "_compiled_flex", lambda: flex_attention)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_whole(size):
+def test_full(size):
     compare(attend.full, Full(), whole_row(size), whole_row(7), batch=2)
     assert planned(Full(), whole_row(size), whole_row(7)) is attend.full
 
@@ -164,8 +164,8 @@ def test_packed_rows(way, pattern, rows, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["grouped", "dense", "flex"])
-def test_packed_rows_that_look_across(way, monkeypatch):
-    """Each sentence of the target looks at its own sentence of the source, of another length."""
+def test_packed_rows_in_cross_attention(way, monkeypatch):
+    """Each target sentence attends to its own source sentence of another length."""
     eager_flex(monkeypatch)
     queries, keys = packed([[5, 1, 30], [2, 61]], tail=2), packed([[1, 9, 20], [70, 3]], tail=1)
     compare(path(way, Full(), queries, keys), Full(), queries, keys, batch=2, gradients=way != "flex")
@@ -177,7 +177,7 @@ def test_packed_rows_that_look_across(way, monkeypatch):
     st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=20), min_size=1, max_size=3),
     st.integers(0, 3),
 )
-def test_what_the_plan_chooses_for_packed_rows_is_the_definition(pattern, rows, tail):
+def test_selected_attention_for_packed_rows_matches_the_definition(pattern, rows, tail):
     """Any pattern, any number of sentences."""
     layout = packed(rows, tail)
     compare(planned(pattern, layout, layout), pattern, layout, layout, len(rows))
@@ -196,7 +196,7 @@ facts_of_one_side = st.one_of(
 @example(Causal(), whole_row(5), padded([5, 2]), False)
 @example(Causal(), following(2, 3), whole_row(3), False)  # a later chunk, as long
 @example(Causal(), following(4, 1), padded([5, 2]), False)  # the newest token
-def test_what_the_plan_chooses_is_the_definition(pattern, queries, keys, to_itself):
+def test_selected_attention_matches_the_definition(pattern, queries, keys, to_itself):
     """Self-attention and cross-attention by any pattern, padded on either side."""
     keys = queries if to_itself else keys
     compare(planned(pattern, queries, keys), pattern, queries, keys, batch=2)
@@ -204,8 +204,8 @@ def test_what_the_plan_chooses_is_the_definition(pattern, queries, keys, to_itse
 
 @settings(max_examples=40)
 @given(patterns(), st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=3))
-def test_flex_asks_about_single_places_and_gets_the_dense_mask(pattern, rows):
-    """In whatever order the tokens have been put, and whatever its block mask leaves out or takes as a whole."""
+def test_flex_mask_mod_matches_the_dense_mask(pattern, rows):
+    """For any token order, and for empty, partial and full blocks of the block mask."""
     queries = packed(rows, tail=2)
     keys = packed([row[::-1] for row in rows], tail=1)
     part = BlockLayout(pattern, queries, keys, 4)
@@ -232,7 +232,7 @@ def test_flex_asks_about_single_places_and_gets_the_dense_mask(pattern, rows):
         assert not seen[b][:, beyond].any()
 
 
-def test_flex_leaves_to_the_dense_mask_what_its_kernel_cannot_do(monkeypatch):
+def test_flex_falls_back_to_dense(monkeypatch):
     def kernel():
         raise AssertionError("the kernel was asked")
 
@@ -245,7 +245,7 @@ def test_flex_leaves_to_the_dense_mask_what_its_kernel_cannot_do(monkeypatch):
 
 
 @pytest.mark.parametrize("pattern", SOME_PATTERNS, ids=str)
-def test_a_row_of_nothing_but_padding_stays_finite(pattern):
+def test_rows_of_padding_only_are_finite(pattern):
     segments = torch.tensor([[1, 1, 2], [0, 0, 0]])
     layout = TokenLayout.of(Rows(torch.zeros_like(segments), segments=segments))
     empty = TokenLayout.of(Rows(torch.zeros(2, 3, dtype=torch.long), lengths=torch.tensor([3, 0])))
@@ -257,7 +257,7 @@ def test_a_row_of_nothing_but_padding_stays_finite(pattern):
             assert found.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_grouping_does_not_pay_for_the_square_of_the_row():
+def test_packed_attention_cost_is_not_quadratic_in_the_row():
     """The reason for `attend_packed`: 40 sentences of 5 in a row cost 40 · 5², not 200²."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
@@ -269,7 +269,7 @@ def test_grouping_does_not_pay_for_the_square_of_the_row():
     assert counter.get_total_flops() == 4 * HEADS * HEAD_WIDTH * 40 * 5**2
 
 
-def test_positions_begin_anew_with_each_sentence():
+def test_positions_restart_with_each_sentence():
     segments = torch.tensor([[1, 1, 1, 2, 2, 0, 0], [0, 1, 2, 2, 2, 2, 3]])
     layout = TokenLayout.of(Rows(torch.zeros_like(segments), segments=segments))
     real = segments > 0
