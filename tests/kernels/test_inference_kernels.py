@@ -1,5 +1,5 @@
-"""Where a GPU reads and nobody learns, rotary positions and gated units are one kernel each, given what the definition
-is given. (The kernels are held to their definitions by bench/check_kernels.py.)"""
+"""In inference on a GPU, rotary positions and gated units run as one kernel each, with the inputs of the definition.
+(bench/check_kernels.py compares the kernels with their definitions.)"""
 
 from __future__ import annotations
 

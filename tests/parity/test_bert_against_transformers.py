@@ -66,7 +66,7 @@ def test_old_names_of_norms_are_understood(tmp_path):
     assert torch.equal(found.embed.norm.bias, weights["bert.embeddings.LayerNorm.bias"])
 
 
-def test_what_is_not_here_is_refused_by_name():
+def test_unsupported_settings_are_refused_by_name():
     config = BertConfig(is_decoder=True, hidden_act="laplace", tie_word_embeddings=False).to_dict()
     config["position_embedding_type"] = "relative_key"
     named = r"(?s)position_embedding_type: 'relative_key'.*hidden_act: 'laplace'.*is_decoder: True"

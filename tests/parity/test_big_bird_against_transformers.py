@@ -82,7 +82,7 @@ def test_sparse_attention(name, tmp_path, record_difference):
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
 
 
-def test_packed_rows_are_the_sentences_alone(tmp_path):
+def test_packed_rows_match_single_sentences(tmp_path):
     theirs = build("small")
     judge.randomise(theirs)
     model = judge.ours(theirs, tmp_path)
@@ -93,8 +93,8 @@ def test_packed_rows_are_the_sentences_alone(tmp_path):
         torch.testing.assert_close(packed[:, part], model.logits(Batch(Rows(tokens[:, part]))), rtol=1e-5, atol=1e-5)
 
 
-def test_our_own_bigbird_is_its_definition(record_difference):
-    """Blocks of 2, a window of 3 blocks, 2 global blocks and 2 random ones: every query asks every key by itself."""
+def test_the_bigbird_pattern_matches_its_definition(record_difference):
+    """Blocks of 2, a window of 3 blocks, 2 global blocks and 2 random ones, evaluated pair by pair."""
     tree = FAMILIES["big_bird"].tree(build("small", attention_type="original_full").config.to_dict())
     pattern = "block-window(2, 2) | global-prefix(4) | random-blocks(2, 2, 7)"
     tree["encoder"][0]["mixer"]["pattern"] = pattern

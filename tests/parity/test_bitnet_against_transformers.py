@@ -82,7 +82,7 @@ def test_the_map_and_its_gradients(inputs, outputs, norm, bias, record_differenc
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (100, 63)])
-def test_what_is_rounded_is_rounded_to_the_same_whole_numbers(shape):
+def test_quantized_codes_are_equal(shape):
     """Exactly: dequantised as they do it, ours are theirs bit for bit. Halves go to the even number."""
     torch.manual_seed(0)
     theirs = AutoBitLinear(shape[1], shape[0], bias=False, online_quant=True)
@@ -99,7 +99,7 @@ def test_what_is_rounded_is_rounded_to_the_same_whole_numbers(shape):
     assert halves.tolist() == [[0.0, 2.0, 2.0, 0.0, -2.0, 127.0]]
 
 
-def test_maps_of_one_product_are_measured_one_by_one():
+def test_merged_maps_have_separate_scales():
     torch.manual_seed(0)
     sizes = (8, 3, 3)
     together = Bit().build(10, sizes, False)
@@ -142,7 +142,7 @@ def test_greedy_continuations(name, tmp_path):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["autobitlinear", "bitlinear"])
 def test_released_files_with_four_weights_in_a_byte(kind, tmp_path):
-    """Their map for such files is the judge; `bitlinear` stores one over the step."""
+    """Compared with their map for such files; `bitlinear` stores the reciprocal of the step."""
     name = "groups of queries"
     config, judged = BitNetConfig(**SMALL | CASES[name]), theirs(name).eval()
     judge.randomise(judged)
@@ -176,7 +176,7 @@ def test_released_files_with_four_weights_in_a_byte(kind, tmp_path):
         ({"bits": 3}, "quantization_config.bits"),
     ],
 )
-def test_what_is_not_here_is_refused_by_name(said, told):
+def test_unsupported_settings_are_refused_by_name(said, told):
     config = BitNetConfig(**SMALL).to_dict() | {"quantization_config": {"quant_method": "bitnet"} | said}
     with pytest.raises(UserError, match=told):
         FAMILIES["bitnet"].tree(config)

@@ -35,7 +35,7 @@ def test_files_without_the_prefix(tmp_path):
 
 
 @pytest.mark.parametrize(("key", "value"), [("apply_residual_connection_post_layernorm", True), ("new_trick", 1)])
-def test_what_is_not_here_is_refused_by_name(key, value):
+def test_unsupported_settings_are_refused_by_name(key, value):
     config = BloomConfig(**SMALL).to_dict() | {key: value}
     with pytest.raises(UserError, match=key):
         FAMILIES["bloom"].tree(config)

@@ -136,7 +136,7 @@ def test_images_and_texts(tmp_path: Path) -> None:
         call.logits({"tokens": texts})
 
 
-def test_sounds_of_unequal_lengths(tmp_path: Path) -> None:
+def test_audio_of_unequal_lengths(tmp_path: Path) -> None:
     config = WhisperConfig(
         d_model=24, encoder_layers=2, decoder_layers=2, encoder_attention_heads=3, decoder_attention_heads=3,
         encoder_ffn_dim=40, decoder_ffn_dim=40, vocab_size=31, max_source_positions=6, max_target_positions=8,
@@ -179,7 +179,7 @@ def test_global_positions(tmp_path: Path) -> None:
         call.logits({"tokens": texts, "global_positions": [[16], []]})
 
 
-def test_an_order_and_what_is_asked_for(tmp_path: Path) -> None:
+def test_permutation_order_and_query_stream(tmp_path: Path) -> None:
     config = XLNetConfig(d_model=24, n_head=3, n_layer=2, d_inner=40, vocab_size=31, dropout=0.0, use_mems_eval=False)
     theirs, call = both(XLNetLMHeadModel(config), tmp_path)
     order = [[2, 0, 0, 0, 1, 0], [0, 1, 0], [0]]
@@ -204,7 +204,7 @@ def test_an_order_and_what_is_asked_for(tmp_path: Path) -> None:
         call.logits({"tokens": TEXTS, "order": order, "targets": [[4], [3], []]})
 
 
-def test_a_folder_of_theirs_is_called_at_once(tmp_path: Path) -> None:
+def test_their_folders_can_be_called_directly(tmp_path: Path) -> None:
     config = BertConfig(**SIZES, **DRY, vocab_size=31, max_position_embeddings=9)
     theirs = BertForMaskedLM(config).eval()
     theirs.save_pretrained(tmp_path)
@@ -237,7 +237,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("inputs", "said"), WRONG)
-def test_what_cannot_be_read_is_told(inputs: dict[str, Any], said: str) -> None:
+def test_unreadable_files_are_reported(inputs: dict[str, Any], said: str) -> None:
     tree = {
         "kind": "encoder", "vocab": 31, "width": 8, "embed": {"types": 2},
         "encoder": [{"mixer": {"kind": "attention", "heads": 2}, "channel": {"kind": "ffn", "hidden": 8}}],
@@ -248,7 +248,7 @@ def test_what_cannot_be_read_is_told(inputs: dict[str, Any], said: str) -> None:
             ask(inputs)
 
 
-def test_layers_that_are_not_there() -> None:
+def test_missing_layers() -> None:
     layer = {"mixer": {"kind": "attention", "heads": 2, "pattern": "causal"}, "channel": {"kind": "ffn", "hidden": 8}}
     call = Called(ayn.build({"kind": "decoder", "vocab": 31, "width": 8, "decoder": [layer | {"repeat": 2}]}))
     assert len(call.hidden({"tokens": TEXTS}, "all")) == 3
@@ -264,7 +264,7 @@ def test_layers_that_are_not_there() -> None:
 @pytest.mark.parametrize(
     "name", ["transformer-tiny", "bert-base", "vit-base-16", "clip-vit-b-32", "whisper-tiny", "retro"]
 )
-def test_every_kind_says_what_it_takes(name: str) -> None:
+def test_every_predictor_names_its_inputs(name: str) -> None:
     expected = {
         "transformer-tiny": {"tokens", "lengths", "targets"},
         "bert-base": {"tokens", "lengths", "types"},

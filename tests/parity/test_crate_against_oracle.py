@@ -94,7 +94,7 @@ def test_attention_in_subspaces(out):
     assert (out == "tied") == (layer.out is None)
 
 
-def test_a_step_of_ista_lowers_what_it_descends():
+def test_an_ista_step_lowers_its_objective():
     """‖z − Dz'‖²/2 + λ‖z'‖₁ from z' = z, for a step that is small against the dictionary."""
     torch.manual_seed(0)
     layer = ISTA(step=0.05, sparsity=0.3).build(Common(width=WIDTH)).double()
@@ -109,7 +109,7 @@ def test_a_step_of_ista_lowers_what_it_descends():
     assert objective(code) < objective(z) and (code == 0).sum() > (z == 0).sum()
 
 
-def test_it_keeps_half_of_what_attention_keeps():
+def test_the_cache_is_half_of_attentions():
     sizes = {}
     for kind in ("mssa", "attention"):
         model = build(tree(mixer={"kind": kind, "heads": 3, "pattern": "causal"}))

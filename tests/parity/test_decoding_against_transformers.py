@@ -74,7 +74,7 @@ def test_beam_search_finds_the_same_n_best_with_the_same_scores(
     assert sum(hypothesis.finished for hypothesis in ours) > 8
 
 
-def test_a_smallest_length_and_forbidden_tokens_mean_the_same(pair: tuple[Any, Engine, list[list[int]]]) -> None:
+def test_min_length_and_banned_tokens_match(pair: tuple[Any, Engine, list[list[int]]]) -> None:
     marian, engine, sources = pair
     strict = Engine(engine.model, engine.bos, engine.eos, engine.pad, forbidden=[5, 6, 7])
     options: dict[str, Any] = {"min_new_tokens": 6, "bad_words_ids": [[5], [6], [7]], "length_penalty": 0.6}

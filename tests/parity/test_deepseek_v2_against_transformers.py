@@ -77,14 +77,14 @@ def test_greedy_continuations(name, tmp_path):
         ("new_trick", 1),
     ],
 )
-def test_what_is_not_here_is_refused_by_name(key, value):
+def test_unsupported_settings_are_refused_by_name(key, value):
     config = DeepseekV2Config(**SMALL).to_dict() | {key: value}
     with pytest.raises(UserError, match=key):
         FAMILIES["deepseek_v2"].tree(config)
 
 
 @pytest.mark.parametrize("more", [dict(mscale=1.0), dict(), dict(mscale=0.5, attention_factor=2.0)])
-def test_two_ways_of_sharpening_at_once_are_refused(more):
+def test_two_yarn_sharpenings_are_refused(more):
     rope = YARN | dict(mscale_all_dim=0.5) | more
     with pytest.raises(UserError, match="mscale"):
         FAMILIES["deepseek_v2"].tree(DeepseekV2Config(**SMALL, rope_parameters=rope).to_dict())

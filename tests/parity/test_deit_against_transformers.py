@@ -44,7 +44,7 @@ def test_hidden_states_of_the_bare_model(name, tmp_path, record_difference):
     assert worst < judge.TOLERANCE
 
 
-def test_as_large_as_it_says(tmp_path):
+def test_size_matches_the_paper(tmp_path):
     theirs = DeiTForImageClassificationWithTeacher(DeiTConfig(**CASES["small"]))
     assert judge.ours(theirs, tmp_path).config.cost().parameters == sum(p.numel() for p in theirs.parameters())
 

@@ -42,7 +42,7 @@ def filled(x, width):
 
 
 def convolution(x, kernel, bias, first):
-    """kernel (outputs, inputs, size); place t sees t + first, t + first + 1, …; nothing stands beyond the ends."""
+    """kernel (outputs, inputs, size); position t covers t + first, t + first + 1, …; zeros beyond the ends."""
     rows = []
     for t in range(len(x)):
         row = bias
@@ -167,14 +167,14 @@ def test_outputs_and_gradients(model, record_difference):
     assert outputs < 1e-6 and gradients < 1e-6
 
 
-def test_it_decodes_what_it_computes(model):
+def test_decoding_matches_the_whole_pass(model):
     with torch.no_grad():
         states = model.start(Rows(torch.tensor([SOURCE])))
         steps = [model.head(model.advance(Rows(torch.tensor([[token]])), states)) for token in TARGET]
     torch.testing.assert_close(torch.cat(steps, 1)[0], alone(model, (SOURCE, TARGET)), rtol=0, atol=1e-9)
 
 
-def test_it_learns():
+def test_it_trains():
     torch.manual_seed(0)
     model = parse(Model, narrowed(preset_tree("evolved-transformer")) | {"dropout": 0.0}).build()
     batch = Batch(Rows.of([[1, 5, 6, 7], [1, 9]]), Rows.of([[4, 5], [8, 7, 6]]))
@@ -190,8 +190,8 @@ def test_it_learns():
     assert losses[-1] < 0.3 * losses[0]
 
 
-def test_its_size():
-    """Nine and twelve layers; beside the base Transformer it is larger by what the paper's tables say, 3 million."""
+def test_size():
+    """Nine and twelve layers; 3 million parameters more than the base Transformer, as in the paper's tables."""
     config = parse(Model, preset_tree("evolved-transformer"))
     assert [len(config.encoder), len(config.decoder)] == [9, 12]
     base = parse(Model, preset_tree("transformer-base"))

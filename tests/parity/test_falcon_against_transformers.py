@@ -36,7 +36,7 @@ def test_greedy_continuations(name, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value"), [("alibi", True), ("num_ln_in_parallel_attn", 2), ("activation", "snake"), ("new_trick", 1)]
 )
-def test_what_is_not_here_is_refused_by_name(key, value):
+def test_unsupported_settings_are_refused_by_name(key, value):
     config = FalconConfig(**SMALL).to_dict() | {key: value}
     with pytest.raises(UserError, match=key):
         FAMILIES["falcon"].tree(config)

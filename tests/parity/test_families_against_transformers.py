@@ -1,4 +1,4 @@
-"""Every family there is: it reads what transformers writes, and refuses a key it has not heard of."""
+"""Every family reads what transformers writes and refuses unknown keys."""
 
 import pytest
 from transformers import CONFIG_MAPPING
@@ -59,13 +59,13 @@ OLD = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_old_files_say_besides_is_understood(name):
+def test_extra_keys_of_old_files_are_accepted(name):
     config = defaults(name)
     assert FAMILIES[name].tree(config | OLD) == FAMILIES[name].tree(config)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_heads_that_were_cut_out_are_refused(name):
+def test_pruned_heads_are_refused(name):
     with pytest.raises(UserError, match="pruned_heads"):
         FAMILIES[name].tree(defaults(name) | {"pruned_heads": {"0": [1]}})
 

@@ -40,12 +40,12 @@ def test_greedy_continuations(name, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value"), [("use_bidirectional_attention", True), ("hidden_act", "snake"), ("new_trick", 1)]
 )
-def test_what_is_not_here_is_refused_by_name(key, value):
+def test_unsupported_settings_are_refused_by_name(key, value):
     config = GemmaConfig(**SMALL).to_dict() | {key: value}
     with pytest.raises(UserError, match=key):
         FAMILIES["gemma"].tree(config)
 
 
-def test_the_second_key_for_the_activation_counts():
+def test_the_second_activation_key_is_used():
     config = GemmaConfig(**SMALL).to_dict() | {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}
     assert FAMILIES["gemma"].tree(config) == FAMILIES["gemma"].tree(GemmaConfig(**SMALL).to_dict())

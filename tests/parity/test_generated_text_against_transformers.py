@@ -122,7 +122,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_texts_go_on_the_same(pair: tuple[Any, Any, Any], way: str) -> None:
+def test_continuations_match(pair: tuple[Any, Any, Any], way: str) -> None:
     theirs, tokenizer, ours = pair
     their_way, our_way = WAYS[way]
     truth = [expected(theirs, tokenizer, prompt, **their_way) for prompt in PROMPTS]
@@ -131,7 +131,7 @@ def test_texts_go_on_the_same(pair: tuple[Any, Any, Any], way: str) -> None:
     assert len(set(truth)) == len(truth)
 
 
-def test_a_string_to_stop_at(pair: tuple[Any, Any, Any]) -> None:
+def test_stop_string(pair: tuple[Any, Any, Any]) -> None:
     theirs, tokenizer, ours = pair
     free = expected(theirs, tokenizer, PROMPTS[0])
     stop = next(free[n : n + 2] for n in range(3, len(free)) if free[n : n + 2].isascii())

@@ -37,7 +37,7 @@ def built(family):
 
 
 def generated(theirs, sources, beam, forced, end):
-    """What they say after what is forced, up to the end mark."""
+    """Their output after the forced tokens, up to the end token."""
     pad = theirs.config.pad_token_id  # places are counted by it: nobody says it
     rows = Rows.of(sources, pad=pad)
     said = theirs.generate(

@@ -56,13 +56,13 @@ def test_files_without_the_prefix(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value"), [("activation_function", "snake"), ("attention_layers", ["global", "far"]), ("new_trick", 1)]
 )
-def test_what_is_not_here_is_refused_by_name(key, value):
+def test_unsupported_settings_are_refused_by_name(key, value):
     config = GPTNeoConfig(**SMALL).to_dict() | {key: value}
     with pytest.raises(UserError, match=key.replace("_layers", "_types")):
         FAMILIES["gpt_neo"].tree(config)
 
 
-def test_layers_that_are_not_all_said_are_refused():
+def test_incomplete_layer_lists_are_refused():
     config = GPTNeoConfig(**SMALL).to_dict() | {"num_layers": 5}
     with pytest.raises(UserError, match="attention_types: 2 layers where num_layers is 5"):
         FAMILIES["gpt_neo"].tree(config)

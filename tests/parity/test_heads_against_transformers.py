@@ -1,4 +1,4 @@
-"""What stands on an encoder (classes of sentences, tags of tokens, nothing), as in transformers' classes of each."""
+"""Encoder heads (sentence classes, token tags, none), as in transformers' classes."""
 
 import pytest
 import transformers

@@ -1,4 +1,4 @@
-"""Images: the very numbers Hugging Face's image processors make of files, and what their pipelines say of them."""
+"""Images: the pixel values of Hugging Face's image processors, and the results of their pipelines."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_same_pixels(name, size, tmp_path, record_difference):
     assert found.shape == expected.shape and worst <= 1e-6
 
 
-def test_jpeg_and_what_cameras_say(tmp_path):
+def test_jpeg_orientation(tmp_path):
     """A photo that lies on its side is turned before anything else."""
     image = picture(80, 50)
     sides = Image.Exif()
@@ -125,7 +125,7 @@ OLD = {"do_normalize": True, "do_resize": True, "image_mean": [0.5, 0.5, 0.5], "
         ),
     ],
 )  # fmt: skip
-def test_old_files_say_it_in_other_words(said, theirs, tmp_path):
+def test_keys_of_old_files_are_translated(said, theirs, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
     image = picture(70, 51)
     expected = theirs(image, return_tensors="pt").pixel_values[0]
@@ -142,7 +142,7 @@ def files(tmp_path):
     return paths
 
 
-def test_classes_as_their_pipeline_says(files, tmp_path):
+def test_classes_match_their_pipeline(files, tmp_path):
     config = ViTConfig(
         hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40, image_size=24, patch_size=8,
         id2label={n: name for n, name in enumerate(["cat", "dog", "bird", "fish", "moth", "newt", "toad"])},
@@ -172,7 +172,7 @@ def words() -> Tokenizer:
     return made
 
 
-def test_matches_as_their_pipeline_says(files, tmp_path):
+def test_matches_their_pipeline(files, tmp_path):
     shared = dict(num_hidden_layers=2, num_attention_heads=2, intermediate_size=20)
     config = CLIPConfig(
         projection_dim=14,
@@ -201,7 +201,7 @@ def test_matches_as_their_pipeline_says(files, tmp_path):
         model.embed_texts(["a " * 20])
 
 
-def test_without_their_file_pixels_can_be_given_but_no_images(files, tmp_path):
+def test_without_a_preprocessor_file_only_pixels_are_accepted(files, tmp_path):
     config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=8,
                        patch_size=4, num_labels=3)  # fmt: skip
     ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")

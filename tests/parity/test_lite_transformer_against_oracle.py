@@ -27,7 +27,7 @@ def dense(module, x):
 
 
 def convolution(module, x, size, heads, past, gated=True):
-    """Σ_j softmax(filter)_j x_{i+j}, the filter of the head of each feature; nothing stands beyond the ends."""
+    """Σ_j softmax(filter)_j x_{i+j}, one filter per head; zeros beyond the ends."""
     x = dense(module.inside, x)
     if gated:
         values, gates = x.chunk(2, -1)
@@ -169,7 +169,7 @@ def test_outputs_and_gradients(model, record_difference):
     assert outputs < 1e-6 and gradients < 1e-6
 
 
-def test_it_decodes_what_it_computes(model):
+def test_decoding_matches_the_whole_pass(model):
     with torch.no_grad():
         states = model.start(Rows(torch.tensor([SOURCE])))
         steps = [model.head(model.advance(Rows(torch.tensor([[token]])), states)) for token in TARGET]
@@ -183,6 +183,6 @@ def test_it_decodes_what_it_computes(model):
         ({"kind": "dynamic-convolution", "heads": 5, "size": 3}, "mixer.heads: width 12 is not divisible by 5 heads"),
     ],
 )
-def test_what_does_not_fit_is_refused(mixer, message):
+def test_mismatches_are_refused(mixer, message):
     with pytest.raises(ConfigError, match=message):
         parse(Model, tree(encoder_mixer=mixer))

@@ -66,7 +66,7 @@ def test_files_from_before_transformers_5_mean_the_same():
     assert FAMILIES["llama"].tree(old) == FAMILIES["llama"].tree(new)
 
 
-def test_what_is_not_here_is_refused_by_name():
+def test_unsupported_settings_are_refused_by_name():
     config = LlamaConfig(**SMALL).to_dict()
     config |= {"hidden_act": "snake", "new_trick": 3, "quantization_config": {"bits": 4}, "off": False, "unset": None}
     config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
@@ -78,7 +78,7 @@ def test_what_is_not_here_is_refused_by_name():
     assert "off" not in text and "unset" not in text and text.startswith("llama:")
 
 
-def test_what_is_missing_is_named():
+def test_missing_weights_are_named():
     config = LlamaConfig(**SMALL).to_dict()
     del config["hidden_size"]
     with pytest.raises(UserError, match="hidden_size: missing"):

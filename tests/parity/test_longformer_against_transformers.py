@@ -60,7 +60,7 @@ def test_classes(tmp_path, record_difference):
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
 
 
-def test_what_does_not_fit_is_refused_by_name():
+def test_mismatches_are_refused_by_name():
     said = LongformerConfig(attention_window=[4, 4]).to_dict() | {"attention_mode": "tvm"}
     with pytest.raises(UserError, match=r"(?s)attention_mode: 'tvm'.*attention_window: 2 windows for 12 layers"):
         FAMILIES["longformer"].tree(said)

@@ -33,7 +33,7 @@ def equations(q, k, v, branches, past):
 @pytest.mark.parametrize("sees", ["past", "around"])
 @pytest.mark.parametrize(("segments", "dilations"), [((4, 12), (1, 3)), ((5,), (2,)), ((3, 6, 10), (1, 2, 4))])
 @pytest.mark.parametrize("time", [1, 12, 31])  # 31 is no multiple of any segment
-def test_it_is_the_papers_equations(sees, segments, dilations, time, record_difference):
+def test_matches_the_papers_equations(sees, segments, dilations, time, record_difference):
     torch.manual_seed(0)
     config = LongNet(heads=HEADS, head_width=HEAD_WIDTH, segments=segments, dilations=dilations, sees=sees)
     module = config.build(Common(width=12))

@@ -118,7 +118,7 @@ def test_outputs_and_gradients(keys, sorted_, monkeypatch, record_difference):
 @pytest.mark.parametrize("time", [63, 100, 129])
 @pytest.mark.parametrize("keys", [{"sees": "past"}, {"sees": "around"}, {"whole": 7}], ids=str)
 @pytest.mark.parametrize("rounds", [1, 4])
-def test_sorting_changes_nothing(time, keys, rounds, monkeypatch):
+def test_sorting_does_not_change_results(time, keys, rounds, monkeypatch):
     """Rows of several sentences with padding between them; all gradients."""
     layer = module(buckets=6, rounds=rounds, **keys)
     x = noise(2, time, WIDTH).requires_grad_()
@@ -156,7 +156,7 @@ def test_the_papers_chunks_in_training(keys, rounds):
     assert (whole - limited).abs().max() > 1e-3
 
 
-def test_few_of_the_buckets_are_shared():
+def test_few_buckets():
     """Otherwise everything above could pass for an attention that sees all."""
     layer, x = module(buckets=16, rounds=1), noise(1, 40, WIDTH)
     wanted = WeightRequest()
@@ -168,7 +168,7 @@ def test_few_of_the_buckets_are_shared():
     assert ((diagonal == 0) | (diagonal == 1)).all() and (diagonal == 1).any() and (diagonal == 0).any()
 
 
-def test_long_rows_are_not_compared_pair_by_pair(monkeypatch):
+def test_long_rows_do_not_use_the_dense_mask(monkeypatch):
     layer, x = module(buckets=64, rounds=2), noise(1, 2000, WIDTH)
     with monkeypatch.context() as all_pairs:
         all_pairs.setattr(lsh, "WORTH_SORTING", 10_000)
@@ -189,13 +189,13 @@ def test_an_odd_number_of_buckets_is_refused():
         parse(Model, tree(mixer={"kind": "lsh", "heads": 3, "buckets": 5}))
 
 
-def test_first_tokens_are_those_of_the_past():
+def test_first_tokens_match_causal_attention():
     mixer = {"kind": "lsh", "heads": 3, "buckets": 4, "sees": "around", "whole": 3}
     with pytest.raises(ConfigError, match=r"encoder\[0\].mixer.whole: requires sees: past"):
         parse(Model, {"kind": "encoder", "vocab": 9, "width": 12, "encoder": [{"mixer": mixer}]})
 
 
-def test_its_hash_is_drawn_from_its_seed():
+def test_the_hash_depends_on_the_seed():
     one, other, again = (module(seed=seed, buckets=16) for seed in (0, 1, 0))
     x = noise(1, 30, WIDTH)
     torch.testing.assert_close(run(one, x), run(again, x))
@@ -203,7 +203,7 @@ def test_its_hash_is_drawn_from_its_seed():
 
 
 @pytest.mark.parametrize("whole", [0, 20])
-def test_it_decodes_long_texts_as_it_reads_them(whole, monkeypatch):
+def test_decoding_long_texts_matches_the_whole_pass(whole, monkeypatch):
     always_sort(monkeypatch, 4)
     model = build(tree(mixer={"kind": "lsh", "heads": 3, "buckets": 6, "rounds": 2, "chunk": 4, "whole": whole}))
     dice = torch.Generator().manual_seed(0)

@@ -38,6 +38,6 @@ def test_a_bias_of_the_logits_is_kept(tmp_path):
     assert trials.step_by_step(model, biased, trials.Rows.of(trials.SOURCES, pad=1)) < judge.TOLERANCE
 
 
-def test_learned_places_are_refused_by_name():
+def test_learned_positions_are_refused_by_name():
     with pytest.raises(UserError, match="static_position_embeddings: False"):
         FAMILIES["marian"].tree(MarianConfig().to_dict() | {"static_position_embeddings": False})

@@ -82,7 +82,7 @@ def test_a_deepseek_v2_attention_layer(query_rank, bias, record_difference):
     check(record_difference, query_rank, bias, {"rope_type": "default", "rope_theta": 10000.0})
 
 
-def test_yarn_sharpens_the_turned_part(record_difference):
+def test_yarn_sharpens_the_rotated_features(record_difference):
     positions = {"kind": "rotary", "order": "interleaved", "scaling": {"kind": "yarn", "factor": 8.0, "original": 6}}
     check(record_difference, 5, False, YARN, positions=positions)
 
@@ -128,7 +128,7 @@ def test_the_cheaper_form_is_chosen():
     assert not module.absorbs(1000, 1000) and not module.absorbs(1, 1)
 
 
-def test_latents_are_all_that_is_remembered():
+def test_only_latents_are_cached():
     module = built(WIDTH, ours_like(5, False))
     state = module.new_state()
     layout = TokenLayout(torch.arange(3)[None], start=0)
@@ -136,7 +136,7 @@ def test_latents_are_all_that_is_remembered():
     assert state.bytes == 4 * 2 * 3 * (RANK + ROPE)
 
 
-def test_the_norm_of_latents_can_be_another_or_none():
+def test_latent_norm_options():
     assert built(WIDTH, ours_like(5, False, norm=None)).latent_norm is None
     x, layout, _ = rows(LENGTHS, WIDTH)
     one, other = built(WIDTH, ours_like(5, False)), built(WIDTH, ours_like(5, False, norm=RMSNorm(eps=10.0)))

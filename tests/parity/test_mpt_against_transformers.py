@@ -34,7 +34,7 @@ def test_greedy_continuations(name, tmp_path):
     ("key", "value"),
     [("no_bias", False), ("logit_scale", 2.0), ("attn_config", {"clip_qkv": 6}), ("attn_config", {"alibi": False})],
 )
-def test_what_is_not_here_is_refused_by_name(key, value):
+def test_unsupported_settings_are_refused_by_name(key, value):
     config = MptConfig(**SMALL).to_dict() | {key: value}
     with pytest.raises(UserError, match=key):
         FAMILIES["mpt"].tree(config)

@@ -42,7 +42,7 @@ def test_greedy_continuations(name, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value"), [("word_embed_proj_dim", 12), ("activation_function", "snake"), ("new_trick", 1)]
 )
-def test_what_is_not_here_is_refused_by_name(key, value):
+def test_unsupported_settings_are_refused_by_name(key, value):
     config = OPTConfig(**SMALL).to_dict() | {key: value}
     with pytest.raises(UserError, match=key):
         FAMILIES["opt"].tree(config)

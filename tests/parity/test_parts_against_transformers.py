@@ -41,7 +41,7 @@ def test_activations(name):
 
 
 @pytest.mark.parametrize("theirs", READ)
-def test_each_word_of_theirs_for_an_activation(theirs):
+def test_activation_names(theirs):
     x = torch.linspace(-6, 6, 1001, dtype=torch.float64)
     torch.testing.assert_close(ACTIVATIONS[READ[theirs]](x), ACT2FN[theirs](x), rtol=1e-7, atol=1e-7)
 
@@ -62,7 +62,7 @@ def test_the_gated_layer_of_llama_and_gemma(name, bias):
     torch.testing.assert_close(ours(x, CONTEXT), theirs(x), rtol=1e-10, atol=1e-10)
 
 
-def test_gemmas_norm_multiplies_by_one_more_than_its_weight():
+def test_gemmas_norm_offset():
     torch.manual_seed(0)
     theirs, ours = GemmaRMSNorm(24, eps=1e-6), RMSNorm(eps=1e-6, offset=1).build(24)
     assert ours.weight.tolist() == theirs.weight.tolist() == [0.0] * 24

@@ -42,7 +42,7 @@ def test_min_p(logits: torch.Tensor, min_p: float) -> None:
     assert torch.equal(filter_logits(logits, min_p=min_p), expected) and expected.isinf().any()
 
 
-def test_all_of_them_in_their_order(logits: torch.Tensor) -> None:
+def test_all_penalties_in_order(logits: torch.Tensor) -> None:
     warpers = [TemperatureLogitsWarper(1.7), TopKLogitsWarper(30), TopPLogitsWarper(0.9), MinPLogitsWarper(0.04)]
     expected = logits
     kept = []
@@ -100,7 +100,7 @@ SEARCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", SEARCHES)
 @pytest.mark.parametrize("seed", range(2))
-def test_searches_find_the_same(name: str, seed: int) -> None:
+def test_searches_match(name: str, seed: int) -> None:
     theirs, ours = SEARCHES[name]
     marian = random_marian(seed)
     start = marian.config.decoder_start_token_id

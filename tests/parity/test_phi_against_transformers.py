@@ -36,7 +36,7 @@ def test_greedy_continuations(name, tmp_path):
 
 
 @pytest.mark.parametrize(("key", "value"), [("hidden_act", "snake"), ("new_trick", 1)])
-def test_what_is_not_here_is_refused_by_name(key, value):
+def test_unsupported_settings_are_refused_by_name(key, value):
     config = PhiConfig(**SMALL).to_dict() | {key: value}
     with pytest.raises(UserError, match=key):
         FAMILIES["phi"].tree(config)

@@ -67,8 +67,8 @@ def test_robertas_learned_positions():
 
 @pytest.mark.parametrize("join", ["beside", "add"])
 @pytest.mark.parametrize(("width", "first"), [(6, 0), (7, 2)])
-def test_places_in_a_grid(join, width, first):
-    """Row by row; what stands before the grid has its own vectors (Dosovitskiy et al. 2021, D.4)."""
+def test_grid_positions(join, width, first):
+    """Row by row; positions before the grid have their own vectors (Dosovitskiy et al. 2021, D.4)."""
     config = Learned2D(rows=3, columns=5, first=first, join=join)
     module = config.build(width)
     found = module(torch.arange(config.limit)[None])[0]

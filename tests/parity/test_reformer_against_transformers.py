@@ -95,7 +95,7 @@ def test_greedy_continuations(name, prompt, tmp_path):
         ({"new_trick": 1}, "new_trick"),
     ],
 )
-def test_what_is_not_here_is_refused_by_name(said, told):
+def test_unsupported_settings_are_refused_by_name(said, told):
     with pytest.raises(UserError, match=told):
         FAMILIES["reformer"].tree(ReformerConfig(**SIZES).to_dict() | said)
 
@@ -108,7 +108,7 @@ def test_numbers_of_buckets():
 
 
 def small(node):
-    """The shipped preset with the judge's sizes, and without hashing."""
+    """The shipped preset with the reference's sizes, without hashing."""
     found = dict(node) | {"vocab": 13, "width": 16, "dropout": 0.0}
     found["embed"] = node["embed"] | {"positions": {"kind": "learned-2d", "rows": ROWS, "columns": COLUMNS}}
     found["embed"]["positions"]["row_width"] = 7
@@ -202,7 +202,7 @@ def heads(y):
 
 
 @pytest.mark.parametrize("rounds", [1, 4])
-def test_tokens_fall_into_the_same_buckets(hashing, rounds):
+def test_hash_buckets_match(hashing, rounds):
     theirs, _, x = hashing
     layer = LSH(heads=2, head_width=5, buckets=6, rounds=rounds, seed=3).build(Common(width=16))
     q = heads(theirs.query_key(x))
@@ -216,7 +216,7 @@ def test_chunks_of_sorted_tokens(hashing, record_difference):
     q, v = heads(layer.qk(x)), heads(layer.v(x))
     k = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6) * 5**-0.5
     ids = layer.hash_tokens(q)
-    found = chunked_lsh_attention(q, k, v, ids, CHUNK, 1, causal=True, limited=True, alike=False)
+    found = chunked_lsh_attention(q, k, v, ids, CHUNK, 1, causal=True, limited=True, same_bucket=False)
     expected = heads(theirs(x).hidden_states)
     rank = ids[..., 0].argsort(dim=-1, stable=True).argsort(-1)
     later = (rank >= CHUNK)[..., None]  # queries of all chunks but the first

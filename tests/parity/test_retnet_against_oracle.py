@@ -124,7 +124,7 @@ def ours(module, x):
     return module(x[None], Context(TokenLayout(torch.arange(len(x))[None], start=0)))[0]
 
 
-def test_the_recurrence_is_the_parallel_form_but_for_eps():
+def test_recurrent_and_parallel_forms_agree_up_to_eps():
     module, x = one(Retention(heads=HEADS, head_norm={"kind": "rms", "eps": 0.0, "weight": False}), 63)
     expected = recurrent(module, x)  # its norm has an eps of 1e-6
     torch.testing.assert_close(ours(module, x), expected, atol=1e-3, rtol=0)

@@ -70,7 +70,7 @@ def cross_attention(module, x, seen):
 
 
 def encoder(model, tokens, h):
-    """ENCODER(Ret(C_u)^j, H_u): bidirectional, each neighbour by itself, over the chunk that asked (P_enc = {1})."""
+    """ENCODER(Ret(C_u)^j, H_u): bidirectional, each neighbour separately, over the querying chunk (P_enc = {1})."""
     e = emb(model, tokens)
     for p, block in enumerate(model.encoder.blocks, start=1):
         norms, parts = list(block.wiring.norms), block.sublayers

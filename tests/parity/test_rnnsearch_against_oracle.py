@@ -27,7 +27,7 @@ def after(matrix, bias, widen):
 
 
 def read(rnn, which, embedded, widen):
-    """A.2.1: one direction. The paper's update gate says how much is new, torch's how much stays: z = 1 − theirs."""
+    """A.2.1: one direction. The paper's update gate weighs the new state, torch's the old one: z = 1 − theirs."""
     w, u, b, c = (getattr(rnn, f"{name}_l0{which}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
     w, b = after(w, b + c, widen)
     (w_r, w_z, w), (u_r, u_z, u), (b_r, b_z, b) = w.chunk(3), u.chunk(3), b.chunk(3)

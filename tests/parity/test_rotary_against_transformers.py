@@ -120,7 +120,7 @@ def vectors(*shape, seed=3):
 
 
 @pytest.mark.parametrize("name", SCALINGS)
-def test_llamas_queries_and_keys_are_turned_alike(name):
+def test_llamas_queries_and_keys_are_rotated_equally(name):
     """Positions of any size and order. Theirs are angles in single precision, so far places may differ by their
     error."""
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -275,7 +275,7 @@ def test_xpos_is_its_papers_formula(scale_base, record_difference):
 
 
 @given(st.integers(0, 10**6), st.integers(0, 2000), st.sampled_from(["halves", "interleaved"]), st.booleans())
-def test_a_score_knows_only_the_distance(shift, distance, order, scaled):
+def test_scores_depend_on_distance_only(shift, distance, order, scaled):
     """Su et al. 2021, eq. 11. Also a million places away: the angles are made in double precision."""
     q, k = vectors(1, 1, 1, 8), vectors(1, 1, 1, 8, seed=6)
     scaling = {"kind": "yarn", "factor": 4.0, "original": 100} if scaled else "none"
@@ -289,7 +289,7 @@ def test_a_score_knows_only_the_distance(shift, distance, order, scaled):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_does_not_move_places(dtype):
+def test_low_precision_does_not_shift_positions(dtype):
     """Frequencies rounded to 8 bits would put token 3000 somewhere else."""
     q, positions = vectors(1, 2, 3, 8), torch.tensor([[5, 500, 3000]])
     expected, _, _ = turned({}, q, q, q, positions)

@@ -35,7 +35,7 @@ def test_logits_gradients_and_steps(name, tmp_path, record_difference):
 
 
 @pytest.mark.parametrize("time", [63, 100])
-def test_long_texts_of_features_that_forget_quickly_and_slowly(time, tmp_path, record_difference):
+def test_long_texts_with_fast_and_slow_decay(time, tmp_path, record_difference):
     other = theirs("wider sums", use_cache=False).eval()
     judge.randomise(other)
     with torch.no_grad():
@@ -59,6 +59,6 @@ def test_greedy_continuations(prompt, tmp_path):
     decoders.continues_alike(theirs("as published"), tmp_path, [prompt])
 
 
-def test_another_epsilon_is_refused_for_their_last_norm_ignores_it():
+def test_another_epsilon_is_refused():
     with pytest.raises(UserError, match="layer_norm_epsilon"):
         FAMILIES["rwkv"].tree(RwkvConfig(**SMALL, layer_norm_epsilon=1e-3).to_dict())

@@ -110,7 +110,7 @@ def test_biases_are_added_to_any_scores(scores, positions):
     assert max(difference) < EXACT
 
 
-def test_general_scores_turned_by_rotary_know_only_the_distance():
+def test_general_scores_with_rotary_depend_on_distance_only():
     """W is applied before the query is turned; after it, W would mix planes that turn at different speeds."""
     keys = {"kind": "attention", "heads": 1, "scores": "general", "positions": "rotary", "pattern": "causal"}
     module = shaken(built(8, keys)).double()

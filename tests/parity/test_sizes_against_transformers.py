@@ -80,7 +80,7 @@ WRITERS = ["bart", "mbart", "marian", "m2m_100", "t5", "mt5", "switch_transforme
 
 
 @pytest.mark.parametrize("name", READERS + WRITERS)
-def test_what_a_config_leaves_out_is_what_they_take(name):
-    """Files of older versions say only what is not the default."""
+def test_config_defaults_match_theirs(name):
+    """Files of older versions contain only non-default values."""
     full = transformers.AutoConfig.for_model(name).to_dict()
     assert FAMILIES[name].tree({"model_type": name}) == FAMILIES[name].tree(full)

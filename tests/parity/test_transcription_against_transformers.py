@@ -27,7 +27,7 @@ def hearing():
 
 
 def told(segments, seconds: float) -> list[tuple[float, float, str]]:
-    """Their segments as ours are told: nothing after the sound's end, no segment without text."""
+    """Their segments in our form: nothing after the end of the audio, no segment without text."""
     decode = whisperlet.vocabulary().decode
     found = []
     for segment in segments:
@@ -44,7 +44,7 @@ def ours(transcript) -> list[tuple[float, float, str]]:
 
 @pytest.mark.parametrize("seconds", [1.0, 2.9])
 @pytest.mark.parametrize(("seed", "likely"), [(1, 0.3), (2, 0.3), (4, 0.3), (5, 0.0), (7, 0.0)])
-def test_segments_with_times(seed, likely, seconds, hearing, tmp_path):
+def test_segments_with_timestamps(seed, likely, seconds, hearing, tmp_path):
     theirs = whisperlet.theirs(seed, likely=likely)
     sound = whisperlet.sound(seconds, seed)
     given = dict(language="de", return_timestamps=True, return_segments=True, max_new_tokens=24)
@@ -57,9 +57,9 @@ def test_segments_with_times(seed, likely, seconds, hearing, tmp_path):
 
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("multilingual", [True, False])
-def test_text_without_times(beam, multilingual, hearing, tmp_path, monkeypatch):
-    """Theirs may say times without being asked; here both may not. Theirs normalises before tokens are ruled out unless
-    it is told to do so again, and counts the end mark when it compares hypotheses."""
+def test_text_without_timestamps(beam, multilingual, hearing, tmp_path, monkeypatch):
+    """Theirs may emit timestamps unasked; here neither may. Theirs normalises before banning tokens unless told to
+    renormalise, and counts the end token when comparing hypotheses."""
     monkeypatch.setattr(Listening, "best", staticmethod(lambda found: found[0]))
     texts = set()
     for seed in range(6):
@@ -79,7 +79,7 @@ def test_text_without_times(beam, multilingual, hearing, tmp_path, monkeypatch):
     assert len(texts) > 3
 
 
-def test_the_language_that_is_heard(hearing, tmp_path):
+def test_language_detection(hearing, tmp_path):
     heard = set()
     for seed in range(6):
         theirs = whisperlet.theirs(seed)

@@ -76,7 +76,7 @@ def test_an_xlnet_attention_layer(record_difference):
         }
 
     def run(x):
-        """Time comes first in theirs; hidden keys are 1 in their mask; the residual is taken off again."""
+        """Theirs is time-first, masks with 1, and includes the residual, which is subtracted."""
         mask = (1 - real[..., 0].T)[None, :, :, None].expand(time, -1, -1, -1)
         out, _ = theirs(x.transpose(0, 1), None, mask, None, distances, None)
         return out.transpose(0, 1) - x

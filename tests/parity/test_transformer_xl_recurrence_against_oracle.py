@@ -130,7 +130,7 @@ def test_the_preset_made_small(record_difference):
     assert max(found) < TOLERANCE
 
 
-def test_remembering_keys_gives_the_same_numbers_but_not_the_same_gradients():
+def test_caching_keys_changes_gradients_only():
     """In evaluation hidden states projected again are the keys there were; in training their projection learns too."""
     hidden, keys = built("causal & block-window(5, 2)"), built("causal & block-window(5, 2)", cache="keys")
     keys.load_state_dict(hidden.state_dict())

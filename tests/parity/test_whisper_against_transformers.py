@@ -1,4 +1,4 @@
-"""Whisper: what it hears (log-mel), logits, gradients and decoding steps of Hugging Face's Whisper."""
+"""Whisper: log-mel frames, logits, gradients and decoding steps of Hugging Face's Whisper."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_logits_and_gradients(name, tmp_path, record_difference):
     assert worst < judge.TOLERANCE and gradients < judge.TOLERANCE
 
 
-def test_step_by_step_it_says_the_same(tmp_path):
+def test_decoding_matches_the_whole_pass(tmp_path):
     theirs, model, frames = both("tiny", tmp_path)
     tokens = torch.tensor(TEXTS)
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_the_presets_are_the_models_of_the_reference(name, sizes):
     assert read.model_copy(update={"init": ours.init}) == ours
 
 
-def test_a_file_without_the_head_is_read_too(tmp_path):
+def test_files_without_a_head_load(tmp_path):
     theirs, model, frames = both("tiny", tmp_path)
     theirs.model.save_pretrained(tmp_path / "bare")
     again = judge.ours(theirs.model, tmp_path / "bare")

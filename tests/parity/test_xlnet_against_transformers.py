@@ -31,7 +31,7 @@ TARGETS = [[4, 0], [5], [1], [2, 3, 6]]  # in the order in which they are said
 
 
 def permuted(lengths, targets):
-    """Everything that is no target is said first, at once."""
+    """All tokens except targets come first in the order, together."""
     order = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
     for row, asked in enumerate(targets):
         for number, place in enumerate(asked):
@@ -40,7 +40,7 @@ def permuted(lengths, targets):
 
 
 def permutation_mask(order, targets):
-    """Their mask: 1 where i must not see j. A target's own stream of questions must not see the target."""
+    """Their mask: 1 where i must not attend to j. The query stream of a target must not attend to the target."""
     mask = (order[:, None, :] > order[:, :, None]).float()
     for row, asked in enumerate(targets):
         mask[row, asked, asked] = 1
@@ -48,7 +48,7 @@ def permutation_mask(order, targets):
 
 
 def target_mapping(targets, time):
-    """Their one-hot rows of places to be told; where there are fewer, rows of zeros, whose result nobody reads."""
+    """Their one-hot rows of target positions; padded with rows of zeros whose results are unused."""
     mapping = torch.zeros(len(targets), max(map(len, targets)), time)
     for row, asked in enumerate(targets):
         for number, place in enumerate(asked):
@@ -72,7 +72,7 @@ def built(name, folder, kind=XLNetLMHeadModel, **keys):
 
 @pytest.mark.parametrize("types", [1, 3])
 @pytest.mark.parametrize("name", CASES)
-def test_read_from_both_sides(name, types, tmp_path, record_difference):
+def test_bidirectional(name, types, tmp_path, record_difference):
     """Without an order everybody sees everybody, as in their fine-tuning."""
     theirs = XLNetLMHeadModel(XLNetConfig(**CASES[name], use_mems_eval=False)).eval()
     found = trials.encoder(theirs, tmp_path, types)
@@ -106,8 +106,8 @@ def test_two_streams(name, typed, tmp_path, record_difference):
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
 
 
-def test_packed_rows_ask_as_padded_ones_do(tmp_path):
-    """Two texts in one row, each followed by those that ask about it."""
+def test_packed_rows_match_padded_rows(tmp_path):
+    """Two texts in one row, each followed by its query stream."""
     _, model = built("small", tmp_path)
     tokens, order = some_tokens(2, 9, 31), permuted([9, 6], TARGETS[:2])
     rows = append_query_stream(Rows(tokens, lengths=torch.tensor([9, 6]), order=order), TARGETS[:2])
@@ -165,14 +165,14 @@ def test_tags(tmp_path, record_difference):
 
 
 def test_classes(tmp_path, record_difference):
-    """They take what stands in the last column for the class mark, so texts that all fill their rows."""
+    """They classify by the last column, so all texts fill their rows."""
     theirs = XLNetForSequenceClassification(XLNetConfig(**SMALL, num_labels=4, use_mems_eval=False)).eval()
     found = trials.encoder(theirs, tmp_path, types=3, texts=[text[:3] for text in trials.TEXTS if len(text) >= 3])
     record_difference("XLNet", "transformers XLNetForSequenceClassification", *found)
     assert max(found) < judge.TOLERANCE
 
 
-def test_what_is_not_here_is_refused_by_name():
+def test_unsupported_settings_are_refused_by_name():
     config = XLNetConfig(attn_type="uni", bi_data=True, summary_type="mean").to_dict()
     with pytest.raises(UserError, match=r"(?s)attn_type: 'uni'.*bi_data: True.*summary_type: 'mean'"):
         FAMILIES["xlnet"].tree(config)

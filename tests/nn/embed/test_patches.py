@@ -53,7 +53,7 @@ def test_matches_the_papers_equation(name):
         expected = torch.nn.functional.layer_norm(expected, (WIDTH,), embed.norm.weight, embed.norm.bias)
     given = Signal(images)
     torch.testing.assert_close(embed(given, embed.layout(given)), expected)
-    assert config.places == config.limit == expected.shape[1]
+    assert config.token_count == config.limit == expected.shape[1]
 
 
 @every_case

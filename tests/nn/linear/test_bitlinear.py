@@ -1,10 +1,9 @@
-"""Ternary maps: what they compute, that they train, and that company does not matter to the last bit.
+"""Ternary maps: definition, training, and bitwise independence of the batch.
 
-Where an activation lies exactly between two whole numbers, one rounding error of what came before decides, in any
-precision. Such halves do occur: outputs of a map without bias are whole numbers times one step, and what sees one token
-only, or a product of such outputs, is so again (of 40 small BitNets eight had some, one of them showed it between its
-tempos). So what is promised, and tested here, is the map itself; the invariants of whole models are tried with biases
-or gains that leave no such lattice.
+If an activation lies exactly between two integers, one rounding error in earlier layers decides, in any precision.
+Such ties occur: outputs of a map without bias are integers times one step, and so are functions of single tokens or
+products of such outputs (of 40 small BitNets eight had some, one of them showed it between its tempos). So only the
+map itself is tested here; the invariants of whole models use biases or gains that avoid ties.
 """
 
 from pathlib import Path
