@@ -1,10 +1,5 @@
-<<<<<<< HEAD
 """Attention of one new token: its definition against plain attention, and paged decoding with the kernel's calling
 convention. The kernel itself is checked by bench/check_kernels.py."""
-=======
-"""With the paged attention kernel, decoding gives the same results. The kernel is replaced by its definition here;
-bench/check_kernels.py compares both."""
->>>>>>> e0abfe4 (Parity tests in plain English)
 
 from __future__ import annotations
 
