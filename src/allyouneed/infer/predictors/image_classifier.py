@@ -63,7 +63,7 @@ class ImageClassifier(Predictor):
             return on_host(self.model.logits(Batch(given)).float().softmax(-1))
 
         found = []
-        for scores in in_batches(self.model, [self.embed.places] * len(images), answer):
+        for scores in in_batches(self.model, [self.embed.token_count] * len(images), answer):
             best = sorted(zip(self.labels, scores, strict=True), key=lambda both: -both[1])[:top]
             found.append(ImageClass(best[0][0], dict(best)))
         return found

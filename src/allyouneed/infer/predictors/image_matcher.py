@@ -63,7 +63,7 @@ class ImageMatcher(Predictor):
             given = Signal(read_images(reader, [images[n] for n in batch]).to(self.device, kind))
             return list(self.model.vectors("image", given).float().cpu())
 
-        places = self.model.config.image.embed.places
+        places = self.model.config.image.embed.token_count
         return self._stacked(in_batches(self.model, [places] * len(images), answer))
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:

@@ -67,7 +67,7 @@ class PatchEmbed(Embed):
         return self.class_token + self.distillation_token
 
     @property
-    def places(self) -> int:
+    def token_count(self) -> int:
         """Number of tokens per image."""
         rows, columns = self.grid
         return rows * columns + self.learned
@@ -80,7 +80,7 @@ class PatchEmbed(Embed):
 
     @property
     def limit(self) -> int | None:
-        return self.places
+        return self.token_count
 
     def build(self, common: Common, vocab: int | None, tokens: nn.Embedding | None = None) -> EmbedModule:
         return PatchEmbedModule(self, common)
@@ -97,11 +97,11 @@ class PatchEmbed(Embed):
         if height % down or width % across:
             return [("patch", f"image {height}×{width} is not divisible into patches of {down}×{across}")]
         known = self.positions.limit
-        if known is not None and known != self.places:
+        if known is not None and known != self.token_count:
             plus = (" and the class token" if self.class_token else "") + (
                 " and the distillation token" if self.distillation_token else ""
             )
-            text = f"{known} positions, but the {self.places - self.learned} patches{plus} need {self.places}"
+            text = f"{known} positions, but the {self.token_count - self.learned} patches{plus} need {self.token_count}"
             return [("positions", text)]
         return [(f"positions.{key}", text) for key, text in self.positions.problems(common.width)]
 
@@ -122,7 +122,7 @@ class PatchEmbedModule(EmbedModule):
         self.dropout = Dropout(common.dropout)
 
     def layout(self, given: Signal) -> TokenLayout:
-        return TokenLayout(torch.arange(self.config.places, device=given.values.device)[None], start=0)
+        return TokenLayout(torch.arange(self.config.token_count, device=given.values.device)[None], start=0)
 
     def forward(self, given: Signal, layout: TokenLayout) -> Tensor:
         x = self.cut(given.values)

@@ -46,40 +46,46 @@ def chunked_lsh_attention(
         padded = torch.cat((*[edge] * beside, x, *[edge] * ahead), 3)
         return torch.cat([padded[:, :, :, n : n + chunks] for n in range(beside + 1 + ahead)], 4)
 
-    place = torch.arange(time, device=q.device).expand(batch, heads, rounds, time)
-    own, place = cut(ids), cut(place)
-    its, there = around(own), around(place)
-    met = (
-        (own[..., :, None] == its[..., None, :]) if same_bucket else (its >= 0)[..., None, :] & (own >= 0)[..., :, None]
+    positions = torch.arange(time, device=q.device).expand(batch, heads, rounds, time)
+    query_ids, positions = cut(ids), cut(positions)
+    key_ids, key_positions = around(query_ids), around(positions)
+    allowed = (
+        (query_ids[..., :, None] == key_ids[..., None, :])
+        if same_bucket
+        else (key_ids >= 0)[..., None, :] & (query_ids >= 0)[..., :, None]
     )
-    met = met & (place[..., :, None] > there[..., None, :] if causal else place[..., :, None] != there[..., None, :])
-    met = met & (there >= 0)[..., None, :]
+    allowed = allowed & (
+        positions[..., :, None] > key_positions[..., None, :]
+        if causal
+        else positions[..., :, None] != key_positions[..., None, :]
+    )
+    allowed = allowed & (key_positions >= 0)[..., None, :]
     scores = cut(q[:, :, None]) @ around(cut(k[:, :, None])).transpose(-1, -2)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     back = order.argsort(-1)
     if rounds > 1:
-        rounds_met = torch.zeros_like(met, dtype=torch.int8)  # rounds in which a pair shares a bucket
+        rounds_met = torch.zeros_like(allowed, dtype=torch.int8)  # rounds in which a pair shares a bucket
         for number in range(rounds):
-            mine = cut(ids[:, :, number : number + 1])
-            meets = mine[..., :, None] == around(mine)[..., None, :]
+            round_ids = cut(ids[:, :, number : number + 1])
+            shares_bucket = round_ids[..., :, None] == around(round_ids)[..., None, :]
             if limited:
                 cell = cut(back[:, :, number : number + 1] // chunk)
                 far = cell[..., :, None] - around(cell)[..., None, :]
-                meets = meets & (far >= 0) & (far <= 1)
-            rounds_met += meets
+                shares_bucket = shares_bucket & (far >= 0) & (far <= 1)
+            rounds_met += shares_bucket
         scores = scores - rounds_met.clamp(min=1).to(scores.dtype).log()
-    scores = scores.masked_fill(~met, torch.finfo(scores.dtype).min)
-    weights = torch.nn.functional.dropout((scores.softmax(-1) * met).to(v.dtype), dropout, dropout > 0)
+    scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
+    weights = torch.nn.functional.dropout((scores.softmax(-1) * allowed).to(v.dtype), dropout, dropout > 0)
     out = weights @ around(cut(v[:, :, None]))  # (batch, heads, rounds, chunks, chunk, head_width)
-    some = met.any(-1)
+    some = allowed.any(-1)
     total = scores.logsumexp(-1).masked_fill(~some, torch.finfo(scores.dtype).min)
 
     out = out.flatten(3, 4).gather(3, back[..., None].expand(-1, -1, -1, -1, width))
     shares = (
         total.flatten(3).gather(3, back).softmax(2).to(v.dtype)
     )  # weight of each round: (batch, heads, rounds, time)
-    alone = ~some.flatten(3).gather(3, back).any(2)  # (batch, heads, time): no other token in the bucket
-    return torch.where(alone[..., None], v, (shares[..., None] * out).sum(2))
+    isolated = ~some.flatten(3).gather(3, back).any(2)  # (batch, heads, time): no other token in the bucket
+    return torch.where(isolated[..., None], v, (shares[..., None] * out).sum(2))
 
 
 def chunks_needed(ids: Tensor, chunk: int, real: Tensor | None) -> int:

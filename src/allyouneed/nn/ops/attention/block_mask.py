@@ -110,16 +110,16 @@ def _expand_rows(layout: TokenLayout, rows: int) -> TokenFields:
     return TokenFields(*(None if fact is None else fact.expand(rows, -1) for fact in fields))  # type: ignore[arg-type]
 
 
-def _order(pattern: Pattern, place: TokenFields, several: bool) -> Tensor | None:
+def _order(pattern: Pattern, token: TokenFields, several: bool) -> Tensor | None:
     """Token indices (rows, time) sorted by sentence, residue and marks; None to keep the order."""
-    modulus, marks = pattern.modulus, pattern.marks(place)
+    modulus, marks = pattern.modulus, pattern.marks(token)
     if modulus == 1 and not marks:
         return None
-    key = place.position % modulus
+    key = token.position % modulus
     for mark in marks:
         key = 2 * key + mark
     if several:
-        key = key + place.segment * (modulus << len(marks))
+        key = key + token.segment * (modulus << len(marks))
     return key.argsort(dim=1, stable=True)
 
 
