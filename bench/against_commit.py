@@ -296,8 +296,8 @@ class Side:
 
 
 def environment(tree: Path, threads: int) -> dict[str, str]:
-    own = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "active", "PYTHONPATH": str(tree / "src")}
-    return os.environ | own
+    path = os.pathsep.join([str(tree / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "active", "PYTHONPATH": path}
 
 
 def measure(trees: dict[str, Path], job: str, folder: Path, rounds: int, threads: int) -> dict[str, Any]:
