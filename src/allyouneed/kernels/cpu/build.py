@@ -23,6 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from allyouneed.torch_private import has_vnni
+
 SOURCE = Path(__file__).with_name("interpreter.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-w")
 CHECKSUM = 64  # hex digits at the end of the library: the SHA-256 of everything before them
@@ -142,7 +144,7 @@ def top_k(scores: Tensor, k: int, banned: Tensor | None) -> tuple[Tensor, Tensor
 
 def is_supported() -> bool:
     """Whether the processor multiplies 8-bit integers in 512-bit registers (AVX-512 VNNI)."""
-    return platform.system() == "Linux" and torch.cpu._is_vnni_supported()
+    return platform.system() == "Linux" and has_vnni()
 
 
 def compiler() -> str:

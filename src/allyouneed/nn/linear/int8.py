@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
-from warnings import catch_warnings, filterwarnings
 
 import torch
 from torch import Tensor, nn
+
+from allyouneed.torch_private import has_fbgemm, has_vnni, pack_linear, quantized_operator
 
 MAX_CODE = 127  # largest weight code
 MIN_STEP = 6.1e-5  # smallest token step, as in FBGEMM
@@ -143,21 +144,9 @@ def int8_linear_reference(x: Tensor, codes: Tensor, step: Tensor, bias: Tensor |
 
 
 @cache
-def has_fbgemm() -> bool:
-    return "fbgemm" in torch.backends.quantized.supported_engines
-
-
-@cache
 def activation_levels() -> int:
     """CPUs without VNNI add pairs of products in 16 bits, so activations use half the levels to avoid overflow."""
-    return 255 if torch.cpu._is_vnni_supported() else 127
-
-
-def _raw_op(name: str) -> Callable[..., Tensor]:
-    """A torch operator without the Python dispatch overhead, a sixth of the time of a small matmul."""
-    overload = getattr(torch.ops.quantized, name).default
-    found: Callable[..., Tensor] = getattr(overload, "_op", overload)
-    return found
+    return 255 if has_vnni() else 127
 
 
 class FbgemmLinear:
@@ -166,21 +155,10 @@ class FbgemmLinear:
     − zero · Σ codes · step_o) + b."""
 
     def __init__(self, codes: Tensor, step: Tensor, bias: Tensor | None) -> None:
-        zeros = torch.zeros(len(codes), dtype=torch.long)
-        with catch_warnings():  # torch deprecates these tensors; there is no other path to FBGEMM yet
-            filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
-            weight = torch._make_per_channel_quantized_tensor(codes, step.double(), zeros, 0)
-        before = torch.backends.quantized.engine
-        torch.backends.quantized.engine = "fbgemm"
-        try:
-            self.biased_weight: Any = torch.ops.quantized.linear_prepack(weight, bias)
-            self.unbiased_weight: Any = (
-                self.biased_weight if bias is None else torch.ops.quantized.linear_prepack(weight, None)
-            )
-        finally:
-            torch.backends.quantized.engine = before
-        self.dynamic = _raw_op("linear_dynamic")
-        self.scaled = _raw_op("linear_with_input_q_dq_qweight_dq_output_fp32")
+        packed = pack_linear(codes, step, [None] if bias is None else [bias, None])
+        self.biased_weight, self.unbiased_weight = packed[0], packed[-1]
+        self.dynamic = quantized_operator("linear_dynamic")
+        self.scaled = quantized_operator("linear_with_input_q_dq_qweight_dq_output_fp32")
         sums = codes.sum(1, dtype=torch.int64) * step
         self.corrections = torch.stack([sums, torch.zeros_like(sums) if bias is None else bias])  # (2, outputs)
         self.inputs, self.reduced = codes.shape[1], activation_levels() < 255

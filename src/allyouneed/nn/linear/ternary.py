@@ -22,6 +22,7 @@ from allyouneed.nn.linear.bitlinear import (
     quantize_tokens,
     rescale,
 )
+from allyouneed.torch_private import int8_matmul
 
 UNPACK_BYTES = 2**22  # bytes of weights unpacked at a time
 
@@ -97,7 +98,7 @@ def ternary_linear_cpu(tokens: Tensor, bytes: Tensor) -> Tensor:
         for number, part in enumerate(codes[: len(block)].split(quarter, 1)):
             torch.bitwise_right_shift(block, 2 * number, out=part)
             part.bitwise_and_(3)
-        sums[:, start : start + rows] = torch._int_mm(x, codes[: len(block)].view(torch.int8).t())
+        sums[:, start : start + rows] = int8_matmul(x, codes[: len(block)].view(torch.int8).t())
     sums -= x.sum(-1, keepdim=True, dtype=torch.int32)
     return sums.view(*tokens.shape[:-1], outputs)
 

@@ -138,7 +138,7 @@ def _check(recipe: Recipe, world: int) -> None:
         )
     if recipe.batch.rows < world // degree:
         problems.append(
-            f"batch.rows: {recipe.batch.rows} rows cannot be divided among {world} processes; it counts the rows of all "
+            f"batch.rows: {recipe.batch.rows} rows cannot be divided among {world} processes; it counts those of all "
             "processes"
         )
     if degree > 1:

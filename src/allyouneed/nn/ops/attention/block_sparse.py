@@ -17,6 +17,7 @@ from torch import Tensor
 
 from allyouneed.nn.ops.attention.block_mask import BlockedTokens, BlockGroup, BlockLayout
 from allyouneed.nn.ops.attention.dense import DenseAttention, ScoreMod, masked_scores, repeat_kv
+from allyouneed.torch_private import cpu_flash_attention, cpu_flash_attention_backward
 
 KEYS_PER_CALL = 8192  # small enough for a CPU cache
 
@@ -163,9 +164,6 @@ def _like(flags: Tensor, x: Tensor) -> Tensor:
 
 # --- plain scores on CPU --------------------------------------------------------------------------------------------
 
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-
 
 def fused(q: Tensor, k: Tensor, v: Tensor, plan: BlockSparse, scale: float) -> Tensor:
     """`FusedBlockSparse` on (batch, heads, time, head_width)."""
@@ -191,9 +189,9 @@ class FusedBlockSparse(torch.autograd.Function):
         for number, (part, chunks) in enumerate(zip(plan.parts, plan.chunks, strict=True)):
             for chunk in chunks:
                 tokens = part.query.tokens[chunk.queries].flatten()
-                new, sums = _forward(
-                    *_gather(part, chunk, q, k, v), attn_mask=_additive_mask(chunk.mask, q), scale=scale
-                )
+                mask = _additive_mask(chunk.mask, q)
+                a, b, c = _gather(part, chunk, q, k, v)
+                new, sums = cpu_flash_attention(a, b, c, mask, scale)
                 if chunk.empty_queries is not None:
                     sums = sums.masked_fill(chunk.empty_queries, float("-inf"))
                 new, sums = new.transpose(1, 2).flatten(0, 1), sums.transpose(1, 2).flatten(0, 1)
@@ -225,7 +223,7 @@ class FusedBlockSparse(torch.autograd.Function):
                 g, o = (x.transpose(1, 2) for x in (gradient[tokens] * inside, out[tokens]))
                 b, c = repeat_kv(b, q.shape[1]), repeat_kv(c, q.shape[1])
                 mask, sums = _additive_mask(chunk.mask, q), lse[tokens].transpose(1, 2).contiguous()
-                grads = _backward(g, a, b, c, o, sums, 0.0, False, attn_mask=mask, scale=ctx.scale)
+                grads = cpu_flash_attention_backward(g, a, b, c, o, sums, mask, ctx.scale)
                 for home, grad, blocks in zip(homes, grads, (chunk.queries, chunk.keys, chunk.keys), strict=True):
                     grad = grad.transpose(1, 2)
                     if home.shape[2] != grad.shape[2]:  # sum over query heads that share a key head

@@ -16,6 +16,7 @@ from allyouneed.nn.ops.attention.block_mask import BlockedTokens, BlockLayout
 from allyouneed.nn.ops.attention.block_sparse import merge_softmax
 from allyouneed.nn.ops.attention.dense import AttentionFn, ScoreMod
 from allyouneed.nn.patterns.core import TokenFields
+from allyouneed.torch_private import raise_recompile_limit
 
 FLEX_BLOCK = 128
 MAX_GRID = 1 << 18  # block pairs; up to this number all are tested without waiting for the device
@@ -23,11 +24,10 @@ MAX_GRID = 1 << 18  # block pairs; up to this number all are tested without wait
 
 @cache
 def _compiled_flex() -> Any:
-    import torch._dynamo.config as dynamo
     from torch.nn.attention.flex_attention import flex_attention
 
     # one kernel per pattern and (rounded) length; beyond the limit torch would compute all n × n scores
-    dynamo.recompile_limit = max(dynamo.recompile_limit, 64)
+    raise_recompile_limit(64)
     return torch.compile(flex_attention, dynamic=False)
 
 
