@@ -85,8 +85,8 @@ def report(
     names = ("output", "grad q", "grad k", "grad v")
     values = [float(((a - b).abs().max() / b.abs().max()).detach()) for a, b in zip(*results, strict=True)]
     limit = 5e-3 if dtype == torch.float32 else 2e-2  # fp32 products run in tf32 inside the kernel
-    told = "  ".join(f"{name} {value:.1e}" for name, value in zip(names, values, strict=True))
-    print(f"{name:66s} {dtype!s:15s} {told}  {'ok' if max(values) < limit else 'DIFFERS'}", flush=True)
+    tokens_of = "  ".join(f"{name} {value:.1e}" for name, value in zip(names, values, strict=True))
+    print(f"{name:66s} {dtype!s:15s} {tokens_of}  {'ok' if max(values) < limit else 'DIFFERS'}", flush=True)
 
 
 def model(name: str) -> None:
@@ -97,9 +97,9 @@ def model(name: str) -> None:
     config = quantize(parse(Model, preset_tree(name)))  # type: ignore[type-abstract]
     torch.manual_seed(0)
     own, batch, found = config.build(), batch_for(config), []
-    for module, place in ((own, "cpu"), (copy.deepcopy(own).cuda(), "cuda")):
+    for module, key in ((own, "cpu"), (copy.deepcopy(own).cuda(), "cuda")):
         losses: list[torch.Tensor] = []
-        hidden = module(batch.to(place), losses)
+        hidden = module(batch.to(key), losses)
         (hidden.sin().sum() + sum(losses)).backward()
         slopes = [p.grad.flatten().cpu() for p in module.parameters() if p.grad is not None]
         found.append((hidden.detach().cpu(), torch.cat(slopes)))
@@ -121,23 +121,23 @@ def models() -> None:
 def seats() -> None:
     """In single precision the same tokens; in bf16, how many answers are the same."""
     sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-    from graph_runner import MODELS, WAYS, asked, engine_of, said
+    from graph_runner import DECODINGS, MODELS, engine_of, make_requests, token_lists
 
     for name in MODELS:
-        for way, decoding in WAYS.items():
+        for decoding, decoding in DECODINGS.items():
             engine = engine_of(name)
-            requests = asked(engine, 19)
-            plain = said(engine.decode(requests, decoding))
+            requests = make_requests(engine, 19)
+            plain = token_lists(engine.decode(requests, decoding))
             engine.model.cuda()
             assert engine.graphs.suits(engine.spec(decoding))
             # the first prefills are plain, the second ones captured, the third ones replayed
-            turns = [said(engine.decode(requests, decoding)) for _ in range(3)]
+            turns = [token_lists(engine.decode(requests, decoding)) for _ in range(3)]
             engine.model.bfloat16()
-            half = said(engine.decode(requests, decoding))
+            half = token_lists(engine.decode(requests, decoding))
             same = min(sum(a == b for a, b in zip(plain, found, strict=True)) for found in turns)
             alike = sum(a == b for a, b in zip(plain, half, strict=True))
             good = "ok" if same == len(plain) else "DIFFERS"
-            print(f"seats {name:14s} {way:12s} {same} of {len(plain)} (bf16: {alike})  {good}", flush=True)
+            print(f"seats {name:14s} {decoding:12s} {same} of {len(plain)} (bf16: {alike})  {good}", flush=True)
 
 
 def packed_rows() -> None:

@@ -1,4 +1,4 @@
-"""Exact: the same tokens and the same log-probabilities, bit for bit, whoever else is answered."""
+"""`exact`: the same tokens and log-probabilities, bit for bit, whatever else is decoded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MIXERS: dict[str, Any] = {
     "infini": {"kind": "infini", "heads": 2, "segment": 4},
 }
 KINDS = [*MIXERS, "int8", "translator"]
-WAYS = [
+DECODINGS = [
     Decoding(method="greedy", max_length=20),
     Decoding(method="sample", temperature=0.9, top_p=0.9, seed=5, max_length=20),
     Decoding(method="sample", best=2, min_p=0.01, seed=6, max_length=9),
@@ -69,18 +69,18 @@ def bits(answers: list[Hypothesis]) -> list[Any]:
     return [(h.tokens, h.log_probs, h.score, h.finished) for h in answers]
 
 
-def request(kind: str, text: list[int], way: Decoding, place: int) -> Request:
+def request(kind: str, text: list[int], decoding: Decoding, key: int) -> Request:
     if kind == "translator":
-        return Request([BOS], way.limit(len(text)), (place,), text)
-    return Request([BOS, *text], way.continuation_limit(), (place,))
+        return Request([BOS], decoding.limit(len(text)), (key,), text)
+    return Request([BOS, *text], decoding.continuation_limit(), (key,))
 
 
-def alone(kind: str, text: list[int], way: Decoding, place: int) -> list[Any]:
+def decode_alone(kind: str, text: list[int], decoding: Decoding, key: int) -> list[Any]:
     """What the fast way says to one who asks alone: exact is not another arithmetic."""
     engine = engine_of(kind, exact=False)
     if kind == "translator":
-        return bits(engine.generate([text], way, sample_keys=[[place]])[0])
-    return bits(engine.complete([[BOS, *text]], way, first=place)[0])
+        return bits(engine.generate([text], decoding, sample_keys=[[key]])[0])
+    return bits(engine.complete([[BOS, *text]], decoding, first=key)[0])
 
 
 texts = st.lists(st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=40), min_size=2, max_size=7)
@@ -89,52 +89,56 @@ few = settings(max_examples=4, deadline=None)
 
 @pytest.mark.parametrize("kind", KINDS)
 @few
-@given(texts, st.sampled_from(WAYS), st.integers(0, 6))
-def test_alone_and_together(kind: str, texts: list[list[int]], way: Decoding, one: int) -> None:
+@given(texts, st.sampled_from(DECODINGS), st.integers(0, 6))
+def test_alone_and_together(kind: str, texts: list[list[int]], decoding: Decoding, one: int) -> None:
     engine, one = engine_of(kind), one % len(texts)
-    together = engine.generate(texts, way) if kind == "translator" else engine.complete([[BOS, *t] for t in texts], way)
-    assert bits(together[one]) == alone(kind, texts[one], way, one)
+    together = (
+        engine.generate(texts, decoding)
+        if kind == "translator"
+        else engine.complete([[BOS, *t] for t in texts], decoding)
+    )
+    assert bits(together[one]) == decode_alone(kind, texts[one], decoding, one)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @few
-@given(texts, st.lists(st.sampled_from(WAYS), min_size=7, max_size=7), st.integers(3, 12), st.integers(1, 64))
-def test_among_strangers_who_come_and_go(
+@given(texts, st.lists(st.sampled_from(DECODINGS), min_size=7, max_size=7), st.integers(3, 12), st.integers(1, 64))
+def test_while_other_requests_come_and_go(
     kind: str, texts: list[list[int]], ways: list[Decoding], rows: int, budget: int
 ) -> None:
-    """Each in its own way, some while others are being written; and more of them than there is room for."""
+    """Mixed methods, some admitted while others decode, and more requests than slots."""
     scheduler, states = Scheduler(engine_of(kind), rows=rows, budget=budget), []
-    for place, text in enumerate(texts):
-        states.append(scheduler.submit(request(kind, text, ways[place], place), ways[place]))
-        if place % 3:
+    for key, text in enumerate(texts):
+        states.append(scheduler.submit(request(kind, text, ways[key], key), ways[key]))
+        if key % 3:
             scheduler.step()
     scheduler.run()
-    for place in (0, len(texts) - 1):
-        answer = states[place].answer
-        assert answer is not None and bits(answer) == alone(kind, texts[place], ways[place], place)
+    for key in (0, len(texts) - 1):
+        answer = states[key].answer
+        assert answer is not None and bits(answer) == decode_alone(kind, texts[key], ways[key], key)
 
 
 @pytest.mark.parametrize("kind", ["rotary", "retention", "translator"])
 def test_without_it_last_bits_change(kind: str) -> None:
-    """Else these tests would show nothing."""
+    """Otherwise these tests would show nothing."""
     engine = engine_of(kind, exact=False)
-    asked = [[*range(3, 3 + 5 * n)] for n in range(1, 8)]
+    cases = [[*range(3, 3 + 5 * n)] for n in range(1, 8)]
     together = (
-        engine.generate(asked, WAYS[0])
+        engine.generate(cases, DECODINGS[0])
         if kind == "translator"
-        else engine.complete([[BOS, *t] for t in asked], WAYS[0])
+        else engine.complete([[BOS, *t] for t in cases], DECODINGS[0])
     )
     assert any(
-        bits(found) != alone(kind, text, WAYS[0], n)
-        for n, (text, found) in enumerate(zip(asked, together, strict=True))
+        bits(found) != decode_alone(kind, text, DECODINGS[0], n)
+        for n, (text, found) in enumerate(zip(cases, together, strict=True))
     )
 
 
-def test_guesses_too_are_read_by_nobody_else() -> None:
-    engine, asked = engine_of("rotary"), [[BOS, *[5, 6, 7] * n] for n in range(1, 6)]
-    together = engine.complete(asked, WAYS[0], draft=PromptLookup())
-    for place, prompt in enumerate(asked):
-        assert bits(engine.complete([prompt], WAYS[0], first=place, draft=PromptLookup())[0]) == bits(together[place])
+def test_speculative_decoding_too() -> None:
+    engine, cases = engine_of("rotary"), [[BOS, *[5, 6, 7] * n] for n in range(1, 6)]
+    together = engine.complete(cases, DECODINGS[0], draft=PromptLookup())
+    for key, prompt in enumerate(cases):
+        assert bits(engine.complete([prompt], DECODINGS[0], first=key, draft=PromptLookup())[0]) == bits(together[key])
 
 
 def test_not_with_a_pool() -> None:
@@ -146,19 +150,19 @@ def test_models_that_are_loaded(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
     layer = {"wiring": "pre-norm", "mixer": MIXERS["rotary"], "channel": FFN}
     model: Any = ayn.build({"kind": "decoder", "vocab": tokenizer.size, "width": 64, "decoder": [layer]}).eval()
-    both, way = Vocabularies(tokenizer, tokenizer), {"method": "greedy", "max_length": 20}
-    writer = Generator(Folder(model, both, task={"kind": "causal-lm"}, decoding=way))
-    asked = ["The quick", "How are you today?", "1", "你好，世界。今天"]
-    single = [writer.generate_full([text])[0].candidates for text in asked]
-    assert [one.candidates for one in writer.generate_full(asked)] != single
-    writer.exact = True
-    together = writer.generate_full(asked)
-    assert [one.candidates for one in together] == single and "".join(writer.stream(asked[1])) == together[1].text
+    both, decoding = Vocabularies(tokenizer, tokenizer), {"method": "greedy", "max_length": 20}
+    generator = Generator(Folder(model, both, task={"kind": "causal-lm"}, decoding=decoding))
+    cases = ["The quick", "How are you today?", "1", "你好，世界。今天"]
+    single = [generator.generate_full([text])[0].candidates for text in cases]
+    assert [one.candidates for one in generator.generate_full(cases)] != single
+    generator.exact = True
+    together = generator.generate_full(cases)
+    assert [one.candidates for one in together] == single and "".join(generator.stream(cases[1])) == together[1].text
     own = {"kind": "attention", "heads": 2}
     reads = {"mixer": own, "channel": FFN}
     tree = {"kind": "encoder-decoder", "vocab": tokenizer.size, "width": 64, "encoder": [reads]}
     tree["decoder"] = [reads | {"mixer": own | {"pattern": "causal"}, "cross": own}]
     translator = Translator(Folder(ayn.build(tree).eval(), both))
     translator.exact = True
-    found = translator.translate_full(asked, beam=2)
-    assert [one.candidates for one in found] == [translator.translate_full([t], beam=2)[0].candidates for t in asked]
+    found = translator.translate_full(cases, beam=2)
+    assert [one.candidates for one in found] == [translator.translate_full([t], beam=2)[0].candidates for t in cases]

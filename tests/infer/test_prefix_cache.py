@@ -1,5 +1,5 @@
-"""Requests whose states lie in one pool: the same answers, pasts that begin alike read once, never too few blocks, and
-every block comes back."""
+"""Requests with paged states: the same answers, common prefixes prefilled once, never too few blocks, and every block
+released."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ from random import Random
 from typing import Any
 
 import pytest
-from test_scheduler import FFN, GREEDY, LAYERS, WAYS, alone, ask, build, prompts, soak, told, writer
+from test_scheduler import (
+    DECODINGS,
+    FFN,
+    GREEDY,
+    LAYERS,
+    build,
+    decode_alone,
+    decoder_model,
+    prompts,
+    soak,
+    submit,
+    tokens_of,
+)
 
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.base import RequestState
@@ -19,8 +31,8 @@ from allyouneed.nn.states.paged import BlockPool
 from toy_models import BOS, EOS, PAD, VOCAB
 
 
-def empty(scheduler: Scheduler) -> bool:
-    """Nobody is served any more, and only beginnings are kept; without them everything is free."""
+def is_empty(scheduler: Scheduler) -> bool:
+    """Only cached prefixes are left in the pool; without them every block is free."""
     assert scheduler.blocks is not None and scheduler.idle and not scheduler.active
     pool, prefixes = scheduler.blocks.pool, scheduler.blocks.prefixes
     kept = pool.used == len(prefixes.blocks)
@@ -34,60 +46,60 @@ def engine_of(model: Any) -> Engine:
 
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("blocks", [90, 2000])
-def test_the_same_answers_from_a_pool_large_or_small(layer: str, blocks: int) -> None:
-    engine = engine_of(writer(layer))
+def test_the_same_answers_from_a_large_and_a_small_pool(layer: str, blocks: int) -> None:
+    engine = engine_of(decoder_model(layer))
     scheduler = Scheduler(engine, rows=40, budget=40, pool=BlockPool(blocks, size=4))
-    asked = [(prompt, WAYS[n % len(WAYS)], n) for n, prompt in enumerate(prompts(18))]
+    cases = [(prompt, DECODINGS[n % len(DECODINGS)], n) for n, prompt in enumerate(prompts(18))]
     states = []
-    for prompt, way, place in asked:
-        states.append(ask(scheduler, prompt, way, place))
+    for prompt, decoding, key in cases:
+        states.append(submit(scheduler, prompt, decoding, key))
         scheduler.step()
     scheduler.run()
-    for state, one in zip(states, asked, strict=True):
-        assert told(state) == alone(engine, *one)
-    assert empty(scheduler)
+    for state, one in zip(states, cases, strict=True):
+        assert tokens_of(state) == decode_alone(engine, *one)
+    assert is_empty(scheduler)
 
 
 def test_sources_and_beams_in_a_pool(engine: Engine, sources: list[list[int]]) -> None:
     scheduler = Scheduler(engine, rows=24, budget=64, pool=BlockPool(3000))
     states = []
-    for place, source in enumerate(sources):
-        decoding = WAYS[place % len(WAYS)]
-        states.append(scheduler.submit(Request([BOS], decoding.limit(len(source)), (place,), source), decoding))
+    for key, source in enumerate(sources):
+        decoding = DECODINGS[key % len(DECODINGS)]
+        states.append(scheduler.submit(Request([BOS], decoding.limit(len(source)), (key,), source), decoding))
     scheduler.run()
-    for place, (state, source) in enumerate(zip(states, sources, strict=True)):
-        (found,) = engine.generate([source], WAYS[place % len(WAYS)], sample_keys=[[place]])
-        assert told(state) == [h.tokens for h in found]
-    assert empty(scheduler)
+    for key, (state, source) in enumerate(zip(states, sources, strict=True)):
+        (found,) = engine.generate([source], DECODINGS[key % len(DECODINGS)], sample_keys=[[key]])
+        assert tokens_of(state) == [h.tokens for h in found]
+    assert is_empty(scheduler)
 
 
-def test_who_is_put_aside_goes_on_where_it_was() -> None:
-    """Far fewer blocks than everyone together needs; the urgent are not the ones who wait."""
-    engine = engine_of(writer())
-    long = [way.model_copy(update={"max_length": 30, "min_length": 25}) for way in WAYS]
+def test_a_preempted_request_resumes_where_it_was() -> None:
+    """Far fewer blocks than all requests need together; the urgent one is not preempted."""
+    engine = engine_of(decoder_model())
+    long = [decoding.model_copy(update={"max_length": 30, "min_length": 25}) for decoding in DECODINGS]
     scheduler = Scheduler(engine, rows=60, pool=BlockPool(60, size=4))
-    asked = [(prompt, long[n % len(long)], n) for n, prompt in enumerate(prompts(14, longest=8))]
-    states = [ask(scheduler, *one, priority=int(one[2] == 5)) for one in asked]
+    cases = [(prompt, long[n % len(long)], n) for n, prompt in enumerate(prompts(14, longest=8))]
+    states = [submit(scheduler, *one, priority=int(one[2] == 5)) for one in cases]
     order: list[RequestState] = []
     while not scheduler.idle:
         scheduler.step()
         assert scheduler.blocks is not None and scheduler.blocks.pool.used <= 60
         order += [state for state in states if state.finished and state not in order]
     assert scheduler.preemptions > 3 and order.index(states[5]) < 4
-    for state, one in zip(states, asked, strict=True):
-        assert told(state) == alone(engine, *one)
-    assert empty(scheduler)
+    for state, one in zip(states, cases, strict=True):
+        assert tokens_of(state) == decode_alone(engine, *one)
+    assert is_empty(scheduler)
 
 
-def test_what_could_never_fit_is_refused() -> None:
-    scheduler = Scheduler(engine_of(writer()), pool=BlockPool(10, size=4))
+def test_a_request_that_can_never_fit_is_refused() -> None:
+    scheduler = Scheduler(engine_of(decoder_model()), pool=BlockPool(10, size=4))
     with pytest.raises(UserError, match="blocks of state, the pool has 10"):
-        ask(scheduler, [BOS] * 40)
+        submit(scheduler, [BOS] * 40)
     assert scheduler.idle
 
 
-def test_a_beginning_that_was_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of(writer())
+def test_a_cached_prefix_is_not_prefilled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(decoder_model())
     scheduler = Scheduler(engine, pool=BlockPool(200, size=4))
     read, advance = [], engine.model.advance
 
@@ -100,15 +112,15 @@ def test_a_beginning_that_was_read_is_not_read_again(monkeypatch: pytest.MonkeyP
     sizes = []
     for rest in ([], [7], [8, 9], []):
         read.clear()
-        state = ask(scheduler, [*begin, *rest])
+        state = submit(scheduler, [*begin, *rest])
         scheduler.run()
         sizes.append(sum(read))
-        assert told(state) == alone(engine, [*begin, *rest], GREEDY)
+        assert tokens_of(state) == decode_alone(engine, [*begin, *rest], GREEDY)
     assert sizes == [23, 4, 5, 3]  # of 23 tokens, five full blocks are known: 20
-    assert empty(scheduler)
+    assert is_empty(scheduler)
 
 
-def test_the_longest_unused_beginning_goes_first_and_its_end_before_it() -> None:
+def test_the_least_recently_used_prefix_is_evicted_first_from_its_end() -> None:
     pool = BlockPool(6, size=2)
     prefixes = PrefixCache(pool)
     for prompt in ([1, 2, 3, 4], [5, 6, 7, 8]):
@@ -122,46 +134,46 @@ def test_the_longest_unused_beginning_goes_first_and_its_end_before_it() -> None
     assert not pool.release(prefixes.find([1, 2, 9, 9, 9])) and len(prefixes.blocks) == 2
 
 
-def test_constant_states_live_in_the_same_pool() -> None:
-    """By the size their config declares: no more of them at once than there is room for."""
-    engine = engine_of(writer("retention"))
+def test_constant_states_are_reserved_in_the_pool() -> None:
+    """By the size their config declares: no more requests at once than fit."""
+    engine = engine_of(decoder_model("retention"))
     scheduler = Scheduler(engine, rows=40, pool=BlockPool(3))
-    states = [ask(scheduler, [BOS, 5]) for _ in range(8)]
-    crowd = 0
+    states = [submit(scheduler, [BOS, 5]) for _ in range(8)]
+    at_once = 0
     while not scheduler.idle:
         scheduler.step()
-        crowd = max(crowd, len(scheduler.active))
-    assert crowd == 3 and all(state.answer for state in states) and empty(scheduler)
+        at_once = max(at_once, len(scheduler.active))
+    assert at_once == 3 and all(state.answer for state in states) and is_empty(scheduler)
 
 
-def test_little_is_reserved_that_holds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_little_of_the_allocated_blocks_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
     mixed = {"kind": "decoder", "decoder": [{"wiring": "pre-norm", "channel": FFN} | LAYERS["kv"]]}
     dice, scheduler = Random(0), Scheduler(engine_of(build(mixed)), rows=48, budget=512, pool=BlockPool(2000))
-    for place in range(120):
-        way = dice.choice(WAYS[:4]).model_copy(update={"max_length": dice.randrange(8, 40), "min_length": 8})
-        ask(scheduler, [BOS, *(dice.randrange(3, VOCAB) for _ in range(dice.randrange(20, 300)))], way, place)
+    for key in range(120):
+        decoding = dice.choice(DECODINGS[:4]).model_copy(update={"max_length": dice.randrange(8, 40), "min_length": 8})
+        submit(scheduler, [BOS, *(dice.randrange(3, VOCAB) for _ in range(dice.randrange(20, 300)))], decoding, key)
     wastes = []
     while not scheduler.idle:
         scheduler.step()
         wastes.append(scheduler.waste())
-    print(f"blocks in use that hold nothing: {100 * sum(wastes) / len(wastes):.1f}%")
-    assert 0 < sum(wastes) / len(wastes) < 0.04 and empty(scheduler)
+    print(f"allocated but empty: {100 * sum(wastes) / len(wastes):.1f}%")
+    assert 0 < sum(wastes) / len(wastes) < 0.04 and is_empty(scheduler)
 
 
 def soak_the_pool(count: int, seed: int) -> None:
     dice, scheduler = (
         Random(seed),
-        Scheduler(engine_of(writer(vocab=23)), rows=48, budget=96, pool=BlockPool(100, size=4)),
+        Scheduler(engine_of(decoder_model(vocab=23)), rows=48, budget=96, pool=BlockPool(100, size=4)),
     )
     begins = [[BOS, *(dice.randrange(3, 23) for _ in range(n))] for n in (1, 9, 14)]
     soak(scheduler, count, seed, begins, rare=0.3, most=24)
-    assert scheduler.preemptions and empty(scheduler)
+    assert scheduler.preemptions and is_empty(scheduler)
 
 
-def test_two_thousand_who_come_and_go_leave_nothing_behind() -> None:
+def test_two_thousand_requests_release_every_block() -> None:
     soak_the_pool(2_000, seed=1)
 
 
 @pytest.mark.slow
-def test_twenty_thousand_who_come_and_go_leave_nothing_behind() -> None:
+def test_twenty_thousand_requests_release_every_block() -> None:
     soak_the_pool(20_000, seed=2)

@@ -1,4 +1,4 @@
-"""What is promised to whoever asks for text, whatever the model is made of and however much is asked for."""
+"""What decoding guarantees, whatever the model and the size of the input."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_prefix_cache import empty, engine_of
-from test_scheduler import GREEDY, alone, ask, told, writer
+from test_prefix_cache import engine_of, is_empty
+from test_scheduler import GREEDY, decode_alone, decoder_model, submit, tokens_of
 
 import allyouneed as ayn
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
@@ -59,7 +59,7 @@ UNICODE = [
 
 
 def uses(tokenizer: Tokenizer) -> dict[str, Asks]:
-    """Real models of every kind that writes, random, and decisive."""
+    """Random models with decisive logits for every task that generates."""
     found: dict[str, Asks] = {}
     for name, tree in TREES.items():
         torch.manual_seed(0)
@@ -78,7 +78,7 @@ def writes(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Asks:
     return uses(tokenizer)[request.param]
 
 
-# --- what comes in --------------------------------------------------------------------------------------------------
+# --- inputs --------------------------------------------------------------------------------------------------
 
 
 def test_nothing_and_one_and_an_empty_text(writes: Asks) -> None:
@@ -89,34 +89,34 @@ def test_nothing_and_one_and_an_empty_text(writes: Asks) -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "\t", "\n", "\n\n", " \n \t\n"])
-def test_where_there_is_nothing_to_translate_nothing_is_said(tokenizer: Tokenizer, text: str) -> None:
+def test_blank_texts_are_returned_as_they_are(tokenizer: Tokenizer, text: str) -> None:
     assert uses(tokenizer)["translate"](text) == text  # type: ignore[comparison-overlap]
 
 
-def test_ten_thousand_and_each_gets_what_it_would_get_alone(tokenizer: Tokenizer) -> None:
+def test_ten_thousand_texts_get_the_answers_they_get_alone(tokenizer: Tokenizer) -> None:
     dice, writes = Random(0), uses(tokenizer)["translate"]
     words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "你好", "ça", "va"]
     kinds = [" ".join(dice.choices(words, k=dice.randrange(1, 6))) for _ in range(40)]
-    asked = [dice.choice(kinds) for _ in range(10_000)]
-    found = writes(asked, method="greedy", max_length=3)
+    cases = [dice.choice(kinds) for _ in range(10_000)]
+    found = writes(cases, method="greedy", max_length=3)
     single = {text: writes([text], method="greedy", max_length=3)[0] for text in kinds}
-    assert found == [single[text] for text in asked] and len(set(found)) > 10
+    assert found == [single[text] for text in cases] and len(set(found)) > 10
 
 
 @pytest.mark.parametrize("text", UNICODE)
-def test_any_characters_go_through(echo: Callable[..., Folder], tokenizer: Tokenizer, text: str) -> None:
+def test_any_characters_are_kept(echo: Callable[..., Folder], tokenizer: Tokenizer, text: str) -> None:
     assert Translator(echo(tokenizer)).translate(text) == text
 
 
 def test_any_characters_in_a_prompt(writes: Asks) -> None:
     found = writes(UNICODE, max_length=4, method="greedy")
     assert found == [writes([text], max_length=4, method="greedy")[0] for text in UNICODE]
-    with pytest.raises(UserError, match="mend the text"):
+    with pytest.raises(UserError, match="fix the text"):
         writes(["half a pair: \ud800"])
 
 
 @pytest.mark.parametrize("huge", ["x" * 5000, "字" * 3000, "👩‍👩‍👧‍👦" * 200, "e\u0301" * 900])
-def test_a_huge_word_is_translated_in_parts_and_comes_back_whole(
+def test_a_huge_word_is_translated_in_parts_and_joined(
     echo: Callable[..., Folder], tokenizer: Tokenizer, huge: str
 ) -> None:
     translator = Translator(echo(tokenizer), max_tokens=50)
@@ -124,7 +124,7 @@ def test_a_huge_word_is_translated_in_parts_and_comes_back_whole(
     assert full.text == f"before {huge} after" and any("cut in" in note for note in full.notes)
 
 
-# --- what is asked of the search ------------------------------------------------------------------------------------
+# --- decoding options ------------------------------------------------------------------------------------
 
 
 def test_a_beam_wider_than_the_vocabulary(writes: Asks, tokenizer: Tokenizer) -> None:
@@ -134,24 +134,27 @@ def test_a_beam_wider_than_the_vocabulary(writes: Asks, tokenizer: Tokenizer) ->
     )
 
 
-def test_a_string_to_stop_at_that_no_token_holds(tokenizer: Tokenizer) -> None:
-    generate, way = uses(tokenizer)["generate"], {"method": "sample", "seed": 1, "max_length": 40, "temperature": 1.5}
-    (text,) = generate(["the"], **way)
+def test_a_stop_string_across_tokens(tokenizer: Tokenizer) -> None:
+    generate, decoding = (
+        uses(tokenizer)["generate"],
+        {"method": "sample", "seed": 1, "max_length": 40, "temperature": 1.5},
+    )
+    (text,) = generate(["the"], **decoding)
     ids, across = tokenizer.encode(text), 0
     for at in range(1, len(text) - 4, 4):
         stop = text[at : at + 4]
         if "\ufffd" in stop or any(stop in tokenizer.decode([token]) for token in ids):
             continue
         across += 1
-        assert generate(["the"], stop=[stop], **way) == [text[: text.index(stop)]]
+        assert generate(["the"], stop=[stop], **decoding) == [text[: text.index(stop)]]
     assert across > 3
 
 
-# --- whatever the model is made of ----------------------------------------------------------------------------------
+# --- every part ----------------------------------------------------------------------------------
 
 
 def one_of_each_kind() -> list[str]:
-    """Of all that remembers something, one of each kind of mixer, and whether it looks at a source."""
+    """One case of each kind of mixer that has a state, with and without a source."""
     found: dict[tuple[str, ...], str] = {}
     for name in CASES:
         if name.startswith(("mixer", "cross", "layers")):
@@ -161,8 +164,8 @@ def one_of_each_kind() -> list[str]:
 
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_every_mixer_keeps_every_promise(name: str) -> None:
-    """Sources of no and of many tokens, beams wider than the vocabulary, stops, cancellations, and hardly more blocks
-    than the largest of them needs: everyone gets what it would get alone, and every block comes back."""
+    """Empty and long sources, beams wider than the vocabulary, stops, cancellations, and hardly more blocks than the
+    largest request needs: each gets the answer it gets alone, and every block is released."""
     engine, dice = Engine(case(name), 1, 2, 0), Random(4)
     ways = [
         Decoding(method="greedy", max_length=9),
@@ -170,26 +173,26 @@ def test_every_mixer_keeps_every_promise(name: str) -> None:
         Decoding(method="sample", best=3, seed=8, max_length=6, temperature=1.5),
         Decoding(beam=2, max_length=7),
     ]
-    asked: list[tuple[Request, Decoding, Ends | None]] = []
+    cases: list[tuple[Request, Decoding]] = []
     for number in range(9):
-        way = ways[number % 4]
+        decoding = ways[number % 4]
         source = [dice.randrange(3, FEW_TOKENS) for _ in range(0 if number == 5 else dice.randrange(1, 9))]
         prompt = [1, *(dice.randrange(3, FEW_TOKENS) for _ in range(dice.randrange(0, 7)))]
         ends = Ends(dice.randrange(3, FEW_TOKENS)) if number % 3 == 2 else None
-        asked.append((Request(prompt, way.max_length or 0, (number,), source, ends), way))
+        cases.append((Request(prompt, decoding.max_length or 0, (number,), source, ends), decoding))
     expected = [
-        engine.generate([r.source or ()], way, [r.prompt[1:]], sample_keys=[r.sample_key], stop=r.stop)[0]
-        for r, way in asked
+        engine.generate([r.source or ()], decoding, [r.prompt[1:]], sample_keys=[r.sample_key], stop=r.stop)[0]
+        for r, decoding in cases
     ]
     room = Scheduler(engine, rows=40, pool=BlockPool(10**6, size=2))
     assert room.blocks is not None
-    most = max(room.blocks.most(room.submit(r, way)) for r, way in asked)
+    most = max(room.blocks.most(room.submit(r, decoding)) for r, decoding in cases)
     scheduler = Scheduler(engine, rows=40, budget=8, pool=BlockPool(most, size=2))
     states, gone = [], []
-    for number, (request, way) in enumerate(asked):
-        states.append(scheduler.submit(request, way))
+    for number, (request, decoding) in enumerate(cases):
+        states.append(scheduler.submit(request, decoding))
         if number % 2:
-            gone.append(scheduler.submit(*asked[number - 1]))
+            gone.append(scheduler.submit(*cases[number - 1]))
         scheduler.step()
     for state in gone:
         state.cancel()
@@ -198,11 +201,11 @@ def test_every_mixer_keeps_every_promise(name: str) -> None:
     for state, best in zip(states, expected, strict=True):
         assert state.answer is not None
         assert [(h.tokens, h.finished) for h in state.answer] == [(h.tokens, h.finished) for h in best]
-    assert all(state.finished for state in gone) and empty(scheduler)
+    assert all(state.finished for state in gone) and is_empty(scheduler)
 
 
 class Ends:
-    """Stops at two tokens of which the last is this one: they never lie in one token."""
+    """Stops at any two tokens of which the second is this one."""
 
     reach = 2
 
@@ -217,59 +220,66 @@ class Ends:
 
 
 def test_ten_thousand_at_once_in_a_small_pool() -> None:
-    engine, dice = engine_of(writer(vocab=23)), Random(0)
+    engine, dice = engine_of(decoder_model(vocab=23)), Random(0)
     kinds = [[BOS, *(dice.randrange(3, 23) for _ in range(dice.randrange(6)))] for _ in range(20)]
-    way = Decoding(method="greedy", max_length=2)
+    decoding = Decoding(method="greedy", max_length=2)
     scheduler = Scheduler(engine, rows=512, budget=4096, pool=BlockPool(2000, size=4))
-    asked = [dice.choice(kinds) for _ in range(10_000)]
-    states = [ask(scheduler, prompt, way) for prompt in asked]
+    cases = [dice.choice(kinds) for _ in range(10_000)]
+    states = [submit(scheduler, prompt, decoding) for prompt in cases]
     scheduler.run()
-    single = {tuple(prompt): alone(engine, prompt, way) for prompt in kinds}
-    assert [told(state) for state in states] == [single[tuple(prompt)] for prompt in asked] and empty(scheduler)
+    single = {tuple(prompt): decode_alone(engine, prompt, decoding) for prompt in kinds}
+    assert [tokens_of(state) for state in states] == [single[tuple(prompt)] for prompt in cases] and is_empty(scheduler)
 
 
-def test_what_others_were_given_before_is_not_made_up_for() -> None:
-    way, scheduler = Decoding(method="greedy", min_length=4, max_length=4), Scheduler(engine_of(writer()), rows=1)
-    before = [ask(scheduler, [BOS, 5], way, client="old") for _ in range(12)]
+def test_a_new_client_gets_no_credit_for_earlier_grants() -> None:
+    decoding, scheduler = (
+        Decoding(method="greedy", min_length=4, max_length=4),
+        Scheduler(engine_of(decoder_model()), rows=1),
+    )
+    before = [submit(scheduler, [BOS, 5], decoding, client="old") for _ in range(12)]
     while not before[-2].finished:
         scheduler.step()
     states = {
-        f"{client} {n}": ask(scheduler, [BOS, 5], way, client=client) for client in ("old", "new") for n in range(4)
+        f"{client} {n}": submit(scheduler, [BOS, 5], decoding, client=client)
+        for client in ("old", "new")
+        for n in range(4)
     }
     order: list[str] = []
     while not scheduler.idle:
         scheduler.step()
         order += [name for name, state in states.items() if state.finished and name not in order]
-    assert sorted(order[:4]) == ["new 0", "new 1", "old 0", "old 1"], "they take turns from the first"
+    assert sorted(order[:4]) == ["new 0", "new 1", "old 0", "old 1"], "they alternate from the start"
 
 
-def test_the_urgent_do_not_wait_for_those_who_were_put_aside() -> None:
-    engine = engine_of(writer())
+def test_urgent_requests_do_not_wait_for_preempted_ones() -> None:
+    engine = engine_of(decoder_model())
     long = GREEDY.model_copy(update={"max_length": 40, "min_length": 38})
     scheduler = Scheduler(engine, rows=60, pool=BlockPool(40, size=4))
-    slow = [ask(scheduler, [BOS, n + 3], long, n) for n in range(12)]
+    slow = [submit(scheduler, [BOS, n + 3], long, n) for n in range(12)]
     while not scheduler.preempted:
         scheduler.step()
-    urgent = ask(scheduler, [BOS, 9], GREEDY, priority=5)
+    urgent = submit(scheduler, [BOS, 9], GREEDY, priority=5)
     while not urgent.finished:
-        assert scheduler.preempted, "or it proves nothing"
+        assert scheduler.preempted, "otherwise this shows nothing"
         scheduler.step()
     scheduler.run()
-    assert told(urgent) == alone(engine, [BOS, 9], GREEDY) and all(state.answer for state in slow)
-    assert empty(scheduler)
+    assert tokens_of(urgent) == decode_alone(engine, [BOS, 9], GREEDY) and all(state.answer for state in slow)
+    assert is_empty(scheduler)
 
 
-def test_a_stop_is_found_wherever_a_text_is_gone_on_with(tokenizer: Tokenizer) -> None:
-    """Put aside and taken up again, it still ends where it would have."""
-    engine = Engine(writer(vocab=tokenizer.size), tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.specials)
-    way = Decoding(method="sample", temperature=1.5, seed=3, max_length=40, min_length=39)
-    (free,) = engine.complete([[tokenizer.bos]], way)[0]
+def test_a_stop_is_found_after_preemption(tokenizer: Tokenizer) -> None:
+    """A preempted and resumed request ends where it would have."""
+    engine = Engine(
+        decoder_model(vocab=tokenizer.size), tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.specials
+    )
+    decoding = Decoding(method="sample", temperature=1.5, seed=3, max_length=40, min_length=39)
+    (free,) = engine.complete([[tokenizer.bos]], decoding)[0]
     text = tokenizer.decode(free.tokens)
     stop = next(text[at : at + 2] for at in range(len(text) // 2, len(text)) if "\ufffd" not in text[at : at + 2])
     stops = StopStrings(tokenizer, [stop])
-    (expected,) = engine.complete([[tokenizer.bos]], way, stop=stops)[0]
+    (expected,) = engine.complete([[tokenizer.bos]], decoding, stop=stops)[0]
     scheduler = Scheduler(engine, rows=60, pool=BlockPool(30, size=4))
-    states = [ask(scheduler, [tokenizer.bos], way, stop=stops) for _ in range(9)]
+    states = [submit(scheduler, [tokenizer.bos], decoding, stop=stops) for _ in range(9)]
     scheduler.run()
     assert scheduler.preemptions and len(expected.tokens) < len(free.tokens)
-    assert all(told(state) == [expected.tokens] for state in states) and empty(scheduler)
+    assert all(tokens_of(state) == [expected.tokens] for state in states) and is_empty(scheduler)

@@ -1,4 +1,4 @@
-"""Promises of the scheduler to whoever asks it, and to those who ask beside them."""
+"""What the scheduler guarantees to each request, whatever else it decodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from allyouneed.infer.scheduler import Scheduler
 from toy_models import BOS, EOS, PAD, VOCAB, random_model
 
 GREEDY = Decoding(method="greedy", max_length=12)
-WAYS = [
+DECODINGS = [
     GREEDY,
     Decoding(method="sample", top_k=20, temperature=0.9, seed=5, max_length=14),
     Decoding(method="sample", top_p=0.9, min_p=0.01, seed=6, max_length=9, best=3),
@@ -40,7 +40,7 @@ LAYERS: dict[str, Any] = {
 FFN = {"kind": "ffn", "hidden": 24}
 
 
-def writer(layer: str = "kv", **keys: Any) -> Any:
+def decoder_model(layer: str = "kv", **keys: Any) -> Any:
     block = {"wiring": "pre-norm", "repeat": 2, "channel": FFN} | LAYERS[layer]
     return build({"kind": "decoder", "decoder": [block]} | keys)
 
@@ -55,8 +55,8 @@ def build(tree: dict[str, Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def speaker() -> Engine:
-    return Engine(writer(), BOS, EOS, PAD, forbidden=[PAD, BOS])
+def decoder_engine() -> Engine:
+    return Engine(decoder_model(), BOS, EOS, PAD, forbidden=[PAD, BOS])
 
 
 def prompts(count: int, longest: int = 30, seed: int = 0) -> list[list[int]]:
@@ -64,17 +64,17 @@ def prompts(count: int, longest: int = 30, seed: int = 0) -> list[list[int]]:
     return [[BOS, *(dice.randrange(3, VOCAB) for _ in range(dice.randrange(longest)))] for _ in range(count)]
 
 
-def ask(
-    scheduler: Scheduler, prompt: list[int], way: Decoding = GREEDY, place: int = 0, **options: Any
+def submit(
+    scheduler: Scheduler, prompt: list[int], decoding: Decoding = GREEDY, key: int = 0, **options: Any
 ) -> RequestState:
-    return scheduler.submit(Request(prompt, way.continuation_limit(), (place,), **options), way)
+    return scheduler.submit(Request(prompt, decoding.continuation_limit(), (key,), **options), decoding)
 
 
-def alone(engine: Engine, prompt: list[int], decoding: Decoding, place: int = 0) -> list[list[int]]:
-    return [h.tokens for h in engine.complete([prompt], decoding, first=place)[0]]
+def decode_alone(engine: Engine, prompt: list[int], decoding: Decoding, key: int = 0) -> list[list[int]]:
+    return [h.tokens for h in engine.complete([prompt], decoding, first=key)[0]]
 
 
-def told(state: RequestState) -> list[list[int]]:
+def tokens_of(state: RequestState) -> list[list[int]]:
     assert state.answer is not None
     return [h.tokens for h in state.answer]
 
@@ -84,31 +84,31 @@ def told(state: RequestState) -> list[list[int]]:
 
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("budget", [1, 7, 512])
-def test_every_way_at_once_and_everyone_gets_their_own_answer(layer: str, budget: int) -> None:
-    engine = Engine(writer(layer), BOS, EOS, PAD, forbidden=[PAD, BOS])
+def test_mixed_methods_in_one_batch_give_each_request_its_own_answer(layer: str, budget: int) -> None:
+    engine = Engine(decoder_model(layer), BOS, EOS, PAD, forbidden=[PAD, BOS])
     scheduler, states = Scheduler(engine, rows=16, budget=budget), []
-    asked = [(prompt, WAYS[n % len(WAYS)], n) for n, prompt in enumerate(prompts(18))]
-    for prompt, decoding, place in asked:
-        states.append(ask(scheduler, prompt, decoding, place))
+    cases = [(prompt, DECODINGS[n % len(DECODINGS)], n) for n, prompt in enumerate(prompts(18))]
+    for prompt, decoding, key in cases:
+        states.append(submit(scheduler, prompt, decoding, key))
         scheduler.step()
     scheduler.run()
-    for state, one in zip(states, asked, strict=True):
-        assert told(state) == alone(engine, *one)
+    for state, one in zip(states, cases, strict=True):
+        assert tokens_of(state) == decode_alone(engine, *one)
 
 
-def test_sources_are_read_together_and_beams_share_them(engine: Engine, sources: list[list[int]]) -> None:
+def test_sources_are_encoded_together_and_shared_by_beams(engine: Engine, sources: list[list[int]]) -> None:
     scheduler = Scheduler(engine, rows=24, budget=64)
     states = []
-    for place, source in enumerate(sources):
-        decoding = WAYS[place % len(WAYS)]
-        states.append(scheduler.submit(Request([BOS], decoding.limit(len(source)), (place,), source), decoding))
+    for key, source in enumerate(sources):
+        decoding = DECODINGS[key % len(DECODINGS)]
+        states.append(scheduler.submit(Request([BOS], decoding.limit(len(source)), (key,), source), decoding))
     scheduler.run()
-    for place, (state, source) in enumerate(zip(states, sources, strict=True)):
-        (found,) = engine.generate([source], WAYS[place % len(WAYS)], sample_keys=[[place]])
-        assert told(state) == [h.tokens for h in found]
+    for key, (state, source) in enumerate(zip(states, sources, strict=True)):
+        (found,) = engine.generate([source], DECODINGS[key % len(DECODINGS)], sample_keys=[[key]])
+        assert tokens_of(state) == [h.tokens for h in found]
 
 
-def test_keys_that_all_layers_share() -> None:
+def test_keys_shared_by_all_layers() -> None:
     wiring = {"kind": "pre-norm", "final": False}
     stacks = {
         "first": [LAYERS["retention"] | {"wiring": wiring, "channel": FFN}],
@@ -119,7 +119,7 @@ def test_keys_that_all_layers_share() -> None:
 
 
 @pytest.mark.parametrize("searches", [True, False])
-def test_texts_that_look_up_others_go_on_beside_each_other(searches: bool) -> None:
+def test_retrieval_models_decode_concurrently(searches: bool) -> None:
     attention = {"kind": "attention", "heads": 2}
     plain = {"wiring": "pre-norm", "mixer": attention | {"pattern": "causal"}, "channel": FFN}
     tree = {"kind": "retro", "neighbours": 2, "encoder": [{"mixer": attention, "channel": FFN}]}
@@ -130,50 +130,50 @@ def test_texts_that_look_up_others_go_on_beside_each_other(searches: bool) -> No
 
 
 def check(engine: Engine, scheduler: Scheduler) -> None:
-    asked = [(prompt, WAYS[n % len(WAYS)], n) for n, prompt in enumerate(prompts(8))]
+    cases = [(prompt, DECODINGS[n % len(DECODINGS)], n) for n, prompt in enumerate(prompts(8))]
     states = []
-    for prompt, way, place in asked:
-        states.append(ask(scheduler, prompt, way, place))
+    for prompt, decoding, key in cases:
+        states.append(submit(scheduler, prompt, decoding, key))
         scheduler.step()
     scheduler.run()
-    for state, one in zip(states, asked, strict=True):
-        assert told(state) == alone(engine, *one)
+    for state, one in zip(states, cases, strict=True):
+        assert tokens_of(state) == decode_alone(engine, *one)
 
 
-def test_samples_depend_on_seed_and_place_alone(speaker: Engine) -> None:
+def test_samples_depend_on_seed_and_sample_key_alone(decoder_engine: Engine) -> None:
     found = []
     for order in ((0, 1, 2, 3), (3, 1, 0, 2)):
-        scheduler = Scheduler(speaker, rows=3)
-        states = {n: ask(scheduler, [BOS], WAYS[1], n % 2) for n in order}
+        scheduler = Scheduler(decoder_engine, rows=3)
+        states = {n: submit(scheduler, [BOS], DECODINGS[1], n % 2) for n in order}
         scheduler.run()
-        found.append([told(states[n]) for n in range(4)])
+        found.append([tokens_of(states[n]) for n in range(4)])
     assert found[0] == found[1] and found[0][0] == found[0][2] != found[0][1]
 
 
-def test_places_run_out_and_nobody_needs_one_more() -> None:
-    model = writer(embed={"tied": False, "positions": {"kind": "learned", "length": 20}})
+def test_the_position_limit_is_never_exceeded() -> None:
+    model = decoder_model(embed={"tied": False, "positions": {"kind": "learned", "length": 20}})
     engine = Engine(model, BOS, EOS, PAD, forbidden=[PAD, BOS, EOS], limit=20)
     scheduler = Scheduler(engine, rows=32)
-    asked = [[BOS, *[5] * n] for n in [19, *range(16)]]
-    states = [ask(scheduler, prompt, Decoding(method="greedy", max_length=40)) for prompt in asked]
+    cases = [[BOS, *[5] * n] for n in [19, *range(16)]]
+    states = [submit(scheduler, prompt, Decoding(method="greedy", max_length=40)) for prompt in cases]
     scheduler.run()
-    assert [len(told(state)[0]) + len(prompt) for state, prompt in zip(states, asked, strict=True)] == [21] * 17
-    together = engine.complete(asked, Decoding(method="greedy", max_length=40))
-    assert [h.tokens for (h,) in together] == [told(state)[0] for state in states]
+    assert [len(tokens_of(state)[0]) + len(prompt) for state, prompt in zip(states, cases, strict=True)] == [21] * 17
+    together = engine.complete(cases, Decoding(method="greedy", max_length=40))
+    assert [h.tokens for (h,) in together] == [tokens_of(state)[0] for state in states]
 
 
-def test_tokens_of_a_prompt_that_see_each_other_are_read_at_once() -> None:
+def test_a_bidirectional_prompt_is_prefilled_whole() -> None:
     mixer = LAYERS["kv"]["mixer"] | {"pattern": "causal | prompt"}
     block = {"wiring": "pre-norm", "mixer": mixer, "channel": FFN}
-    engine = Engine(writer(decoder=[block]), BOS, EOS, PAD, bidirectional_prompt=True)
+    engine = Engine(decoder_model(decoder=[block]), BOS, EOS, PAD, bidirectional_prompt=True)
     scheduler = Scheduler(engine, rows=4, budget=3)
-    asked = prompts(6)
-    states = [ask(scheduler, prompt) for prompt in asked]
+    cases = prompts(6)
+    states = [submit(scheduler, prompt) for prompt in cases]
     scheduler.run()
-    assert [told(state) for state in states] == [alone(engine, prompt, GREEDY) for prompt in asked]
+    assert [tokens_of(state) for state in states] == [decode_alone(engine, prompt, GREEDY) for prompt in cases]
 
 
-# --- what is asked --------------------------------------------------------------------------------------------------
+# --- submitting --------------------------------------------------------------------------------------------------
 
 
 def test_nothing_to_do() -> None:
@@ -182,7 +182,7 @@ def test_nothing_to_do() -> None:
     scheduler.run()
     scheduler.step()
     nothing = scheduler.submit(Request([BOS], 5, (0,), []))
-    assert nothing.finished and told(nothing) == [[]] and scheduler.idle
+    assert nothing.finished and tokens_of(nothing) == [[]] and scheduler.idle
 
 
 @pytest.mark.parametrize(
@@ -195,95 +195,103 @@ def test_nothing_to_do() -> None:
         (Request([BOS] * 7, 2, (0,)), Decoding(beam=4), "bytes"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nobody_else_loses_anything(
-    speaker: Engine, request_: Request, decoding: Decoding, says: str
+def test_an_invalid_request_is_refused_and_others_are_unaffected(
+    decoder_engine: Engine, request_: Request, decoding: Decoding, says: str
 ) -> None:
-    limited = Engine(speaker.model, BOS, EOS, PAD, forbidden=[PAD, BOS], limit=8)
+    limited = Engine(decoder_engine.model, BOS, EOS, PAD, forbidden=[PAD, BOS], limit=8)
     scheduler = Scheduler(limited, rows=4, memory=12_000)
-    other = ask(scheduler, [BOS, 5])
+    other = submit(scheduler, [BOS, 5])
     scheduler.step()
     with pytest.raises(UserError, match=says):
         scheduler.submit(request_, decoding)
     scheduler.run()
-    assert told(other) == alone(limited, [BOS, 5], GREEDY)
+    assert tokens_of(other) == decode_alone(limited, [BOS, 5], GREEDY)
 
 
 def test_a_beam_wider_than_the_vocabulary() -> None:
-    engine = Engine(writer(vocab=5), BOS, EOS, PAD, forbidden=[PAD, BOS])
+    engine = Engine(decoder_model(vocab=5), BOS, EOS, PAD, forbidden=[PAD, BOS])
     scheduler = Scheduler(engine, rows=20)
     wide = Decoding(beam=16, best=16, max_length=2)
-    states = [ask(scheduler, [BOS, 3], way) for way in (wide, GREEDY)]
+    states = [submit(scheduler, [BOS, 3], decoding) for decoding in (wide, GREEDY)]
     scheduler.run()
-    assert len({tuple(tokens) for tokens in told(states[0])}) == 7 and told(states[1]) == alone(
+    assert len({tuple(tokens) for tokens in tokens_of(states[0])}) == 7 and tokens_of(states[1]) == decode_alone(
         engine, [BOS, 3], GREEDY
     )
 
 
-def test_a_string_to_stop_at_across_the_borders_of_tokens(tokenizer: Tokenizer) -> None:
-    engine = Engine(writer(vocab=tokenizer.size), tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.specials)
-    way = Decoding(method="sample", temperature=1.5, seed=3, max_length=40)
-    (free,) = engine.complete([[tokenizer.bos]], way)[0]
+def test_stop_strings_across_token_boundaries(tokenizer: Tokenizer) -> None:
+    engine = Engine(
+        decoder_model(vocab=tokenizer.size), tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.specials
+    )
+    decoding = Decoding(method="sample", temperature=1.5, seed=3, max_length=40)
+    (free,) = engine.complete([[tokenizer.bos]], decoding)[0]
     text, across = tokenizer.decode(free.tokens), 0
     scheduler = Scheduler(engine, rows=40)
-    asked = {}
-    for place in range(0, len(text) - 3, 2):
-        if "\ufffd" not in (stop := text[place : place + 3]):
-            some = way.model_copy(update={"stop": (stop,)})
-            asked[stop] = ask(scheduler, [tokenizer.bos], some, stop=StopStrings(tokenizer, [stop]))
+    cases = {}
+    for key in range(0, len(text) - 3, 2):
+        if "\ufffd" not in (stop := text[key : key + 3]):
+            some = decoding.model_copy(update={"stop": (stop,)})
+            cases[stop] = submit(scheduler, [tokenizer.bos], some, stop=StopStrings(tokenizer, [stop]))
     scheduler.run()
-    for stop, state in asked.items():
+    for stop, state in cases.items():
         (found,) = state.answer or ()
         assert found.tokens == free.tokens[: len(found.tokens)] and found.finished
         assert detokenize(tokenizer, found.tokens, stop=[stop]) == text[: text.index(stop)]
         across += all(stop not in tokenizer.decode([token]) for token in found.tokens)
-    assert len(asked) > 8 and across > 4
+    assert len(cases) > 8 and across > 4
 
 
-# --- who is served when ---------------------------------------------------------------------------------------------
+# --- order of service ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS[:2] + WAYS[3:4])
-def test_tokens_come_as_they_are_said(speaker: Engine, way: Decoding) -> None:
-    scheduler, heard, by_others = Scheduler(speaker), [], []
-    first = ask(scheduler, [BOS, 7], way, listener=heard.append)
-    other = ask(scheduler, [BOS, 8, 9], listener=by_others.append)
+@pytest.mark.parametrize("decoding", DECODINGS[:2] + DECODINGS[3:4])
+def test_tokens_are_streamed_as_they_are_decoded(decoder_engine: Engine, decoding: Decoding) -> None:
+    scheduler, received, by_others = Scheduler(decoder_engine), [], []
+    first = submit(scheduler, [BOS, 7], decoding, listener=received.append)
+    other = submit(scheduler, [BOS, 8, 9], listener=by_others.append)
     came = []
     for token in scheduler.stream(first):
         came.append((token, len(by_others)))
-    assert [token for token, _ in came] == heard == first.tokens == told(first)[0] == alone(speaker, [BOS, 7], way)[0]
-    assert way.rows > 1 or len({others for _, others in came}) > 3, "not all at the end"
+    assert (
+        [token for token, _ in came]
+        == received
+        == first.tokens
+        == tokens_of(first)[0]
+        == decode_alone(decoder_engine, [BOS, 7], decoding)[0]
+    )
+    assert decoding.rows > 1 or len({others for _, others in came}) > 3, "not all at the end"
     scheduler.run()
-    assert by_others == told(other)[0]
+    assert by_others == tokens_of(other)[0]
 
 
-def test_a_long_prompt_stalls_nobody(speaker: Engine) -> None:
-    """While it is read, others say a token in every step, and new ones come and are done."""
-    scheduler = Scheduler(speaker, budget=8)
-    writing = ask(scheduler, [BOS, 5], Decoding(method="greedy", min_length=90, max_length=90))
+def test_a_long_prompt_does_not_stall_others(decoder_engine: Engine) -> None:
+    """While it is prefilled, others decode a token in every step, and new requests arrive and finish."""
+    scheduler = Scheduler(decoder_engine, budget=8)
+    writing = submit(scheduler, [BOS, 5], Decoding(method="greedy", min_length=90, max_length=90))
     scheduler.step()
-    long = ask(scheduler, [BOS, *[9, 11, 4] * 100])
+    long = submit(scheduler, [BOS, *[9, 11, 4] * 100])
     for step in range(30):
         scheduler.step()
         assert len(writing.tokens) == step + 2 and not long.tokens
-    late = ask(scheduler, [BOS, 6])
+    late = submit(scheduler, [BOS, 6])
     for _ in range(14):
         scheduler.step()
     assert late.finished and not long.finished
     scheduler.run()
-    assert told(long) == alone(speaker, [BOS, *[9, 11, 4] * 100], GREEDY)
+    assert tokens_of(long) == decode_alone(decoder_engine, [BOS, *[9, 11, 4] * 100], GREEDY)
 
 
-def test_no_pass_over_prompts_is_larger_than_the_budget(speaker: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, advance = [], speaker.model.advance
+def test_no_prefill_exceeds_the_budget(decoder_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, advance = [], decoder_engine.model.advance
 
     def watched(new: Any, states: Any, last: bool = False) -> Any:
         sizes.append(new.tokens.numel() if last else 0)
         return advance(new, states, last)
 
-    monkeypatch.setattr(speaker.model, "advance", watched)
-    scheduler = Scheduler(speaker, budget=16)
+    monkeypatch.setattr(decoder_engine.model, "advance", watched)
+    scheduler = Scheduler(decoder_engine, budget=16)
     for prompt in prompts(20, longest=60):
-        ask(scheduler, prompt)
+        submit(scheduler, prompt)
     scheduler.run()
     assert max(sizes) <= 16 and sum(sizes) >= sum(map(len, prompts(20, longest=60)))
 
@@ -296,79 +304,79 @@ def finishing(scheduler: Scheduler, states: dict[str, RequestState]) -> list[str
     return order
 
 
-def test_the_urgent_come_first_but_nobody_waits_for_ever(speaker: Engine) -> None:
-    way = Decoding(method="greedy", min_length=4, max_length=4)
-    scheduler = Scheduler(speaker, rows=1)
+def test_higher_priority_comes_first_without_starvation(decoder_engine: Engine) -> None:
+    decoding = Decoding(method="greedy", min_length=4, max_length=4)
+    scheduler = Scheduler(decoder_engine, rows=1)
     states = {
-        name: ask(scheduler, [BOS, 5], way, priority=priority)
+        name: submit(scheduler, [BOS, 5], decoding, priority=priority)
         for name, priority in (("low", 0), ("high", 2), ("middle", 1), ("high too", 2))
     }
     assert finishing(scheduler, states) == ["high", "high too", "middle", "low"]
-    ask(scheduler, [BOS, 6], way, priority=1)
-    patient, steps = ask(scheduler, [BOS, 5], way), 0
+    submit(scheduler, [BOS, 6], decoding, priority=1)
+    patient, steps = submit(scheduler, [BOS, 5], decoding), 0
     while not patient.finished:
         if not scheduler.arrivals and not any(key[0] for key in scheduler.fair.waiting):
-            ask(scheduler, [BOS, 6], way, priority=1)
+            submit(scheduler, [BOS, 6], decoding, priority=1)
         scheduler.step()
         steps += 1
     assert PATIENCE < steps < 3 * PATIENCE
 
 
-def test_who_asks_for_much_does_not_keep_others_from_little(speaker: Engine) -> None:
-    way = Decoding(method="greedy", min_length=4, max_length=4)
-    scheduler = Scheduler(speaker, rows=1)
-    states = {f"many {n}": ask(scheduler, [BOS, 5], way, client="many") for n in range(6)}
-    states |= {f"few {n}": ask(scheduler, [BOS, 5], way, client="few") for n in range(2)}
+def test_a_client_with_many_requests_does_not_delay_others(decoder_engine: Engine) -> None:
+    decoding = Decoding(method="greedy", min_length=4, max_length=4)
+    scheduler = Scheduler(decoder_engine, rows=1)
+    states = {f"many {n}": submit(scheduler, [BOS, 5], decoding, client="many") for n in range(6)}
+    states |= {f"few {n}": submit(scheduler, [BOS, 5], decoding, client="few") for n in range(2)}
     assert finishing(scheduler, states)[:4] == ["many 0", "few 0", "many 1", "few 1"]
 
 
-# --- who leaves -----------------------------------------------------------------------------------------------------
+# --- cancelling -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
-@pytest.mark.parametrize("way", WAYS)
-def test_cancelled_in_the_middle(speaker: Engine, steps: int, way: Decoding) -> None:
-    scheduler = Scheduler(speaker, rows=16, budget=4)
-    asked = prompts(6, seed=3)
-    states = [ask(scheduler, prompt, way, n) for n, prompt in enumerate(asked)]
+@pytest.mark.parametrize("decoding", DECODINGS)
+def test_cancelled_in_the_middle(decoder_engine: Engine, steps: int, decoding: Decoding) -> None:
+    scheduler = Scheduler(decoder_engine, rows=16, budget=4)
+    cases = prompts(6, seed=3)
+    states = [submit(scheduler, prompt, decoding, n) for n, prompt in enumerate(cases)]
     for _ in range(steps):
         scheduler.step()
     states[1].cancel()
     states[4].cancel()
     scheduler.run()
     for n in (0, 2, 3, 5):
-        assert told(states[n]) == alone(speaker, asked[n], way, n)
+        assert tokens_of(states[n]) == decode_alone(decoder_engine, cases[n], decoding, n)
     for n in (1, 4):
-        whole = alone(speaker, asked[n], way, n)[0]
+        whole = decode_alone(decoder_engine, cases[n], decoding, n)[0]
         assert states[n].finished and states[n].tokens == whole[: len(states[n].tokens)]
         assert states[n].cancelled == (states[n].answer is None)
     assert states[4].cancelled or steps > 2
     assert scheduler.idle and not scheduler.active
 
 
-def test_a_listener_that_fails_loses_its_own_request_only(speaker: Engine) -> None:
-    scheduler = Scheduler(speaker)
+def test_a_failing_listener_cancels_its_own_request_only(decoder_engine: Engine) -> None:
+    scheduler = Scheduler(decoder_engine)
 
     def broken(token: int) -> None:
-        raise OSError("the line is dead")
+        raise OSError("connection lost")
 
-    bad, good = ask(scheduler, [BOS, 7], listener=broken), ask(scheduler, [BOS, 8])
+    bad, good = submit(scheduler, [BOS, 7], listener=broken), submit(scheduler, [BOS, 8])
     scheduler.run()
     assert isinstance(bad.error, OSError) and bad.cancelled and len(bad.tokens) == 1
-    assert told(good) == alone(speaker, [BOS, 8], GREEDY)
+    assert tokens_of(good) == decode_alone(decoder_engine, [BOS, 8], GREEDY)
 
 
-def test_states_never_need_more_than_they_were_given(speaker: Engine) -> None:
-    """Declared bytes hold what is really there, and all of them come back."""
-    scheduler = Scheduler(speaker, rows=64, budget=32, memory=60_000)
-    states = [ask(scheduler, prompt) for prompt in prompts(30)]
-    most, crowd = 0, 0
+def test_states_stay_within_the_memory_limit(decoder_engine: Engine) -> None:
+    """Declared bytes bound the real ones, and all are released."""
+    scheduler = Scheduler(decoder_engine, rows=64, budget=32, memory=60_000)
+    states = [submit(scheduler, prompt) for prompt in prompts(30)]
+    most, at_once = 0, 0
     while not scheduler.idle:
         scheduler.step()
         used = sum(batch.states.bytes for batch in scheduler.running)
         used += sum(batch.states.bytes for batch in scheduler.prefilling)
-        most, crowd = max(most, used), max(crowd, len(scheduler.active))
-    assert all(state.answer for state in states) and 1 < crowd < 30 and 0 < most <= 60_000
+        most, at_once = max(most, used), max(at_once, len(scheduler.active))
+    assert all(state.answer for state in states) and 1 < at_once < 30 and 0 < most <= 60_000
     assert not scheduler.active
 
 
@@ -376,18 +384,19 @@ def test_states_never_need_more_than_they_were_given(speaker: Engine) -> None:
 
 
 def soak(scheduler: Scheduler, count: int, seed: int, begins: list[list[int]], rare: float, most: int) -> None:
-    """So many who ask in all ways, each beginning in one of these, and some of whom do not wait for the answer:
-    everybody is done in the end, and those who waited got what they would get alone. `rare`: the larger, the shorter
-    prompts."""
+    """`count` requests of all methods, each prompt starting with one of `begins`, some of them cancelled: all finish,
+    and those that were not cancelled get the answer they get alone. A larger `rare` gives shorter prompts."""
     dice = Random(seed)
-    asked: list[tuple[RequestState, list[int], Decoding, int]] = []
+    cases: list[tuple[RequestState, list[int], Decoding, int]] = []
     running: list[RequestState] = []
     for number in range(count):
-        way = dice.choice(WAYS).model_copy(update={"seed": dice.randrange(3), "max_length": dice.randrange(4, most)})
+        decoding = dice.choice(DECODINGS).model_copy(
+            update={"seed": dice.randrange(3), "max_length": dice.randrange(4, most)}
+        )
         prompt = [*dice.choice(begins), *(dice.randrange(3, 23) for _ in range(int(dice.expovariate(rare))))]
         client, priority = f"client {dice.randrange(4)}", dice.randrange(3)
-        state = ask(scheduler, prompt, way, number, client=client, priority=priority)
-        asked.append((state, prompt, way, number))
+        state = submit(scheduler, prompt, decoding, number, client=client, priority=priority)
+        cases.append((state, prompt, decoding, number))
         running.append(state)
         while len(running) > 100 or dice.random() < 0.1:
             scheduler.step()
@@ -398,22 +407,22 @@ def soak(scheduler: Scheduler, count: int, seed: int, begins: list[list[int]], r
                 break
     scheduler.run()
     assert scheduler.idle and not scheduler.active and not scheduler.running and not scheduler.prefilling
-    assert all(state.finished for state, *_ in asked)
-    answered = [one for one in asked if one[0].answer is not None]
+    assert all(state.finished for state, *_ in cases)
+    answered = [one for one in cases if one[0].answer is not None]
     assert 0.5 * count < len(answered) < count
     for state, *one in dice.sample(answered, 40):
-        assert told(state) == alone(scheduler.engine, *one)
+        assert tokens_of(state) == decode_alone(scheduler.engine, *one)
 
 
-def crowded() -> Scheduler:
-    engine = Engine(writer(vocab=23), BOS, EOS, PAD, forbidden=[PAD, BOS])
+def busy_scheduler() -> Scheduler:
+    engine = Engine(decoder_model(vocab=23), BOS, EOS, PAD, forbidden=[PAD, BOS])
     return Scheduler(engine, rows=48, budget=96, memory=2_000_000)
 
 
-def test_hundreds_who_come_and_go() -> None:
-    soak(crowded(), 500, seed=1, begins=[[BOS]], rare=0.15, most=12)
+def test_hundreds_of_requests() -> None:
+    soak(busy_scheduler(), 500, seed=1, begins=[[BOS]], rare=0.15, most=12)
 
 
 @pytest.mark.slow
-def test_twenty_thousand_who_come_and_go() -> None:
-    soak(crowded(), 20_000, seed=2, begins=[[BOS]], rare=0.15, most=12)
+def test_twenty_thousand_requests() -> None:
+    soak(busy_scheduler(), 20_000, seed=2, begins=[[BOS]], rare=0.15, most=12)

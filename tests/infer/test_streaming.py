@@ -1,4 +1,4 @@
-"""Text as it comes: the same as all at once, whole characters, and it ends before what it is to stop at."""
+"""Streaming: the same text as all at once, in whole characters, up to the stop strings."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def model(tokenizer: Tokenizer, seed: int = 0) -> Generator:
 
 
 @pytest.fixture(scope="module")
-def writer(tokenizer: Tokenizer) -> Generator:
+def generator(tokenizer: Tokenizer) -> Generator:
     return model(tokenizer)
 
 
-WAYS: dict[str, dict[str, Any]] = {
+DECODINGS: dict[str, dict[str, Any]] = {
     "greedy": {"method": "greedy", "max_length": 40},
     "sample": {"method": "sample", "temperature": 1.5, "seed": 3, "max_length": 60},
     "penalised": {"method": "sample", "seed": 3, "repetition_penalty": 1.3, "no_repeat": 3, "max_length": 40},
@@ -56,56 +56,56 @@ def whole(stream: Any) -> tuple[list[str], Generation]:
             return pieces, over.value
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("decoding", DECODINGS)
 @pytest.mark.parametrize("prompt", ["the cat", "", "你好", " a b\n"])
-def test_the_pieces_are_what_is_generated(writer: Generator, way: str, prompt: str) -> None:
-    pieces, full = whole(writer.stream(prompt, **WAYS[way]))
-    (expected,) = writer.generate_full([prompt], **WAYS[way])
+def test_the_pieces_add_up_to_the_text(generator: Generator, decoding: str, prompt: str) -> None:
+    pieces, full = whole(generator.stream(prompt, **DECODINGS[decoding]))
+    (expected,) = generator.generate_full([prompt], **DECODINGS[decoding])
     assert "".join(pieces) == expected.text == full.text and full == expected
     assert all(pieces), "an empty piece says nothing"
-    if "beam" not in way:
+    if "beam" not in decoding:
         assert len(pieces) > 3, "it comes bit by bit"
 
 
-def test_a_stream_is_lazy_and_leaves_the_reader_alone(writer: Generator) -> None:
-    """One step of the model a token, and no inference mode or evaluation mode left behind."""
+def test_a_stream_is_lazy_and_restores_the_modes(generator: Generator) -> None:
+    """One model step per token; neither inference nor evaluation mode is left on."""
     steps = 0
-    advance, writer.model.train = writer.model.advance, writer.model.train
+    advance, generator.model.train = generator.model.advance, generator.model.train
 
-    def counted(*args: Any, **more: Any) -> Any:
+    def counted(*args: Any, **continuation_limit: Any) -> Any:
         nonlocal steps
         steps += 1
-        return advance(*args, **more)
+        return advance(*args, **continuation_limit)
 
-    writer.model.advance = counted
+    generator.model.advance = counted
     try:
-        writer.model.train()
-        stream = writer.stream("the cat", method="greedy", max_length=30)
+        generator.model.train()
+        stream = generator.stream("the cat", method="greedy", max_length=30)
         assert steps == 0
         next(stream)
         early = steps
         assert early < 10 and not torch.is_inference_mode_enabled()
         stream.close()
-        assert steps == early and writer.model.training
+        assert steps == early and generator.model.training
     finally:
-        writer.model.advance = advance
-        writer.model.eval()
+        generator.model.advance = advance
+        generator.model.eval()
 
 
-def test_a_mistake_is_told_before_the_first_piece(writer: Generator) -> None:
-    for options, said in (
+def test_errors_are_raised_before_the_first_piece(generator: Generator) -> None:
+    for options, token_lists in (
         ({"best": 2}, "leave it out"),
         ({"beem": 2}, "beem"),
         ({"stop": [""]}, "stop"),
         ({"top_p": 2}, "top_p"),
     ):
-        with pytest.raises(ayn.UserError, match=said):
-            writer.stream("x", **options)
+        with pytest.raises(ayn.UserError, match=token_lists):
+            generator.stream("x", **options)
     with pytest.raises(ayn.UserError, match="must be a string"):
-        writer.stream(["x"])  # type: ignore[arg-type]
+        generator.stream(["x"])  # type: ignore[arg-type]
 
 
-def test_an_option_of_sampling_means_to_sample(tokenizer: Tokenizer) -> None:
+def test_a_sampling_option_selects_sampling(tokenizer: Tokenizer) -> None:
     own = model(tokenizer)
     own.folder.decoding.update(method="greedy")
     drawn = {own.generate("x", temperature=3.0, seed=seed, max_length=8) for seed in range(3)}
@@ -116,27 +116,27 @@ def test_an_option_of_sampling_means_to_sample(tokenizer: Tokenizer) -> None:
 # --- stop strings ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["greedy", "sample", "beam"])
-def test_the_text_ends_before_any_string_of_it(writer: Generator, way: str) -> None:
-    """Whatever characters of the text are asked for, also across tokens; fewer tokens are needed for it."""
-    options = WAYS[way] | {"repetition_penalty": 1.2}
-    (free,) = writer.generate_full(["the cat"], **options)
+@pytest.mark.parametrize("decoding", ["greedy", "sample", "beam"])
+def test_the_text_ends_before_a_stop_string(generator: Generator, decoding: str) -> None:
+    """For any substring, also across tokens, and with fewer tokens decoded."""
+    options = DECODINGS[decoding] | {"repetition_penalty": 1.2}
+    (free,) = generator.generate_full(["the cat"], **options)
     tried = 0
-    for place in range(0, len(free.text) - 4, 3):
-        stop = free.text[place : place + 3]
+    for key in range(0, len(free.text) - 4, 3):
+        stop = free.text[key : key + 3]
         if "\ufffd" in stop:
             continue
-        pieces, full = whole(writer.stream("the cat", stop=[stop, "never said"], **options))
-        assert "".join(pieces) == full.text == writer.generate("the cat", stop=stop, **options)
+        pieces, full = whole(generator.stream("the cat", stop=[stop, "never said"], **options))
+        assert "".join(pieces) == full.text == generator.generate("the cat", stop=stop, **options)
         assert stop not in full.text
-        if way != "beam":  # which may find something else, now that texts end sooner
+        if decoding != "beam":  # which may find something else, now that texts end sooner
             assert full.text == free.text[: free.text.index(stop)]
             assert full.candidates[0].finished and full.candidates[0].tokens <= free.candidates[0].tokens
             tried += full.candidates[0].tokens < free.candidates[0].tokens
-    assert way == "beam" or tried > 3
+    assert decoding == "beam" or tried > 3
 
 
-def test_the_earliest_of_several_counts_and_a_beginning_is_only_held_back(tokenizer: Tokenizer) -> None:
+def test_the_earliest_stop_string_counts_and_a_partial_one_is_held_back(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("one two three four")
     spoken = StreamingDetokenizer(tokenizer, stop=["two three fifth"])
     pieces = [spoken.add(token) for token in ids]
@@ -145,21 +145,23 @@ def test_the_earliest_of_several_counts_and_a_beginning_is_only_held_back(tokeni
     assert shown.startswith("two three f"), "told when it is sure"
     assert detokenize(tokenizer, ids, stop=["four", "two"]) == "one "
     assert detokenize(tokenizer, ids, stop=["two tree", "fourth"]) == "one two three four", (
-        "what was held back comes at last"
+        "held-back text comes at the end"
     )
 
 
-def test_rows_end_each_by_itself(writer: Generator) -> None:
+def test_each_row_stops_by_itself(generator: Generator) -> None:
     prompts = ["the cat", "a dog", "", "你好"]
-    options = WAYS["sample"]
-    free = writer.generate(prompts, **options)
+    options = DECODINGS["sample"]
+    free = generator.generate(prompts, **options)
     stop = next(text for text in map("".join, pairwise(free[0][5:])) if text.isascii())
-    found = writer.generate(prompts, stop=stop, **options)
+    found = generator.generate(prompts, stop=stop, **options)
     assert found == [text.partition(stop)[0] for text in free] and found[0] != free[0] and found[1] == free[1]
 
 
-def test_a_prompt_that_holds_the_string_does_not_stop(writer: Generator) -> None:
-    assert writer.generate("the cat", stop="cat", **WAYS["greedy"]) == writer.generate("the cat", **WAYS["greedy"])
+def test_a_stop_string_in_the_prompt_does_not_stop(generator: Generator) -> None:
+    assert generator.generate("the cat", stop="cat", **DECODINGS["greedy"]) == generator.generate(
+        "the cat", **DECODINGS["greedy"]
+    )
 
 
 # --- tokens as text -------------------------------------------------------------------------------------------------
@@ -167,8 +169,8 @@ def test_a_prompt_that_holds_the_string_does_not_stop(writer: Generator) -> None
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_tokens_are_told_as_a_whole_is(tokenizer: Tokenizer, data: st.DataObject) -> None:
-    """Broken bytes among them: what is told is what decoding all at once gives, and it is never taken back."""
+def test_any_tokens_stream_to_the_decoded_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    """Also with invalid bytes: the pieces equal the text decoded at once, and none is taken back."""
     ids = data.draw(st.lists(st.integers(3, tokenizer.size - 1), max_size=40))
     begin = tokenizer.encode(data.draw(st.sampled_from(["", "a", "你"])))
     base = tokenizer.decode(begin)
@@ -206,8 +208,8 @@ def inner(kind: str) -> Tokenizer:
 @pytest.mark.parametrize("kind", ["pieces with bytes", "pieces", "words"])
 @settings(max_examples=80, deadline=None)
 @given(st.data())
-def test_tokenizers_of_others_too(kind: str, data: st.DataObject) -> None:
-    """Spaces that stand only between words are said where they belong."""
+def test_other_tokenizers_too(kind: str, data: st.DataObject) -> None:
+    """Spaces between words appear where they belong."""
     tokenizer: Any = inner(kind)
     size = 6 if kind == "pieces with bytes" else 7
     ids = data.draw(st.lists(st.integers(1, size - 1), max_size=12))
@@ -216,7 +218,7 @@ def test_tokenizers_of_others_too(kind: str, data: st.DataObject) -> None:
     assert detokenize(tokenizer, ids, begin) == tokenizer.decode([*begin, *ids])[len(base) :]
 
 
-def test_characters_made_of_bytes_come_when_they_are_whole() -> None:
+def test_byte_tokens_are_streamed_as_whole_characters() -> None:
     tokenizer: Any = inner("pieces with bytes")
     ids = [1, *(6 + byte for byte in "é\n好".encode()), 2]
     spoken = StreamingDetokenizer(tokenizer)

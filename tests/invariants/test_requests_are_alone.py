@@ -1,4 +1,4 @@
-"""A request alone or among strangers gets the same tokens, whatever the model is made of, whoever comes and goes."""
+"""A request gets the same tokens alone and among others that come and go, whatever the parts of the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from any_part import CASES, VOCAB, case
 
 REMEMBERS = ("mixer", "cross", "channel", "layers")  # what has a state; encoders, norms and wirings have none
 DECODES = [name for name in CASES if name.startswith(REMEMBERS)]
-WAYS = [
+DECODINGS = [
     Decoding(method="greedy", max_length=7),
     Decoding(method="sample", max_length=9, seed=4, top_k=8),
     Decoding(beam=3, best=2, max_length=6),
@@ -30,46 +30,46 @@ def requests(count: int) -> list[tuple[Request, Decoding]]:
     for number in range(count):
         source = [dice.randrange(1, VOCAB) for _ in range(dice.randrange(1, 9))]
         prompt = [1, *(dice.randrange(1, VOCAB) for _ in range(dice.randrange(0, 6)))]
-        found.append((Request(prompt, WAYS[number % 5].max_length or 0, (number,), source), WAYS[number % 5]))
+        found.append((Request(prompt, DECODINGS[number % 5].max_length or 0, (number,), source), DECODINGS[number % 5]))
     return found
 
 
 @pytest.mark.parametrize("name", DECODES)
-def test_alone_or_among_strangers_who_come_and_go(name: str) -> None:
+def test_the_answer_does_not_depend_on_other_requests(name: str) -> None:
     engine = Engine(case(name), 1, 2, 0)
-    asked = requests(6)
+    cases = requests(6)
     busy, states = Scheduler(engine, rows=7, budget=7), []
-    for number, (request, decoding) in enumerate(asked):
+    for number, (request, decoding) in enumerate(cases):
         states.append(busy.submit(request, decoding))
-        stranger = busy.submit(*asked[number - 1]) if number % 3 == 2 else None
+        stranger = busy.submit(*cases[number - 1]) if number % 3 == 2 else None
         for _ in range(number % 3):
             busy.step()
         if stranger is not None:
             stranger.cancel()
     busy.run()
-    for state, (request, decoding) in zip(states, asked, strict=True):
-        (alone,) = engine.generate(
+    for state, (request, decoding) in zip(states, cases, strict=True):
+        (decode_alone,) = engine.generate(
             [request.source or ()], decoding, [request.prompt[1:]], sample_keys=[request.sample_key]
         )
         assert state.answer is not None
-        assert [h.tokens for h in state.answer] == [h.tokens for h in alone]
-        torch.testing.assert_close([h.score for h in state.answer], [h.score for h in alone], atol=1e-5, rtol=0)
+        assert [h.tokens for h in state.answer] == [h.tokens for h in decode_alone]
+        torch.testing.assert_close([h.score for h in state.answer], [h.score for h in decode_alone], atol=1e-5, rtol=0)
     assert busy.idle and not busy.active
 
 
 @pytest.mark.parametrize("name", DECODES[::4])
-def test_in_one_pool_of_blocks_too(name: str) -> None:
-    engine, asked = Engine(case(name), 1, 2, 0), requests(6)
+def test_nor_with_paged_states(name: str) -> None:
+    engine, cases = Engine(case(name), 1, 2, 0), requests(6)
     pool = BlockPool(blocks=800, size=2)  # a source summed up is large beside a token
     busy, states = Scheduler(engine, rows=9, budget=7, pool=pool), []
-    for request, decoding in asked:
+    for request, decoding in cases:
         states.append(busy.submit(request, decoding))
         busy.step()
     busy.run()
-    for state, (request, decoding) in zip(states, asked, strict=True):
-        (alone,) = engine.generate(
+    for state, (request, decoding) in zip(states, cases, strict=True):
+        (decode_alone,) = engine.generate(
             [request.source or ()], decoding, [request.prompt[1:]], sample_keys=[request.sample_key]
         )
         assert state.answer is not None
-        assert [h.tokens for h in state.answer] == [h.tokens for h in alone]
+        assert [h.tokens for h in state.answer] == [h.tokens for h in decode_alone]
     assert pool.used == 0 and busy.idle and not busy.active

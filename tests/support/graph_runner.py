@@ -38,7 +38,7 @@ MODELS = {
     "t5": ("t5-small", [*SMALL, *CROSS, "encoder[0].mixer.head_width=8", "decoder[0].mixer.head_width=8",
                         "decoder[0].cross.head_width=8"]),
 }  # fmt: skip
-WAYS = {
+DECODINGS = {
     "beam": Decoding(beam=3, best=3, max_length=13),
     "early": Decoding(beam=2, early=True, penalty="power", max_length=11),
     "greedy": Decoding(method="greedy", max_length=21),
@@ -65,7 +65,7 @@ def engine_of(name: str, **more: Any) -> Engine:
     return Engine(model, BOS, EOS, PAD, [PAD, BOS], limit=limit, **more)
 
 
-def asked(engine: Engine, count: int = 11) -> list[Request]:
+def make_requests(engine: Engine, count: int = 11) -> list[Request]:
     dice = Random(2)
     texts = [[dice.randrange(3, VOCAB) for _ in range(dice.randrange(1, 9))] for _ in range(count)]
     if engine.model.config.kind == "encoder-decoder":
@@ -86,5 +86,5 @@ def decode_in_slots(engine: Engine, requests: list[Request], decoding: Decoding)
     return [state.hypotheses for state in states]
 
 
-def said(answers: list[list[Hypothesis]]) -> list[list[tuple[list[int], bool]]]:
+def token_lists(answers: list[list[Hypothesis]]) -> list[list[tuple[list[int], bool]]]:
     return [[(one.tokens, one.finished) for one in hypotheses] for hypotheses in answers]

@@ -1,4 +1,4 @@
-"""Models to decode with: a random one that is decisive, and one that repeats what it hears."""
+"""Models to decode with: a random one with decisive logits, and one that copies its source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def random_model(seed: int = 0, vocab: int = VOCAB, ends: float = 3.0) -> Any:
 
 
 class Heard(State):
-    """What a source says, shared by its beams."""
+    """The tokens of a source, shared by its beams."""
 
     shared = True
 
@@ -48,14 +48,14 @@ class Heard(State):
 
 
 class Echo(nn.Module):
-    """A perfect model of a simple language pair: it says what it heard. `swap` changes tokens on the way."""
+    """Copies its source. `swap` replaces tokens."""
 
     def __init__(self, vocab: int, unheard: set[int], swap: dict[int, int] | None = None) -> None:
         super().__init__()
         self.vocab, self.unheard, self.swap = vocab, unheard, swap or {}
         self.head = nn.Identity()
         self.noise = nn.Parameter(torch.rand(vocab, generator=torch.Generator().manual_seed(0)))
-        self.heard: list[list[int]] = []  # every source it was given, for tests to look at
+        self.heard: list[list[int]] = []  # every source, for tests to inspect
 
     def start(self, source: Rows) -> States:
         lengths = source.lengths if source.lengths is not None else [source.tokens.shape[1]] * len(source.tokens)

@@ -18,7 +18,7 @@ from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
 from allyouneed.nn.models.base import Model
 from allyouneed.runtime.cuda.capture import can_capture_prefill
-from graph_runner import MODELS, WAYS, asked, decode_in_slots, engine_of, said
+from graph_runner import DECODINGS, MODELS, decode_in_slots, engine_of, make_requests, token_lists
 from shrink import quantize
 
 
@@ -43,12 +43,12 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[Size]:
 @pytest.mark.parametrize("name", MODELS)
 def test_repeated_calls_decode_the_same(name: str, sizes: list[Size]) -> None:
     engine = engine_of(name)
-    for way in ("greedy", "beam", "draws"):
-        requests = [Request(r.prompt, 11, r.sample_key, r.source) for r in asked(engine)]
-        plain = engine.decode(requests, WAYS[way])
+    for decoding in ("greedy", "beam", "draws"):
+        requests = [Request(r.prompt, 11, r.sample_key, r.source) for r in make_requests(engine)]
+        plain = engine.decode(requests, DECODINGS[decoding])
         for _ in range(3):
-            found = decode_in_slots(engine, requests, WAYS[way])
-            assert said(found) == said(plain)
+            found = decode_in_slots(engine, requests, DECODINGS[decoding])
+            assert token_lists(found) == token_lists(plain)
     whole = name not in ("window", "wide-window", "prefix")  # padding would evict tokens from a window
     assert bool(sizes) == whole
     if whole:
@@ -85,11 +85,11 @@ def test_a_graph_gets_new_inputs_each_time_and_a_failed_capture_falls_back(
     monkeypatch.setattr(captured_prefill, "KEPT", 2)
     engine = engine_of("translation")
     for turn in range(3):
-        requests = [Request(r.prompt, 11, r.sample_key, r.source) for r in asked(engine, 9 + 2 * turn)]
-        plain = engine.decode(requests, WAYS["beam"])
+        requests = [Request(r.prompt, 11, r.sample_key, r.source) for r in make_requests(engine, 9 + 2 * turn)]
+        plain = engine.decode(requests, DECODINGS["beam"])
         for _ in range(2):
-            found = decode_in_slots(engine, requests, WAYS["beam"])
-            assert said(found) == said(plain)
+            found = decode_in_slots(engine, requests, DECODINGS["beam"])
+            assert token_lists(found) == token_lists(plain)
     assert bool(replayed) != fails
     assert all(len(kept.prefill_runner.graphs) <= 2 for kept in engine.graphs.kept.values())
 
@@ -97,19 +97,20 @@ def test_a_graph_gets_new_inputs_each_time_and_a_failed_capture_falls_back(
 def test_prompts_of_a_translation_are_prefilled_too(sizes: list[Size]) -> None:
     engine = engine_of("translation")
     requests = [
-        Request([*r.prompt, 7, 9][: 1 + n % 3], 11, r.sample_key, r.source) for n, r in enumerate(asked(engine, 9))
+        Request([*r.prompt, 7, 9][: 1 + n % 3], 11, r.sample_key, r.source)
+        for n, r in enumerate(make_requests(engine, 9))
     ]
-    plain = engine.decode(requests, WAYS["beam"])
+    plain = engine.decode(requests, DECODINGS["beam"])
     for _ in range(3):
-        found = decode_in_slots(engine, requests, WAYS["beam"])
-        assert said(found) == said(plain)
+        found = decode_in_slots(engine, requests, DECODINGS["beam"])
+        assert token_lists(found) == token_lists(plain)
     assert {(bool(size.sources), bool(size.prompts)) for size in sizes} == {(True, True), (True, False)}
 
 
 def test_long_prompts_and_position_limits_use_the_plain_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     def size(engine: Engine, length: int, rows: int = 1) -> Size | None:
         requests = [Request([1] * (length + 1), 5, (0,)) for _ in range(rows)]
-        decode_in_slots(engine, requests, WAYS["greedy"])
+        decode_in_slots(engine, requests, DECODINGS["greedy"])
         (kept,) = engine.graphs.kept.values()
         engine.graphs.kept.clear()
         return kept.prefill_runner.size(in_progress(engine, requests))
@@ -126,11 +127,11 @@ def test_long_prompts_and_position_limits_use_the_plain_prefill(monkeypatch: pyt
 
 
 def in_progress(engine: Engine, requests: list[Request]) -> list[RequestState]:
-    return [RequestState(request, engine.spec(WAYS["greedy"]), request.limit) for request in requests]
+    return [RequestState(request, engine.spec(DECODINGS["greedy"]), request.limit) for request in requests]
 
 
 def test_spare_rows_repeat_the_first() -> None:
-    spec = DecodingSpec(WAYS["greedy"], 2)
+    spec = DecodingSpec(DECODINGS["greedy"], 2)
     requests = [Request([1, 8, 9], 5, (n,), [5] * (n + 2)) for n in range(3)]
     states = [RequestState(request, spec, limit) for request, limit in zip(requests, (5, 6, 7), strict=True)]
     found = pack_inputs(Size(4, 16, 16), states, [2, 0, 3])

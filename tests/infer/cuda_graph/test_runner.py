@@ -18,7 +18,7 @@ from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
 from allyouneed.nn.models.base import Model
 from allyouneed.runtime.cuda.capture import can_capture
-from graph_runner import MODELS, WAYS, asked, decode_in_slots, engine_of, said
+from graph_runner import DECODINGS, MODELS, decode_in_slots, engine_of, make_requests, token_lists
 from shrink import quantize
 from toy_models import BOS
 
@@ -39,40 +39,40 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("name", MODELS)
 def test_decodes_what_the_plain_engine_decodes(name: str) -> None:
     engine = engine_of(name)
-    for way in ("greedy", "beam", "sample"):
-        plain, found = both(engine, WAYS[way], asked(engine))
-        assert said(found) == said(plain)
+    for decoding in ("greedy", "beam", "sample"):
+        plain, found = both(engine, DECODINGS[decoding], make_requests(engine))
+        assert token_lists(found) == token_lists(plain)
         for ours, theirs in zip(found, plain, strict=True):
             assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], abs=1e-4)
             assert ours[0].log_probs == pytest.approx(theirs[0].log_probs, abs=1e-4)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_method(sources: list[list[int]], way: str) -> None:
+@pytest.mark.parametrize("decoding", DECODINGS)
+def test_every_method(sources: list[list[int]], decoding: str) -> None:
     engine = engine_of("translation")
     requests = [Request([BOS], 20, (n,), source) for n, source in enumerate(sources)]
-    plain, found = both(engine, WAYS[way], requests)
-    assert said(found) == said(plain)
+    plain, found = both(engine, DECODINGS[decoding], requests)
+    assert token_lists(found) == token_lists(plain)
     assert len({len(one.tokens) for hypotheses in plain for one in hypotheses}) > 2
-    assert way == "least" or any(one.finished for hypotheses in plain for one in hypotheses)
-    writer = engine_of("grouped")
-    plain, found = both(writer, WAYS[way], asked(writer, 19))
-    assert said(found) == said(plain)
+    assert decoding == "least" or any(one.finished for hypotheses in plain for one in hypotheses)
+    decoder_engine = engine_of("grouped")
+    plain, found = both(decoder_engine, DECODINGS[decoding], make_requests(decoder_engine, 19))
+    assert token_lists(found) == token_lists(plain)
 
 
 def test_a_window_cache_that_wrapped_during_prefill() -> None:
     engine = engine_of("window")
     requests = [Request([BOS, *(3 + (7 * n + k) % 50 for k in range(n))], 9, (n,)) for n in (2, 40, 100, 151)]
-    for way in ("greedy", "beam"):
-        plain, found = both(engine, WAYS[way], requests)
-        assert said(found) == said(plain)
+    for decoding in ("greedy", "beam"):
+        plain, found = both(engine, DECODINGS[decoding], requests)
+        assert token_lists(found) == token_lists(plain)
 
 
 def test_a_forced_end_token_has_log_prob_zero() -> None:
-    for way in ("greedy", "beam"):
+    for decoding in ("greedy", "beam"):
         engine = engine_of("translation", ended=True, counted=1)
-        plain, found = both(engine, WAYS[way], asked(engine))
-        assert said(found) == said(plain)
+        plain, found = both(engine, DECODINGS[decoding], make_requests(engine))
+        assert token_lists(found) == token_lists(plain)
         assert [h[0].score for h in found] == pytest.approx([h[0].score for h in plain], abs=1e-4)
 
 
@@ -80,7 +80,7 @@ def test_the_position_limit_ends_a_text() -> None:
     engine = engine_of("gpt2")
     requests = [Request([BOS, *range(3, 3 + n)], 99, (n,)) for n in (1, 20, 38, 39)]
     plain, found = both(engine, Decoding(method="greedy", max_length=99), requests)
-    assert said(found) == said(plain)
+    assert token_lists(found) == token_lists(plain)
 
 
 def test_tokens_decoded_after_a_stop_are_cut() -> None:
@@ -91,17 +91,17 @@ def test_tokens_decoded_after_a_stop_are_cut() -> None:
             return sum(tokens[-2:]) % 7 == 3
 
     engine = engine_of("llama")
-    requests, decoding = [replace(request, stop=Stop()) for request in asked(engine)], WAYS["greedy"]
+    requests, decoding = [replace(request, stop=Stop()) for request in make_requests(engine)], DECODINGS["greedy"]
     plain, found = engine.decode(requests, decoding), decode_in_slots(engine, requests, decoding)
-    assert said(found) == said(plain)
+    assert token_lists(found) == token_lists(plain)
     assert any(one[0].finished for one in found)
 
 
 def test_a_listener_gets_every_token_once_and_may_cancel() -> None:
     engine, decoding = engine_of("llama"), Decoding(method="greedy", min_length=24, max_length=25)
-    heard: dict[int, list[int]] = {n: [] for n in range(3)}
+    received: dict[int, list[int]] = {n: [] for n in range(3)}
     requests, spec = (
-        [replace(r, listener=heard[n].append) for n, r in enumerate(asked(engine, 3))],
+        [replace(r, listener=received[n].append) for n, r in enumerate(make_requests(engine, 3))],
         engine.spec(decoding),
     )
     states = [RequestState(request, spec, 25, streams=True) for request in requests]
@@ -109,36 +109,36 @@ def test_a_listener_gets_every_token_once_and_may_cancel() -> None:
     with torch.inference_mode():
         while batch.active:
             batch.step()
-            if heard[1]:
+            if received[1]:
                 states[1].cancel()
-    assert heard[0] == states[0].hypotheses[0].tokens and heard[2] == states[2].hypotheses[0].tokens
-    assert states[0].done and not states[1].done and 0 < len(heard[1]) < 25
+    assert received[0] == states[0].hypotheses[0].tokens and received[2] == states[2].hypotheses[0].tokens
+    assert states[0].done and not states[1].done and 0 < len(received[1]) < 25
 
 
 def test_runners_are_kept_for_the_next_call_and_remade_when_the_weights_move() -> None:
     engine = engine_of("llama")
-    requests = asked(engine)
-    decode_in_slots(engine, requests, WAYS["greedy"])
+    requests = make_requests(engine)
+    decode_in_slots(engine, requests, DECODINGS["greedy"])
     (first,) = engine.graphs.kept.values()
-    decode_in_slots(engine, requests[:9], WAYS["greedy"])
+    decode_in_slots(engine, requests[:9], DECODINGS["greedy"])
     assert list(engine.graphs.kept.values()) == [first] and sorted(first.free) == list(range(8))
     engine.model = engine.model.double()
-    plain, again = both(engine, WAYS["greedy"], requests)
+    plain, again = both(engine, DECODINGS["greedy"], requests)
     (second,) = engine.graphs.kept.values()
-    assert said(again) == said(plain) and second is not first
+    assert token_lists(again) == token_lists(plain) and second is not first
 
 
 def test_slots_that_were_freed_early_are_reused() -> None:
     engine = engine_of("translation")
-    for way in ("greedy", "beam", "draws", "greedy", "beam", "draws"):
-        plain, found = both(engine, WAYS[way], asked(engine, 5))
-        assert said(found) == said(plain)
+    for decoding in ("greedy", "beam", "draws", "greedy", "beam", "draws"):
+        plain, found = both(engine, DECODINGS[decoding], make_requests(engine, 5))
+        assert token_lists(found) == token_lists(plain)
     assert len(engine.graphs.kept) == 3
 
 
 def test_two_batches_at_once_use_two_runners() -> None:
-    engine, decoding = engine_of("llama"), WAYS["greedy"]
-    requests = asked(engine, 2)
+    engine, decoding = engine_of("llama"), DECODINGS["greedy"]
+    requests = make_requests(engine, 2)
     plain = engine.decode(requests, decoding)
     states = [RequestState(request, engine.spec(decoding), 20) for request in requests]
     batches = [engine.graphs.batch([state]) for state in states]
@@ -146,13 +146,13 @@ def test_two_batches_at_once_use_two_runners() -> None:
         while any(batch.active for batch in batches):
             for batch in batches:
                 batch.step()
-    assert said([state.hypotheses for state in states]) == said(plain)
+    assert token_lists([state.hypotheses for state in states]) == token_lists(plain)
     assert batches[0].runner is not batches[1].runner
 
 
 def test_what_needs_the_plain_path() -> None:
     engine = engine_of("llama")
-    state = RequestState(asked(engine, 1)[0], engine.spec(WAYS["greedy"]), 1000)
+    state = RequestState(make_requests(engine, 1)[0], engine.spec(DECODINGS["greedy"]), 1000)
     assert not engine.graphs.admits([state])  # no GPU here
     assert not engine.graphs.suits(engine.spec(Decoding(method="greedy", repetition_penalty=1.2)))
     assert not engine.graphs.suits(engine.spec(Decoding(method="greedy", no_repeat=2)))

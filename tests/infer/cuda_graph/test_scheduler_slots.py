@@ -13,7 +13,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
-from graph_runner import WAYS, asked, engine_of, said
+from graph_runner import DECODINGS, engine_of, make_requests, token_lists
 
 
 @pytest.fixture(autouse=True)
@@ -25,26 +25,26 @@ def graphs_admit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def alone(engine: Engine, request: Request, decoding: Decoding) -> Any:
+def decode_alone(engine: Engine, request: Request, decoding: Decoding) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GraphRunnerCache, "admits", lambda *_: False)
-        return said(engine.decode([request], decoding))
+        return token_lists(engine.decode([request], decoding))
 
 
 @pytest.mark.parametrize("name", ["grouped", "translation", "window"])
 def test_each_request_gets_the_answer_it_gets_alone(name: str) -> None:
     engine = engine_of(name)
-    ways = [*WAYS.values(), Decoding(method="greedy", repetition_penalty=1.3)]
-    requests = [(request, ways[n % len(ways)]) for n, request in enumerate(asked(engine, 24))]
+    ways = [*DECODINGS.values(), Decoding(method="greedy", repetition_penalty=1.3)]
+    requests = [(request, ways[n % len(ways)]) for n, request in enumerate(make_requests(engine, 24))]
     scheduler = Scheduler(engine, rows=9, budget=20)
     states = [
-        scheduler.submit(replace(request, priority=n % 2, client=str(n % 3)), way)
-        for n, (request, way) in enumerate(requests)
+        scheduler.submit(replace(request, priority=n % 2, client=str(n % 3)), decoding)
+        for n, (request, decoding) in enumerate(requests)
     ]
     scheduler.run()
-    for state, (request, way) in zip(states, requests, strict=True):
+    for state, (request, decoding) in zip(states, requests, strict=True):
         assert state.answer is not None
-        assert said([state.answer]) == alone(engine, request, way)
+        assert token_lists([state.answer]) == decode_alone(engine, request, decoding)
         assert state.tokens == state.answer[0].tokens
     assert scheduler.slots is not None and scheduler.slots.batches
     runners = [batch.runner for batch in scheduler.slots.batches.values()]

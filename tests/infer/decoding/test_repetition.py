@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_prefix_cache import empty
+from test_prefix_cache import is_empty
 from test_promises import uses
-from test_scheduler import ask, prompts, told, writer
+from test_scheduler import decoder_model, prompts, submit, tokens_of
 
 import allyouneed as ayn
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
@@ -53,7 +53,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def speaker() -> Engine:
-    return Engine(writer(vocab=17), BOS, EOS, PAD, forbidden=[PAD, BOS, EOS])
+    return Engine(decoder_model(vocab=17), BOS, EOS, PAD, forbidden=[PAD, BOS, EOS])
 
 
 def few(count: int = 8) -> list[list[int]]:
@@ -127,12 +127,12 @@ def test_the_same_in_a_batch_with_paged_states_in_slots_and_with_a_draft(speaker
     scheduler = Scheduler(speaker, rows=12, budget=16, pool=BlockPool(400, size=4))
     states = []
     for number, prompt in enumerate(few()):
-        states.append(ask(scheduler, prompt, way, number))
+        states.append(submit(scheduler, prompt, way, number))
         for _ in range(number * 3):
             scheduler.step()
     scheduler.run()
     assert [[(h.tokens, h.repeats) for h in state.answer or ()] for state in states] == expected
-    assert all(state.tokens == told(state)[0] for state in states if way.rows == 1) and empty(scheduler)
+    assert all(state.tokens == tokens_of(state)[0] for state in states if way.rows == 1) and is_empty(scheduler)
     requests = [Request(prompt, 150, (number,)) for number, prompt in enumerate(few())]
     if speaker.graphs.suits(speaker.spec(way)):
         found = decode_in_slots(speaker, requests, way)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_scheduler import FFN, LAYERS, build, prompts, writer
+from test_scheduler import FFN, LAYERS, build, decoder_model, prompts
 from torch import Tensor
 
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabularies, train
@@ -114,7 +114,7 @@ def test_with_a_source(sources: list[list[int]], way: Decoding) -> None:
 
 @pytest.mark.parametrize("way", SAMPLES)
 def test_samples_are_the_same_where_draft_tokens_are_not_sampled(way: Decoding) -> None:
-    engine = engine_of(writer())
+    engine = engine_of(decoder_model())
     asked = prompts(12, seed=4)
     found = engine.complete(asked, way, draft=PromptLookup(ahead=3))
     same(found, engine.complete(asked, way))
@@ -124,7 +124,7 @@ def test_samples_are_the_same_where_draft_tokens_are_not_sampled(way: Decoding) 
 
 @pytest.mark.parametrize("way", [GREEDY, *SAMPLES])
 def test_the_batch_does_not_matter(way: Decoding) -> None:
-    engine = engine_of(writer())
+    engine = engine_of(decoder_model())
     asked = prompts(4)
     for draft in drafts(engine, ahead=3).values():
         together = engine.complete(asked, way, draft=draft)
@@ -133,7 +133,7 @@ def test_the_batch_does_not_matter(way: Decoding) -> None:
 
 
 def test_a_model_that_drafts_for_itself_is_always_right() -> None:
-    engine = engine_of(writer(), forbidden=[PAD, BOS, EOS])
+    engine = engine_of(decoder_model(), forbidden=[PAD, BOS, EOS])
     for way in (GREEDY, SAMPLES[0]):
         ((found,),) = engine.complete([[BOS, 5]], way, draft=DraftModel(engine, ahead=3))
         assert isinstance(found, SpeculativeHypothesis) and found.stats.right == found.stats.guessed
@@ -157,12 +157,14 @@ def test_models_of_other_kinds() -> None:
     engines = [
         engine_of(build({"kind": "decoder-decoder"} | shared)),
         engine_of(build(retro)),
-        engine_of(writer(decoder=[{"wiring": "pre-norm", "mixer": prefix, "channel": FFN}]), bidirectional_prompt=True),
+        engine_of(
+            decoder_model(decoder=[{"wiring": "pre-norm", "mixer": prefix, "channel": FFN}]), bidirectional_prompt=True
+        ),
     ]
     engines[1].retrieve = lambda chunks: [[chunk[::-1], chunk[:1] * 4] for chunk in chunks]
     for engine in engines:
         asked = prompts(8)
-        for draft in (PromptLookup(), DraftModel(engine_of(writer("rwkv"))), DraftModel(engine)):
+        for draft in (PromptLookup(), DraftModel(engine_of(decoder_model("rwkv"))), DraftModel(engine)):
             same(engine.complete(asked, GREEDY, draft=draft), engine.complete(asked, GREEDY))
 
 
@@ -226,7 +228,7 @@ def text_probs(engine: Engine, prompt: list[int], way: Decoding, length: int) ->
 @torch.inference_mode()
 def test_sampled_draft_tokens_leave_the_distribution_of_texts_unchanged(way: Decoding) -> None:
     """Four tokens, all but the first proposed, two at a time, by a model that often disagrees."""
-    total, model = 6000, writer(vocab=7)
+    total, model = 6000, decoder_model(vocab=7)
     with torch.no_grad():
         model.head.weight *= 0.35
     engine = engine_of(model, budget=1 << 20)
@@ -268,9 +270,9 @@ def test_a_growing_index_equals_one_built_at_once(seed: int) -> None:
 
 
 def test_texts_that_run_out_of_positions() -> None:
-    model = writer(embed={"tied": False, "positions": {"kind": "learned", "length": 20}})
+    model = decoder_model(embed={"tied": False, "positions": {"kind": "learned", "length": 20}})
     engine = engine_of(model, forbidden=[PAD, BOS, EOS], limit=20)
-    few = writer(embed={"tied": False, "positions": {"kind": "learned", "length": 12}})
+    few = decoder_model(embed={"tied": False, "positions": {"kind": "learned", "length": 12}})
     asked, way = [[BOS, *[5] * n] for n in (19, *range(16))], Decoding(method="greedy", max_length=40)
     expected = engine.complete(asked, way)
     assert {len(prompt) + len(h.tokens) for prompt, (h,) in zip(asked, expected, strict=True)} == {21}
@@ -279,14 +281,16 @@ def test_texts_that_run_out_of_positions() -> None:
 
 
 def test_eos_may_be_forced_at_the_limit() -> None:
-    engine = engine_of(writer(), ended=True, ends=[9])
+    engine = engine_of(decoder_model(), ended=True, ends=[9])
     asked = prompts(6)
     for draft in drafts(engine).values():
         same(engine.complete(asked, GREEDY, draft=draft), engine.complete(asked, GREEDY))
 
 
 def test_stop_strings_across_passes(tokenizer: Tokenizer) -> None:
-    engine = Engine(writer(vocab=tokenizer.size), tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.specials)
+    engine = Engine(
+        decoder_model(vocab=tokenizer.size), tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.specials
+    )
     way, draft = Decoding(method="sample", temperature=1.5, seed=3, max_length=40), DraftModel(engine, ahead=6)
     ((free,),) = engine.complete([[tokenizer.bos]], way, draft=draft)
     text, ended = tokenizer.decode(free.tokens), 0
@@ -302,7 +306,7 @@ def test_stop_strings_across_passes(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("way", [GREEDY, WAYS[2], *SAMPLES[:2]])
 def test_streaming_with_a_draft(way: Decoding) -> None:
-    engine = engine_of(writer())
+    engine = engine_of(decoder_model())
     for draft in drafts(engine).values():
         came, stream = [], engine.stream([BOS, 7, 8], way, draft=draft)
         while True:
@@ -317,14 +321,14 @@ def test_streaming_with_a_draft(way: Decoding) -> None:
 
 def test_a_draft_with_a_larger_vocabulary() -> None:
     """The head of an imported model may have more rows than there are tokens."""
-    engine = engine_of(writer())
-    draft, asked = DraftModel(engine_of(writer(vocab=VOCAB + 8))), [[BOS, 5, 6], [BOS, 9]]
+    engine = engine_of(decoder_model())
+    draft, asked = DraftModel(engine_of(decoder_model(vocab=VOCAB + 8))), [[BOS, 5, 6], [BOS, 9]]
     same(engine.complete(asked, GREEDY, draft=draft), engine.complete(asked, GREEDY))
     assert all(h.tokens for answers in engine.complete(asked, SAMPLES[2], draft=draft) for h in answers)
 
 
 def test_a_beam_is_rejected() -> None:
-    engine = engine_of(writer())
+    engine = engine_of(decoder_model())
     with pytest.raises(UserError, match="not supported with a beam of 4; use method 'greedy' or 'sample'"):
         engine.complete([[BOS]], Decoding(), draft=PromptLookup())
     with pytest.raises(UserError, match="a beam of 2"):
@@ -338,7 +342,7 @@ def test_no_more_tokens_are_proposed_than_can_be_trimmed(ahead: int) -> None:
 
 
 def test_nothing_to_propose() -> None:
-    engine = engine_of(writer())
+    engine = engine_of(decoder_model())
     assert engine.complete([], GREEDY, draft=PromptLookup()) == []
     one = Decoding(method="greedy", max_length=1)
     same(engine.complete([[BOS, 5]], one, draft=DraftModel(engine)), engine.complete([[BOS, 5]], one))
@@ -353,11 +357,11 @@ def test_nothing_to_propose() -> None:
 def folders(tokenizer: Tokenizer) -> dict[str, Any]:
     both = Vocabularies(tokenizer, tokenizer)
     strange = train(TokenizerConfig(vocab=390), ["quite another text, with other pieces"] * 3)
-    writes, model = {"kind": "causal-lm"}, writer(vocab=tokenizer.size).float()
+    writes, model = {"kind": "causal-lm"}, decoder_model(vocab=tokenizer.size).float()
     found = {
         "large": Folder(model, both, task=writes, decoding={"method": "greedy", "max_length": 30}),
         "small": Folder(perturb(model, 0.02), both, task=writes),
-        "strange": Folder(writer(vocab=strange.size), Vocabularies(strange, strange), task=writes),
+        "strange": Folder(decoder_model(vocab=strange.size), Vocabularies(strange, strange), task=writes),
     }
     return {name: Generator(folder) for name, folder in found.items()}
 
