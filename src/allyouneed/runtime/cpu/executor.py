@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -278,25 +279,21 @@ _refused: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary(
 def cpu_executor(model: Any) -> Any:
     """What decodes with this model: its native program where it has one and the interpreter is available, else the
     model itself. `allyouneed describe` says why (runtime/report.py)."""
-    if not isinstance(model, nn.Module) or model.training or model in _refused:
-        return model
-    if not on_cpu(model):
-        return model
-    library = native_library()
-    if library is None:
+    if not isinstance(model, nn.Module) or model.training:
         return model
     known = _executors.get(model)
-    if known is None or known.lowered_from != known.signature():
-        try:
-            known = _executors[model] = CpuExecutor(model, library)
-        except Unsupported as reason:
-            _refused[model] = str(reason)
-            return model
+    if known is not None and known.lowered_from == known.signature():  # else its weights have changed or moved
+        return known
+    if model in _refused or not on_cpu(model) or (library := native_library()) is None:
+        return model
+    try:
+        known = _executors[model] = CpuExecutor(model, library)
+    except Unsupported as reason:
+        _refused[model] = str(reason)
+        return model
     return known
 
 
-def on_cpu(model: Any) -> bool:
-    weights = model.embed.tokens if hasattr(model, "embed") else model
-    tensors = weights.buffers() if type(weights) is quantized.Int8Table else weights.parameters()
-    weight = next(tensors, None)
+def on_cpu(model: nn.Module) -> bool:
+    weight = next(chain(model.parameters(), model.buffers()), None)
     return weight is not None and weight.device.type == "cpu"
