@@ -101,9 +101,9 @@ class DeviceSearch(ABC):
 
     def assign(self, slots: Sequence[int], requests: Sequence[RequestState], first_step: int) -> None:
         """On the host: the requests of these slots."""
-        self.occupied |= {slot: SlotRequest(request, first_step) for slot, request in zip(slots, requests, strict=True)}
+        self.occupied |= {slot: SlotRequest(state, first_step) for slot, state in zip(slots, requests, strict=True)}
         self.first_steps[slots], self.is_occupied[slots] = first_step, True
-        self.host_limits[slots] = [request.limit for request in requests]
+        self.host_limits[slots] = [state.limit for state in requests]
 
     def release(self, slots: list[int]) -> None:
         for slot in slots:
@@ -139,17 +139,17 @@ class DeviceIndependentSearch(DeviceSearch):
     def assign(self, slots: Sequence[int], requests: Sequence[RequestState], first_step: int) -> None:
         super().assign(slots, requests, first_step)
         self.active.reshape(-1, self.group)[slots] = True
-        watched = [[request.request.stop is not None or request.streams] for request in requests]
+        watched = [[state.request.stop is not None or state.streams] for state in requests]
         self.watched.reshape(-1, self.group)[slots] = watched
         if self.uniforms is None:
             return
         streams = torch.zeros(len(slots), self.group, self.states.capacity, dtype=torch.double)
-        for place, request in enumerate(requests):
+        for index, state in enumerate(requests):
             for line in range(self.group):
-                count = min(request.limit, self.states.capacity)
-                streams[place, line, :count] = uniform_stream((request.seed, line, *request.request.sample_key), count)
-        index = torch.tensor(list(slots), device=self.device)
-        self.uniforms.view(self.states.slot_count, self.group, -1)[index] = streams.to(self.device)
+                count = min(state.limit, self.states.capacity)
+                streams[index, line, :count] = uniform_stream((state.seed, line, *state.request.sample_key), count)
+        on_device = torch.tensor(list(slots), device=self.device)
+        self.uniforms.view(self.states.slot_count, self.group, -1)[on_device] = streams.to(self.device)
 
     def step(self, logits: Tensor) -> None:
         if self.uniforms is None and self.group == 1 and not self.spec.force_eos and usable(logits):
@@ -191,9 +191,9 @@ class DeviceIndependentSearch(DeviceSearch):
         cancelled = [slot for slot, entry in self.occupied.items() if entry.request.cancelled]
         done = np.flatnonzero(self.is_occupied & ~self.active.reshape(-1, self.group).any(1)).tolist()
         for slot in done:
-            request = self.occupied[slot].request
-            request.hypotheses.sort(key=lambda h: -h.score)
-            request.done = not request.cancelled
+            state = self.occupied[slot].request
+            state.hypotheses.sort(key=lambda h: -h.score)
+            state.done = not state.cancelled
         free = list(dict.fromkeys([*done, *cancelled]))
         self.release(free)
         return free
@@ -206,18 +206,18 @@ class DeviceIndependentSearch(DeviceSearch):
         """Emit the tokens of a row from `before` to `after`, up to a loop or a stop condition; how many tokens it has
         then, and whether it stops there."""
         entry = self.occupied[row // self.group]
-        request = entry.request
+        state = entry.request
         tokens: list[int] = self.history.since(entry.first_step, after)[:, 0, row].astype(int).tolist()
         loop = find_loop(tokens, self.options, before)
         after = after if loop is None else loop
-        if request.request.stop is None and not request.streams:
+        if state.request.stop is None and not state.streams:
             return after, loop is not None
         for count in range(before + 1, after + 1):
             token = tokens[count - 1]
-            emits = self.group == 1 and not request.cancelled and token not in self.rules.eos_ids
-            if request.streams and emits:
-                request.emit(token)
-            if request.cancelled or matches_stop(request, tokens[:count]):
+            emits = self.group == 1 and not state.cancelled and token not in self.rules.eos_ids
+            if state.streams and emits:
+                state.emit(token)
+            if state.cancelled or matches_stop(state, tokens[:count]):
                 return count, True
         return after, loop is not None
 
@@ -228,8 +228,8 @@ class DeviceIndependentSearch(DeviceSearch):
             tokens, log_probs = self.history.since(first_step, count)[:, :, some].transpose(1, 2, 0)
             texts = zip(some.tolist(), tokens.astype(int).tolist(), log_probs.tolist(), strict=True)
             for row, text, values in texts:
-                request = self.occupied[row // self.group].request
-                request.hypotheses.append(make_hypothesis(self.spec, request, text, values, sum(values)))
+                state = self.occupied[row // self.group].request
+                state.hypotheses.append(make_hypothesis(self.spec, state, text, values, sum(values)))
 
 
 class DeviceBeamSearch(DeviceSearch):
@@ -296,8 +296,8 @@ class DeviceBeamSearch(DeviceSearch):
     def close_slot(self, slot: int, best: float, length: int) -> bool:
         """Close the request of a slot if it is cancelled, cannot improve, or its best hypothesis loops."""
         entry = self.occupied[slot]
-        request, running = entry.request, []
-        if not request.cancelled and can_improve(request, self.spec, best, length):
+        state, running = entry.request, []
+        if not state.cancelled and can_improve(state, self.spec, best, length):
             if not is_check_due(length, self.options):
                 return False
             slots, beams = np.full(self.beams, slot), np.arange(self.beams)
@@ -306,9 +306,9 @@ class DeviceBeamSearch(DeviceSearch):
                 return False
             scores = self.history.since(entry.first_step, length)[-1, slot, :, 8].tolist()
             every = zip(tokens, log_probs, scores, strict=True)
-            running = [make_hypothesis(self.spec, request, *beam) for beam in every if beam[2] > float("-inf")]
-        close_request(request, self.options.best, running)
-        request.done = not request.cancelled
+            running = [make_hypothesis(self.spec, state, *beam) for beam in every if beam[2] > float("-inf")]
+        close_request(state, self.options.best, running)
+        state.done = not state.cancelled
         return True
 
     def texts(
@@ -329,8 +329,8 @@ class DeviceBeamSearch(DeviceSearch):
         texts = np.column_stack((past, tokens.astype(int))).tolist()
         values = np.column_stack((past_log_probs, log_probs)).tolist()
         for slot, text, own, score in zip(slots.tolist(), texts, values, scores.tolist(), strict=True):
-            request = self.occupied[slot].request
-            add_finished(request, make_hypothesis(self.spec, request, text, own, score), self.beams)
+            state = self.occupied[slot].request
+            add_finished(state, make_hypothesis(self.spec, state, text, own, score), self.beams)
 
 
 def device_search(spec: DecodingSpec, states: StaticStates, vocab: int) -> DeviceSearch:

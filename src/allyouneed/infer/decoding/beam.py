@@ -39,9 +39,9 @@ class BeamSearch(Search):
         super().join(other)
         self.scores = concat_rows(self.scores, other.scores)
 
-    def keep_requests(self, places: Sequence[int]) -> list[int]:
-        order = super().keep_requests(places)
-        self.scores = self.scores[list(places)]
+    def keep_requests(self, indices: Sequence[int]) -> list[int]:
+        order = super().keep_requests(indices)
+        self.scores = self.scores[list(indices)]
         return order
 
     def step(self, logits: Tensor, compact: bool = False) -> list[int] | None:
@@ -51,8 +51,8 @@ class BeamSearch(Search):
         ended = self.rules.is_eos(found.tokens)
         if self.at_limit():
             ended = ended | (self.limits <= lengths + 1)[:, None]
-        if (stopped := self.match_stops(found, lengths)) is not None:
-            ended = ended | stopped
+        if self.stop_reach:
+            ended = ended | self.match_stops(found, lengths)
         finished, scores, parents, tokens, log_probs = beam_step(found, ended, beams)
         finished[looping] = False
         if bool(finished.any()):
@@ -62,15 +62,15 @@ class BeamSearch(Search):
                 self.penalties.repeat_rows(beams)
             parents = torch.arange(beams, device=self.device).expand_as(parents)
         self.fresh = False
-        places = self.close_hopeless(scores[:, 0])
-        kept = torch.tensor(places, dtype=torch.long, device=self.device)
+        indices = self.close_hopeless(scores[:, 0])
+        kept = torch.tensor(indices, dtype=torch.long, device=self.device)
         order = (kept[:, None] * beams + parents[kept]).flatten().tolist()
         moves = order != list(range(len(self.tokens)))
         if moves:
             self.reorder(order)
-        self._keep(places)
+        self._keep(indices)
         self.scores = scores[kept]
-        if places:
+        if indices:
             lengths = lengths[kept].repeat_interleave(beams)
             self.append(tokens[kept].flatten(), log_probs[kept].flatten(), lengths)
         return order if moves else None
@@ -85,51 +85,49 @@ class BeamSearch(Search):
         return beam_candidates(logits, self.scores, count, lengths, limits, self.rules, force_eos, short, normalised)
 
     def collect(self, finished: Tensor, candidates: Candidates) -> None:
-        places, ranks = finished.nonzero(as_tuple=True)
-        scores, parents, tokens, log_probs = (part[places, ranks] for part in candidates)
-        rows = places * self.group + parents
+        indices, ranks = finished.nonzero(as_tuple=True)
+        scores, parents, tokens, log_probs = (part[indices, ranks] for part in candidates)
+        rows = indices * self.group + parents
         past = self.tokens[rows].tolist(), self.log_probs[rows].tolist()
         new = tokens.tolist(), log_probs.tolist(), scores.tolist()
-        for place, texts, probs, token, log_prob, score in zip(places.tolist(), *past, *new, strict=True):
-            request, length = self.requests[place], self.length(place)
+        for index, texts, probs, token, log_prob, score in zip(indices.tolist(), *past, *new, strict=True):
+            state, length = self.requests[index], self.length(index)
             text, values = [*texts[:length], token], [*probs[:length], log_prob]
-            add_finished(request, make_hypothesis(self.spec, request, text, values, score), self.group)
+            add_finished(state, make_hypothesis(self.spec, state, text, values, score), self.group)
 
     def close_loops(self) -> list[int]:
         """Close sources whose best hypothesis loops; their indices."""
         closed = []
-        for place in [] if self.fresh else self.due_for_loop_check():
-            request, length = self.requests[place], self.length(place)
-            rows = slice(place * self.group, (place + 1) * self.group)
+        for index in [] if self.fresh else self.due_for_loop_check():
+            state, length = self.requests[index], self.length(index)
+            rows = slice(index * self.group, (index + 1) * self.group)
             tokens, log_probs = self.tokens[rows, :length].tolist(), self.log_probs[rows, :length].tolist()
             if not is_looping(tokens[0], self.options):
                 continue
-            beams = zip(tokens, log_probs, self.scores[place].tolist(), strict=True)
-            running = [make_hypothesis(self.spec, request, *beam) for beam in beams if beam[2] > float("-inf")]
-            close_request(request, self.options.best, running)
-            closed.append(place)
+            beams = zip(tokens, log_probs, self.scores[index].tolist(), strict=True)
+            running = [make_hypothesis(self.spec, state, *beam) for beam in beams if beam[2] > float("-inf")]
+            close_request(state, self.options.best, running)
+            closed.append(index)
         return closed
 
-    def match_stops(self, found: Candidates, lengths: Tensor) -> Tensor | None:
-        """(sources, candidates) bool: those that meet a stop condition; None: no request has one."""
+    def match_stops(self, found: Candidates, lengths: Tensor) -> Tensor:
+        """(sources, candidates) bool: those that meet a stop condition."""
         past = self.recent_tokens(lengths.repeat_interleave(self.group))
-        if past is None:
-            return None
         sources = zip(self.requests, found.parents.tolist(), found.tokens.tolist(), strict=True)
         stopped = [
-            [matches_stop(request, [*past[place * self.group + p], token]) for p, token in zip(*pairs, strict=True)]
-            for place, (request, *pairs) in enumerate(sources)
+            [matches_stop(state, [*past[index * self.group + p], token]) for p, token in zip(*pairs, strict=True)]
+            for index, (state, *pairs) in enumerate(sources)
         ]
         return torch.tensor(stopped, device=self.device)
 
     def close_hopeless(self, best: Tensor) -> list[int]:
         """Close sources that cannot improve any more; indices of those that continue."""
-        places = []
-        for place, (request, score) in enumerate(zip(self.requests, best.tolist(), strict=True)):
-            if request.finished:
+        indices = []
+        for index, (state, score) in enumerate(zip(self.requests, best.tolist(), strict=True)):
+            if state.finished:
                 continue
-            if can_improve(request, self.spec, score, self.length(place) + 1):
-                places.append(place)
+            if can_improve(state, self.spec, score, self.length(index) + 1):
+                indices.append(index)
             else:
-                close_request(request, self.options.best)
-        return places
+                close_request(state, self.options.best)
+        return indices

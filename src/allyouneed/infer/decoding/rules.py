@@ -187,25 +187,25 @@ def beam_step(candidates: Candidates, ended: Tensor, beams: int) -> BeamStep:
     return BeamStep(finished, scores, parents, tokens, log_probs)
 
 
-def can_improve(request: RequestState, spec: DecodingSpec, best: float, length: int) -> bool:
+def can_improve(state: RequestState, spec: DecodingSpec, best: float, length: int) -> bool:
     """Whether a running hypothesis may still be among the `beam` best. `best`: the highest log-probability of those
     that continue, after `length` tokens, scored as if it ended here (Hugging Face's `early_stopping=False`)."""
-    if len(request.hypotheses) < spec.decoding.beam:
+    if len(state.hypotheses) < spec.decoding.beam:
         return best > float("-inf")
     if spec.decoding.early:
         return False
-    return best / spec.decoding.length_divisor(length + spec.counted_prompt) > request.hypotheses[-1].score
+    return best / spec.decoding.length_divisor(length + spec.counted_prompt) > state.hypotheses[-1].score
 
 
-def add_finished(request: RequestState, hypothesis: Hypothesis, beams: int) -> None:
+def add_finished(state: RequestState, hypothesis: Hypothesis, beams: int) -> None:
     """Keep the best `beams` finished hypotheses, best first."""
-    insort(request.hypotheses, hypothesis, key=lambda h: -h.score)
-    del request.hypotheses[beams:]
+    insort(state.hypotheses, hypothesis, key=lambda h: -h.score)
+    del state.hypotheses[beams:]
 
 
-def close_request(request: RequestState, best: int, running: Iterable[Hypothesis] = ()) -> None:
+def close_request(state: RequestState, best: int, running: Iterable[Hypothesis] = ()) -> None:
     """Mark a request as done, with its `best` hypotheses; where none is finished, with the `running` ones."""
-    if not request.hypotheses:
-        request.hypotheses = sorted(running, key=lambda h: -h.score)
-    del request.hypotheses[best:]
-    request.done = True
+    if not state.hypotheses:
+        state.hypotheses = sorted(running, key=lambda h: -h.score)
+    del state.hypotheses[best:]
+    state.done = True

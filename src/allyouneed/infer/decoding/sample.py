@@ -29,9 +29,9 @@ class IndependentSearch(Search):
         if self.options.method == "sample":
             streams = torch.zeros(self.tokens.shape, dtype=torch.double)
             for row in range(len(streams)):
-                request, line = requests[row // self.group], row % self.group
-                key = (request.seed, line, *request.request.sample_key)
-                streams[row, : request.limit] = uniform_stream(key, request.limit)
+                state, line = requests[row // self.group], row % self.group
+                key = (state.seed, line, *state.request.sample_key)
+                streams[row, : state.limit] = uniform_stream(key, state.limit)
             self.uniforms = streams.to(device)
 
     @staticmethod
@@ -59,12 +59,13 @@ class IndependentSearch(Search):
         if self.spec.force_eos:
             tokens, log_probs = force_eos_at_limit(tokens, log_probs, lengths, self.limits, self.spec.eos)
         self.append(tokens, log_probs, lengths)
-        if self.group == 1 and any(request.streams for request in self.requests):
+        if self.group == 1 and any(state.streams for state in self.requests):
             self.emit(tokens.tolist())
         ended = self.rules.is_eos(tokens)
         if self.at_limit():
             ended = ended | (self.limits <= lengths + 1)
-        if (recent := self.recent_tokens(lengths + 1)) is not None:
+        if self.stop_reach:
+            recent = self.recent_tokens(lengths + 1)
             stopped = [matches_stop(self.request_of(row), some) for row, some in enumerate(recent)]
             ended = ended | torch.tensor(stopped, device=self.device)
         if due := self.due_for_loop_check():
@@ -73,7 +74,7 @@ class IndependentSearch(Search):
         if bool(ended.any()):
             self.collect(ended.nonzero()[:, 0].tolist())
             self.finished |= ended
-        elif not compact and not any(request.cancelled for request in self.requests):
+        elif not compact and not any(state.cancelled for state in self.requests):
             return None
         return self.drop_finished(compact)
 
@@ -88,13 +89,13 @@ class IndependentSearch(Search):
         return tokens, token_log_probs(logits, tokens)
 
     def emit(self, tokens: list[int]) -> None:
-        for request, token in zip(self.requests, tokens, strict=True):
-            if request.streams and not request.finished and token not in self.rules.eos_ids:
-                request.emit(token)
+        for state, token in zip(self.requests, tokens, strict=True):
+            if state.streams and not state.finished and token not in self.rules.eos_ids:
+                state.emit(token)
 
-    def find_loops(self, places: Sequence[int]) -> Tensor:
+    def find_loops(self, indices: Sequence[int]) -> Tensor:
         """(rows,) bool: rows of these requests that loop."""
-        rows = [place * self.group + line for place in places for line in range(self.group)]
+        rows = [index * self.group + line for index in indices for line in range(self.group)]
         found = torch.zeros(len(self.tokens), dtype=torch.bool)
         for row, tokens in zip(rows, self.tokens[rows, : self.steps].tolist(), strict=True):
             found[row] = is_looping(tokens[: self.length(row // self.group)], self.options)
@@ -106,21 +107,21 @@ class IndependentSearch(Search):
     def collect(self, rows: list[int]) -> None:
         tokens, log_probs = self.tokens[rows].tolist(), self.log_probs[rows].tolist()
         for row, text, values in zip(rows, tokens, log_probs, strict=True):
-            request, length = self.request_of(row), self.length(row // self.group)
+            state, length = self.request_of(row), self.length(row // self.group)
             values = values[:length]
-            request.hypotheses.append(make_hypothesis(self.spec, request, text[:length], values, sum(values)))
-            if len(request.hypotheses) == self.group:
-                request.hypotheses.sort(key=lambda h: -h.score)
-                request.done = True
+            state.hypotheses.append(make_hypothesis(self.spec, state, text[:length], values, sum(values)))
+            if len(state.hypotheses) == self.group:
+                state.hypotheses.sort(key=lambda h: -h.score)
+                state.done = True
 
     def drop_finished(self, compact: bool) -> list[int] | None:
-        over = [request.finished for request in self.requests]
+        over = [state.finished for state in self.requests]
         if not any(over) or (DROP_SHARE * sum(over) < len(over) and not compact):
             return None
-        return self.keep_requests([place for place, left in enumerate(over) if not left])
+        return self.keep_requests([index for index, left in enumerate(over) if not left])
 
-    def keep_requests(self, places: Sequence[int]) -> list[int]:
-        order = super().keep_requests(places)
+    def keep_requests(self, indices: Sequence[int]) -> list[int]:
+        order = super().keep_requests(indices)
         index = torch.tensor(order, dtype=torch.long, device=self.device)
         self.finished = self.finished.index_select(0, index)
         self.uniforms = None if self.uniforms is None else self.uniforms.index_select(0, index)

@@ -60,7 +60,7 @@ def total_stats(answers: Sequence[Sequence[Hypothesis]]) -> DraftStats | None:
 class SpeculativeRow(DraftRow):
     """One text of a request."""
 
-    request: RequestState = field(kw_only=True)
+    state: RequestState = field(kw_only=True)
     log_probs: list[float] = field(default_factory=list)
     finished: bool = False
     stats: DraftStats = DraftStats()
@@ -84,7 +84,7 @@ class SpeculativeDecoder:
         self.group = self.options.best if self.rules.samples else 1
         logits = model.head(last).float()
         self.rows = [
-            SpeculativeRow(list(prompt), len(prompt), self._request_uniforms(state, line), request=state)
+            SpeculativeRow(list(prompt), len(prompt), self._request_uniforms(state, line), state=state)
             for state, prompt in ((state, state.request.prompt) for state in requests)
             for line in range(self.group)
         ]
@@ -94,21 +94,21 @@ class SpeculativeDecoder:
             logits = logits.repeat_interleave(self.group, 0)
         self._verify(logits, [DraftTokens([]) for _ in self.rows])
 
-    def _request_uniforms(self, request: RequestState, line: int) -> Tensor | None:
+    def _request_uniforms(self, state: RequestState, line: int) -> Tensor | None:
         """(tokens, 3). The last column decides tokens without a draft: the numbers of decoding without one."""
         if not self.rules.samples:
             return None
-        key = (request.seed, line, *request.request.sample_key)
-        more = uniform_stream((*key, 1), 2 * request.limit).view(-1, 2)
-        return torch.cat((more, uniform_stream(key, request.limit)[:, None]), 1).to(self.device)
+        key = (state.seed, line, *state.request.sample_key)
+        more = uniform_stream((*key, 1), 2 * state.limit).view(-1, 2)
+        return torch.cat((more, uniform_stream(key, state.limit)[:, None]), 1).to(self.device)
 
     @property
     def active(self) -> bool:
-        return not all(row.request.finished for row in self.rows)
+        return not all(row.state.finished for row in self.rows)
 
     @property
     def requests(self) -> list[RequestState]:
-        return [row.request for row in self.rows[:: self.group]]
+        return [row.state for row in self.rows[:: self.group]]
 
     def close(self) -> None:
         self.states.close()
@@ -116,7 +116,7 @@ class SpeculativeDecoder:
     def step(self) -> None:
         """Draft, verify all draft tokens in one pass, keep those accepted and one more token."""
         self._drop_finished()
-        counts = [0 if row.finished else min(self.ahead, row.request.limit - row.generated - 1) for row in self.rows]
+        counts = [0 if row.finished else min(self.ahead, row.state.limit - row.generated - 1) for row in self.rows]
         drafts = self.drafter.propose(self.rows, counts)
         new = [
             [] if row.finished else [row.tokens[-1], *draft.tokens]
@@ -189,32 +189,32 @@ class SpeculativeDecoder:
         return [[*tokens, token] for tokens, token in zip(found, own, strict=True)]
 
     def _append(self, row: SpeculativeRow, token: int, log_prob: float) -> None:
-        request = row.request
-        if self.spec.force_eos and row.generated + 1 == request.limit:
+        state = row.state
+        if self.spec.force_eos and row.generated + 1 == state.limit:
             token, log_prob = self.spec.eos, 0.0
         row.tokens.append(token)
         row.log_probs.append(log_prob)
         ends = token in self.eos_ids
-        if request.streams and not ends:
-            request.emit(token)
+        if state.streams and not ends:
+            state.emit(token)
         tokens = row.tokens[row.prompt_length :]
-        row.finished = ends or row.generated >= request.limit or matches_stop(request, tokens)
+        row.finished = ends or row.generated >= state.limit or matches_stop(state, tokens)
         row.finished = row.finished or is_looping(tokens, self.options)
         if row.finished:
-            plain = make_hypothesis(self.spec, request, tokens, row.log_probs, sum(row.log_probs))
+            plain = make_hypothesis(self.spec, state, tokens, row.log_probs, sum(row.log_probs))
             values = {part.name: getattr(plain, part.name) for part in fields(plain)}
-            request.hypotheses.append(SpeculativeHypothesis(**values, stats=row.stats))
-            if len(request.hypotheses) == self.group:
-                request.hypotheses.sort(key=lambda h: -h.score)
-                request.done = True
+            state.hypotheses.append(SpeculativeHypothesis(**values, stats=row.stats))
+            if len(state.hypotheses) == self.group:
+                state.hypotheses.sort(key=lambda h: -h.score)
+                state.done = True
 
     def _drop_finished(self) -> None:
         """Drop requests that are done when enough of them are, for dropping copies the states."""
         requests = self.requests
-        stay = [place for place, request in enumerate(requests) if not request.done]
+        stay = [index for index, state in enumerate(requests) if not state.done]
         if DROP_SHARE * (len(requests) - len(stay)) < len(requests) or len(stay) == len(requests):
             return
-        rows = [place * self.group + line for place in stay for line in range(self.group)]
+        rows = [index * self.group + line for index in stay for line in range(self.group)]
         self.states.select(rows)
         self.drafter.select(rows)
         self.rows = [self.rows[row] for row in rows]

@@ -191,10 +191,10 @@ class ModelDrafter(Drafter):
             active = [number for number, count in enumerate(counts) if count > step]
             logits = self._advance(active, rows, texts)
             tokens, drawn = self._choose(logits, [(rows[number], texts[number]) for number in active])
-            for place, (number, token) in enumerate(zip(active, tokens.tolist(), strict=True)):
+            for index, (number, token) in enumerate(zip(active, tokens.tolist(), strict=True)):
                 texts[number].append(token)
                 if drawn is not None:
-                    probs[number].append(drawn[place])
+                    probs[number].append(drawn[index])
         return [
             DraftTokens(text[len(row.tokens) :], torch.stack(some) if some else None)
             for row, text, some in zip(rows, texts, probs, strict=True)

@@ -1,7 +1,7 @@
 """States: what decoding keeps of the tokens seen so far. One protocol, `State`, for one sub-layer; one container,
 `States`, for a whole model. A mixer declares its state; the engine owns it and uses this protocol only.
 
-    append   store new tokens (each kind in its own way)
+    append   store new tokens (each kind has its own signature)
     select   keep, drop, repeat or reorder rows (beams)
     join     append rows of other texts (continuous batching)
     trim     remove the last tokens (speculative decoding)

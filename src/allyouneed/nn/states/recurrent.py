@@ -38,7 +38,7 @@ class Recurrent(State):
         self.begin, self.fold = begin, fold
         self.now: Carry | None = None
         self.snapshot: Carry = ()
-        # (batch, TAIL + 1, features): inputs since the snapshot, then anything; padding goes into the last place
+        # (batch, TAIL + 1, features): inputs since the snapshot, then anything; padding goes into the last slot
         self.tail: Tensor | None = None
         self.since: Tensor | None = None  # (batch,) tokens in the snapshot
         self.lengths: Tensor | None = None  # (batch,) tokens in the carry
@@ -59,9 +59,9 @@ class Recurrent(State):
             self.since = self.lengths = torch.zeros(batch, dtype=torch.long, device=inputs.device)
         room = TAIL if self.most + time <= TAIL else TAIL + time
         joint = self.tail if room == TAIL else nn.functional.pad(self.tail, (0, 0, 0, time))
-        places = (self.lengths - self.since)[:, None] + torch.arange(time, device=inputs.device)  # (batch, time)
-        places = places if real is None else places.where(real, room)
-        joint[torch.arange(batch, device=inputs.device)[:, None], places] = inputs
+        slots = (self.lengths - self.since)[:, None] + torch.arange(time, device=inputs.device)  # (batch, time)
+        slots = slots if real is None else slots.where(real, room)
+        joint[torch.arange(batch, device=inputs.device)[:, None], slots] = inputs
         self.now, self.most = carry, self.most + time
         self.lengths = self.lengths + (time if real is None else real.sum(1))
         if room == TAIL:

@@ -21,8 +21,8 @@ PLAIN = (bool, int, float, str)
 
 
 class SegmentMemory:
-    """A model whose `run` continues from the states of the batch before, with the gradient cut; `Batch.begins` says
-    where new texts begin."""
+    """A model whose `run` continues from the states of the batch before, with the gradient cut; `Batch.begins`
+    marks batches that start new texts."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.head = model, model.head
