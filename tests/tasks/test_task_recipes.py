@@ -27,7 +27,7 @@ from toy_texts import BOTH, DECODER, ENCODER, RUNS, Listener, recipe
         ("tagging", {"task": "taging"}, "task.kind: 'taging' is no task; did you mean 'tagging'"),
         ("causal-lm", {"validate": {"metric": "bleu"}}, r"validate\.metric: causal-lm has perplexity, loss"),
         ("causal-lm", {"batch": {"source_row": 9}}, r"batch\.source_row needs a task with source and target"),
-        ("causal-lm", {"data": {"train": "a.txt", "filters": {"ratio": 2}}}, "an example of causal-lm has one"),
+        ("causal-lm", {"data": {"train": "a.txt", "filters": {"ratio": 2}}}, "needs two texts per example; causal-lm has one"),
         (
             "causal-lm",
             {"model": DECODER | {"embed": {"positions": {"kind": "learned", "length": 32}}}},
@@ -176,7 +176,7 @@ def test_a_pretrained_body_gets_a_fresh_head_and_learns_faster(texts: Path, tmp_
     listener = Listener()
     given = recipe(tmp_path, texts, "classification", steps=30, start=str(start))
     result = train(given, console=listener.console)
-    assert "its body is kept; newly initialised: head.classes.bias, head.classes.weight" in listener.text
+    assert "weights loaded; newly initialised: head.classes.bias, head.classes.weight" in listener.text
     before, after = Folder.load(start), Folder.load(result.model)
     assert after.vocabularies.hash == before.vocabularies.hash and after.labels == ["neg", "pos"]
     assert result.scores["valid"]["accuracy"] > 90
@@ -203,7 +203,7 @@ def test_a_body_is_taken_over_to_the_bit(texts: Path, tmp_path: Path, trained: A
 def test_a_tokenizer_without_the_tokens_a_task_needs_is_refused(texts: Path, tmp_path: Path, trained: Any) -> None:
     start = trained("classification")[0] / "model"
     given = recipe(tmp_path, texts, "masked-lm", start=str(start))
-    with pytest.raises(UserError, match=r"its tokenizer has no <mask>, which masked-lm needs"):
+    with pytest.raises(UserError, match=r"the tokenizer has no <mask>, which masked-lm needs"):
         train(given, console=Listener().console)
 
 

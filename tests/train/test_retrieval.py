@@ -190,7 +190,7 @@ def test_an_index_that_is_gone_is_asked_for(made, work, tmp_path, monkeypatch):
 
 
 def test_mistakes_are_told_before_anything_is_trained(work, made, tmp_path):
-    with pytest.raises(UserError, match=r"none: no index \(it has no meta\.json\); make one with"):
+    with pytest.raises(UserError, match=r"none: not an index \(no meta\.json\); build one with"):
         train(recipe(work, tmp_path / "run", retrieval=str(tmp_path / "none")))
     cross = "model.decoder[1].cross.chunk=4"
     with pytest.raises(UserError, match="has chunks of 8 tokens, the model reads 4; make the index with --chunk 4"):

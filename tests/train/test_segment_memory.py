@@ -204,5 +204,5 @@ def test_memory_that_is_not_a_number_is_forgotten_with_the_rest(work, tmp_path, 
     listener = Listener()
     given = recipe(work, tmp_path / "run", validate={"every": 14, "sentences": 0})
     assert train(given, console=listener.console).steps == 14
-    assert "back to the checkpoint of step 5" in listener.text and seen == [7, 8, 9]
+    assert "rewinding to the checkpoint of step 5" in listener.text and seen == [7, 8, 9]
     assert all(math.isfinite(entry["loss"]) for entry in read_log(tmp_path / "run" / "log.jsonl") if "loss" in entry)

@@ -30,7 +30,7 @@ def test_a_recipe_becomes_a_model_that_translates(make: Make, listener: Listener
     result = train(recipe, console=listener.console)
     said = listener.text
     assert "hypothesis" in said and "reference" in said and "averaging changes bleu by" in said
-    assert "memory: about" in said and "fp32 (asked for)" in said
+    assert "memory: about" in said and "fp32 (set by the recipe)" in said
     assert result.scores["test"].keys() == {"bleu", "chrf", "exact"}
     assert {"loss", "perplexity", "bleu"} <= result.scores["valid"].keys()
     folder = Folder.load(result.model)
@@ -113,7 +113,7 @@ def test_a_gpu_that_lags_behind_loses_no_step(make: Make, monkeypatch: pytest.Mo
 def test_precision_is_chosen_by_the_machine_and_said(make: Make):
     chosen = choose_backend(make(precision="auto"))
     assert chosen.bf16 == cpu_supports_bf16() and not chosen.compiled
-    assert ("bf16" if chosen.bf16 else "fp32") in chosen.why
+    assert ("bf16" if chosen.bf16 else "fp32") in chosen.summary
     assert choose_backend(make(precision="bf16")).bf16
 
 
@@ -187,4 +187,4 @@ def test_a_card_does_not_tell_whose_machine_it_was(make: Make, tmp_path: Path, m
 
 def test_an_update_larger_than_an_epoch_is_said(make: Make, capsys: pytest.CaptureFixture[str]):
     train(make(steps=1, accumulate=500), fresh=True)
-    assert "so an update has no more, though accumulate is 500" in " ".join(capsys.readouterr().err.split())
+    assert "so updates have no more, although accumulate is 500" in " ".join(capsys.readouterr().err.split())
