@@ -502,7 +502,7 @@ def test_the_invariant_tests_find_new_parts(kind: str, least: int, tmp_path: Pat
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *where],
         cwd=ROOT,
-        env=clean | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        env=clean | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "src")]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
