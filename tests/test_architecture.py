@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "allyouneed"
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 MOST_HOPS, MOST_ENTRIES = 12, 23
+PACKAGING = ("__init__.py", "__main__.py", "__pycache__", "py.typed")
 FLAT_LISTS = ("presets", "interop/families")  # one file per preset and per family
 REFERENCE = re.compile(r"`([\w/]+\.(?:py|cpp|h|toml))(?::([\w.]+))?`")
 
@@ -85,6 +86,6 @@ def test_packages_are_drawn_in_the_order_of_the_import_contract() -> None:
 def test_folders_are_small() -> None:
     folders = [SOURCE, *(path for path in SOURCE.rglob("*") if path.is_dir() and path.name != "__pycache__")]
     for folder in folders:
-        entries = [entry for entry in folder.iterdir() if entry.name not in ("__init__.py", "__pycache__")]
+        entries = [entry for entry in folder.iterdir() if entry.name not in PACKAGING]
         if folder.relative_to(SOURCE).as_posix() not in FLAT_LISTS:
             assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
