@@ -43,7 +43,7 @@ def test_recorded_weights_sum_to_one():
 @pytest.mark.parametrize("kind", ["attentive-gru", "multi-step"])
 def test_it_requires_an_encoder(kind):
     for keys in ({"mixer": kind}, {"encoder_mixer": kind}):
-        with pytest.raises(ConfigError, match=r"coder\[0\]\.mixer\.kind: needs an encoder, and at nothing else"):
+        with pytest.raises(ConfigError, match=r"coder\[0\]\.mixer\.kind: needs an encoder"):
             parse(Model, tree(**keys))
     with pytest.raises(ConfigError, match=r"mixer\.left\.kind: needs an encoder"):
         parse(Model, tree(mixer={"kind": "branches", "left": kind}))
@@ -68,7 +68,7 @@ def test_maxout_takes_the_larger_of_each_pair():
     assert untied.config.cost().parameters == sum(p.numel() for p in untied.parameters())
     with pytest.raises(ConfigError, match=r"head\.maxout: must be 12, the width of the tied token vectors"):
         parse(Model, tree(head={"kind": "vocabulary", "maxout": 5}))
-    with pytest.raises(ConfigError, match=r"head\.maxout: there is a transform already"):
+    with pytest.raises(ConfigError, match=r"head\.maxout: maxout and transform are exclusive"):
         parse(Model, tree(head={"kind": "vocabulary", "maxout": 12, "transform": {}}))
 
 

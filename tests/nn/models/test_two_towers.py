@@ -91,7 +91,7 @@ def test_cost_matches_the_built_model_without_decoding_state():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"image__head": {"kind": "pooled", "width": 5}}, "image.head.width: must be 6, the width of the space"),
+        ({"image__head": {"kind": "pooled", "width": 5}}, "image.head.width: must be 6, the width of the joint space"),
         ({"text__head": "pooled"}, "text.head.width: must be 6"),
         ({"text__head": "vocabulary"}, "text.head.kind: a tower needs head.kind: pooled"),
         ({"text__embed": PATCHES}, "text.embed.kind: the text tower needs embed.kind: tokens"),

@@ -137,7 +137,7 @@ def _few_rows(
 PREFETCH_LINES = 4  # 128-byte lines per output; more would slow down the previous kernel
 
 
-class Tile(NamedTuple):
+class MatmulTile(NamedTuple):
     """Tiling of a matmul: outputs and inputs per tile, warps, pipeline stages, splits of the inputs."""
 
     outputs: int
@@ -147,21 +147,21 @@ class Tile(NamedTuple):
     parts: int = 1
 
 
-def tile_config(rows: int, outputs: int, inputs: int, gated: bool, parts: bool) -> Tile:
+def tile_config(rows: int, outputs: int, inputs: int, gated: bool, parts: bool) -> MatmulTile:
     """The fastest tested tilings on an H200. `parts`: the reader can sum parts."""
     if rows == 1:
         if inputs < 1024:
-            return Tile(2 if gated else 4, 512, 2, 2)
+            return MatmulTile(2 if gated else 4, 512, 2, 2)
         if parts and inputs >= 4096:
-            return Tile(2, 2048, 4, 2, 2)
-        return Tile(1 if gated else 2, 1024, 2, 2)
+            return MatmulTile(2, 2048, 4, 2, 2)
+        return MatmulTile(1 if gated else 2, 1024, 2, 2)
     if gated or outputs >= 8192:
-        return Tile(64, 64, 4, 6)
+        return MatmulTile(64, 64, 4, 6)
     programs = triton.cdiv(outputs, 64) * triton.cdiv(rows, 64)
     count = 1
     while parts and count < 4 and 2 * count * programs <= 132 and inputs >= 256 * count:  # multiprocessors of an H200
         count *= 2
-    return Tile(64, 64, 4, 5) if programs > 132 else Tile(64, 128, 4, 4, count)
+    return MatmulTile(64, 64, 4, 5) if programs > 132 else MatmulTile(64, 128, 4, 4, count)
 
 
 def is_small_batch(rows: int, weight: Tensor) -> bool:
@@ -171,7 +171,7 @@ def is_small_batch(rows: int, weight: Tensor) -> bool:
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "", gated: bool = False, parts: bool = False,
-    cut: Tile | None = None,
+    cut: MatmulTile | None = None,
 ) -> Tensor:  # fmt: skip
     """x (rows, inputs), weight (outputs, inputs) to (rows, outputs); `gated`: the activated first half of the outputs
     times the second. `parts`: the result may be fp32 parts (parts, rows, outputs)."""

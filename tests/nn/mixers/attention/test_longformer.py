@@ -119,7 +119,7 @@ def test_recorded_weights_of_global_tokens():
 
 def test_an_odd_window_and_a_decoder_are_refused():
     layer = {"mixer": {"kind": "longformer", "heads": 3, "window": 5}}
-    with pytest.raises(ConfigError, match="half of 5 places cannot lie on each side"):
+    with pytest.raises(ConfigError, match="5 is odd; it must be even"):
         parse(Model, {"kind": "encoder", "vocab": 11, "width": 12, "encoder": [layer]})
     layer["mixer"]["window"] = 4
     with pytest.raises(ConfigError, match="the longformer window covers both sides"):
