@@ -126,9 +126,8 @@ class Batch:
     target: Input
     source: Input | None = None
     labels: Tensor | None = None
-    begins: bool | None = (
-        None  # rows start new texts (True) or continue the previous batch (False); None: independent batches
-    )
+    # rows start new texts (True) or continue the previous batch (False); None: independent batches
+    begins: bool | None = None
 
     def to(self, device: torch.device | str) -> Batch:
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))

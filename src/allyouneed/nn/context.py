@@ -222,9 +222,8 @@ class Context:
     memory: Memory | None = None
     inputs: Tensor | None = None  # embeddings of the stack input
     record: WeightRecord | None = None  # attention weights to record
-    content: TokenLayout | None = (
-        None  # decoding with a query stream: the leading queries that are cached (models/two_stream.py)
-    )
+    # decoding with a query stream: the leading queries, which are cached (models/two_stream.py)
+    content: TokenLayout | None = None
     losses: list[Tensor] | None = None  # auxiliary losses (load balancing), each a mean over real tokens
     memo: dict[Hashable, Any] = field(default_factory=dict)
     # builds the memory from the input of the first layer that needs it (RETRO)

@@ -49,9 +49,8 @@ class Router(Config):
     # got less than its share of the batch and shrinks when it got more
     correction: Weight | None = None
     bias: bool = False
-    jitter: Annotated[float, Field(ge=0, lt=1)] = (
-        0.0  # in training, input · U(1 − jitter, 1 + jitter) (Fedus et al., appendix F)
-    )
+    # in training, input · U(1 − jitter, 1 + jitter) (Fedus et al., appendix F)
+    jitter: Annotated[float, Field(ge=0, lt=1)] = 0.0
     z_loss: Weight = 0.0  # weight of the squared logsumexp of the logits (Zoph et al. 2022, "ST-MoE", eq. 5)
 
 
@@ -210,10 +209,8 @@ class MoEModule(SubLayer):
         return None if self.shared is None else self.shared.new_state()
 
     def dispatch(self, tokens: Tensor, rows: Tensor, choice: Routing, context: Context) -> Tensor:
-        chosen_experts, load = (
-            choice.experts.t().flatten(),
-            choice.load,
-        )  # first choices of all tokens, then second ones, …
+        # first choices of all tokens, then second ones, …
+        chosen_experts, load = choice.experts.t().flatten(), choice.load
         order = chosen_experts.argsort(stable=True)  # by expert, in order of arrival
         if self.capacity is not None:
             kept = _arrival(chosen_experts) < math.ceil(self.capacity * len(tokens) / len(load))

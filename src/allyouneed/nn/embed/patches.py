@@ -152,7 +152,6 @@ class PatchEmbedModule(EmbedModule):
                 "resize or crop it"
             )
         down, across = _sides(self.config.patch)
-        cut = pixels.unflatten(3, (-1, across)).unflatten(
-            2, (-1, down)
-        )  # (batch, channels, rows, down, columns, across)
+        # (batch, channels, rows, down, columns, across)
+        cut = pixels.unflatten(3, (-1, across)).unflatten(2, (-1, down))
         return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)

@@ -81,9 +81,8 @@ def chunked_lsh_attention(
     total = scores.logsumexp(-1).masked_fill(~some, torch.finfo(scores.dtype).min)
 
     out = out.flatten(3, 4).gather(3, back[..., None].expand(-1, -1, -1, -1, width))
-    shares = (
-        total.flatten(3).gather(3, back).softmax(2).to(v.dtype)
-    )  # weight of each round: (batch, heads, rounds, time)
+    # weight of each round: (batch, heads, rounds, time)
+    shares = total.flatten(3).gather(3, back).softmax(2).to(v.dtype)
     isolated = ~some.flatten(3).gather(3, back).any(2)  # (batch, heads, time): no other token in the bucket
     return torch.where(isolated[..., None], v, (shares[..., None] * out).sum(2))
 

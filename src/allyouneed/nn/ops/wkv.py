@@ -45,10 +45,8 @@ def run_wkv(
 def _in_segments(
     past: WKVState, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, real: Tensor | None
 ) -> tuple[Tensor, WKVState]:
-    keys, values = (
-        k.split(SEGMENT, 1),
-        v.split(SEGMENT, 1),
-    )  # split, because the gradient of a slice has the size of the whole
+    # split, because the gradient of a slice has the size of the whole
+    keys, values = k.split(SEGMENT, 1), v.split(SEGMENT, 1)
     whole = [None] * len(keys) if real is None else real.split(SEGMENT, 1)
     found = []
     for some_keys, some_values, some_real in zip(keys, values, whole, strict=True):

@@ -59,9 +59,8 @@ class XLNetRelativeModule(TransformerXLModule):
         types = torch.zeros_like(layout.positions) if layout.types is None else layout.types
         own_type = nn.functional.one_hot(types, self.types).to(q.dtype)[:, None]  # (batch or 1, 1, time, types)
         same, other = self.kinds.vectors.to(q.dtype)
-        same_type_score = ((q + self.kinds.bias.to(q.dtype)) * (same - other)).sum(
-            -1, keepdim=True
-        )  # (batch, heads, time, 1)
+        # (batch, heads, time, 1)
+        same_type_score = ((q + self.kinds.bias.to(q.dtype)) * (same - other)).sum(-1, keepdim=True)
         q, k, v = super().apply_positions(q, k, v, context)
         return torch.cat((q, same_type_score * own_type), -1), torch.cat((k, own_type.expand(*k.shape[:3], -1)), -1), v
 

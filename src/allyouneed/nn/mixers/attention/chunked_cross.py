@@ -229,9 +229,8 @@ class ChunkBlocks:
         batch, heads, time, _ = q.shape
         m, total = self.chunk, self.memory.chunks
         skipped = min(time, max(0, m - 1 - self.start))  # tokens before the first complete chunk
-        offset = (
-            self.start + skipped - (m - 1)
-        )  # of the first attending token, from the first attending token of the text
+        # of the first attending token, relative to that of the text
+        offset = self.start + skipped - (m - 1)
         first, ahead = divmod(max(offset, 0), m)
         count = min(-(-(ahead + time - skipped) // m), total - first)  # attending chunks that have a block
         if skipped == time or count < 1:
@@ -242,9 +241,8 @@ class ChunkBlocks:
         behind = count * m - ahead - (end - skipped)
         padded = pad(q[:, :, skipped:end], (0, 0, ahead, behind))  # (batch, heads, count · m, head_width)
         k, v = (x.unflatten(2, (total, -1))[:, :, first : first + count] for x in (k, v))
-        padded, k, v = (
-            x.transpose(1, 2).flatten(0, 1) for x in (padded.unflatten(2, (count, m)), k, v)
-        )  # (batch · count, heads, m or block, head_width)
+        # (batch · count, heads, m or block, head_width)
+        padded, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (padded.unflatten(2, (count, m)), k, v))
         real = self.memory.real.unflatten(1, (total, -1))[:, first : first + count] > 0
         out = sdpa(
             padded,

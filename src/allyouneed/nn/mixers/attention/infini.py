@@ -148,9 +148,8 @@ class InfiniModule(SubLayer):
             return x
         rotary, dtype = self.rotary, torch.promote_types(x.dtype, torch.float32)
         key = ("infini", rotary.config, rotary.width, dtype, id(positions))
-        _, tables = context.memoize(
-            key, lambda: (positions, rotary.tables(positions, dtype))
-        )  # the positions are kept alive so that their id stays unique
+        # keeps the positions alive, so that their id stays unique
+        _, tables = context.memoize(key, lambda: (positions, rotary.tables(positions, dtype)))
         return rotary.rotate(x, tables[0] if query else tables[1])
 
     # --- the memory: M, and z as one more column: (batch, heads, head_width, head_width + 1)

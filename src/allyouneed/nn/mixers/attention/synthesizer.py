@@ -139,9 +139,8 @@ class DenseSynthesis(Synthesis):
     def scores(self, hidden: Tensor, number: int, positions: Tensor) -> Tensor:
         table = self.maps[number].to(hidden.dtype)
         shift = self.shifts[number].to(hidden.dtype) if len(self.shifts) else None
-        subset = (
-            len(positions) == 1 and positions.shape[1] < table.shape[2]
-        )  # compute only the needed columns when all rows agree
+        # compute only the needed columns when all rows agree
+        subset = len(positions) == 1 and positions.shape[1] < table.shape[2]
         if subset:
             table, shift = table[:, :, positions[0]], None if shift is None else shift[:, :, positions[0]]
         found = hidden @ table if shift is None else hidden @ table + shift

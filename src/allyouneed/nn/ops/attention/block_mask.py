@@ -24,9 +24,8 @@ from allyouneed.nn.patterns.core import And, Not, Or, Pattern, SameSegment, Toke
 
 FAR = 1 << 40  # beyond any feature value
 BRANCHING = 8  # blocks per block of the next coarser level
-LADDER = sorted(
-    {2**n for n in range(24)} | {3 * 2**n for n in range(24)}
-)  # rounded numbers of key blocks, to limit distinct shapes
+# rounded numbers of key blocks, to limit distinct shapes
+LADDER = sorted({2**n for n in range(24)} | {3 * 2**n for n in range(24)})
 
 
 class BlockedTokens:
