@@ -92,9 +92,9 @@ def report(
 def model(name: str) -> None:
     """One step of a shrunk preset on the GPU, in single precision, against the same on the CPU."""
     sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-    from shrink import batch_for, quantize
+    from shrink import batch_for, shrink
 
-    config = quantize(parse(Model, preset_tree(name)))  # type: ignore[type-abstract]
+    config = shrink(parse(Model, preset_tree(name)))  # type: ignore[type-abstract]
     torch.manual_seed(0)
     own, batch, found = config.build(), batch_for(config), []
     for module, key in ((own, "cpu"), (copy.deepcopy(own).cuda(), "cuda")):

@@ -17,7 +17,7 @@ from allyouneed.nn.models.base import Model
 from allyouneed.nn.patterns.core import Causal, Window
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Mixer, SubLayer
-from any_part import CASES, alone, build, tree
+from any_part import CASES, build, reference_logits, tree
 
 DESIGN_EXAMPLE = "decoder[0].mixer.patern: unknown; did you mean 'pattern'?"
 
@@ -344,7 +344,7 @@ def test_a_new_mixer_works_in_yaml_by_being_defined(mean_mixer):
     assert config.cost().parameters == sum(p.numel() for p in config.build().parameters())
     model = build(config)
     source, target = [3, 4], [1, 2, 3, 4, 5]
-    whole = alone(model, (source, target))
+    whole = reference_logits(model, (source, target))
     with torch.no_grad():
         states = model.start(Rows(torch.tensor([source])))
         states.repeat_rows(2)

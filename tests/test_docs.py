@@ -40,7 +40,7 @@ from allyouneed.nn.sublayer import Channel, Mixer
 from allyouneed.tasks.task import Task
 from allyouneed.train import Recipe, load_recipe
 from allyouneed.train.schedule import Schedule
-from batch_neighbours import write_strangers
+from foreign_folders import write_strangers
 from toy_texts import documents, labelled, scored, tagged
 
 ROOT = Path(__file__).parent.parent

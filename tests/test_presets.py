@@ -12,7 +12,7 @@ from allyouneed.config import PRESETS, ConfigError, override, parse, preset_name
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.heads.vocabulary import VocabularyHead
 from allyouneed.nn.models.base import Model
-from shrink import batch_for, quantize
+from shrink import batch_for, shrink
 
 every_preset = pytest.mark.parametrize("name", preset_names())
 
@@ -24,7 +24,7 @@ def preset(name):
 
 @functools.cache
 def small(name):
-    return quantize(preset(name))
+    return shrink(preset(name))
 
 
 def generates(name):

@@ -12,7 +12,7 @@ from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES, matching_families
 from allyouneed.nn.batch import Batch, Rows, Signal
 from allyouneed.nn.models.base import Model
-from shrink import quantize
+from shrink import shrink
 
 # preset -> the families that can say it; the first is the one it is named after
 THEIRS = {
@@ -67,7 +67,7 @@ def test_the_families_that_can_say_a_preset(name):
 
 def changed(name, *changes):
     """That preset, small, with other words in it and every weight random."""
-    model = parse(Model, override(tree_of(quantize(whole(name))), changes)).build().eval()
+    model = parse(Model, override(tree_of(shrink(whole(name))), changes)).build().eval()
     judge.randomise(model)
     return model
 

@@ -6,7 +6,7 @@ from allyouneed.config import override, parse, preset_tree, tree_of
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES, matching_families
 from allyouneed.nn.models.base import Model
-from shrink import quantize
+from shrink import shrink
 
 REFUSED = [
     ("llama", "llama-15m", ["decoder[0].mixer.positions=alibi"], "'alibi' in decoder.mixer.positions has none"),
@@ -40,7 +40,7 @@ REFUSED = [
 
 
 def changed(preset, changes):
-    config = quantize(parse(Model, preset_tree(preset), preset))
+    config = shrink(parse(Model, preset_tree(preset), preset))
     return parse(Model, override(tree_of(config), changes), "changed")
 
 

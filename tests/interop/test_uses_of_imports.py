@@ -15,7 +15,7 @@ import allyouneed as ayn
 from allyouneed.errors import UserError
 from allyouneed.infer.evaluate import evaluate
 from allyouneed.train import load_recipe, train
-from original_configs import LINES, ROBERTA, byte_pairs, marian, said, sentence_pieces, words
+from tokenizer_files import LINES, ROBERTA, byte_pairs, marian, said, sentence_pieces, words
 
 TEXTS = ["translate English to German: The quick brown fox.", "she sells sea shells", "a", "Über die Häuser, 你好"]
 SMALL = {"d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 3}

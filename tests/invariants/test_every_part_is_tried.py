@@ -18,7 +18,7 @@ from allyouneed.nn.positions.rotary_scaling import Scaling
 from allyouneed.nn.sublayer import Channel, Mixer
 from allyouneed.nn.wiring.residual import Wiring
 from allyouneed.nn.wiring.universal import Halt
-from any_part import CASES, COMBINATORS, atoms, composed, words
+from any_part import CASES, COMBINATORS, atoms, composed, variants
 
 SLOTS = [Mixer, Channel, Wiring, Norm, Linear, Positions, Relative, Scores, Scaling, Halt]
 
@@ -45,7 +45,7 @@ def test_every_registered_pattern_is_an_atom_or_joins_atoms():
 
 
 def test_options_that_can_be_counted_are_all_tried():
-    attention = [part for part in words(Mixer) if part.kind == "attention"]
+    attention = [part for part in variants(Mixer) if part.kind == "attention"]
     assert {part.bias for part in attention} == {True, False}
     assert {str(part.pattern) for part in attention} == {str(pattern) for pattern in atoms()}
 

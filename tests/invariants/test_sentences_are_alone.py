@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.nn.batch import IGNORE, Batch, Rows
-from any_part import CASES, LONGEST, VOCAB, alone, build, case, decodable, pack, pairs, sentence, tree
+from any_part import CASES, LONGEST, VOCAB, build, case, decodable, pack, pairs, reference_logits, sentence, tree
 
 every_case = pytest.mark.parametrize("name", CASES)
 few = settings(max_examples=6)
@@ -28,7 +28,7 @@ def logits(model, target, source):
 
 def check_causality(model, source, target, at, other):
     changed = [*target[:at], *other][:LONGEST]
-    before, after = alone(model, (source, target))[:at], alone(model, (source, changed))[:at]
+    before, after = reference_logits(model, (source, target))[:at], reference_logits(model, (source, changed))[:at]
     close(after, before)
 
 
@@ -49,7 +49,7 @@ def test_no_pattern_that_says_it_is_causal_lets_the_future_in(pattern, source, t
 def test_a_past_token_does_change_what_follows():
     """Otherwise the test above would pass for a model that looks at nothing."""
     model = case("wiring post-norm")
-    first, second = alone(model, ([1, 2], [3, 4, 5])), alone(model, ([1, 2], [6, 4, 5]))
+    first, second = reference_logits(model, ([1, 2], [3, 4, 5])), reference_logits(model, ([1, 2], [6, 4, 5]))
     assert (first[1:] - second[1:]).abs().amax(-1).min() > 1e-3
 
 
@@ -63,7 +63,7 @@ def test_neither_padding_nor_strangers_are_seen(name, pairs, pad, source_side, t
     found = logits(model, target, source)
     for row, pair in enumerate(pairs):
         size = len(pair[1])
-        close(found[row, :size] if target_side == "right" else found[row, -size:], alone(model, pair))
+        close(found[row, :size] if target_side == "right" else found[row, -size:], reference_logits(model, pair))
     assert found.isfinite().all()
 
 
@@ -77,7 +77,7 @@ def test_packed_sentences_do_not_see_each_other(name, pairs, rows, source_gaps, 
     target, places = pack([t for _, t in pairs], rows[:count], target_gaps[:count])
     found = logits(model, target, source)
     for pair, (row, span) in zip(pairs, places, strict=True):
-        close(found[row, span], alone(model, pair))
+        close(found[row, span], reference_logits(model, pair))
     assert found.isfinite().all()
 
 

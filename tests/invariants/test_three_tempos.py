@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.nn.batch import Rows
-from any_part import CASES, LONGEST, VOCAB, alone, build, case, decodable, pairs, sentence, tree
+from any_part import CASES, LONGEST, VOCAB, build, case, decodable, pairs, reference_logits, sentence, tree
 
 every_case = pytest.mark.parametrize("name", CASES)
 few = settings(max_examples=6)
@@ -49,7 +49,7 @@ def check_tempos(model, pairs, cuts, side="right"):
         seen = ends
         assert states.lengths == seen
     for pair, logits in zip(pairs, found, strict=True):
-        close(torch.cat(logits), alone(model, pair))
+        close(torch.cat(logits), reference_logits(model, pair))
 
 
 @every_case
@@ -79,7 +79,7 @@ def check_rows(model, states, rows, token):
     found = step(model, states, new)
     for (source, target), added, logits in zip(rows, new, found, strict=True):
         target += added
-        close(logits, alone(model, (source, target))[-1:])
+        close(logits, reference_logits(model, (source, target))[-1:])
 
 
 moves = st.lists(

@@ -6,7 +6,7 @@ import torch
 from allyouneed.nn.common import Common
 from allyouneed.nn.positions.alibi import slopes
 from allyouneed.nn.positions.relative import Heads, Relative
-from attention_layers import TOLERANCE, apart, built, differences, hidden, rows, shaken
+from attention_layers import TOLERANCE, build_mixer, differences, hidden, max_difference, randomise_module, rows
 
 LENGTHS = [13, 7, 1]
 HEADS = [1, 2, 3, 4, 6, 7, 8, 12, 16, 20]
@@ -30,7 +30,7 @@ def test_biases_are_those_of_bloom_and_mpt_shifted(heads):
     bloom = build_alibi_tensor(torch.ones(1, time), heads, torch.float32)  # (heads, 1, keys)
     mpt = build_mpt_alibi_tensor(heads, time)
     for theirs in (bloom, mpt):
-        difference = apart(ours - ours[..., :1], (theirs - theirs[..., :1]).expand_as(ours))
+        difference = max_difference(ours - ours[..., :1], (theirs - theirs[..., :1]).expand_as(ours))
         assert difference < 1e-6
     assert ours.diagonal(dim1=1, dim2=2).abs().max() == 0
 
@@ -49,8 +49,8 @@ def test_a_bloom_attention_layer(record_difference):
 
     width, heads = 24, 6
     config = BloomConfig(hidden_size=width, n_head=heads, hidden_dropout=0, attention_dropout=0)
-    theirs = shaken(BloomAttention(config, 0))
-    ours = built(width, {"kind": "attention", "heads": heads, "pattern": "causal", "positions": "alibi"})
+    theirs = randomise_module(BloomAttention(config, 0))
+    ours = build_mixer(width, {"kind": "attention", "heads": heads, "pattern": "causal", "positions": "alibi"})
     _, _, real = rows(LENGTHS, width)
     alibi = build_alibi_tensor(real[..., 0], heads, torch.float32)
 
@@ -76,7 +76,7 @@ def test_an_mpt_attention_layer(record_difference):
     from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
 
     width, heads = 24, 3
-    theirs = shaken(MptAttention(MptConfig(d_model=width, n_heads=heads), 0))
+    theirs = randomise_module(MptAttention(MptConfig(d_model=width, n_heads=heads), 0))
     keys = {"kind": "attention", "heads": heads, "pattern": "causal", "positions": "alibi", "bias": False}
     _, _, real = rows(LENGTHS, width)
     alibi = build_mpt_alibi_tensor(heads, max(LENGTHS))
@@ -87,7 +87,7 @@ def test_an_mpt_attention_layer(record_difference):
     def run(x):
         return theirs(x, alibi, attention_mask=hidden(real, causal=True) < 0)[0]
 
-    found = differences(built(width, keys), theirs, convert, run, LENGTHS, width)
+    found = differences(build_mixer(width, keys), theirs, convert, run, LENGTHS, width)
     record_difference("ALiBi", "transformers MptAttention", *found)
     assert max(found) < TOLERANCE
 

@@ -9,7 +9,7 @@ from allyouneed.config import parse
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.positions.t5_bias import bucket
-from attention_layers import TOLERANCE, apart, built, differences, hidden, rows, shaken
+from attention_layers import TOLERANCE, build_mixer, differences, hidden, max_difference, randomise_module, rows
 
 LENGTHS = [40, 17, 1]
 
@@ -41,8 +41,8 @@ def test_a_t5_attention_layer(causal, buckets, distance, record_difference):
         is_decoder=causal,
     )
     config._attn_implementation = "eager"
-    theirs = shaken(T5Attention(config, has_relative_attention_bias=True, layer_idx=0, is_causal=causal))
-    ours = built(
+    theirs = randomise_module(T5Attention(config, has_relative_attention_bias=True, layer_idx=0, is_causal=causal))
+    ours = build_mixer(
         width,
         {
             "kind": "attention",
@@ -103,5 +103,5 @@ def test_a_shared_table_learns_from_all_layers():
     (one,) = gradients(together.encoder.blocks).values()
     three = gradients(apart_.encoder.blocks).values()
     assert len(three) == 3
-    difference = apart(one, sum(three))
+    difference = max_difference(one, sum(three))
     assert difference < TOLERANCE

@@ -8,8 +8,8 @@ import torch
 from allyouneed.config import parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
-from any_part import alone, build
-from shrink import quantize
+from any_part import build, reference_logits
+from shrink import shrink
 from trials import weighed
 
 PAIRS = [([3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8]), ([2], [7, 1, 8]), ([8, 2, 8, 4], [5])]
@@ -17,7 +17,7 @@ PAIRS = [([3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8]), ([2], [7, 1, 8]), ([8, 2, 8, 
 
 @pytest.fixture(scope="module")
 def model():
-    found = build(quantize(parse(Model, preset_tree("convs2s"))))
+    found = build(shrink(parse(Model, preset_tree("convs2s"))))
     with torch.no_grad():  # nothing is normalised here: large weights would let a query see one word and no other
         for parameter in found.parameters():
             parameter.mul_(0.4)
@@ -78,7 +78,7 @@ def test_logits_and_gradients(model, record_difference):
     for source, target in PAIRS:
         found = model.logits(Batch(Rows.of([target]), Rows.of([source])))[0]
         expected = oracle(model, source, target)
-        torch.testing.assert_close(alone(model, (source, target)), expected.detach(), atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(reference_logits(model, (source, target)), expected.detach(), atol=1e-9, rtol=1e-9)
         worst = max(worst, (found - expected).abs().max().item() / max(1.0, expected.abs().max().item()))
         parameters = [*model.parameters()]
         one, other = (torch.autograd.grad(weighed(y), parameters, materialize_grads=True) for y in (found, expected))

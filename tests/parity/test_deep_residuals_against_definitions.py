@@ -9,7 +9,7 @@ import parity as judge
 from allyouneed.config import parse, preset_tree, tree_of
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
-from shrink import quantize
+from shrink import shrink
 from written_out import Weights, attention, differences, ffn, layer_norm, past, sinusoids
 
 SOURCES = [[4, 9, 7, 30, 2], [8, 8], [11, 3, 6]]
@@ -60,7 +60,7 @@ def written_out(config, weights, source, target, run, alphas):
 @pytest.mark.parametrize(("encoder", "decoder"), [(2, 2), (1, 3)])
 @pytest.mark.parametrize(("system", "name", "run"), [("ResiDual", "residual", dual), ("DeepNet", "deepnet", deep)])
 def test_logits_gradients_and_steps(system, name, run, encoder, decoder, record_difference):
-    tree = tree_of(quantize(parse(Model, preset_tree(name))))
+    tree = tree_of(shrink(parse(Model, preset_tree(name))))
     tree["encoder"][0]["repeat"], tree["decoder"][0]["repeat"] = encoder, decoder
     config = parse(Model, tree)
     model = config.build()

@@ -13,7 +13,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.lightweight import DynamicConvolution, LightweightConvolution
 from allyouneed.nn.models.base import Model
-from any_part import alone, build, tree
+from any_part import build, reference_logits, tree
 
 WIDTH, HEADS = 12, 3
 
@@ -173,7 +173,7 @@ def test_decoding_matches_the_whole_pass(model):
     with torch.no_grad():
         states = model.start(Rows(torch.tensor([SOURCE])))
         steps = [model.head(model.advance(Rows(torch.tensor([[token]])), states)) for token in TARGET]
-    torch.testing.assert_close(torch.cat(steps, 1)[0], alone(model, (SOURCE, TARGET)), rtol=0, atol=1e-9)
+    torch.testing.assert_close(torch.cat(steps, 1)[0], reference_logits(model, (SOURCE, TARGET)), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(

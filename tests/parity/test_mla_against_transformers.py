@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.norms import RMSNorm
-from attention_layers import TOLERANCE, apart, built, differences, hidden, rows, shaken
+from attention_layers import TOLERANCE, build_mixer, differences, hidden, max_difference, randomise_module, rows
 
 WIDTH, HEADS, RANK, NOPE, ROPE, VALUE = 24, 3, 10, 6, 4, 7
 LENGTHS = [13, 7, 1]
@@ -34,7 +34,7 @@ def deepseek(query_rank, bias, rope):
         rope_parameters=rope,
     )
     config._attn_implementation = "eager"
-    return shaken(DeepseekV2Attention(config, 0)), DeepseekV2RotaryEmbedding(config)
+    return randomise_module(DeepseekV2Attention(config, 0)), DeepseekV2RotaryEmbedding(config)
 
 
 def ours_like(query_rank, bias, **keys):
@@ -65,7 +65,7 @@ def convert_with(query_rank, bias):
 
 def check(record_difference, query_rank, bias, rope, **keys):
     theirs, tables = deepseek(query_rank, bias, rope)
-    ours = built(WIDTH, ours_like(query_rank, bias, **keys))
+    ours = build_mixer(WIDTH, ours_like(query_rank, bias, **keys))
     _, layout, real = rows(LENGTHS, WIDTH)
 
     def run(x):
@@ -108,28 +108,30 @@ def both_forms(module, x, layout):
 def test_the_absorbed_form_is_the_plain_one(heads, rank, time, seed, scores):
     """W^UK goes into the queries, W^UV behind the weighted sum; gradients too."""
     sizes = {"heads": heads, "kv_rank": rank, "nope_width": 5, "rope_width": 2, "value_width": 3}
-    module = shaken(built(8, {"kind": "mla", "pattern": "causal", "scores": scores} | sizes), seed).double()
+    module = randomise_module(
+        build_mixer(8, {"kind": "mla", "pattern": "causal", "scores": scores} | sizes), seed
+    ).double()
     x = torch.randn(2, time, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.double).requires_grad_()
     found = both_forms(module, x, TokenLayout(torch.arange(time)[None], start=0))
-    difference = apart(*found)
+    difference = max_difference(*found)
     assert difference < 1e-12
     parameters = [x, *(p for name, p in module.named_parameters() if not name.startswith("out"))]
     one, other = (torch.autograd.grad(form.square().sum(), parameters, retain_graph=True) for form in found)
     for ours, theirs in zip(one, other, strict=True):
-        assert apart(ours, theirs) < 1e-12
+        assert max_difference(ours, theirs) < 1e-12
 
 
 def test_the_cheaper_form_is_chosen():
     """DeepSeek-V2's own sizes: a token absorbs, a long chunk writes keys out."""
     sizes = {"heads": 128, "kv_rank": 512, "nope_width": 128, "rope_width": 64, "value_width": 128}
     with torch.device("meta"):
-        module = built(512, {"kind": "mla", "pattern": "causal"} | sizes)
+        module = build_mixer(512, {"kind": "mla", "pattern": "causal"} | sizes)
     assert module.absorbs(1, 1000) and module.absorbs(16, 100_000)
     assert not module.absorbs(1000, 1000) and not module.absorbs(1, 1)
 
 
 def test_only_latents_are_cached():
-    module = built(WIDTH, ours_like(5, False))
+    module = build_mixer(WIDTH, ours_like(5, False))
     state = module.new_state()
     layout = TokenLayout(torch.arange(3)[None], start=0)
     module(torch.randn(2, 3, WIDTH), Context(layout, slots=layout), state)
@@ -137,8 +139,11 @@ def test_only_latents_are_cached():
 
 
 def test_latent_norm_options():
-    assert built(WIDTH, ours_like(5, False, norm=None)).latent_norm is None
+    assert build_mixer(WIDTH, ours_like(5, False, norm=None)).latent_norm is None
     x, layout, _ = rows(LENGTHS, WIDTH)
-    one, other = built(WIDTH, ours_like(5, False)), built(WIDTH, ours_like(5, False, norm=RMSNorm(eps=10.0)))
+    one, other = (
+        build_mixer(WIDTH, ours_like(5, False)),
+        build_mixer(WIDTH, ours_like(5, False, norm=RMSNorm(eps=10.0))),
+    )
     other.load_state_dict(one.state_dict())
     assert (one(x, Context(layout)) - other(x, Context(layout))).abs().max() > 1e-3

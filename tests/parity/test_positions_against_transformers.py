@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from allyouneed.nn.positions.absolute import Learned, Learned2D, Sinusoidal
-from attention_layers import apart
+from attention_layers import max_difference
 
 
 @pytest.mark.parametrize("width", [4, 6, 32])
@@ -14,7 +14,7 @@ def test_whispers_sinusoids(width):
     from transformers.models.whisper.modeling_whisper import sinusoids
 
     found = Sinusoidal(order="halves", closed=True).build(width)(torch.arange(60)[None])[0]
-    difference = apart(found, sinusoids(60, width))
+    difference = max_difference(found, sinusoids(60, width))
     assert difference < 1e-5  # farther places differ more: their angles are in single precision
 
 
@@ -24,7 +24,7 @@ def test_marians_sinusoids(width):
 
     expected = MarianSinusoidalPositionalEmbedding(600, width).create_weight()
     found = Sinusoidal(order="halves").build(width)(torch.arange(600)[None])[0]
-    difference = apart(found, expected)
+    difference = max_difference(found, expected)
     assert difference < 1e-6
 
 
@@ -61,7 +61,7 @@ def test_robertas_learned_positions():
     with torch.no_grad():
         said = theirs.word_embeddings(tokens) + theirs.token_type_embeddings(torch.zeros_like(tokens))
         expected = theirs(tokens)
-        difference = apart(theirs.LayerNorm(said + ours(torch.arange(10)[None])), expected)
+        difference = max_difference(theirs.LayerNorm(said + ours(torch.arange(10)[None])), expected)
     assert difference < 1e-6
 
 

@@ -9,8 +9,8 @@ import torch
 from allyouneed.config import parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
-from any_part import alone, build
-from shrink import quantize
+from any_part import build, reference_logits
+from shrink import shrink
 from trials import weighed
 
 PAIRS = [([3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8]), ([2], [7, 1, 8]), ([8, 2, 8, 4], [5])]
@@ -18,7 +18,7 @@ PAIRS = [([3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8]), ([2], [7, 1, 8]), ([8, 2, 8, 
 
 @pytest.fixture(scope="module")
 def model():
-    return build(quantize(parse(Model, preset_tree("rnnsearch"))))
+    return build(shrink(parse(Model, preset_tree("rnnsearch"))))
 
 
 def after(matrix, bias, widen):
@@ -84,7 +84,7 @@ def test_logits_alignments_and_gradients(model, record_difference):
         batch = Batch(Rows.of([target]), Rows.of([source]))
         found, (expected, weights) = model.logits(batch)[0], oracle(model, source, target)
         worst = max(worst, (found - expected).abs().max().item())
-        torch.testing.assert_close(alone(model, (source, target)), expected.detach(), atol=1e-9, rtol=0)
+        torch.testing.assert_close(reference_logits(model, (source, target)), expected.detach(), atol=1e-9, rtol=0)
         torch.testing.assert_close(model.attention(batch)[0][0, 0], weights, atol=1e-9, rtol=0)
         parameters = [*model.parameters()]
         one, other = (torch.autograd.grad(weighed(y), parameters, materialize_grads=True) for y in (found, expected))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.positions.relative import Heads, Relative
-from attention_layers import TOLERANCE, apart, built, differences, hidden, rows, shaken
+from attention_layers import TOLERANCE, build_mixer, differences, hidden, max_difference, randomise_module, rows
 
 LENGTHS = [13, 7, 1]
 LONG = 30  # length the models say they were trained on; sentences of the tests are longer where scaling is tried
@@ -70,7 +70,7 @@ def llama(width=24, heads=4, kv_heads=2, head_width=None, bias=True, base=10000.
         rope_parameters={"rope_theta": base} | (rope or {"rope_type": "default"}),
     )
     config._attn_implementation = "eager"
-    return shaken(LlamaAttention(config, 0), seed=0), LlamaRotaryEmbedding(config)
+    return randomise_module(LlamaAttention(config, 0), seed=0), LlamaRotaryEmbedding(config)
 
 
 def llama_weights(get):
@@ -86,7 +86,7 @@ def llama_weights(get):
 def test_a_llama_attention_layer(name, base, record_difference):
     theirs_scaling, ours_scaling = SCALINGS[name]
     theirs, tables = llama(base=base, head_width=12, **theirs_scaling)
-    ours = built(
+    ours = build_mixer(
         24,
         {
             "kind": "attention",
@@ -161,9 +161,9 @@ def test_a_gpt_neox_attention_layer(fraction, record_difference):
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": fraction}
     config = GPTNeoXConfig(hidden_size=width, num_attention_heads=heads, rope_parameters=rope)
     config._attn_implementation = "eager"
-    theirs, tables = shaken(GPTNeoXAttention(config, 0), seed=0), GPTNeoXRotaryEmbedding(config)
+    theirs, tables = randomise_module(GPTNeoXAttention(config, 0), seed=0), GPTNeoXRotaryEmbedding(config)
     positions = {"kind": "rotary", "fraction": fraction}
-    ours = built(width, {"kind": "attention", "heads": heads, "pattern": "causal", "positions": positions})
+    ours = build_mixer(width, {"kind": "attention", "heads": heads, "pattern": "causal", "positions": positions})
     _, layout, real = rows(LENGTHS, width)
 
     def convert(get):
@@ -190,7 +190,7 @@ def test_a_gptj_attention_layer(record_difference):
 
     width, heads = 24, 3
     config = GPTJConfig(n_embd=width, n_head=heads, rotary_dim=4, n_positions=64, attn_pdrop=0, resid_pdrop=0)
-    theirs = shaken(GPTJAttention(config, 0), seed=0)
+    theirs = randomise_module(GPTJAttention(config, 0), seed=0)
     positions = {"kind": "rotary", "fraction": 0.5, "order": "interleaved"}
     keys = {"kind": "attention", "heads": heads, "pattern": "causal", "positions": positions, "bias": False}
     _, layout, real = rows(LENGTHS, width)
@@ -205,7 +205,7 @@ def test_a_gptj_attention_layer(record_difference):
         mask = hidden(real, causal=True)
         return theirs(x, attention_mask=mask, position_ids=layout.positions.expand(len(x), -1))[0]
 
-    found = differences(built(width, keys), theirs, convert, run, LENGTHS, width)
+    found = differences(build_mixer(width, keys), theirs, convert, run, LENGTHS, width)
     record_difference("RoPE", "transformers GPTJAttention", *found)
     assert max(found) < TOLERANCE
 
@@ -225,10 +225,10 @@ def test_a_roformer_attention_layer(values, record_difference):
     )
     tables = RoFormerSinusoidalPositionalEmbedding(64, width // heads)
     tables.weight.data = tables.create_weight()
-    theirs = shaken(RoFormerAttention(config), seed=0)
+    theirs = randomise_module(RoFormerAttention(config), seed=0)
     theirs.output.LayerNorm = torch.nn.Identity()
     positions = {"kind": "rotary", "order": "interleaved", "values": values}
-    ours = built(width, {"kind": "attention", "heads": heads, "positions": positions})
+    ours = build_mixer(width, {"kind": "attention", "heads": heads, "positions": positions})
     _, _, real = rows(LENGTHS, width)
 
     def convert(get):
@@ -269,7 +269,7 @@ def test_xpos_is_its_papers_formula(scale_base, record_difference):
     keys = {"xpos": scale_base, "order": "interleaved"}
     found_q, found_k, _ = turned(keys, q[None, None], k[None, None], k[None, None], torch.arange(9)[None])
     found = (found_q @ found_k.transpose(-1, -2))[0, 0].tril()
-    difference = apart(found, by_the_xpos_paper(q, k, 10000.0, scale_base))
+    difference = max_difference(found, by_the_xpos_paper(q, k, 10000.0, scale_base))
     record_difference("xPos", "equations written out", difference)
     assert difference < 1e-12
 

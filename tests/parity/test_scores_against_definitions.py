@@ -12,7 +12,16 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.mixers.attention.attention import Attention
 from any_part import build, tree
-from attention_layers import TOLERANCE, agreement, apart, built, differences, hidden, rows, shaken
+from attention_layers import (
+    TOLERANCE,
+    agreement,
+    build_mixer,
+    differences,
+    hidden,
+    max_difference,
+    randomise_module,
+    rows,
+)
 
 LENGTHS, SOURCES = [9, 5, 1], [4, 8, 3]
 WIDTH, HEADS = 12, 3
@@ -65,7 +74,7 @@ def exact_rows(lengths, seed=1):
 @pytest.mark.parametrize("scores", KINDS, ids=str)
 def test_self_attention_is_the_definition(scores, causal, cap, record_difference):
     keys = {"kind": "attention", "heads": HEADS, "scores": scores, "soft_cap": cap}
-    module = shaken(built(WIDTH, keys | {"pattern": "causal" if causal else "full"}), size=0.5).double()
+    module = randomise_module(build_mixer(WIDTH, keys | {"pattern": "causal" if causal else "full"}), size=0.5).double()
     x, layout = exact_rows(LENGTHS)
     found = module(x, Context(layout))
     kind = scores if isinstance(scores, str) else scores["kind"]
@@ -80,7 +89,7 @@ def test_self_attention_is_the_definition(scores, causal, cap, record_difference
 @pytest.mark.parametrize("scores", KINDS, ids=str)
 def test_cross_attention_is_the_definition(scores, record_difference):
     module = Attention(heads=HEADS, scores=scores).build_cross(Common(width=WIDTH)).eval()
-    shaken(module, size=0.5).double()
+    randomise_module(module, size=0.5).double()
     x, layout = exact_rows(LENGTHS)
     source, source_facts = exact_rows(SOURCES, seed=5)
     found = module(x, Context(layout, memory=Memory(source, source_facts)))
@@ -97,7 +106,7 @@ def test_cross_attention_is_the_definition(scores, record_difference):
 @pytest.mark.parametrize("scores", ["general", "additive"])
 def test_biases_are_added_to_any_scores(scores, positions):
     keys = {"kind": "attention", "heads": HEADS, "scores": scores, "positions": positions, "pattern": "causal"}
-    module = shaken(built(WIDTH, keys), size=0.5).double()
+    module = randomise_module(build_mixer(WIDTH, keys), size=0.5).double()
     x, layout = exact_rows(LENGTHS)
     q, k, v = module.qkv(x[0]).chunk(3, -1)
 
@@ -113,13 +122,13 @@ def test_biases_are_added_to_any_scores(scores, positions):
 def test_general_scores_with_rotary_depend_on_distance_only():
     """W is applied before the query is turned; after it, W would mix planes that turn at different speeds."""
     keys = {"kind": "attention", "heads": 1, "scores": "general", "positions": "rotary", "pattern": "causal"}
-    module = shaken(built(8, keys)).double()
+    module = randomise_module(build_mixer(8, keys)).double()
     x = torch.randn(1, 2, 8, dtype=torch.double)
     near = module(x, Context(TokenLayout(torch.tensor([[0, 3]]))))
     far = module(x, Context(TokenLayout(torch.tensor([[1000, 1003]]))))
     other = module(x, Context(TokenLayout(torch.tensor([[0, 4]]))))
-    assert apart(far, near) < 1e-9
-    assert apart(other, near) > 1e-4
+    assert max_difference(far, near) < 1e-9
+    assert max_difference(other, near) > 1e-4
 
 
 def test_location_scores_refuse_longer_sentences():
@@ -152,8 +161,8 @@ def test_soft_capped_scores_are_gemma2s(record_difference):
         layer_types=["full_attention"],
     )
     config._attn_implementation = "eager"
-    theirs, tables = shaken(Gemma2Attention(config, 0)), Gemma2RotaryEmbedding(config)
-    ours = built(
+    theirs, tables = randomise_module(Gemma2Attention(config, 0)), Gemma2RotaryEmbedding(config)
+    ours = build_mixer(
         width,
         {
             "kind": "attention",
@@ -188,7 +197,7 @@ def test_dropout_removes_weights_and_enlarges_the_others(keys):
     """With the identity as values, what comes out are the weights: each is 0 or w / (1 − p). Of n = 64 · 2 · 2080
     weights a share p goes; five deviations of that share are 5·√(p(1−p)/n) < 0.005."""
     time, p = 64, 0.3
-    module = built(2 * time, {"kind": "attention", "heads": 2, "pattern": "causal", "dropout": p} | keys)
+    module = build_mixer(2 * time, {"kind": "attention", "heads": 2, "pattern": "causal", "dropout": p} | keys)
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 64, 2, time, time, generator=generator)
     v = torch.eye(time).expand(64, 2, time, time)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from allyouneed.nn.context import Context
-from attention_layers import TOLERANCE, agreement, built, differences, hidden, rows, shaken
+from attention_layers import TOLERANCE, agreement, build_mixer, differences, hidden, randomise_module, rows
 
 LENGTHS = [13, 7, 1]
 
@@ -24,9 +24,9 @@ def test_a_wav2vec2_bert_attention_layer(distance, record_difference):
         right_max_position_embeddings=distance,
     )
     config._attn_implementation = "eager"
-    theirs = shaken(Wav2Vec2BertSelfAttention(config))
+    theirs = randomise_module(Wav2Vec2BertSelfAttention(config))
     positions = {"kind": "shaw", "distance": distance, "values": False}
-    ours = built(width, {"kind": "attention", "heads": heads, "positions": positions})
+    ours = build_mixer(width, {"kind": "attention", "heads": heads, "positions": positions})
     _, _, real = rows(LENGTHS, width)
 
     def convert(get):
@@ -71,7 +71,7 @@ def by_the_paper(module, x, length, causal):
 def test_keys_and_values_are_the_papers_equations(values, causal, distance, record_difference):
     positions = {"kind": "shaw", "distance": distance, "values": values}
     keys = {"kind": "attention", "heads": 3, "positions": positions, "pattern": "causal" if causal else "full"}
-    module = shaken(built(12, keys))
+    module = randomise_module(build_mixer(12, keys))
     x, layout, _ = rows(LENGTHS, 12)
     parameters = list(module.parameters())
     found = module(x, Context(layout))

@@ -8,7 +8,7 @@ import parity as judge
 from allyouneed.config import parse, preset_tree, tree_of
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
-from shrink import quantize
+from shrink import shrink
 from written_out import Weights, attention, differences, ffn, layer_norm
 
 STRIDE, SUMMARY = 8, 2  # what the shrunken preset has for l = 128 and c = 32
@@ -48,7 +48,7 @@ def written_out(weights, tokens, config, may):
 
 
 def small(pattern):
-    tree = tree_of(quantize(parse(Model, preset_tree("sparse-transformer"))))
+    tree = tree_of(shrink(parse(Model, preset_tree("sparse-transformer"))))
     assert tree["decoder"][0]["mixer"]["pattern"] == PATTERNS["fixed"]
     tree["decoder"][0]["mixer"]["pattern"] = pattern
     tree["embed"]["positions"] |= {"rows": 5, "columns": 8}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from allyouneed.nn.context import Context
-from attention_layers import TOLERANCE, agreement, apart, built, differences, rows, shaken
+from attention_layers import TOLERANCE, agreement, build_mixer, differences, max_difference, randomise_module, rows
 
 LENGTHS = [13, 7, 1]
 
@@ -41,7 +41,7 @@ def by_the_paper(module, x, causal):
 @pytest.mark.parametrize("causal", [False, True])
 def test_scores_are_the_papers_four_terms(causal, record_difference):
     keys = {"kind": "attention", "heads": 3, "positions": "transformer-xl", "pattern": "causal" if causal else "full"}
-    module = shaken(built(12, keys))
+    module = randomise_module(build_mixer(12, keys))
     x, layout, _ = rows(LENGTHS, 12)
     parameters = list(module.parameters())
     found = module(x, Context(layout))
@@ -58,11 +58,11 @@ def test_an_xlnet_attention_layer(record_difference):
 
     width, heads = 24, 3
     config = XLNetConfig(d_model=width, n_head=heads, n_layer=1, d_inner=8, dropout=0, vocab_size=5, attn_type="bi")
-    theirs = shaken(XLNetRelativeAttention(config))
+    theirs = randomise_module(XLNetRelativeAttention(config))
     theirs.layer_norm = torch.nn.Identity()
     time = max(LENGTHS)
     distances = XLNetModel(config).relative_positional_encoding(time, time, len(LENGTHS))
-    ours = built(width, {"kind": "attention", "heads": heads, "positions": "transformer-xl", "bias": False})
+    ours = build_mixer(width, {"kind": "attention", "heads": heads, "positions": "transformer-xl", "bias": False})
     _, _, real = rows(LENGTHS, width)
 
     def convert(get):
@@ -105,11 +105,11 @@ def test_layers_of_a_stack_share_u_and_v_unless_untied(untied, sets):
 def test_the_order_of_products_does_not_matter(queries):
     """Few queries meet W_R first, many let it meet the distances."""
     keys = {"kind": "attention", "heads": 3, "positions": "transformer-xl", "pattern": "causal"}
-    relative = shaken(built(12, keys)).double().relative
+    relative = randomise_module(build_mixer(12, keys)).double().relative
     looking = torch.randn(2, 3, queries, 4, generator=torch.Generator().manual_seed(0), dtype=torch.double)
     every = relative.sinusoids(torch.arange(50)).double()
     expected = torch.einsum("bhqd,hdw,nw->bhqn", looking, relative.far.weight.unflatten(0, (3, 4)), every)
     asked = []
     relative.far.register_forward_hook(lambda *_: asked.append(1))
-    assert apart(relative.scored(looking, every), expected) < 1e-12
+    assert max_difference(relative.scored(looking, every), expected) < 1e-12
     assert len(asked) == (queries == 40)

@@ -10,8 +10,8 @@ import torch
 from allyouneed.config import parse, preset_tree
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.segment_recurrence import run_segments
-from attention_layers import TOLERANCE, apart, shaken
-from shrink import quantize
+from attention_layers import TOLERANCE, max_difference, randomise_module
+from shrink import shrink
 
 VOCAB, WIDTH, HEADS = 13, 12, 3
 LAYERS = 3
@@ -71,12 +71,12 @@ def by_the_paper(model, segments, memory_length, same_length=0, clamp=None):
         yield h @ model.head.weight.T + (0 if model.head.bias is None else model.head.bias)
 
 
-def built(pattern, clamp=None, cache="hidden"):
+def build_mixer(pattern, clamp=None, cache="hidden"):
     positions = {"kind": "transformer-xl", "clamp": clamp}
     mixer = {"kind": "attention", "heads": HEADS, "pattern": pattern, "positions": positions, "bias": False}
     layer = {"repeat": LAYERS, "mixer": mixer | {"cache": cache}, "channel": {"kind": "ffn", "hidden": 17}}
     tree = {"kind": "decoder", "vocab": VOCAB, "width": WIDTH, "decoder": [layer], "head": {"bias": True}}
-    return shaken(parse(Model, tree).build())
+    return randomise_module(parse(Model, tree).build())
 
 
 def differences(model, expected_of, length, times):
@@ -88,13 +88,13 @@ def differences(model, expected_of, length, times):
     judges = [expected_of(row.split(length)) for row in tokens]
     for _, hidden in run_segments(model, tokens, length, model.start(2)):
         found, expected = model.head(hidden), torch.stack([next(judge) for judge in judges])
-        outputs = max(outputs, apart(found, expected))
+        outputs = max(outputs, max_difference(found, expected))
         direction = torch.linspace(-1, 1, found.numel()).view_as(found)
         one, other = (
             torch.autograd.grad((logits * direction).sum(), parameters, materialize_grads=True)
             for logits in (found, expected)
         )
-        gradients = max(gradients, *(apart(*pair) for pair in zip(one, other, strict=True)))
+        gradients = max(gradients, *(max_difference(*pair) for pair in zip(one, other, strict=True)))
     return outputs, gradients
 
 
@@ -110,7 +110,7 @@ def differences(model, expected_of, length, times):
     ],
 )
 def test_segments_with_memory(pattern, memory, same_length, clamp, record_difference):
-    model = built(pattern, clamp)
+    model = build_mixer(pattern, clamp)
 
     def judge(segments):
         return by_the_paper(model, segments, memory or -100, same_length, clamp)
@@ -121,8 +121,8 @@ def test_segments_with_memory(pattern, memory, same_length, clamp, record_differ
 
 
 def test_the_preset_made_small(record_difference):
-    config = quantize(parse(Model, preset_tree("transformer-xl-base")))
-    model = shaken(config.build())
+    config = shrink(parse(Model, preset_tree("transformer-xl-base")))
+    model = randomise_module(config.build())
     text = str(config.decoder[0].mixer.pattern)
     segment = int(text.split("(")[1].split(",")[0])
     found = differences(model, lambda segments: by_the_paper(model, segments, segment), length=segment, times=3)
@@ -132,7 +132,7 @@ def test_the_preset_made_small(record_difference):
 
 def test_caching_keys_changes_gradients_only():
     """In evaluation hidden states projected again are the keys there were; in training their projection learns too."""
-    hidden, keys = built("causal & block-window(5, 2)"), built("causal & block-window(5, 2)", cache="keys")
+    hidden, keys = build_mixer("causal & block-window(5, 2)"), build_mixer("causal & block-window(5, 2)", cache="keys")
     keys.load_state_dict(hidden.state_dict())
     tokens = torch.randint(0, VOCAB, (2, 10), generator=torch.Generator().manual_seed(3))
     results = []
@@ -141,7 +141,7 @@ def test_caching_keys_changes_gradients_only():
         results.append(
             (last, torch.autograd.grad(last.sum(), model.decoder.blocks[0].sublayers["mixer"].qkv.weight)[0])
         )
-    assert apart(results[0][0], results[1][0]) < 1e-6
+    assert max_difference(results[0][0], results[1][0]) < 1e-6
     assert (results[0][1] - results[1][1]).abs().max() > 1e-3
 
 

@@ -1,4 +1,4 @@
-"""Batches about which everything is said that a pattern can ask."""
+"""Random layouts with all marks set."""
 
 import random
 
@@ -8,13 +8,13 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import TokenLayout
 
 
-def some_facts(time, seed, packed=False):
-    """Two rows with everything said about them."""
+def random_layout(time, seed, packed=False):
+    """Two rows with all marks."""
     draw = random.Random(seed)
     tokens = torch.zeros(2, time, dtype=torch.long)
     marks = [torch.tensor([[draw.random() < 0.2 for _ in range(time)] for _ in range(2)]) for _ in range(2)]
     order = torch.tensor([draw.sample(range(time), time) for _ in range(2)])
-    order = torch.where(marks[0] & marks[1], -1 - order, order)  # some only ask
+    order = torch.where(marks[0] & marks[1], -1 - order, order)  # some are query-stream tokens
     said = {"chosen": marks[0], "prompt": marks[1], "order": order}
     if packed:
         ends = [sorted(draw.randrange(time + 1) for _ in range(3)) for _ in range(2)]

@@ -1,6 +1,6 @@
 """Small models of everything that is registered, so that a new part joins the invariant tests by existing.
 
-`words(Mixer)` gives small instances of every mixer there is: required fields are filled by their type, then each
+`variants(Mixer)` gives small instances of every mixer there is: required fields are filled by their type, then each
 `Literal`, `bool`, slot field and number that need not be there is varied in turn. `cases()` puts each into a model that
 can translate and decode.
 """
@@ -57,7 +57,7 @@ KNOWN = {
 
 
 def options(annotation: Any) -> list[Any]:
-    """Values a field of this type may take: all there are where they can be counted, one small one where not."""
+    """Values of a field of this type: all of them if enumerable, otherwise one small value."""
     origin = typing.get_origin(annotation)
     if origin is Literal:
         return list(typing.get_args(annotation))
@@ -81,7 +81,7 @@ def options(annotation: Any) -> list[Any]:
 
 
 def plain(cls: type[Part]) -> Any:
-    """This part with as little said as possible. Named sizes fit `WIDTH`; other whole numbers are small."""
+    """This part with default settings. Named sizes fit `WIDTH`; other integers are small."""
     filled = {}
     for name, field in cls.model_fields.items():
         if field.is_required():
@@ -89,8 +89,8 @@ def plain(cls: type[Part]) -> Any:
     return cls(**filled)
 
 
-def words(slot: type[Part]) -> list[Any]:
-    """Every part that can fill a slot, plain and with each of its countable options changed in turn."""
+def variants(slot: type[Part]) -> list[Any]:
+    """Every part of a slot, plain and with each enumerable option changed in turn."""
     found: list[Any] = []
     for cls in slot.registry.values():
         base = plain(cls)
@@ -104,15 +104,15 @@ def words(slot: type[Part]) -> list[Any]:
 
 
 def few(cls: type[Part], values: list[Any]) -> list[Any]:
-    """Every pattern is tried in plain attention; elsewhere the same code runs, so one that is bounded and one that is
-    not will do. Of many words (activations), the first and the last."""
+    """Every pattern is tried in plain attention; elsewhere one bounded and one unbounded pattern suffice. Of many
+    options (activations), the first and the last."""
     if values and isinstance(values[0], Pattern) and cls is not Attention:
         return [pattern for pattern in values if str(pattern) in ("window(3)", "strided(3)")]
     return [values[0], values[-1]] if len(values) > 6 and all(isinstance(v, str) for v in values) else values
 
 
 def causally(part: Any) -> Any:
-    """The same part kept from looking ahead, if it has a pattern to say so with."""
+    """The same part with a causal pattern, if it has one."""
     fields = [name for name, field in type(part).model_fields.items() if field.annotation is Pattern]
     if part.causal or not fields:
         return part
@@ -120,7 +120,7 @@ def causally(part: Any) -> Any:
 
 
 def atoms() -> list[Pattern]:
-    """Every pattern that is not made of others, with small numbers: all 1, then 3, 2, 3, …"""
+    """Every atomic pattern with small numbers: all 1, then 3, 2, 3, …"""
     found: list[Pattern] = []
     for kind, cls in Pattern.registry.items():
         names = [name for name in cls.model_fields if name != "kind"]
@@ -144,7 +144,7 @@ def patterns(leaves: int = 5) -> st.SearchStrategy[Pattern]:
 
 
 def decodable(leaves: int = 4) -> st.SearchStrategy[Pattern]:
-    """Any expression that says of itself that it is causal; most need `causal &` to be so."""
+    """Any causal expression; most need `causal &`."""
     return st.one_of(patterns(leaves).map(lambda p: Causal() & p), patterns(leaves).filter(lambda p: p.causal))
 
 
@@ -152,7 +152,7 @@ def decodable(leaves: int = 4) -> st.SearchStrategy[Pattern]:
 
 
 def tree(mixer: Any = None, encoder_mixer: Any = None, cross: Any = None, channel: Any = None, **keys: Any) -> dict:
-    """A model of two blocks a side; what is not given is the paper's."""
+    """A model of two blocks per side; defaults as in the paper."""
     attention = {"kind": "attention", "heads": HEADS}
 
     def written(part: Any) -> Any:
@@ -178,7 +178,7 @@ def tree(mixer: Any = None, encoder_mixer: Any = None, cross: Any = None, channe
 
 
 def build(config: Any, seed: int = 0) -> nn.Module:
-    """In double precision, with every parameter random: no bias is zero, no gain is one, so nothing hides."""
+    """In double precision with random parameters: no bias is zero and no gain is one."""
     config = config if isinstance(config, Model) else parse(Model, config)
     model = config.build().double().eval()
     generator = torch.Generator().manual_seed(seed)
@@ -190,33 +190,33 @@ def build(config: Any, seed: int = 0) -> nn.Module:
 
 
 def _cases() -> Iterator[tuple[str, dict]]:
-    inside = [Attention(heads=HEADS, positions=part) for part in words(Relative)]
-    inside += [Attention(heads=HEADS, scores=part) for part in words(Scores)]
-    for part in [*words(Mixer), *inside]:
-        name = f"mixer {say(part)}"
+    inside = [Attention(heads=HEADS, positions=part) for part in variants(Relative)]
+    inside += [Attention(heads=HEADS, scores=part) for part in variants(Scores)]
+    for part in [*variants(Mixer), *inside]:
+        name = f"mixer {describe_part(part)}"
         if (decoding := causally(part)).causal:
-            yield f"mixer {say(decoding)}", tree(mixer=decoding)
+            yield f"mixer {describe_part(decoding)}", tree(mixer=decoding)
         yield f"encoder {name}", tree(encoder_mixer=part)
         if part.supports_cross:
             yield f"cross {name}", tree(cross=part)
-    for part in words(Channel):
-        if not part.batch_independent:  # it says itself that company matters
+    for part in variants(Channel):
+        if not part.batch_independent:  # declared batch-dependent
             continue
-        yield f"channel {say(part)}", tree(channel=part)
-    for part in words(Wiring):
-        yield f"wiring {say(part)}", tree(wiring=part)
-    for part in words(Norm):
-        yield f"norm {say(part)}", tree(norm=part)
-    for part in words(Linear):
-        yield f"linear {say(part)}", tree(linear=part)
-    for part in words(Positions):
-        yield f"positions {say(part)}", tree(embed={"positions": tree_of(part)})
+        yield f"channel {describe_part(part)}", tree(channel=part)
+    for part in variants(Wiring):
+        yield f"wiring {describe_part(part)}", tree(wiring=part)
+    for part in variants(Norm):
+        yield f"norm {describe_part(part)}", tree(norm=part)
+    for part in variants(Linear):
+        yield f"linear {describe_part(part)}", tree(linear=part)
+    for part in variants(Positions):
+        yield f"positions {describe_part(part)}", tree(embed={"positions": tree_of(part)})
     yield from composed()
     yield "two vocabularies, untied", tree(vocab={"source": VOCAB, "target": VOCAB + 2}, embed={"tied": False})
 
 
 def composed() -> Iterator[tuple[str, dict]]:
-    """Parts made of parts, and layers in other arrangements than one kind, one after another."""
+    """Nested parts, and layers in other arrangements."""
     attention, ffn = {"kind": "attention", "heads": HEADS, "pattern": "causal"}, {"kind": "ffn", "hidden": 14}
     past = {"kind": "convolution", "size": 3, "sees": "past"}
     narrow, wide = past | {"size": 4, "width": 5, "separable": True}, past | {"width": 19, "activation": "relu"}
@@ -228,7 +228,7 @@ def composed() -> Iterator[tuple[str, dict]]:
     }
     for name, keys in branches.items():
         yield f"mixer branches {name}", tree(mixer={"kind": "branches"} | keys)
-    # gains of their own keep what was whole numbers of one step from falling on halves, where any rounding may go
+    # random gains avoid rounding ties of integer multiples of a step
     normed = {"kind": "attention", "heads": HEADS, "bias": False, "sub_norm": "rms"}
     bits = {"mixer": normed | {"pattern": "causal"}, "encoder_mixer": normed, "cross": normed, "linear": "bit"}
     yield "linear bit without biases", tree(channel={"kind": "glu", "hidden": 14, "norm": True}, **bits)
@@ -257,13 +257,13 @@ def composed() -> Iterator[tuple[str, dict]]:
     yield "layers of two kinds by text", given | texts
 
 
-def say(part: Part) -> str:
+def describe_part(part: Part) -> str:
     keys = tree_of(part, full=False)
     return " ".join([type(part).model_fields["kind"].default, *(f"{k}={v}" for k, v in keys.items() if k != "kind")])
 
 
 def possible(keys: dict) -> bool:
-    """Parts say themselves where they cannot stand; that none of them can stand nowhere is tested besides."""
+    """Invalid combinations are skipped; another test checks that every part is valid somewhere."""
     try:
         parse(Model, keys)
     except ConfigError:
@@ -287,8 +287,8 @@ sentence = st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=LONGEST)
 pairs = st.lists(st.tuples(sentence, sentence), min_size=1, max_size=5)
 
 
-def alone(model: nn.Module, pair: Pair) -> Tensor:
-    """The judge: logits (time, vocab) of one sentence that is all by itself."""
+def reference_logits(model: nn.Module, pair: Pair) -> Tensor:
+    """The reference: logits (time, vocab) of one sentence run on its own."""
     source, target = pair
     with torch.no_grad():
         memory = model.encode(Rows(torch.tensor([source])))
@@ -296,10 +296,8 @@ def alone(model: nn.Module, pair: Pair) -> Tensor:
 
 
 def pack(sentences: Sequence[Sequence[int]], rows: Sequence[int], gaps: Sequence[int], pad: int = 7) -> tuple:
-    """Rows with several sentences: sentence i goes into `rows[i]`, after `gaps[i]` places of padding.
-
-    Returns the rows, and for each sentence its row and its places. The padding is a real token, to be ignored.
-    """
+    """Rows with several sentences: sentence i goes into `rows[i]`, after `gaps[i]` columns of padding. Returns the
+    rows and, for each sentence, its row and span."""
     lines: list[list[int]] = [[] for _ in range(max(rows) + 1)]
     numbers: list[list[int]] = [[] for _ in lines]
     found = []
@@ -315,4 +313,4 @@ def pack(sentences: Sequence[Sequence[int]], rows: Sequence[int], gaps: Sequence
     return Rows(tokens, segments=segments), found
 
 
-# --- the promise that a part joins by existing ----------------------------------------------------------------------
+# --- every registered part takes part -------------------------------------------------------------------------------

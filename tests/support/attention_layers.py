@@ -1,5 +1,5 @@
-"""One attention layer of ours beside one of somebody else's: the same weights, sentences of unequal lengths, outputs
-and gradients compared."""
+"""One attention layer of ours against a reference layer: same weights, sentences of unequal lengths, outputs and
+gradients compared."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ TOLERANCE = 1e-5  # fp32: outputs are of size 1, a sum of some hundred products
 Named = Callable[[str], Tensor]  # a name of theirs -> its weight, or the gradient of that
 
 
-def built(width: int, keys: dict[str, Any], norm: str = "layer") -> Any:
-    """Our mixer, ready to be given weights."""
+def build_mixer(width: int, keys: dict[str, Any], norm: str = "layer") -> Any:
+    """Our mixer with uninitialised weights."""
     common = Common(width=width, norm=norm)
     mixer = Mixer.choose(keys)
     assert not mixer.problems(common), mixer.problems(common)
     return mixer.build(common).eval()
 
 
-def shaken(module: nn.Module, seed: int = 0, size: float = 0.2) -> Any:
-    """Every parameter random, no bias zero and no gain one, so that nothing hides."""
+def randomise_module(module: nn.Module, seed: int = 0, size: float = 0.2) -> Any:
+    """Random parameters: no bias is zero and no gain is one."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -38,7 +38,7 @@ def shaken(module: nn.Module, seed: int = 0, size: float = 0.2) -> Any:
 
 
 def rows(lengths: Sequence[int], width: int, seed: int = 1) -> tuple[Tensor, TokenLayout, Tensor]:
-    """Hidden states (batch, time, width), where they stand, and 1 for those that are no padding."""
+    """Hidden states (batch, time, width), their layout, and 1 for real tokens."""
     time = max(lengths)
     tokens = torch.ones(len(lengths), time, dtype=torch.long)
     x = torch.randn(len(lengths), time, width, generator=torch.Generator().manual_seed(seed))
@@ -48,7 +48,7 @@ def rows(lengths: Sequence[int], width: int, seed: int = 1) -> tuple[Tensor, Tok
 
 
 def hidden(real: Tensor, causal: bool) -> Tensor:
-    """What they add to the scores: (batch, 1, time, time), hugely negative where one may not look."""
+    """Their additive mask: (batch, 1, time, time), very negative where masked."""
     time = real.shape[1]
     seen = real[:, None, None, :, 0].bool().expand(-1, 1, time, time)
     if causal:
@@ -64,8 +64,8 @@ def differences(
     lengths: Sequence[int],
     width: int,
 ) -> tuple[float, float]:
-    """The largest of outputs and of gradients. `convert` says what our weights are in terms of theirs; it is linear, so
-    it is also what gradients become."""
+    """The largest differences of outputs and of gradients. `convert` maps their weights to ours; it is linear, so it
+    also maps gradients."""
     weights = dict(theirs.named_parameters())
     found = ours.load_state_dict({k: v.detach().clone() for k, v in convert(lambda name: weights[name]).items()})
     assert not found.missing_keys and not found.unexpected_keys
@@ -82,18 +82,18 @@ def differences(
     assert outputs[1].abs().max() > 0.1
     expected = convert(lambda name: weights[name].grad)  # type: ignore[arg-type, return-value]
     pairs = [gradients, *([parameter.grad, expected[name]] for name, parameter in ours.named_parameters())]
-    return apart(*outputs), max(apart(one, other) for one, other in pairs)
+    return max_difference(*outputs), max(max_difference(one, other) for one, other in pairs)
 
 
 def agreement(ours: Tensor, theirs: Tensor, parameters: Sequence[Tensor]) -> tuple[float, float]:
-    """Of two ways to compute the same: the largest differences of outputs, and of gradients of these parameters."""
+    """The largest differences of outputs, and of gradients of these parameters."""
     one, other = (
         torch.autograd.grad(found.square().sum(), parameters, retain_graph=True, materialize_grads=True)
         for found in (ours, theirs)
     )
-    return apart(ours, theirs), max(apart(*pair) for pair in zip(one, other, strict=True))
+    return max_difference(ours, theirs), max(max_difference(*pair) for pair in zip(one, other, strict=True))
 
 
-def apart(ours: Tensor, theirs: Tensor) -> float:
+def max_difference(ours: Tensor, theirs: Tensor) -> float:
     """The largest difference; where numbers are greater than 1, in units of the greatest."""
     return float((ours - theirs).detach().abs().max() / theirs.detach().abs().max().clamp(min=1))

@@ -1,4 +1,4 @@
-"""Other people's weights in our names, for the parity tests."""
+"""Reference weights under our names, for the parity tests."""
 
 from __future__ import annotations
 

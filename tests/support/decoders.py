@@ -1,4 +1,4 @@
-"""How a family that goes on writing is held to its judge: logits, gradients, steps and greedy continuations."""
+"""Compares a generative family with its reference: logits, gradients, decoding steps and greedy continuations."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TEXTS = [[1, 5, 7, 9, 3, 2, 11, 6, 13, 4, 8], [4, 4, 8], [12]]
 
 
 def real(rows: Rows) -> Tensor:
-    """(batch, time) bool: what is no padding."""
+    """(batch, time) bool: real tokens."""
     steps = torch.arange(rows.tokens.shape[1])[None]
     return steps < (rows.tokens.shape[1] if rows.lengths is None else rows.lengths[:, None])
 
 
 def agree(theirs: Any, folder: Path, texts: Sequence[Sequence[int]] = TEXTS, seed: int = 0) -> tuple[float, float]:
-    """Random weights for both; the largest differences of logits and of gradients. Ours also steps token by token."""
+    """Random weights for both; the largest differences of logits and gradients. Ours also decodes token by token."""
     judge.randomise(theirs.eval(), seed)
     model = judge.ours(theirs, folder)
     rows = Rows.of(texts)
@@ -40,7 +40,7 @@ def agree(theirs: Any, folder: Path, texts: Sequence[Sequence[int]] = TEXTS, see
 
 @torch.no_grad()
 def stepwise(model: Any, rows: Rows) -> Tensor:
-    """Logits (batch, time, vocab) of one token after the other, over the model's states."""
+    """Logits (batch, time, vocab), decoded token by token over the model's states."""
     states = model.start(len(rows.tokens))
     columns = [rows.tokens[:, t : t + 1] for t in range(rows.tokens.shape[1])]
     return torch.cat([model.head(model.advance(Rows(column), states)) for column in columns], 1)
@@ -48,7 +48,7 @@ def stepwise(model: Any, rows: Rows) -> Tensor:
 
 @torch.no_grad()
 def greedy(model: Any, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """The likeliest `count` tokens after each of some prompts of unequal lengths."""
+    """Greedy continuations of `count` tokens for prompts of unequal lengths."""
     states = model.start(len(prompts))
     rows = Rows.of(prompts)
     ends = torch.tensor([len(prompt) - 1 for prompt in prompts])
@@ -61,7 +61,7 @@ def greedy(model: Any, prompts: Sequence[Sequence[int]], count: int) -> list[lis
 
 
 def their_greedy(theirs: Any, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """The same by their `generate`, which wants padding on the left."""
+    """The same by their `generate`, which needs left padding."""
     rows = Rows.of(prompts, side="left")
     longest = rows.tokens.shape[1]
     mask = torch.arange(longest)[None] >= longest - torch.tensor([len(prompt) for prompt in prompts])[:, None]
@@ -71,9 +71,9 @@ def their_greedy(theirs: Any, prompts: Sequence[Sequence[int]], count: int) -> l
 
 
 def continues_alike(theirs: Any, folder: Path, prompts: Sequence[Sequence[int]] = TEXTS, count: int = 12) -> None:
-    """Prompts of unequal lengths are gone on with as their `generate` does."""
+    """Continuations of prompts of unequal lengths match their `generate`."""
     judge.randomise(theirs.eval(), 1)
-    with torch.no_grad():  # biases of about one would drown what a text says, and so would its last token alone
+    with torch.no_grad():  # small biases, so that the whole prompt matters
         for name, parameter in theirs.named_parameters():
             parameter.sub_(1.0 if name.endswith("bias") else 0.0)
             parameter.mul_(2.0 if parameter.dim() > 1 and len(parameter) != theirs.config.vocab_size else 1.0)
@@ -84,7 +84,7 @@ def continues_alike(theirs: Any, folder: Path, prompts: Sequence[Sequence[int]] 
 
 
 def reads_without_prefix(theirs: Any, folder: Path, prefix: str) -> None:
-    """The files of old are those of the model without its head: their names begin later."""
+    """Old files hold the model without its head, with shorter names."""
     judge.randomise(theirs.eval())
     config, weights = judge.saved(theirs, folder)
     bare = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}

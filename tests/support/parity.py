@@ -1,7 +1,7 @@
-"""How a family is held to its judge: their model with random weights, saved as they save it, read by our table.
+"""Compares a family with its reference: their model with random weights, saved by them, loaded through our table.
 
 `both(their_model)` gives our model with the same weights. `compare` runs both and returns the largest differences of
-outputs and of gradients; `tests/parity/conftest.py` writes them down for docs/family.md.
+outputs and of gradients; `tests/parity/conftest.py` records them for docs/family.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOLERANCE = 1e-5
 
 
 def randomise(theirs: nn.Module, seed: int = 0) -> None:
-    """Every weight random and none small: no bias is zero, no gain is one, so nothing hides."""
+    """Random weights, none small: no bias is zero and no gain is one."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in theirs.parameters():
@@ -32,7 +32,7 @@ def randomise(theirs: nn.Module, seed: int = 0) -> None:
 
 
 def saved(theirs: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Their config and weights as their own saving writes them."""
+    """Their config and weights as saved by them."""
     theirs.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     weights: dict[str, Tensor] = {}
@@ -72,6 +72,6 @@ def gradient_difference(
     for name, parameter in model.named_parameters():
         wanted = expected[name].detach()
         found = torch.zeros_like(wanted) if parameter.grad is None else parameter.grad
-        # what nobody used (an expert, a place) has no gradient in either
+        # unused weights (an expert, a position) have no gradient in either
         worst = max(worst, difference(found, wanted) if wanted.any() else found.abs().max().item())
     return worst

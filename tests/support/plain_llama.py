@@ -1,5 +1,5 @@
-"""Llama as llama2.c has it, read and run with nothing but numpy, one token and one head at a time: a judge that shares
-no line with the package."""
+"""Llama as in llama2.c, with numpy only, one token and one head at a time: a reference that shares no code with the
+package."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def rms(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
 
 
 def turned(x: np.ndarray, place: int) -> np.ndarray:
-    """Neighbours 0 and 1, 2 and 3, … of each head are turned by an angle."""
+    """Rotate neighbours 0 and 1, 2 and 3, … of each head."""
     found = x.copy()
     for i in range(0, x.shape[1], 2):
         angle = place * 10000.0 ** (-i / x.shape[1])

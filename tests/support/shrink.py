@@ -1,6 +1,6 @@
 """A preset made small enough to train in a test, with everything that makes it what it is still in place.
 
-`quantize(config)` keeps the tree and takes numbers down by what they mean, which their names say: a width in proportion
+`shrink(config)` keeps the tree and takes numbers down by what they mean, which their names say: a width in proportion
 to the model's, heads to at most four, layers of one kind to at most two, a window to a few places. `batch_for(config)`
 is something such a model can read.
 """
@@ -22,18 +22,18 @@ WIDTH, GRID, PATCH, LONGEST = 32, 3, 4, 24
 PROPORTIONAL = ("width", "hidden", "inner", "kv_rank", "query_rank", "row_width")
 INSIDE_HEADS = ("head_width", "nope_width", "rope_width", "value_width")
 MOST = {"repeat": 2, "length": LONGEST, "experts": 4, "mels": 8, "classes": 5, "labels": 5, "rows": 6, "columns": 4}
-MOST |= {"chunk": 4}  # of what is retrieved for: several to a text
-AS_IS = ("distance", "buckets", "seed", "offset", "limit", "channels")  # small already, or bound to another number
+MOST |= {"chunk": 4}  # several chunks per text
+AS_IS = ("distance", "buckets", "seed", "offset", "limit", "channels")  # already small, or tied to another number
 OFF = ("dropout", "jitter")
 
 
-def quantize(config: Model) -> Model:
+def shrink(config: Model) -> Model:
     tree = tree_of(config, full=True)
     return parse(Model, _dict(tree, WIDTH / tree["width"]), "shrunk")  # type: ignore[type-abstract]
 
 
 def small(number: int) -> int:
-    """Powers of two stay such, and of two numbers the larger one stays no smaller."""
+    """Keeps powers of two and the order of numbers."""
     return number if number <= 4 else min(max(2, number // 16), 8)
 
 
@@ -55,7 +55,7 @@ def _value(key: str, value: Any, ratio: float) -> Any:
     if key in MOST:
         return min(value, MOST[key])
     if key in ("vocab", "source", "target"):
-        return 50 + len(key)  # two vocabularies stay two
+        return 50 + len(key)  # different vocabularies stay different
     return value if value <= 64 else 8 * small(value.bit_length())
 
 
@@ -70,7 +70,7 @@ def _dict(tree: dict[str, Any], ratio: float) -> dict[str, Any]:
         if found["router"]["groups"] is not None:
             found["router"]["groups"] |= {"count": 2, "top": 1}
     if tree.get("kind") == "lsh":
-        found["buckets"] = 4  # so that of a few tokens some meet
+        found["buckets"] = 4  # so that some of a few tokens share a bucket
     if tree.get("kind") == "patches":
         found |= {"patch": PATCH, "image": GRID * PATCH}
         sizes = {"length": GRID**2 + tree["class_token"] + tree["distillation_token"], "rows": GRID, "columns": GRID}
@@ -85,13 +85,13 @@ def _rows(vocab: int, limit: int | None, dice: torch.Generator) -> Rows:
 
 
 def _read(embed: Any, vocab: int | None, dice: torch.Generator) -> Rows | Signal:
-    """What an encoder reads. The first token of every text is chosen, for those that look at such (Longformer)."""
+    """Input of an encoder. The first token of every text is global (Longformer)."""
     if embed.reads is Rows:
         assert vocab is not None
         rows = _rows(vocab, embed.limit, dice)
         first = torch.zeros_like(rows.tokens, dtype=torch.bool)
         first[:, 0] = True
-        if getattr(embed, "asks", False):  # the second token is told after the others (XLNet), texts are of two types
+        if getattr(embed, "asks", False):  # the second token comes last in the order (XLNet); two types
             second = torch.zeros_like(rows.tokens)
             second[:, 1] = 1
             return append_query_stream(replace(rows, order=second, types=first.long()), [[1]] * len(second))
@@ -101,7 +101,7 @@ def _read(embed: Any, vocab: int | None, dice: torch.Generator) -> Rows | Signal
 
 
 def _neighbours(config: Any, rows: int, dice: torch.Generator) -> Neighbours:
-    """Of each full chunk, some shorter than others, some missing."""
+    """Neighbours of each complete chunk, some shorter, some missing."""
     shape = rows, LONGEST // config.chunk, config.neighbours
     tokens = torch.randint(1, config.vocab, (*shape, config.length), generator=dice)
     return Neighbours(tokens, torch.randint(0, config.length + 1, shape, generator=dice))

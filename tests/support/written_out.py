@@ -15,7 +15,7 @@ import parity as judge
 
 
 class Weights:
-    """Copies of a model's parameters, by the names they have below some path."""
+    """Copies of a model's parameters by name below a path."""
 
     def __init__(self, values: dict[str, Tensor], path: str = "") -> None:
         self.values, self.path = values, path
@@ -41,7 +41,7 @@ def layer_norm(x: Tensor, weights: Weights, eps: float = 1e-5) -> Tensor:
 
 
 def attention(x: Tensor, source: Tensor, seen: Tensor, heads: int, weights: Weights) -> Tensor:
-    """Of one sentence: x (time, width) looks at source (keys, width) where `seen` (time, keys) says so."""
+    """For one sentence: x (time, width) attends to source (keys, width) where `seen` (time, keys) allows."""
     width = x.shape[-1]
     if x is source:
         q, k, v = linear(x, weights.at("qkv")).split(width, -1)
@@ -74,7 +74,7 @@ def past(time: int) -> Tensor:
 
 
 def differences(model: nn.Module, weights: Weights, found: Tensor, expected: Tensor) -> tuple[float, float]:
-    """Of outputs and of gradients, relative where those are large."""
+    """Differences of outputs and gradients, relative where those are large."""
     pull = torch.linspace(-1, 1, expected.numel()).view_as(expected)
     (found * pull).sum().backward()
     (expected * pull).sum().backward()

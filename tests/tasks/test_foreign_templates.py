@@ -13,7 +13,7 @@ from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.task import Task
-from segment_memory import MemoryStore, vocabularies
+from memory_store import MemoryStore, vocabularies
 
 BEFORE, AFTER = (7, 8), (5, 6, 4)
 MARKS = Template(BEFORE, (9,), AFTER)

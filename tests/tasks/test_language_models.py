@@ -9,7 +9,7 @@ from allyouneed.data.files.texts import Document
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.causal_lm import CausalLM
 from allyouneed.tasks.prefix_lm import PrefixLM
-from segment_memory import MemoryStore, vocabularies
+from memory_store import MemoryStore, vocabularies
 
 TEXTS = ["a moon", "the cat sees tomorrow's moon, " * 9, "猫看见月亮", "x"]
 DOCUMENTS = [Document(text, "a.txt", n) for n, text in enumerate(TEXTS)]

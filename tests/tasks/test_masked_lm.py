@@ -8,7 +8,7 @@ from allyouneed.data.files.texts import Document
 from allyouneed.data.tokenizers.base import MASK
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.masked_lm import MaskedLM, apply_mask, choose_masked
-from segment_memory import MemoryStore, vocabularies
+from memory_store import MemoryStore, vocabularies
 
 LONG = "the cat sees tomorrow's wonderful moon, 猫看见明天的月亮。 " * 30
 

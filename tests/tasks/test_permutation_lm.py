@@ -8,7 +8,7 @@ from allyouneed.data.batches.packing import generator
 from allyouneed.data.files.texts import Document
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.permutation_lm import PermutationLM, draw_runs
-from segment_memory import MemoryStore, vocabularies
+from memory_store import MemoryStore, vocabularies
 from toy_texts import ENCODER, PERMUTED
 
 LONG = "the cat sees tomorrow's wonderful moon, 猫看见明天的月亮。 " * 30

@@ -11,7 +11,7 @@ from allyouneed.data.batches.packing import generator
 from allyouneed.data.files.texts import Document
 from allyouneed.errors import UserError
 from allyouneed.tasks.span_corruption import SpanCorruption, corrupt, noise_sizes, noise_spans
-from segment_memory import MemoryStore, vocabularies
+from memory_store import MemoryStore, vocabularies
 
 
 def restored(source: list[int], target: list[int], marks: list[int]) -> list[int]:

@@ -16,7 +16,7 @@ from allyouneed.tasks.contrastive import Contrastive, info_nce
 from allyouneed.tasks.similarity import Similarity
 from allyouneed.tasks.tagging import Tagging
 from allyouneed.tasks.task import class_loss
-from segment_memory import MemoryStore, vocabularies
+from memory_store import MemoryStore, vocabularies
 
 TOKENIZER = vocabularies().target
 BOS, EOS = TOKENIZER.bos, TOKENIZER.eos

@@ -19,7 +19,7 @@ from allyouneed.infer.request import Request
 from allyouneed.nn.models.base import Model
 from allyouneed.runtime.cuda.capture import can_capture_prefill
 from graph_runner import DECODINGS, MODELS, decode_in_slots, engine_of, make_requests, token_lists
-from shrink import quantize
+from shrink import shrink
 
 
 @pytest.fixture(autouse=True)
@@ -143,5 +143,5 @@ def test_spare_rows_repeat_the_first() -> None:
 @pytest.mark.parametrize(("name", "alike"), [("bart-base", True), ("t5-small", True), ("mistral-7b", False)])
 def test_which_presets_support_captured_prefill(name: str, alike: bool) -> None:
     with torch.device("meta"):
-        model = quantize(parse(Model, preset_tree(name))).build()  # type: ignore[type-abstract]
+        model = shrink(parse(Model, preset_tree(name))).build()  # type: ignore[type-abstract]
     assert can_capture_prefill(model) == alike

@@ -19,7 +19,7 @@ from allyouneed.infer.request import Request
 from allyouneed.nn.models.base import Model
 from allyouneed.runtime.cuda.capture import can_capture
 from graph_runner import DECODINGS, MODELS, decode_in_slots, engine_of, make_requests, token_lists
-from shrink import quantize
+from shrink import shrink
 from toy_models import BOS
 
 
@@ -165,5 +165,5 @@ PRESETS = [*((name, True) for name in FIT.split()), *((name, False) for name in 
 
 @pytest.mark.parametrize(("name", "fits"), PRESETS)
 def test_which_presets_fit(name: str, fits: bool) -> None:
-    model: Any = quantize(parse(Model, preset_tree(name))).build()  # type: ignore[type-abstract]
+    model: Any = shrink(parse(Model, preset_tree(name))).build()  # type: ignore[type-abstract]
     assert can_capture(model) == fits

@@ -11,7 +11,7 @@ import allyouneed as ayn
 from allyouneed.config import preset_names
 from allyouneed.errors import UserError
 from allyouneed.infer.predictors.forward import MEANINGS, Called, takes
-from shrink import quantize
+from shrink import shrink
 
 LENGTHS = (7, 3, 5)
 
@@ -47,7 +47,7 @@ def inputs(config: Any, number: int | None = None) -> dict[str, Any]:
 @pytest.mark.parametrize("name", preset_names())
 def test_each_is_read_as_it_would_be_alone(name: str) -> None:
     torch.manual_seed(0)
-    config: Any = quantize(ayn.model_config(name))
+    config: Any = shrink(ayn.model_config(name))
     call = Called(config.build().eval())
     together = call.logits(inputs(config))
     assert together.isfinite().all() and not together.requires_grad
@@ -65,7 +65,7 @@ def test_each_is_read_as_it_would_be_alone(name: str) -> None:
 @pytest.mark.parametrize("name", preset_names())
 def test_the_last_layer_is_what_the_head_reads(name: str) -> None:
     torch.manual_seed(0)
-    config: Any = quantize(ayn.model_config(name))
+    config: Any = shrink(ayn.model_config(name))
     call = Called(config.build().eval())
     given = inputs(config)
     if config.kind == "two-towers":
@@ -96,12 +96,12 @@ def test_every_input_has_a_meaning() -> None:
     ],
 )
 def test_rows_that_do_not_belong_together_are_refused(given: dict[str, Any], said: str) -> None:
-    config: Any = quantize(ayn.model_config("transformer-base"))
+    config: Any = shrink(ayn.model_config("transformer-base"))
     with pytest.raises(UserError, match=said):
         Called(config.build().eval()).logits(given)
 
 
 def test_a_sound_of_nothing_is_refused() -> None:
-    config: Any = quantize(ayn.model_config("whisper-tiny"))
+    config: Any = shrink(ayn.model_config("whisper-tiny"))
     with pytest.raises(UserError, match="nothing in what is given"):
         Called(config.build().eval()).logits({"features": [torch.rand(config.source_embed.mels, 0)], "targets": [[0]]})

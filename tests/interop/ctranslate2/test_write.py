@@ -19,9 +19,9 @@ from tokenizers import models
 
 import allyouneed as ayn
 import hf_models as foreign
-import original_configs as originals
 import parity as judge
 import tiny_whisper as whisperlet
+import tokenizer_files as originals
 from allyouneed.cli import main
 from allyouneed.config import override, parse, preset_tree, tree_of
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabularies, train
@@ -37,7 +37,7 @@ from allyouneed.interop.families import FAMILIES
 from allyouneed.interop.load import load
 from allyouneed.lab.selfcheck_ctranslate2 import against_ctranslate2
 from allyouneed.nn.models.base import Model
-from shrink import quantize
+from shrink import shrink
 
 Ask = Callable[..., tuple[int, str, str]]
 WIDE = {"kind": "attention", "heads": 2}
@@ -278,7 +278,7 @@ def test_a_whisper_hears_the_same(
 
 
 def test_an_encoder_of_sounds_has_no_switches(tmp_path: Path) -> None:
-    tree = override(tree_of(quantize(parse(Model, preset_tree("whisper-tiny")))), ["encoder.0.channel.activation=relu"])
+    tree = override(tree_of(shrink(parse(Model, preset_tree("whisper-tiny")))), ["encoder.0.channel.activation=relu"])
     with pytest.raises(
         UserError, match=re.escape("encoder[0].channel.activation: 'relu' is not supported (only gelu)")
     ):
@@ -500,7 +500,7 @@ REFUSED = {
     "norm.kind: 'scale'": (PAPER, ["norm=scale"]),
     "encoder[0].coordinates.kind: 'sinusoidal'": (PAPER, ["encoder.0.coordinates=sinusoidal"]),
     "head.kind: 'vocabulary'": (READER, ["head.kind=vocabulary"]),
-    "a model of kind two-towers": (tree_of(quantize(parse(Model, preset_tree("clip-vit-b-32")))), []),
+    "a model of kind two-towers": (tree_of(shrink(parse(Model, preset_tree("clip-vit-b-32")))), []),
 }
 
 

@@ -20,7 +20,7 @@ from allyouneed.errors import UserError
 from allyouneed.interop.tokenizers.languages import NLLB
 from allyouneed.interop.tokenizers.load import _has_token_types, read, write
 from allyouneed.interop.tokenizers.sentencepiece import SentencePieceModel, build
-from original_configs import (
+from tokenizer_files import (
     LINES,
     ROBERTA,
     SENTENCE_PIECES,

@@ -10,7 +10,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.branches import Branches
 from allyouneed.nn.models.base import Model
-from any_part import alone, build, tree
+from any_part import build, reference_logits, tree
 
 COMMON = Common(width=6)
 CONTEXT = Context(TokenLayout.of(Rows.of([[1, 2, 3, 4]])))
@@ -119,4 +119,4 @@ def test_recording_skips_nested_attention():
     model = build(tree(mixer={"kind": "branches", "left": BUCKETS | {"positions": "none"}, "right": FFN}))
     batch = Batch(Rows.of([[1, 2]]), Rows.of([[3]]))
     assert model.attention(batch, "decoder") == {} and len(model.attention(batch, "cross")) == 2
-    assert alone(model, ([1], [2])).isfinite().all()
+    assert reference_logits(model, ([1], [2])).isfinite().all()

@@ -8,7 +8,7 @@ from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.segment_recurrence import run_segments
 from allyouneed.nn.sublayer import Mixer
-from any_part import build, causally, plain, say
+from any_part import build, causally, describe_part, plain
 
 LENGTH = 23
 
@@ -73,7 +73,7 @@ def test_a_loss_of_several_segments_is_the_sum_of_theirs():
 
 
 PLAIN = [causally(plain(cls)) for cls in Mixer.registry.values() if cls.supports_self]
-MIXERS = {say(part): part for part in PLAIN if part.causal}
+MIXERS = {describe_part(part): part for part in PLAIN if part.causal}
 
 
 @pytest.mark.parametrize("name", MIXERS)

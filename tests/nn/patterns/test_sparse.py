@@ -9,7 +9,7 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.ops.attention.block_mask import BlockedTokens, BlockLayout, BlockRanges, disjoint_alternatives
 from allyouneed.nn.patterns.core import Pattern, SameSegment, TokenFields
-from any_layout import some_facts
+from any_layout import random_layout
 from any_part import atoms, patterns
 
 N = 41
@@ -106,7 +106,7 @@ def test_a_batch_without_marks():
 @settings(max_examples=300)
 @given(patterns(), st.integers(1, 40), st.integers(1, 9), st.integers(0, 99), st.booleans())
 def test_some_and_every_are_conservative(pattern, time, block, seed, packed):
-    layout = some_facts(time, seed, packed)
+    layout = random_layout(time, seed, packed)
     side = BlockedTokens(pattern, layout, 2, block)
     sides = [torch.arange(2), torch.arange(side.blocks), torch.arange(side.blocks)]
     row, q, k = torch.cartesian_prod(*sides).unbind(1)
@@ -126,7 +126,7 @@ def test_some_and_every_are_conservative(pattern, time, block, seed, packed):
 @pytest.mark.parametrize("pattern", [p for p in atoms() if not isinstance(p, SameSegment)], ids=str)
 def test_blocks_of_one_token_are_the_mask(pattern):
     """The bounds of a single token leave nothing open (only `every` of a few may, which costs time, not truth)."""
-    layout = some_facts(23, 5)
+    layout = random_layout(23, 5)
     part = BlockLayout(pattern, layout, layout, 1)
     found = torch.zeros(2, 23, 23, dtype=torch.bool)
     where = (part.query.tokens % 23).view(2, 23)

@@ -10,10 +10,10 @@ from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.states.segment_memory import SegmentMemory
 from allyouneed.nn.sublayer import Mixer
-from any_part import build, causally, plain, say
+from any_part import build, causally, describe_part, plain
 
 PARTS = [causally(plain(cls)) for cls in Mixer.registry.values() if cls.supports_self]
-MIXERS = {say(part): tree_of(part) for part in PARTS if part.causal}
+MIXERS = {describe_part(part): tree_of(part) for part in PARTS if part.causal}
 for pattern in ("causal & window(4)", "causal & block-window(5, 2)", "causal & window(3) | causal & global(0)"):
     for cache in ("keys", "hidden"):
         attention = {"kind": "attention", "heads": 3, "pattern": pattern, "positions": "transformer-xl"}

@@ -10,7 +10,7 @@ from allyouneed.nn.init import Init
 from allyouneed.nn.models.base import STACKS, Model
 from allyouneed.nn.positions.absolute import NoPositions, Sinusoidal
 from allyouneed.nn.wiring.universal import ACT, Recurrence
-from any_part import WIDTH, alone, build, plain, tree
+from any_part import WIDTH, build, plain, reference_logits, tree
 
 
 def universal(**keys):
@@ -103,7 +103,7 @@ def test_stopping_early_does_not_change_results(monkeypatch):
     counts = []
     block = model.encoder.blocks[0]
     monkeypatch.setattr(block, "forward", lambda *a, f=block.forward, **k: counts.append(1) or f(*a, **k))
-    early = [alone(model, ([1, 2, token], [4, 5, 6])) for token in range(1, 9)]
+    early = [reference_logits(model, ([1, 2, token], [4, 5, 6])) for token in range(1, 9)]
     assert len(counts) < 8 * 6, "no sentence stopped early: nothing is tested"
     for found, token in zip(early, range(1, 9), strict=True):
         batch = Batch(Rows.of([[4, 5, 6]]), Rows.of([[1, 2, token]]))

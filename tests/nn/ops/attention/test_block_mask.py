@@ -15,7 +15,7 @@ from allyouneed.nn.ops.attention.block_mask import BlockLayout, disjoint_alterna
 from allyouneed.nn.ops.attention.block_sparse import BlockSparse
 from allyouneed.nn.ops.attention.dense import DenseAttention, ScoreMod, dense_mask
 from allyouneed.nn.patterns.core import Causal, Pattern
-from any_layout import some_facts
+from any_layout import random_layout
 from any_part import atoms, patterns
 
 HEADS, KV_HEADS, HEAD_WIDTH = 4, 2, 8
@@ -82,7 +82,7 @@ def compare(execute, pattern, queries, keys, score_mod, batch, kv_heads=KV_HEADS
 @example(Pattern.from_text("dilated(4, 3) | strided(6) | global(5)"), 63, 8, "cap", 0, True)
 @example(~Pattern.from_text("full"), 63, 8, "bias", 0, False)
 def test_block_sparse_matches_the_dense_mask(pattern, time, block, score_mod, seed, split):
-    layout = some_facts(time, seed)
+    layout = random_layout(time, seed)
     parts = [
         BlockLayout(one, layout, layout, block) for one in (disjoint_alternatives(pattern) if split else [pattern])
     ]
@@ -92,7 +92,7 @@ def test_block_sparse_matches_the_dense_mask(pattern, time, block, score_mod, se
 @settings(max_examples=20, deadline=None)
 @given(patterns(), st.integers(0, 99), st.sampled_from(list(MANNERS)))
 def test_block_sparse_over_packed_rows(pattern, seed, score_mod):
-    layout = some_facts(60, seed, packed=True)
+    layout = random_layout(60, seed, packed=True)
     compare(
         BlockSparse([BlockLayout(pattern, layout, layout, 8)]), pattern, layout, layout, MANNERS[score_mod], batch=2
     )
@@ -124,7 +124,7 @@ def test_cross_attention(score_mod):
 
 
 def test_dropout_drops_weights_and_keeps_their_mean():
-    pattern, layout = Pattern.from_text("causal & (window(20) | strided(20))"), some_facts(200, 0)
+    pattern, layout = Pattern.from_text("causal & (window(20) | strided(20))"), random_layout(200, 0)
     q, k, v = tensors(2, 200, 200)
     tiled = BlockSparse([BlockLayout(one, layout, layout, 16) for one in disjoint_alternatives(pattern)])
     torch.manual_seed(0)
@@ -139,7 +139,7 @@ def test_flex_with_the_same_blocks(text, monkeypatch):
     """FlexAttention's eager definition, forward only, on sorted and padded tokens."""
     monkeypatch.setattr(flex, "_compiled_flex", lambda: flex_attention)
     pattern = Pattern.from_text(text)
-    for layout in (some_facts(300, 1), TokenLayout.of(Rows(torch.zeros(2, 300, dtype=torch.long)))):
+    for layout in (random_layout(300, 1), TokenLayout.of(Rows(torch.zeros(2, 300, dtype=torch.long)))):
         generator = torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(2, 2, 300, 16, generator=generator) for _ in range(3))
         parts = [
@@ -160,7 +160,7 @@ def test_every_pattern_can_be_compiled(pattern, monkeypatch):
     """FlexAttention traces `allowed`: only integer and boolean tensor operations."""
     monkeypatch.setattr(flex, "_compiled_flex", lambda: flex_attention)
     torch._dynamo.reset()
-    layout = some_facts(20, 1)
+    layout = random_layout(20, 1)
     q, k, v = (torch.randn(2, 1, 20, 16) for _ in range(3))
     found = flex.Flex([BlockLayout(Causal() & ~pattern, layout, layout, flex.FLEX_BLOCK)], lambda: attend.full)
     dense = DenseAttention(dense_mask(Causal() & ~pattern, layout, layout), layout.positions, layout.positions)
@@ -179,7 +179,7 @@ def test_a_kernel_is_compiled_once_for_a_pattern_and_a_length(monkeypatch):
     compiled = torch.compile(flex_attention, backend="eager", dynamic=False)
     monkeypatch.setattr(flex, "_compiled_flex", lambda: compiled)
     for seed in range(3):
-        layout = some_facts(40, seed)
+        layout = random_layout(40, seed)
         q, k, v = (torch.randn(2, 1, 40, 16) for _ in range(3))
         part = BlockLayout(Pattern.from_text("window(9) | chosen"), layout, layout, flex.FLEX_BLOCK)
         flex.Flex([part], lambda: attend.full)(q, k, v, 0.0, ScoreMod(0.25))

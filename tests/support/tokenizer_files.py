@@ -1,4 +1,4 @@
-"""Small real tokenizers of every kind, in the files that their makers keep them in."""
+"""Small trained tokenizers of every kind, in their original file formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other people's model folders, of a few kilobytes each and with random weights, under the names the pages use."""
+"""Model folders of other projects, a few kilobytes each with random weights, under the names used in the docs."""
 
 from __future__ import annotations
 

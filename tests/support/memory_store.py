@@ -1,4 +1,4 @@
-"""Stores that never were on disk, for tests of what becomes of their examples."""
+"""In-memory stores, for tests of examples."""
 
 from __future__ import annotations
 
