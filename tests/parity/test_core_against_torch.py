@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from allyouneed.config import parse
-from allyouneed.nn.batch import IGNORED_WEIGHTS, Batch, Rows
+from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.models.base import Model
 from parity import difference
 
@@ -127,7 +127,7 @@ def test_logits_and_gradients_are_those_of_nn_transformer(sizes, wiring, activat
     reference = torchs(width, heads, hidden, layers, activation, wiring)
     weights = same_weights(model, reference)
     source, target = Rows.of(SOURCES), Rows.of(TARGETS)
-    labels = torch.where(padding(target), IGNORED_WEIGHTS, target.tokens.roll(-1, 1))
+    labels = torch.where(padding(target), IGNORE, target.tokens.roll(-1, 1))
 
     logits = model.logits(Batch(target, source))
     loss, plain = model.head.loss(model(Batch(target, source)), labels, 0.1)

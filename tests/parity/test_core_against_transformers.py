@@ -5,7 +5,7 @@ import torch
 from transformers import MarianConfig, MarianMTModel
 
 from allyouneed.config import parse
-from allyouneed.nn.batch import IGNORED_WEIGHTS, Batch, Rows
+from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.models.base import Model
 from parity import difference
 
@@ -124,7 +124,7 @@ def test_logits_and_gradients_are_those_of_marian(case, record_difference):
     weights = same_weights(model, theirs)
     source, target = Rows.of(SOURCES, pad=PAD), Rows.of(TARGETS, pad=PAD)
     inside = torch.arange(target.tokens.shape[1])[None] < target.lengths[:, None]
-    labels = torch.where(inside, target.tokens.roll(-1, 1), IGNORED_WEIGHTS)
+    labels = torch.where(inside, target.tokens.roll(-1, 1), IGNORE)
 
     hidden = model(Batch(target, source))
     loss, _ = model.head.loss(hidden, labels, 0.0)
