@@ -1,10 +1,10 @@
-"""Does the feed keep a GPU busy? A clock stands in for the GPU: an update takes it so many milliseconds, and the host,
+"""Does prefetching keep a GPU busy? A clock simulates the GPU: an update takes `--update` milliseconds, and the host,
 which may be ten updates ahead (train/loop.py), launches them in a row and then waits.
 
     python bench/feed.py --pairs pairs.tsv --update 32
 
-Prints the shares of time in which the clock had nothing to do for want of a batch, and in which the host stood and
-waited for one. `--launch`: milliseconds of Python that an update takes on the host.
+Prints the fractions of time in which the simulated GPU was idle for lack of a batch, and in which the host
+waited for one. `--launch`: milliseconds of Python per update on the host.
 """
 
 from __future__ import annotations

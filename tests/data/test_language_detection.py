@@ -1,4 +1,4 @@
-"""Which language a text is in."""
+"""Language detection."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def detector() -> LanguageDetector:
         ("\u3000今天 2026\n", "zh"),
     ],
 )
-def test_a_text_is_told_by_its_letters(detector: LanguageDetector, text: str, language: str) -> None:
+def test_languages_are_detected_by_letters(detector: LanguageDetector, text: str, language: str) -> None:
     assert detector.detect(text) == language
 
 
@@ -40,7 +40,7 @@ def test_a_text_without_letters_is_in_no_language(detector: LanguageDetector, te
     assert detector.detect(text) is None
 
 
-def test_being_sure_takes_more_than_being_ahead(detector: LanguageDetector) -> None:
+def test_confident_detection_needs_a_margin(detector: LanguageDetector) -> None:
     assert detector.detect("ist", confident=True) == "de"
     assert detector.detect("in") is not None
     assert detector.detect("in", confident=True) is None
@@ -55,7 +55,7 @@ def test_it_is_the_same_after_a_file(detector: LanguageDetector, tmp_path: Path)
         LanguageDetector.load(tmp_path / "languages.json")
 
 
-def test_it_is_learnt_from_pairs_that_name_their_languages(tmp_path: Path) -> None:
+def test_training_on_pairs_with_language_tags(tmp_path: Path) -> None:
     lines = [f"{here}\t{there}\n" for here, there in zip(TEXTS["en"], TEXTS["zh"], strict=True)]
     (tmp_path / "pairs.tsv").write_text("".join(lines), encoding="utf-8")
     named = PairFiles(path=tmp_path / "pairs.tsv", **{"from": "en", "to": "zh"})
@@ -73,12 +73,12 @@ def test_sentences_are_drawn_from_all_of_a_large_file(tmp_path: Path, monkeypatc
     assert found is not None and {"aaa", "ccc", "bbb", "ddd"} <= set(found.scores)
 
 
-def test_what_has_no_letters_is_no_language_to_tell() -> None:
+def test_languages_without_letters_are_left_out() -> None:
     found = LanguageDetector.learn(TEXTS | {"iso": ["2026-11-15"]})
     assert found.languages == ["de", "en", "zh"] and found.detect("the other station") == "en"
 
 
-def test_a_script_that_no_language_has_is_strange():
+def test_unfamiliar_scripts():
     detector = LanguageDetector.learn({"en": ["the cat sees a dog", "a house"], "zh": ["我喜欢机器学习", "很有趣"]})
     assert detector.is_unfamiliar("где вокзал?")
     assert detector.is_unfamiliar("これはペンです")

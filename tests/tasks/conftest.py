@@ -1,4 +1,4 @@
-"""Texts for all tasks, and a model of each, trained when first asked for."""
+"""Texts for all tasks, and a model of each, trained on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However many read a run, each makes only its own rows of every batch, and all of them are the batch."""
+"""Each data rank builds only its own rows of every batch; together they are the batch."""
 
 import os
 from itertools import chain
@@ -44,7 +44,7 @@ def asked(batch: Batch) -> list[float]:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_the_shares_of_a_batch_are_the_batch(run: str, texts: Path, tmp_path: Path):
+def test_the_shards_of_a_batch_are_the_batch(run: str, texts: Path, tmp_path: Path):
     """The last batch of an epoch too, in which some readers have no sentence."""
     prepared = prepared_for(run, texts, tmp_path)
     for batches in (prepared.train, PaddedBatches(prepared.train.items, 512, 1)):

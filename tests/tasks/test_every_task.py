@@ -1,4 +1,4 @@
-"""What holds for all tasks: they learn, they say how well, and how sentences share rows changes nothing."""
+"""Invariants of all tasks: they learn, they report scores, and packing does not change losses."""
 
 import json
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def test_batches_are_a_function_of_seed_epoch_and_number(run: str, texts: Path, 
     assert later.labels is not None and whole[-1].labels is not None and torch.equal(later.labels, whole[-1].labels)
 
 
-def test_what_parts_add_to_the_loss_is_added(texts: Path, tmp_path: Path) -> None:
+def test_auxiliary_losses_are_added(texts: Path, tmp_path: Path) -> None:
     layer = ENCODER["encoder"][0] | {"channel": {"kind": "moe", "experts": 4, "expert": {"kind": "ffn", "hidden": 16}}}
     for run in ("masked-lm", "classification", "similarity"):
         given = recipe(tmp_path, texts, run, model=ENCODER | {"encoder": [layer]})

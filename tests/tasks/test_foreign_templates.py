@@ -1,4 +1,4 @@
-"""Training goes on with a foreign tokenizer as its model was trained: between that tokenizer's marks."""
+"""Fine-tuning with a foreign tokenizer uses that tokenizer's template."""
 
 from typing import Any
 

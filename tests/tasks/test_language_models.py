@@ -51,7 +51,7 @@ def test_documents_in_one_row_are_kept_apart() -> None:
     assert ((batch.labels == IGNORE) == (rows.segments == 0)).all()
 
 
-def test_of_a_pair_the_prompt_is_given_and_the_answer_said() -> None:
+def test_a_pair_is_prompt_and_labelled_answer() -> None:
     task, tokenizer = PrefixLM(), vocabularies().target
     store = MemoryStore(task.encoding(vocabularies(), [], 100), [Pair("the cat", "猫", "a.tsv", 1)])
     filled = task.items(store, vocabularies(), (100,), 1).collate(0, np.array([0]))
@@ -70,7 +70,7 @@ def test_pairs_that_do_not_fit_together_are_left_out() -> None:
     assert len(MemoryStore(task.encoding(vocabularies(), [], whole - 1), pair)) == 0
 
 
-def test_a_document_is_split_elsewhere_in_each_epoch_and_something_is_always_said() -> None:
+def test_documents_are_split_anew_each_epoch() -> None:
     task = PrefixLM(reads="text")  # type: ignore[call-arg]
     store = MemoryStore(task.encoding(vocabularies(), [], None), DOCUMENTS)
     items = task.items(store, vocabularies(), (16,), seed=3)

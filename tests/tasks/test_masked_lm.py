@@ -1,4 +1,4 @@
-"""Masking as BERT's authors define it: 15 %, of which 80 % hidden, 10 % replaced, 10 % left."""
+"""Masking as BERT's authors define it: 15 %, of which 80 % masked, 10 % replaced, 10 % unchanged."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_whole_words_are_chosen_whole_and_not_too_many() -> None:
     assert choose_masked(3, np.array([0, 0, 1]), 0.5, generator(1)).sum() <= 2, "a piece may begin inside a word"
 
 
-def test_words_are_what_people_take_for_words() -> None:
+def test_word_boundaries() -> None:
     tokenizer = vocabularies().target
     text = "She sees unwonderfulness (12) 猫看见龘 zz"
     pieces = tokenizer.tokens(tokenizer.encode(text))
@@ -65,7 +65,7 @@ def test_words_are_what_people_take_for_words() -> None:
 
 
 @pytest.mark.parametrize("whole_word", [False, True])
-def test_pieces_stand_between_marks_and_labels_are_what_was_there(whole_word: bool) -> None:
+def test_pieces_have_special_tokens_and_labels_are_the_original_tokens(whole_word: bool) -> None:
     task, tokenizer = MaskedLM(whole_word=whole_word), vocabularies().target
     texts = [LONG, "a moon"]
     store = MemoryStore(task.encoding(vocabularies(), [], None), [Document(t, "a", n) for n, t in enumerate(texts)])

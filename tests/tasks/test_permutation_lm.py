@@ -1,4 +1,4 @@
-"""One token in six is told, in an order drawn by chance; runs of neighbours, as XLNet's authors draw them."""
+"""One token in six is a target, in random order and in runs of neighbours, as XLNet's authors draw them."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ LONG = "the cat sees tomorrow's wonderful moon, 猫看见明天的月亮。 " * 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 7, 12, 100, 503])
 @pytest.mark.parametrize("one_in", [2, 6])
-def test_so_many_are_told_and_never_one_twice(count: int, one_in: int) -> None:
+def test_the_number_of_targets_without_repetition(count: int, one_in: int) -> None:
     told = max(1, count // one_in)
     for number in range(50):
         places = draw_runs(count, told, one_in, 5, generator(1, number))
@@ -24,7 +24,7 @@ def test_so_many_are_told_and_never_one_twice(count: int, one_in: int) -> None:
         assert places.min() >= 0 and places.max() < count
 
 
-def test_every_place_is_told_about_as_often_as_any_other() -> None:
+def test_targets_are_uniform() -> None:
     times = np.zeros(60)
     for number in range(6000):
         times[draw_runs(60, 10, 6, 5, generator(2, number))] += 1
@@ -42,7 +42,7 @@ def test_runs_have_up_to_so_many_neighbours() -> None:
     assert {1, 2, 3} <= found and max(found) <= 6, "two runs may meet, three may not"
 
 
-def test_those_that_ask_stand_behind_the_text_at_the_places_they_ask_for() -> None:
+def test_queries_follow_the_text_at_the_positions_of_their_targets() -> None:
     task, tokenizer = PermutationLM(), vocabularies().target
     texts = [LONG, "a moon"]
     store = MemoryStore(task.encoding(vocabularies(), [], None), [Document(t, "a", n) for n, t in enumerate(texts)])
@@ -74,7 +74,7 @@ def test_those_that_ask_stand_behind_the_text_at_the_places_they_ask_for() -> No
     assert (seen[0] != seen[1]).any(), "drawn anew in each epoch"
 
 
-def test_a_model_that_cannot_be_asked_or_would_see_the_answer_is_refused() -> None:
+def test_models_without_queries_or_permuted_pattern_are_rejected() -> None:
     task = PermutationLM()
     assert task.head(PERMUTED, None) is None
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""XLNet's segments: a text read on and on, some tokens of each told, over what is remembered of those before."""
+"""XLNet's segment recurrence: a text in segments with targets in each, over the memory of earlier ones."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def model_of(pattern, cache):
     return parse(Model, keys).build().double().eval()
 
 
-def test_rows_are_documents_between_their_marks_read_on_and_on():
+def test_rows_are_framed_documents_that_continue():
     batches = list(segments().batches(0))
     assert [batch.begins for batch in batches] == [True] + [False] * (len(batches) - 1)
     tokens = torch.cat([batch.rows.tokens for batch in batches], 1)
@@ -45,7 +45,7 @@ def test_rows_are_documents_between_their_marks_read_on_and_on():
     assert sorted(parts) == sorted(framed)
 
 
-def test_each_asks_for_a_token_of_its_own_and_padding_is_never_told_nor_seen():
+def test_queries_have_distinct_targets_and_padding_is_never_one():
     for batch in segments().batches(3):
         rows, asks, labels = batch.rows, batch.source, batch.labels
         size, count = rows.tokens.shape[1], asks.tokens.shape[1]
@@ -61,7 +61,7 @@ def test_each_asks_for_a_token_of_its_own_and_padding_is_never_told_nor_seen():
             assert asks.order[row, told].tolist() == [-1 - n for n in range(1, len(told) + 1)]
 
 
-def test_what_is_drawn_depends_on_seed_epoch_and_place_alone():
+def test_draws_depend_on_seed_epoch_and_position_alone():
     first, later = list(segments().batches(1)), list(segments().batches(1, start_step=2))
     assert all(torch.equal(a.labels, b.labels) for a, b in zip(first[2:], later, strict=True))
     other = list(segments().batches(2))
@@ -70,7 +70,7 @@ def test_what_is_drawn_depends_on_seed_epoch_and_place_alone():
 
 @pytest.mark.parametrize("cache", ["keys", "hidden"])
 @pytest.mark.parametrize("pattern", ["permuted & window(9)", "permuted & block-window(12, 2)"])
-def test_segments_over_memory_are_the_whole_text_said_one_after_another(pattern, cache):
+def test_segments_with_memory_equal_the_whole_text(pattern, cache):
     """Answers too, and long after a ring has turned."""
     model = model_of(pattern, cache)
     batches = list(segments(rows=1, seed=2).batches(0))
@@ -90,7 +90,7 @@ def test_segments_over_memory_are_the_whole_text_said_one_after_another(pattern,
             torch.testing.assert_close(told[:, size:], expected[:, end:])
 
 
-def test_what_cannot_read_on_is_refused():
+def test_models_without_bounded_state_are_rejected():
     tree = tree_of(model_of("permuted & window(9)", "keys").config)
     task = PermutationLM(memory=True)
     task.head(tree, None)

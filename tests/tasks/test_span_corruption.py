@@ -1,4 +1,4 @@
-"""Spans cut out as T5's authors do it."""
+"""Span corruption as T5's authors define it."""
 
 from itertools import pairwise
 
@@ -26,7 +26,7 @@ def restored(source: list[int], target: list[int], marks: list[int]) -> list[int
 
 
 @given(st.integers(1, 200), st.floats(0.05, 0.45), st.floats(1, 10), st.integers(0, 10**6))
-def test_the_text_can_be_put_together_again(tokens: int, density: float, span: float, seed: int) -> None:
+def test_corrupted_text_can_be_reconstructed(tokens: int, density: float, span: float, seed: int) -> None:
     noise, spans = noise_sizes(tokens, density, span)
     places = noise_spans(tokens, noise, spans, generator(seed))
     assert sum(right - left for left, right in places) == noise and len(places) == spans
@@ -46,7 +46,7 @@ def test_the_sizes_are_those_of_the_authors_code() -> None:
     assert 568 - noise + spans + 1 == 512 and noise + spans + 1 == 114
 
 
-def test_everywhere_is_cut_as_often_and_kept_comes_first() -> None:
+def test_spans_are_uniform_and_kept_tokens_come_first() -> None:
     times = np.zeros(30)
     for seed in range(3000):
         for left, right in noise_spans(30, 6, 2, generator(seed)):

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe or its data is said by path, file and line, before anything is trained."""
+"""Errors in a recipe or its data are reported by path, file and line before training."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,11 @@ from toy_texts import BOTH, DECODER, ENCODER, RUNS, Listener, recipe
         ("tagging", {"task": "taging"}, "task.kind: 'taging' is no task; did you mean 'tagging'"),
         ("causal-lm", {"validate": {"metric": "bleu"}}, r"validate\.metric: causal-lm has perplexity, loss"),
         ("causal-lm", {"batch": {"source_row": 9}}, r"batch\.source_row needs a task with source and target"),
-        ("causal-lm", {"data": {"train": "a.txt", "filters": {"ratio": 2}}}, "needs two texts per example; causal-lm has one"),
+        (
+            "causal-lm",
+            {"data": {"train": "a.txt", "filters": {"ratio": 2}}},
+            "needs two texts per example; causal-lm has one",
+        ),
         (
             "causal-lm",
             {"model": DECODER | {"embed": {"positions": {"kind": "learned", "length": 32}}}},
@@ -59,7 +63,9 @@ from toy_texts import BOTH, DECODER, ENCODER, RUNS, Listener, recipe
     ],
     ids=str,
 )
-def test_a_recipe_that_cannot_work(run: str, keys: dict[str, Any], words: str, texts: Path, tmp_path: Path) -> None:
+def test_impossible_task_recipes_are_rejected(
+    run: str, keys: dict[str, Any], words: str, texts: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=words):
         recipe(tmp_path, texts, run, **keys)
 
@@ -80,7 +86,7 @@ def test_an_empty_file_is_named(run: str, texts: Path, tmp_path: Path) -> None:
     assert "the file is empty" in said and "0 read" not in said
 
 
-def test_labels_that_training_never_saw_are_named_with_their_line(texts: Path, tmp_path: Path) -> None:
+def test_unseen_labels_are_reported_with_their_line(texts: Path, tmp_path: Path) -> None:
     """A file of nothing else is refused; some are told, have no loss, and count as missed."""
     said = wrong("classification", "poss\tgood\n", texts, tmp_path, split="valid")
     assert "none of the texts in the data is usable" in said
@@ -111,13 +117,13 @@ def test_scores_outside_the_range_are_named(texts: Path, tmp_path: Path) -> None
     )
 
 
-def test_data_of_which_nothing_can_be_used_is_shown(texts: Path, tmp_path: Path) -> None:
+def test_unusable_data_is_reported(texts: Path, tmp_path: Path) -> None:
     said = wrong("contrastive", "only one column\n", texts, tmp_path, split="valid")
     assert "none of the pairs in the data is usable" in said and "1 column(s), expected 2" in said
     assert "no text to learn a vocabulary from" in wrong("contrastive", "only one column\n", texts, tmp_path)
 
 
-def test_a_single_pair_has_nothing_to_be_told_from(texts: Path, tmp_path: Path) -> None:
+def test_contrastive_needs_two_pairs(texts: Path, tmp_path: Path) -> None:
     for split in ("train", "valid"):
         assert "only one pair" in wrong("contrastive", "a\tb\n", texts, tmp_path, split=split)
 
@@ -131,7 +137,7 @@ def test_a_single_pair_has_nothing_to_be_told_from(texts: Path, tmp_path: Path) 
     ],
     ids=str,
 )
-def test_a_wrong_task_is_the_only_thing_said_about_it(task: Any, said: str, tmp_path: Path) -> None:
+def test_a_wrong_task_is_the_only_error(task: Any, said: str, tmp_path: Path) -> None:
     """What files there may be depends on the task; other mistakes are told with it."""
     path = tmp_path / "mine.yaml"
     tree = {"task": task, "model": "gpt2", "data": {"train": "a.txt", "valid": {"path": "b.txt"}}, "stepz": 3}
@@ -161,7 +167,7 @@ def test_a_saved_recipe_means_the_same(run: str, texts: Path, tmp_path: Path) ->
     assert again.resolved() == given.resolved() and again.task == given.task and again.metric == given.metric
 
 
-def test_decoding_begins_with_what_suits_the_task(texts: Path, tmp_path: Path) -> None:
+def test_decoding_defaults_depend_on_the_task(texts: Path, tmp_path: Path) -> None:
     assert recipe(tmp_path, texts, "causal-lm").decoding.method == "sample"
     greedy = recipe(tmp_path, texts, "causal-lm", decoding={"method": "greedy"}).decoding
     assert (greedy.method, greedy.top_p) == ("greedy", None)
@@ -189,7 +195,7 @@ def test_a_pretrained_body_gets_a_fresh_head_and_learns_faster(texts: Path, tmp_
     assert first < 0.4
 
 
-def test_a_body_is_taken_over_to_the_bit(texts: Path, tmp_path: Path, trained: Any) -> None:
+def test_start_weights_are_loaded_exactly(texts: Path, tmp_path: Path, trained: Any) -> None:
     start = trained("masked-lm")[0] / "model"
     still = "schedule={kind: constant, peak: 1.0e-12}"
     given = recipe(tmp_path, texts, "tagging", still, steps=1, start=str(start))

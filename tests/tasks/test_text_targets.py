@@ -1,4 +1,4 @@
-"""Classification, tagging, similarity, contrastive: objectives are their definitions, labels are where they belong."""
+"""Classification, tagging, similarity, contrastive: objectives equal their definitions, labels are in place."""
 
 import math
 
@@ -82,7 +82,7 @@ def test_similarity_is_its_definition(objective: str) -> None:
     assert math.isclose(float(found.total), expected, rel_tol=1e-5) and int(found.tokens) == 4
 
 
-def test_scores_are_moved_into_zero_to_one_and_strange_ones_refused() -> None:
+def test_scores_are_mapped_to_the_unit_interval() -> None:
     task = Similarity(range=(0, 5))
     encoding = task.encoding(vocabularies(), [], 50)
     store = MemoryStore(encoding, [Scored("the cat", "猫", 4.0, "a.tsv", 1), Scored("a", "b", 0.0, "a.tsv", 2)])

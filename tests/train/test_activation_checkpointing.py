@@ -1,4 +1,4 @@
-"""Activation checkpointing: less is kept, and every gradient is the same."""
+"""Activation checkpointing: the same gradients with less memory."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_blocks_computed_twice_have_the_same_gradients(make: Make, model: dict[str, Any]):
+def test_recomputed_blocks_have_the_same_gradients(make: Make, model: dict[str, Any]):
     recipe = make(model=model, checkpoint_activations=True)  # with dropout: the same draw again
     prepared, machine = prepare(recipe, RunFolder(recipe.output), Reporter()), choose_backend(recipe)
     batch = next(prepared.train.batches(0))

@@ -41,7 +41,7 @@ def test_the_last_ones_and_the_best_are_kept(make: Make):
     assert best in kept and len(kept) <= 4
 
 
-def test_what_a_killed_save_left_behind_is_swept(make: Make, tmp_path: Path):
+def test_leftovers_of_a_killed_save_are_removed(make: Make, tmp_path: Path):
     recipe = make()
     train(recipe)
     folder = recipe.output / "checkpoints"
@@ -54,7 +54,7 @@ def test_what_a_killed_save_left_behind_is_swept(make: Make, tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "training/optimiser.safetensors", "training/trainer.json"])
 @pytest.mark.parametrize("how", ["changed", "cut", "missing"])
-def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(make: Make, listener: Listener, name: str, how: str):
+def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(make: Make, listener: Listener, name: str, how: str):
     recipe = make(steps=8)
     train(recipe)
     straight = [e["loss"] for e in read_log(train_on(make, 12))]
@@ -81,9 +81,7 @@ def train_on(make: Make, steps: int) -> Path:
     return recipe.output / "log.jsonl"
 
 
-def test_a_full_disk_costs_a_checkpoint_but_not_the_run(
-    make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_full_disk_does_not_stop_the_run(make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch):
     real = module.write_training
 
     def full(
@@ -105,7 +103,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run(
     assert [e["step"] for e in read_log(recipe.output / "log.jsonl")] == list(range(1, 13))
 
 
-def test_a_disk_full_to_the_end_says_how_to_go_on(make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_full_at_the_end_is_reported(make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -35,7 +35,7 @@ def bad_batches(recipe: Recipe) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("gradient_only", [False, True])
-def test_a_bad_batch_is_named_written_down_and_skipped(
+def test_a_bad_batch_is_reported_recorded_and_skipped(
     make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch, gradient_only: bool
 ):
     poison(monkeypatch, lambda call: call == 6, gradient_only)
@@ -52,9 +52,7 @@ def test_a_bad_batch_is_named_written_down_and_skipped(
     assert all(p.isfinite().all() for p in Folder.load(recipe.output / "model").model.parameters())
 
 
-def test_three_in_a_row_go_back_to_the_last_checkpoint_and_on_with_the_data_after_them(
-    make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch
-):
+def test_three_bad_updates_in_a_row_rewind(make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch):
     poison(monkeypatch, lambda call: call in (6, 7, 8))
     recipe = make()
     train(recipe, console=listener.console)
@@ -64,9 +62,7 @@ def test_three_in_a_row_go_back_to_the_last_checkpoint_and_on_with_the_data_afte
     assert [e["batches"] for e in bad_batches(recipe)] == [[5], [6], [7]]
 
 
-def test_when_it_does_not_help_it_stops_and_says_what_to_try(
-    make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch
-):
+def test_repeated_rewinds_stop_the_run(make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch):
     poison(monkeypatch, lambda call: call > 6)
     with pytest.raises(UserError, match="lower the learning rate"):
         train(make(), console=listener.console)

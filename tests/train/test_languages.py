@@ -1,4 +1,4 @@
-"""A model of several languages, trained from pairs that name theirs, and adapted to somebody's own pairs."""
+"""A multilingual model trained on pairs with language tags, and fine-tuned on other pairs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_folder_knows_its_languages(first: Path) -> None:
     assert model.translate_full(["бад"], "gr")[0].route == ["cy", "la", "gr"]
 
 
-def test_validation_tells_how_good_each_direction_is(first: Path) -> None:
+def test_validation_scores_each_direction(first: Path) -> None:
     scores = [entry["valid"] for entry in read_log(first / "run" / "log.jsonl") if "valid" in entry]
     assert len(scores) == 2
     for found in scores:
@@ -90,7 +90,7 @@ def test_validation_tells_how_good_each_direction_is(first: Path) -> None:
         assert found["bleu"] == pytest.approx(sum(found[name] for name in names) / 3)
 
 
-def test_it_is_adapted_to_somebodys_own_pairs(first: Path, tmp_path: Path) -> None:
+def test_fine_tuning_on_other_pairs(first: Path, tmp_path: Path) -> None:
     """One direction only, of words it never saw; all it knew before is still in its folder."""
     path = write(tmp_path / "own.tsv", ["gad", "bah", "fab", "hed"] * 20, GREEK)
     own = {"path": path, "from": "la", "to": "gr"}
@@ -122,7 +122,7 @@ def adapting(folder: Path, start: Path, *train: dict[str, Any], **more: Any) -> 
     return folder / "own.yaml"
 
 
-def test_pairs_that_do_not_say_their_languages_are_refused(first: Path, tmp_path: Path) -> None:
+def test_pairs_without_languages_are_rejected(first: Path, tmp_path: Path) -> None:
     path, start = write(tmp_path / "own.tsv", WORDS, GREEK), first / "run" / "model"
     said = {"path": path, "from": "la", "to": "gr"}
     with pytest.raises(UserError) as refused:
@@ -137,7 +137,7 @@ def test_pairs_that_do_not_say_their_languages_are_refused(first: Path, tmp_path
     assert load_recipe(adapting(tmp_path, start, said)).start == start
 
 
-def test_a_language_that_the_start_does_not_know_is_refused(first: Path, tmp_path: Path) -> None:
+def test_an_unknown_target_language_is_rejected(first: Path, tmp_path: Path) -> None:
     path, start = write(tmp_path / "own.tsv", WORDS, GREEK), first / "run" / "model"
     with pytest.raises(UserError) as refused:
         load_recipe(adapting(tmp_path, start, {"path": path, "from": "la", "to": "ja"}))
@@ -148,7 +148,7 @@ def test_a_language_that_the_start_does_not_know_is_refused(first: Path, tmp_pat
 
 
 @pytest.mark.parametrize(("title", "licence"), [("# Letters", "CC0"), ("# Letters", None), (None, None)])
-def test_the_card_says_what_it_started_from(
+def test_the_model_card_names_the_start_model(
     first: Path, tmp_path: Path, title: str | None, licence: str | None
 ) -> None:
     start = shutil.copytree(first / "run" / "model", tmp_path / "letters")
@@ -254,7 +254,7 @@ def test_the_demo_shows_it_first(
     assert last.endswith("allyouneed translate 'bad'")
 
 
-def test_without_one_it_says_what_to_do(
+def test_without_a_shipped_model_the_error_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(models, "HERE", tmp_path)

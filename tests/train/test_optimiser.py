@@ -52,7 +52,7 @@ def test_clipping_is_by_the_global_norm():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_updates_are_bitwise_repeatable_and_go_on_exactly_from_saved_state(threads: int):
+def test_updates_are_deterministic_and_resume_from_saved_state(threads: int):
     torch.set_num_threads(threads)
     straight = net()
     optimiser = Adam(weight_decay=0.1).build(straight)

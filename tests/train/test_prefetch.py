@@ -1,4 +1,4 @@
-"""Batches are made ahead of those who wait for them, in order, and not without end."""
+"""Batches are prefetched in order and in bounded number."""
 
 import sys
 import threading
@@ -43,7 +43,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("accumulate, updates", [(1, QUEUE_BATCHES["cpu"]), (3, 2), (50, 2)])
-def test_so_many_updates_are_made_ahead(accumulate, updates):
+def test_the_number_of_prefetched_updates(accumulate, updates):
     with Prefetcher(Counted(), DataPosition(0, 0), accumulate, CPU) as ahead:
         end = time.monotonic() + 60
         while not ahead._queue.full() and time.monotonic() < end:
@@ -51,7 +51,7 @@ def test_so_many_updates_are_made_ahead(accumulate, updates):
         assert ahead._queue.qsize() == updates
 
 
-def test_updates_come_in_order_from_any_place_on():
+def test_updates_come_in_order_from_any_position():
     with Prefetcher(Counted(), DataPosition(1, 3), 2, CPU) as updates:
         found = [next(updates) for _ in range(4)]
     numbers = [[int(batch.rows.tokens) for batch in update.batches] for update in found]
@@ -64,14 +64,14 @@ def test_updates_come_in_order_from_any_place_on():
     ]
 
 
-def test_threads_take_turns_more_often_while_it_feeds():
+def test_the_switch_interval_is_short_while_prefetching():
     before = sys.getswitchinterval()
     with Prefetcher(Counted(), DataPosition(0, 0), 1, CPU):
         assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL) and before > SWITCH_INTERVAL
     assert sys.getswitchinterval() == pytest.approx(before)
 
 
-def test_what_fails_there_fails_here():
+def test_an_error_of_the_thread_is_raised_by_the_iterator():
     with Prefetcher(Counted(broken=2), DataPosition(0, 0), 1, CPU) as updates:
         next(updates), next(updates)
         with pytest.raises(ValueError, match="broken"):

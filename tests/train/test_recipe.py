@@ -17,7 +17,7 @@ def write(folder: Path, **keys: object) -> Path:
     return path
 
 
-def test_what_is_not_said_is_as_in_the_paper(tmp_path: Path):
+def test_defaults_are_the_papers(tmp_path: Path):
     recipe = load_recipe(write(tmp_path))
     assert recipe.optimiser == Adam(beta1=0.9, beta2=0.98, eps=1e-9)
     assert recipe.schedule == Paper(warmup=4000)
@@ -43,7 +43,7 @@ def test_paths_in_the_file_are_relative_to_it_and_those_of_the_command_line_to_t
     assert load_recipe(path, ["output=here"]).output == tmp_path / "elsewhere" / "here"
 
 
-def test_overrides_reach_everything_and_come_after_what_the_file_says(tmp_path: Path):
+def test_overrides_apply_after_the_file(tmp_path: Path):
     path = write(tmp_path, set=["width=64", "dropout=0.3"])
     recipe = load_recipe(path, ["optimiser.beta2=0.99", "model.width=32", "schedule.warmup=7", "steps=9"])
     assert isinstance(recipe.optimiser, Adam) and recipe.optimiser.beta2 == 0.99
@@ -78,7 +78,7 @@ def test_everything_wrong_is_named_by_its_path(tmp_path: Path):
         ({"save": {"every": None}}, "'every' .* or 'minutes'"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_reason(tmp_path: Path, keys: dict[str, object], words: str):
+def test_impossible_recipes_are_rejected_with_the_reason(tmp_path: Path, keys: dict[str, object], words: str):
     with pytest.raises(UserError, match=words):
         load_recipe(write(tmp_path, **keys))
 

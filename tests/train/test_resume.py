@@ -1,4 +1,4 @@
-"""Wish 1: one checkpoint holds everything; killed anywhere and begun again, the losses are equal to the last bit."""
+"""A checkpoint holds everything: a run killed anywhere and resumed has bit-equal losses."""
 
 import os
 import random
@@ -66,7 +66,7 @@ def test_killed_at_any_step_and_resumed_the_losses_are_bit_equal(make: Make, tmp
 
 
 @pytest.mark.parametrize("task", ["causal-lm", "masked-lm words"])
-def test_what_is_drawn_anew_in_each_epoch_is_drawn_the_same_again(task: str, tmp_path: Path):
+def test_random_choices_of_each_epoch_resume_bit_for_bit(task: str, tmp_path: Path):
     """Documents in pieces, and tokens hidden by chance: a run that was killed sees what it would have seen."""
     texts = write_all(tmp_path)
     recipe = toytexts.recipe(
@@ -100,9 +100,7 @@ def killed_equals_straight(recipe: Recipe, tmp_path: Path, times: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_asked_to_stop_it_finishes_the_step_saves_and_says_how_to_go_on(
-    make: Make, tmp_path: Path, number: signal.Signals, listener: Listener
-):
+def test_a_signal_finishes_the_step_and_saves(make: Make, tmp_path: Path, number: signal.Signals, listener: Listener):
     recipe = make(valid=True, steps=20)
     path = saved_to(recipe, tmp_path / "asked")
     process = start(path, pause=0.05)
@@ -152,7 +150,7 @@ def test_a_finished_run_is_left_alone_and_more_steps_continue_it(make: Make, lis
         ({"optimiser": {"kind": "adam", "beta2": 0.9}}, r"optimiser\.beta2"),
     ],
 )
-def test_another_recipe_in_the_same_folder_is_refused_by_what_changed(make: Make, changes: dict[str, Any], words: str):
+def test_a_changed_recipe_is_rejected_with_the_changes(make: Make, changes: dict[str, Any], words: str):
     train(make(steps=4))
     with pytest.raises(UserError, match=words) as caught:
         train(make(steps=4, **changes))
@@ -160,7 +158,7 @@ def test_another_recipe_in_the_same_folder_is_refused_by_what_changed(make: Make
     assert train(make(steps=4, **changes), fresh=True).steps == 4
 
 
-def test_a_run_that_never_began_may_be_mended(make: Make, tmp_path: Path, pairs: Path):
+def test_a_run_that_never_started_may_be_changed(make: Make, tmp_path: Path, pairs: Path):
     """Nothing was learnt, so nothing can be lost: the same command is enough."""
     mine = tmp_path / "mine.tsv"
     mine.write_text("no tab\n")
@@ -172,7 +170,7 @@ def test_a_run_that_never_began_may_be_mended(make: Make, tmp_path: Path, pairs:
     assert train(make(f"data.train.path={mine}", "steps=2")).steps == 2
 
 
-def test_other_data_in_the_same_place_is_noticed(make: Make, tmp_path: Path, pairs: Path):
+def test_changed_data_is_noticed(make: Make, tmp_path: Path, pairs: Path):
     mine = tmp_path / "mine.tsv"
     mine.write_bytes((pairs / "train.tsv").read_bytes())
     override = f"data.train={mine}"

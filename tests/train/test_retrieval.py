@@ -91,7 +91,7 @@ def made(work, tmp_path_factory):
     return result.model.parent, listener.text
 
 
-def test_it_trains_and_is_judged_with_neighbours_and_without(made):
+def test_training_and_evaluation_with_and_without_neighbours(made):
     folder, said = made
     (valid,) = [entry["valid"] for entry in read_log(folder / "log.jsonl") if "valid" in entry]
     assert set(valid) == {name + more for name in ("loss", "perplexity") for more in ("", " without neighbours")}
@@ -101,7 +101,7 @@ def test_it_trains_and_is_judged_with_neighbours_and_without(made):
     ).read_text(encoding="utf-8")
 
 
-def test_interrupted_and_begun_again_it_is_bit_by_bit_the_same(made, work, tmp_path, monkeypatch):
+def test_an_interrupted_retrieval_run_resumes_bit_for_bit(made, work, tmp_path, monkeypatch):
     real = loop.run_update
 
     def dies(*given, **more):
@@ -123,7 +123,7 @@ def test_interrupted_and_begun_again_it_is_bit_by_bit_the_same(made, work, tmp_p
 
 
 @pytest.mark.parametrize("cut", ["paragraph", "file", "line"])
-def test_no_chunk_finds_its_own_text_however_the_index_was_cut(work, tmp_path, cut):
+def test_no_chunk_retrieves_its_own_document(work, tmp_path, cut):
     """Also where the documents of the index are not those of the training data."""
     (tmp_path / "lines.txt").write_text((work / "train.txt").read_text(encoding="utf-8").replace(". ", ".\n"), "utf-8")
     corpus = tmp_path / "lines.txt" if cut == "line" else work / "train.txt"
@@ -175,7 +175,7 @@ def test_the_folder_knows_its_index(made, work, tmp_path):
     assert judged.figures == pytest.approx(valid, rel=1e-5)
 
 
-def test_an_index_that_is_gone_is_asked_for(made, work, tmp_path, monkeypatch):
+def test_a_missing_index_is_reported(made, work, tmp_path, monkeypatch):
     moved = shutil.copytree(made[0] / "model", tmp_path / "model")
     text = (moved / "config.json").read_text(encoding="utf-8")
     (moved / "config.json").write_text(text.replace("train.index", "gone.index"), "utf-8")
@@ -189,7 +189,7 @@ def test_an_index_that_is_gone_is_asked_for(made, work, tmp_path, monkeypatch):
     assert model.retrieve(work / "train.index").generate("the cat", method="greedy", max_length=3)
 
 
-def test_mistakes_are_told_before_anything_is_trained(work, made, tmp_path):
+def test_mistakes_are_reported_before_training(work, made, tmp_path):
     with pytest.raises(UserError, match=r"none: not an index \(no meta\.json\); build one with"):
         train(recipe(work, tmp_path / "run", retrieval=str(tmp_path / "none")))
     cross = "model.decoder[1].cross.chunk=4"
@@ -220,7 +220,7 @@ def test_another_index_under_the_same_run_is_noticed(work, made, tmp_path):
         train(recipe(work, tmp_path / "run", steps=3, retrieval=str(tmp_path / "other.index")))
 
 
-def test_going_on_from_a_model_that_retrieves(work, made, tmp_path):
+def test_fine_tuning_a_retrieval_model(work, made, tmp_path):
     given = recipe(work, tmp_path / "run", model=None, start=str(made[0] / "model"), steps=2)
     assert train(given, console=Listener().console).steps == 2
     assert Retriever(work / "train.index").index.tokenizer.hash == ayn.load(tmp_path / "run" / "model").tokenizer.hash

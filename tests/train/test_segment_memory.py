@@ -1,4 +1,4 @@
-"""Long texts read on from batch to batch (`task: {kind: causal-lm, memory: true}`): Transformer-XL by a recipe."""
+"""Segment recurrence (`task: {kind: causal-lm, memory: true}`): Transformer-XL by a recipe."""
 
 import math
 import random
@@ -80,9 +80,7 @@ def straight(work, tmp_path_factory):
 @pytest.mark.parametrize(
     "at, keys", [(3, {}), (7, {}), (14, {}), (7, {"accumulate": 2}), (8, XLNET)], ids=["3", "7", "14", "two", "xlnet"]
 )
-def test_interrupted_anywhere_and_begun_again_it_is_bit_by_bit_the_same(
-    at, keys, work, straight, tmp_path, monkeypatch
-):
+def test_an_interrupted_run_with_memory_resumes_bit_for_bit(at, keys, work, straight, tmp_path, monkeypatch):
     """What was remembered is in the checkpoint: the first batch after it has the loss it would have had."""
     real = loop.run_update
     if not keys:
@@ -108,7 +106,7 @@ def test_interrupted_anywhere_and_begun_again_it_is_bit_by_bit_the_same(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_without_its_memory_a_run_would_go_on_otherwise(work, straight, tmp_path, monkeypatch):
+def test_resuming_without_the_memory_gives_other_losses(work, straight, tmp_path, monkeypatch):
     """The test above can fail: memory matters to the losses."""
     monkeypatch.setattr("allyouneed.train.checkpoints.Checkpoint.restore_memory", lambda *_: None)
     real = loop.run_update
@@ -127,7 +125,7 @@ def test_without_its_memory_a_run_would_go_on_otherwise(work, straight, tmp_path
     assert found[:7] == expected[:7] and found[7] != expected[7]  # there is a checkpoint of step 7, the best so far
 
 
-def test_validation_reads_the_whole_text_over_what_it_remembers(work, straight):
+def test_validation_carries_the_memory_through_the_whole_text(work, straight):
     """The same number as the recurrence over the text gives, and another than that of pieces."""
     model = ayn.load(straight / "model")
     judged, _ = evaluate(model, work / "valid.txt")  # read as the training data was: paragraphs, end to end
@@ -154,11 +152,11 @@ def test_validation_reads_the_whole_text_over_what_it_remembers(work, straight):
     assert whole.figures["perplexity"] == pytest.approx(math.exp(found.mean), rel=1e-5)
 
 
-def test_it_writes_as_any_other(straight):
+def test_a_model_with_memory_generates(straight):
     assert ayn.load(straight / "model").generate("the cat", method="greedy", max_length=40)
 
 
-def test_rows_go_on(work, tmp_path):
+def test_rows_continue_across_batches(work, tmp_path):
     from allyouneed.train.prepare import RunFolder, prepare
     from allyouneed.train.progress import Reporter
 
@@ -181,7 +179,7 @@ def test_rows_go_on(work, tmp_path):
         (["model.embed.positions=sinusoidal", "model.decoder[0].mixer.pattern=causal"], r"positions.*[\s\S]*pattern"),
     ],
 )
-def test_what_cannot_read_on_is_refused(work, tmp_path, changes, words):
+def test_models_without_bounded_state_are_rejected(work, tmp_path, changes, words):
     with pytest.raises(ConfigError, match=words):
         recipe(work, tmp_path / "run", *changes)
     gated = {"kind": "decoder-decoder", "width": 16, "first": [{"mixer": {"kind": "gated-retention", "heads": 2}}]}
@@ -190,7 +188,7 @@ def test_what_cannot_read_on_is_refused(work, tmp_path, changes, words):
         recipe(work, tmp_path / "run", model=gated)
 
 
-def test_memory_that_is_not_a_number_is_forgotten_with_the_rest(work, tmp_path, monkeypatch):
+def test_a_rewind_clears_non_finite_memory(work, tmp_path, monkeypatch):
     """Three bad batches in a row: back to the checkpoint, and on with an empty memory."""
     real, seen = loop.run_update, []
 

@@ -1,4 +1,4 @@
-"""Ctrl-C is heard even where Python forgets it."""
+"""Ctrl-C works even where the exception gets lost."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ def press() -> None:
     threading.Event().wait(0.01)  # it is heard between two instructions
 
 
-def test_a_ctrl_c_that_somebody_swallowed_stops_at_the_end():
+def test_a_swallowed_interrupt_is_raised_at_the_end():
     done, before = [], signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), reraise_lost_interrupt():
         try:
@@ -24,7 +24,7 @@ def test_a_ctrl_c_that_somebody_swallowed_stops_at_the_end():
     assert done and signal.getsignal(signal.SIGINT) is before
 
 
-def test_it_stops_at_once_where_nobody_swallows_it():
+def test_an_interrupt_stops_at_once():
     done = []
     with pytest.raises(KeyboardInterrupt), reraise_lost_interrupt():
         press()

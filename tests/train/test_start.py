@@ -1,4 +1,4 @@
-"""A run that goes on from a model folder."""
+"""Fine-tuning from a model folder."""
 
 from pathlib import Path
 
@@ -64,12 +64,12 @@ def test_a_run_starts_from_a_model_in_eight_bits(make: Make, tmp_path: Path):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_what_was_stored_in_eight_bits_has_the_names_of_what_trains(tied: bool):
+def test_int8_weights_have_the_names_of_trainable_ones(tied: bool):
     model = ayn.build("gpt2", [f"embed.tied={str(tied).lower()}", "decoder[0].repeat=1"], vocab=50)
     wanted = {name: tensor.shape for name, tensor in named_tensors(model).items()}
     assert {name: tensor.shape for name, tensor in dequantize(quantize(model, "int8")).items()} == wanted
 
 
-def test_what_was_packed_into_two_bits_does_not_train():
+def test_packed_ternary_models_cannot_be_trained():
     with pytest.raises(UserError, match="cannot be trained"):
         dequantize(quantize(ayn.build("transformer-tiny", ["linear={kind: bit}"], vocab=50), "ternary"))

@@ -43,7 +43,7 @@ def test_an_epoch_gives_every_batch_once_and_an_update_never_spans_two(make: Mak
     assert seen[: len(expected)] == expected
 
 
-def test_updates_from_a_place_on_are_those_that_would_have_come(make: Make):
+def test_updates_can_start_at_any_position(make: Make):
     recipe = make()
     data = prepare(recipe, RunFolder(recipe.output), Reporter()).train
     flow = updates(data, DataPosition(0, 0), 2)

@@ -78,7 +78,7 @@ def test_patience_ends_a_run_that_gets_no_better(make: Make, listener: Listener)
     assert "no better exact for 2 validations: stopping early" in listener.text
 
 
-def test_memory_that_runs_out_says_so_before_the_start_with_advice(make: Make, monkeypatch: pytest.MonkeyPatch):
+def test_running_out_of_memory_is_reported_before_training(make: Make, monkeypatch: pytest.MonkeyPatch):
     def explode(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -89,7 +89,7 @@ def test_memory_that_runs_out_says_so_before_the_start_with_advice(make: Make, m
     assert not (recipe.output / "log.jsonl").exists()
 
 
-def test_tensorboard_is_written_only_when_asked(make: Make):
+def test_tensorboard_is_optional(make: Make):
     pytest.importorskip("tensorboard")
     train(make(steps=4, valid=True))
     assert not (make().output / "tensorboard").exists()
@@ -110,7 +110,7 @@ def test_a_gpu_that_lags_behind_loses_no_step(make: Make, monkeypatch: pytest.Mo
     assert max(fetched) > 1
 
 
-def test_precision_is_chosen_by_the_machine_and_said(make: Make):
+def test_precision_follows_the_hardware_and_is_reported(make: Make):
     chosen = choose_backend(make(precision="auto"))
     assert chosen.bf16 == cpu_supports_bf16() and not chosen.compiled
     assert ("bf16" if chosen.bf16 else "fp32") in chosen.summary
@@ -128,7 +128,7 @@ def test_a_compiled_run_trains_and_validates(make: Make, monkeypatch: pytest.Mon
     assert compiled == pytest.approx(plain, rel=1e-5)
 
 
-def test_updates_are_recorded_unless_only_blocks_shall_be_compiled(make: Make, monkeypatch: pytest.MonkeyPatch):
+def test_updates_are_captured_unless_compile_is_blocks(make: Make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: None)
     asked: list[bool] = []
 
@@ -145,7 +145,7 @@ def test_updates_are_recorded_unless_only_blocks_shall_be_compiled(make: Make, m
     assert asked == [True, True, False]
 
 
-def test_the_log_forgets_what_comes_after_a_checkpoint_and_half_a_line(tmp_path: object, make: Make):
+def test_the_log_drops_later_steps_and_a_partial_line(tmp_path: object, make: Make):
     path = make().output.parent / "log.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
     Log(path, 2)
@@ -169,14 +169,14 @@ def test_a_tie_goes_to_the_lower_loss():
     assert not is_better("bleu", True, {"bleu": float("nan"), "loss": 1.0}, None)
 
 
-def test_broken_lines_of_the_test_set_are_told(make: Make, listener: Listener, tmp_path: Path):
+def test_broken_lines_of_the_test_set_are_reported(make: Make, listener: Listener, tmp_path: Path):
     test = tmp_path / "test.tsv"
     test.write_text("1. Mai 1999\t1999-05-01\nno tab here\n", encoding="utf-8")
     train(make(steps=1, data={"train": "", "max_tokens": 48, "test": str(test)}), console=listener.console)
     assert f"{test}:2" in listener.text
 
 
-def test_a_card_does_not_tell_whose_machine_it_was(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_model_card_contains_no_local_paths(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     recipe = make(steps=2)
     assert str(tmp_path) in str(recipe.output)
@@ -185,6 +185,6 @@ def test_a_card_does_not_tell_whose_machine_it_was(make: Make, tmp_path: Path, m
     assert "output: " in card
 
 
-def test_an_update_larger_than_an_epoch_is_said(make: Make, capsys: pytest.CaptureFixture[str]):
+def test_an_update_larger_than_an_epoch_is_reported(make: Make, capsys: pytest.CaptureFixture[str]):
     train(make(steps=1, accumulate=500), fresh=True)
     assert "so updates have no more, although accumulate is 500" in " ".join(capsys.readouterr().err.split())

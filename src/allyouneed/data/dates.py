@@ -2,7 +2,7 @@
 
 It is small enough for two cores and two minutes, yet a real one: three languages, two scripts, months that must be
 known by heart and digits that must be copied in another order. Dates, not their spellings, are split, so a test date
-was never seen in training in any form. Forms a person could read two ways (03/04/2026) are not written.
+was never seen in training in any form. Ambiguous forms (03/04/2026) are not written.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _english_ordinal(day: int) -> str:
 
 
 def _chinese_number(number: int) -> str:
-    """1 to 99 as one says it: 十, 十一, 二十, 三十一."""
+    """1 to 99 as spoken: 十, 十一, 二十, 三十一."""
     tens, ones = divmod(number, 10)
     return (ZH_DIGITS[tens] if tens > 1 else "") + ("十" if tens else "") + (ZH_DIGITS[ones] if ones else "")
 

@@ -50,7 +50,7 @@ class Backend:
             yield
 
     def compile_model(self, model: nn.Module, fusions: Collection[str] | None = None) -> None:
-        """Compile traceable blocks, and the traceable parts of the others. Layers alike share one compiled graph.
+        """Compile traceable blocks, and the traceable parts of the others. Identical layers share one compiled graph.
         `fusions`: of the backward pass (runtime/cuda/fused_backward.py); default: all."""
         if self.cuda and self.bf16:
             allow_tf32()

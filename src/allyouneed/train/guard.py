@@ -63,7 +63,7 @@ class NonFiniteGuard:
         self.rewinds = 0
 
     def _describe(self, result: StepResult) -> dict[str, Any]:
-        numbers = [n for place in result.positions for n in self.data.describe(*place)]
+        numbers = [n for position in result.positions for n in self.data.describe(*position)]
         return {
             "step": result.step,
             "epoch": result.positions[0].epoch,

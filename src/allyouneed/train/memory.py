@@ -101,8 +101,8 @@ def available_memory(device: torch.device) -> int | None:
         return int(torch.cuda.mem_get_info(device)[0])
     free = _meminfo("MemAvailable")
     limit = _number("/sys/fs/cgroup/memory.max")  # container limit
-    rooms = [room for room in (free, limit) if room is not None]
-    return min(rooms, default=None)
+    limits = [count for count in (free, limit) if count is not None]
+    return min(limits, default=None)
 
 
 def memory_in_use(device: torch.device) -> int | None:

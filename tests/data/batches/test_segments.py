@@ -1,4 +1,4 @@
-"""Rows that go on from batch to batch: no token is lost, and what follows is what follows in the text."""
+"""Rows that continue across batches: no token is lost, and order is preserved."""
 
 import random
 
@@ -36,7 +36,7 @@ class Numbers(Items):
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("rows, row", [(1, 4), (3, 5), (4, 16), (5, 1), (2, 500)])
 @pytest.mark.parametrize("sizes", [[90], [1, 2, 3], [20, 1, 33, 7, 14, 2]])
-def test_each_row_is_a_text_read_on_and_on(sizes, rows, row, seed):
+def test_each_row_is_a_stream_across_batches(sizes, rows, row, seed):
     items = Numbers(sizes)
     data = SegmentBatches(items, items.documents, rows, row, seed)
     given = list(data.batches(2))

@@ -1,4 +1,4 @@
-"""A store holds exactly the encoded pairs, says what it left out, and never passes off damaged data as sound."""
+"""A store holds exactly the encoded pairs, reports what it dropped, and never serves damaged data."""
 
 import json
 import os
@@ -175,7 +175,7 @@ def test_a_damaged_store_is_refused_and_rebuilt_by_ensure(
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]
 
 
-def test_full_verification_finds_what_hides_behind_size_and_time(
+def test_full_verification_finds_changes_with_the_same_size_and_mtime(
     tmp_path: Path, files: list[PairFiles], joint: Vocabularies
 ) -> None:
     store = Store.build(tmp_path / "store", files, Filters(), pair_encoding(joint, 256))

@@ -1,4 +1,4 @@
-"""Files that an epoch reads more or less often than once."""
+"""Example weights: files that an epoch reads more or less often than once."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def test_without_weights_the_order_is_what_it_always_was(files: list[PairFiles],
     assert found.items.weights is None and times(found, 0) == [1] * 50
 
 
-def test_the_tokenizer_hears_a_text_as_often(tmp_path: Path) -> None:
+def test_the_tokenizer_weights_texts_as_well(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("qu\tqu\n")
     (tmp_path / "b.tsv").write_text("xyz\txyz\n" * 2)
     for weight, pieces in ((1, (2, 2)), (4, (1, 3))):  # there is room for one merge
@@ -95,7 +95,7 @@ def test_a_store_is_found_by_what_files_hold_wherever_they_lie(files: list[PairF
         ("translation", "train", None),
     ],
 )
-def test_weights_are_refused_where_nothing_heeds_them(task: str, split: str, said: str | None) -> None:
+def test_weights_are_rejected_where_not_supported(task: str, split: str, said: str | None) -> None:
     data = {"train": {"path": "x"}, "valid": {"path": "x"}}
     data[split] = {"path": "x", "weight": 2}  # type: ignore[dict-item]
     tree = {"model": "transformer-tiny", "data": data, "task": {"kind": task}, "output": "run"}

@@ -1,4 +1,4 @@
-"""Filters leave out what they say, count it, and show it."""
+"""Filters drop what they should, and report it."""
 
 import numpy as np
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Labelled, scored and tagged examples out of the files people have; what is broken is named."""
+"""Readers of labelled, scored and tagged examples; broken lines are reported."""
 
 from pathlib import Path
 from typing import Any

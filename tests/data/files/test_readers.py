@@ -1,4 +1,4 @@
-"""What a person may expect of the readers: every usable pair, every broken line named, no crash, no silence."""
+"""Readers return every usable pair and report every broken line."""
 
 import gzip
 import json
@@ -68,7 +68,7 @@ def test_columns_choose_and_swap(tmp_path: Path) -> None:
     assert f"{tmp_path}/a.tsv:3:" in report.text()
 
 
-def test_json_keys_are_mine_to_name(tmp_path: Path) -> None:
+def test_json_keys_can_be_set(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"de": "Ja\\nwohl", "en": "Yes"}\n')
     assert pairs_of(path=str(tmp_path / "a.jsonl"), keys=["en", "de"])[0] == [("Yes", "Ja\nwohl")]
 

@@ -1,4 +1,4 @@
-"""Documents out of plain text: none cut, none joined, and broken ones named."""
+"""Documents from plain text: none split, none joined, broken ones reported."""
 
 import gzip
 from pathlib import Path
@@ -29,7 +29,7 @@ def read(path: Path, **keys: object) -> tuple[list[tuple[str, int]], Report]:
         ("file", [("One.\nStill one.\n\n\nTwo.\n \nThree", 1)]),
     ],
 )
-def test_a_document_is_what_the_recipe_says(tmp_path: Path, document: str, expected: list[tuple[str, int]]) -> None:
+def test_document_boundaries(tmp_path: Path, document: str, expected: list[tuple[str, int]]) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
     found, report = read(tmp_path / "a.txt.gz", document=document)
     assert found == expected and report.read == report.kept == len(expected)

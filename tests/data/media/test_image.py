@@ -1,4 +1,4 @@
-"""Images that cannot be read, and what is said then (the pixels: tests/parity/test_images_against_transformers.py)."""
+"""Errors for images that cannot be read (the pixels: tests/parity/test_images_against_transformers.py)."""
 
 import sys
 
@@ -62,7 +62,7 @@ def test_an_image_that_would_fill_the_memory(tmp_path, monkeypatch):
         (None, "an image is a path"),
     ],
 )
-def test_what_is_no_image(image, said):
+def test_invalid_images_are_rejected(image, said):
     with pytest.raises(UserError, match=said):
         Pixels().read(image)
 

@@ -1,4 +1,4 @@
-"""Another rate, the same sound: tones stay what they are, and what the new rate cannot say is gone."""
+"""Resampling preserves tones below the new Nyquist frequency and removes those above."""
 
 import math
 
@@ -22,11 +22,11 @@ def test_a_tone_stays_the_same_tone(old, hertz):
 
 
 @pytest.mark.parametrize(("hertz", "old"), [(8_300, 44_100), (12_000, 48_000), (21_000, 44_100)])
-def test_what_the_new_rate_cannot_say_does_not_come_back_as_another_tone(hertz, old):
+def test_no_aliasing(hertz, old):
     assert resample(tone(hertz, old), old, 16_000)[200:-200].abs().max() < 2e-5
 
 
-def test_it_is_the_sum_it_says_it_is():
+def test_resampling_equals_its_definition():
     """Σ x[i] h(t − i), written out, at a rate without a common divisor."""
     old, new = 1_601, 1_000
     sound = torch.randn(300, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

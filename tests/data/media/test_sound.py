@@ -1,4 +1,4 @@
-"""Log-mel frames: what can be said without a judge (tests/parity/test_whisper_against_transformers.py has one)."""
+"""Log-mel frames, without a reference (with one: tests/parity/test_whisper_against_transformers.py)."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def test_a_frame_every_ten_milliseconds():
     assert log_mel(torch.stack([tone(440), tone(880)]).view(2, 1, -1)).shape == (2, 1, 80, 100)
 
 
-def test_higher_tones_are_heard_in_higher_filters():
+def test_higher_tones_excite_higher_filters():
     loudest = [log_mel(tone(hertz)).mean(1).argmax().item() for hertz in (200, 400, 800, 1600, 3200, 6400)]
     assert loudest == sorted(set(loudest))
 
@@ -56,6 +56,6 @@ def test_padding_is_silence_and_cutting_is_cutting():
         (torch.zeros(HOP), {}, "sound of 160 samples is too short; the first frame needs 201"),
     ],
 )
-def test_what_is_no_such_sound_is_refused(sound, more, said):
+def test_invalid_sound_is_rejected(sound, more, said):
     with pytest.raises(UserError, match=said):
         log_mel(sound, **more)

@@ -1,4 +1,4 @@
-"""Sound files as people have them: any kind of WAV, FLAC, several channels, any rate; and files that are none."""
+"""Sound files: all kinds of WAV, FLAC, several channels, any rate; and files that are not sound."""
 
 import struct
 import sys
@@ -86,7 +86,7 @@ def test_other_chunks_are_passed_over(tmp_path):
         (lambda whole: whole[:20] + struct.pack("<H", 6) + whole[22:], "format 6 with 16 bits"),
     ],
 )
-def test_what_is_no_sound_gets_a_message(change, said, tmp_path):
+def test_files_without_sound_are_rejected(change, said, tmp_path):
     path = tmp_path / "a.wav"
     path.write_bytes(change(written(path)))
     with pytest.raises(UserError, match=said):

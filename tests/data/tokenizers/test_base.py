@@ -1,4 +1,4 @@
-"""Text comes back exactly as it went in, whatever it is, and the same text trains the same tokenizer."""
+"""Any text round-trips exactly, and the same text trains the same tokenizer."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What stands around texts, and what the tokenizers of ours and of others make of names of special tokens."""
+"""Templates of special tokens, and special tokens spelled out in text, for our tokenizers and foreign ones."""
 
 from pathlib import Path
 
@@ -16,13 +16,13 @@ def own() -> Tokenizer:
     return train(TokenizerConfig(vocab=300, specials=("<mask>",)), TEXTS)
 
 
-def test_our_texts_stand_between_a_begin_and_an_end_mark(own: Tokenizer) -> None:
+def test_our_template_is_bos_text_eos(own: Tokenizer) -> None:
     assert own.frame([7, 8]) == ([own.bos, 7, 8, own.eos], [0] * 4)
     assert own.frame([7], [8, 9]) == ([own.bos, 7, own.eos, 8, 9, own.eos], [0, 0, 0, 1, 1, 1])
     assert own.opening == (own.bos,) and (own.template.count(), own.template.count(2)) == (2, 3)
 
 
-def test_marks_may_stand_at_the_end_and_have_a_type_of_their_own() -> None:
+def test_templates_with_trailing_tokens_and_their_own_type() -> None:
     marks = Template((), (4,), (4, 3), types=(0, 1), closing=2)
     assert marks.frame([7, 8]) == ([7, 8, 4, 3], [0, 0, 0, 2])
     assert marks.frame([7], [8]) == ([7, 4, 8, 4, 3], [0, 0, 1, 1, 2])
@@ -31,14 +31,14 @@ def test_marks_may_stand_at_the_end_and_have_a_type_of_their_own() -> None:
     assert Template().frame([]) == ([], [])
 
 
-def test_marks_are_written_and_read() -> None:
+def test_templates_are_saved_and_loaded() -> None:
     marks = Template((1,), (2, 2), (2,), (1,), (0, 0), None, "after", 9, (5,), (6, 7), (8,), True)
     assert Template.from_tree(marks.to_tree()) == marks
     with pytest.raises(UserError, match="a template is a mapping"):
         Template.from_tree({"before": [1], "behind": [2]})
 
 
-def test_a_foreign_tokenizer_keeps_its_marks_in_our_folder(own: Tokenizer, tmp_path: Path) -> None:
+def test_a_foreign_tokenizer_keeps_its_template_in_our_folder(own: Tokenizer, tmp_path: Path) -> None:
     inner = own._inner
     foreign = Tokenizer(inner, 0, 1, 2, {"de": 9}, template=Template((1, 1), (), (2,)), mask=3)
     Vocabularies(foreign, foreign).save(tmp_path)

@@ -55,7 +55,7 @@ def given(make: Make, rows: int = 4) -> tuple[Any, Any, list[Update]]:
     return recipe, model, some
 
 
-def test_replayed_updates_are_those_that_are_written(make: Make, recorded: list[int]):
+def test_replayed_updates_equal_eager_ones(make: Make, recorded: list[int]):
     """Batches, rates (of few bits: on the device they have 32) and counts differ from update to update; dropout goes
     on; one update has fewer batches."""
     found = []
@@ -77,7 +77,7 @@ def test_replayed_updates_are_those_that_are_written(make: Make, recorded: list[
         assert torch.equal(tensor, found[1][2][name]), name
 
 
-def test_after_a_return_to_a_checkpoint_it_is_recorded_anew(make: Make, recorded: list[int]):
+def test_a_rewind_captures_again(make: Make, recorded: list[int]):
     recipe, model, some = given(make)
     runs = CapturedUpdates(model, recipe.task, recipe.optimiser.build(model), None, choose_backend(recipe))
     runs.enabled = True
@@ -91,7 +91,7 @@ def test_after_a_return_to_a_checkpoint_it_is_recorded_anew(make: Make, recorded
     assert recorded == [1, 1]
 
 
-def test_what_waits_for_the_device_is_not_recorded(make: Make, recorded: list[int], monkeypatch: pytest.MonkeyPatch):
+def test_updates_that_synchronise_are_not_captured(make: Make, recorded: list[int], monkeypatch: pytest.MonkeyPatch):
     recipe, model, some = given(make)
     runs = CapturedUpdates(model, recipe.task, recipe.optimiser.build(model), None, choose_backend(recipe))
     runs.enabled = True
@@ -109,7 +109,7 @@ def test_what_waits_for_the_device_is_not_recorded(make: Make, recorded: list[in
     assert not recorded and not runs.enabled and calls.count(WARMUP_UPDATES - 1) == 2
 
 
-def test_a_recording_that_fails_says_what_to_do(make: Make, recorded: list[int], monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_capture_says_what_to_do(make: Make, recorded: list[int], monkeypatch: pytest.MonkeyPatch):
     recipe, model, some = given(make)
     runs = CapturedUpdates(model, recipe.task, recipe.optimiser.build(model), None, choose_backend(recipe))
     runs.enabled = True
@@ -123,7 +123,7 @@ def test_a_recording_that_fails_says_what_to_do(make: Make, recorded: list[int],
             runs.run(some[0], step, 0.01)
 
 
-def test_labels_of_whole_texts_are_never_recorded(make: Make, recorded: list[int]):
+def test_sequence_labels_are_never_captured(make: Make, recorded: list[int]):
     recipe, model, some = given(make)
     runs = CapturedUpdates(model, recipe.task, recipe.optimiser.build(model), None, choose_backend(recipe))
     runs.enabled, seen = True, []
@@ -134,7 +134,7 @@ def test_labels_of_whole_texts_are_never_recorded(make: Make, recorded: list[int
     assert not recorded and len(seen) == WARMUP_UPDATES + 2
 
 
-def test_only_models_that_do_the_same_each_time_are_recorded():
+def test_only_static_models_are_captured():
     plain = parse(Model, MODEL | {"vocab": 9})  # type: ignore[type-abstract]
     other = parse(Model, MODEL | {"vocab": 9, "encoder": [SLEEPING]})  # type: ignore[type-abstract]
     assert capture._is_static(plain.build()) and not capture._is_static(other.build())

@@ -1,4 +1,4 @@
-"""A block is compiled as a whole, once, whatever batch comes: nothing in it is decided by the data."""
+"""A block compiles to one graph for all batches: no data-dependent control flow."""
 
 from __future__ import annotations
 

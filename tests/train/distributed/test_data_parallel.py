@@ -1,4 +1,4 @@
-"""However many processes share a run, it is the same run."""
+"""A run does not depend on the number of processes."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def run(recipe: Recipe, output: Path, processes: int, *changes: str) -> Path:
     return output
 
 
-def test_two_processes_make_the_run_of_one(make: Make, tmp_path: Path):
+def test_two_processes_equal_one(make: Make, tmp_path: Path):
     """Three batches of ten rows an update, over the end of an epoch, and experts that only some rows choose."""
     recipe = make(valid=True, model=MIXED, steps=8, accumulate=3, batch={"rows": 10, "row": 64})
     one = run(recipe, tmp_path / "one", 1)
@@ -56,13 +56,13 @@ def test_two_processes_make_the_run_of_one(make: Make, tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_four_processes_make_the_run_of_one(make: Make, tmp_path: Path, kind: str):
+def test_four_processes_equal_one(make: Make, tmp_path: Path, kind: str):
     """Ten rows are no multiple of four: two processes have more to read than the others."""
     recipe = make(valid=True, model=MIXED, steps=8, accumulate=3, batch={"rows": 10, "row": 64})
     assert_same_run(run(recipe, tmp_path / "one", 1), run(recipe, tmp_path / "four", 4, f"parallel={kind}"))
 
 
-def test_two_go_on_as_four_and_as_one_with_the_same_data(make: Make, tmp_path: Path):
+def test_a_run_of_two_resumes_with_four_and_with_one(make: Make, tmp_path: Path):
     recipe = make(model=DRY, steps=12, batch={"rows": 4, "row": 64})
     straight = run(recipe, tmp_path / "straight", 1)
     changed = run(recipe, tmp_path / "changed", 2, "parallel=fsdp", "steps=4")
@@ -105,7 +105,7 @@ READING_ON: dict[str, Any] = {
 }
 
 
-def test_each_remembers_its_rows_and_others_take_them_over(make: Make, tmp_path: Path):
+def test_segment_memory_is_redistributed(make: Make, tmp_path: Path):
     """Two processes, then one, then three, which have other rows each; memory is in the checkpoint."""
     recipe = make(**READING_ON, steps=9, batch={"rows": 5, "row": 16}, data={})
     straight = run(recipe, tmp_path / "straight", 1)
@@ -115,7 +115,7 @@ def test_each_remembers_its_rows_and_others_take_them_over(make: Make, tmp_path:
     assert_same_run(straight, changed)
 
 
-def test_what_is_not_a_number_in_one_process_is_refused_by_all(make: Make, tmp_path: Path):
+def test_a_non_finite_loss_in_one_process_skips_the_update_in_all(make: Make, tmp_path: Path):
     recipe = make(model=DRY, steps=4, clip=None, schedule={"kind": "constant", "peak": 1e30})
     found = steps(run(recipe, tmp_path / "bad", 2, "steps=3"))
     assert [entry.get("skipped") for entry in found][1:] == ["not finite"] * 2
@@ -137,7 +137,7 @@ def test_what_is_not_a_number_in_one_process_is_refused_by_all(make: Make, tmp_p
         ),
     ],
 )
-def test_what_cannot_be_shared_is_refused_by_name(
+def test_unsupported_parallel_recipes_are_rejected(
     make: Make, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
 ):
     monkeypatch.setenv("WORLD_SIZE", "4")

@@ -1,4 +1,4 @@
-"""torchrun and nothing else; when one of its processes is killed, the run ends with a message and can go on."""
+"""When a process of a torchrun job is killed, the run ends with a message and can be resumed."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Matrices split over processes: the same run, and checkpoints that any other number of processes goes on from."""
+"""Tensor parallelism: the same run, and checkpoints that any number of processes can resume."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ SPLIT: dict[str, Any] = MODEL | {
 }
 
 
-def test_two_processes_split_every_block_and_make_the_run_of_one(make: Make, tmp_path: Path):
+def test_two_tensor_parallel_processes_equal_one(make: Make, tmp_path: Path):
     """With dropout, which those who read the same rows draw alike."""
     recipe = make(valid=True, model=SPLIT | {"dropout": 0.1}, steps=8, accumulate=2)
     one = run(recipe, tmp_path / "one", 1)

@@ -143,12 +143,12 @@ class Store:
         """
         folder = Path(folder)
         meta = _read_meta(folder)
-        for name, facts in meta["files"].items():
+        for name, expected in meta["files"].items():
             path = folder / name
-            if not path.is_file() or path.stat().st_size != facts["bytes"]:
+            if not path.is_file() or path.stat().st_size != expected["bytes"]:
                 raise UserError(f"{path}: missing or truncated; delete {folder} and build it again")
-            touched = path.stat().st_mtime_ns != facts["mtime_ns"]
-            if (full or touched) and sha256(path) != facts["sha256"]:
+            touched = path.stat().st_mtime_ns != expected["mtime_ns"]
+            if (full or touched) and sha256(path) != expected["sha256"]:
                 raise UserError(f"{path}: changed since it was built; delete {folder} and build it again")
         return cls(folder, meta)
 
@@ -214,13 +214,13 @@ def _stamp(file: Path) -> list[int]:
 def _fingerprint(files: Sequence[Files], filters: Filters, encoding: Encoding, hashes: InputHashes) -> str:
     if not files:
         raise UserError("no data files given")
-    facts = {
+    inputs = {
         "format": FORMAT,
         "files": [_read_as(entry, hashes) for entry in files],
         "filters": tree_of(filters),
         "encoding": [encoding.name, encoding.spec],
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
 def _read_as(entry: Files, hashes: InputHashes) -> dict[str, Any]:

@@ -128,12 +128,12 @@ class Tokenizer:
 
     def language(self, tag: str) -> int:
         """By name, or by a prefix that only one language has: "de" is "de_DE"."""
-        alike = [name for name in self.languages if name.startswith(f"{tag}_")]
-        if tag not in self.languages and len(alike) == 1:
-            return self.languages[alike[0]]
+        matches = [name for name in self.languages if name.startswith(f"{tag}_")]
+        if tag not in self.languages and len(matches) == 1:
+            return self.languages[matches[0]]
         if tag not in self.languages:
-            known = ", ".join(sorted(alike or self.languages)) or "none"
-            meant = "" if alike else near(tag, self.languages)
+            known = ", ".join(sorted(matches or self.languages)) or "none"
+            meant = "" if matches else near(tag, self.languages)
             raise UserError(f"the tokenizer has no language {tag!r}{meant} (languages: {known})")
         return self.languages[tag]
 

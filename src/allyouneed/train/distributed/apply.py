@@ -74,9 +74,9 @@ def shard_model(model: nn.Module, parallel: ParallelConfig, processes: ProcessGr
         block.register_forward_hook(_zero_missing_gradients)
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the head runs after `run` and needs its weights
-    for way in ("run", "advance"):
-        if hasattr(model, way):
-            register_fsdp_forward_method(model, way)
+    for method in ("run", "advance"):
+        if hasattr(model, method):
+            register_fsdp_forward_method(model, method)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # sum, not mean: each process divides its loss by the tokens of all
