@@ -1,15 +1,14 @@
-"""What guessing ahead is worth on CPU: seconds a token with a draft and without, of the same model, in turns.
+"""Speculative decoding on CPU: seconds per token with and without a draft, same model, interleaved.
 
     python bench/speculative.py TEXT [--pairs FILE …] [--count 24] [--write]
 
-Processor seconds of one thread, so that other people's work on the machine does not count. Models have random weights
-and are told what to say, token by token; each pass costs what it costs.
+Processor seconds of one thread, so that other load on the machine does not count. Models have random weights and
+generate a given script; each pass costs as much as with trained weights.
 
-1. A smaller model guesses: GPT-2 (124M) writes TEXT (.txt, .gz), and a GPT of two layers, 192 wide, with the same
-   vocabulary guesses. How often two models agree is theirs; here it is set, and what is measured is what it brings.
-2. The text itself is looked up: a transformer of base size reads the first column of FILE (TSV) and writes the second,
-   as a model would that always finds the reference.
-3. What a pass over several tokens costs and what taking them back costs, by the kind of state.
+1. Draft model: GPT-2 (124M) generates TEXT (.txt, .gz), and a GPT of two layers, 192 wide, with the same vocabulary is
+   its draft. How often the two agree is set; the speedup is measured.
+2. Prompt lookup: a transformer of base size reads the first column of FILE (TSV) and generates the second.
+3. The cost of a pass over several tokens and of trimming them, by the kind of state.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ SMALL = ["width=192", "decoder[0].mixer.heads=3", "decoder[0].channel.hidden=768
 Table = list[list[str]]
 
 
-def opened(path: Path) -> str:
+def read_text(path: Path) -> str:
     raw = path.read_bytes()
     return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
 
@@ -53,18 +52,18 @@ def seconds(act: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - begin, found
 
 
-# --- models that are told what to say ---------------------------------------------------------------------------------
+# --- models that follow a script --------------------------------------------------------------------------------------
 
 
-class Told(nn.Module):
-    """A model that says what it is told, and takes as long as ever: the token goes with the hidden state, one more
-    feature, to the head. One text at a time. With `right` below 1, so often it says something else."""
+class Scripted(nn.Module):
+    """Generates a script at the cost of the model: the next token is one more feature of the hidden state, which the
+    head reads. One text at a time. `right`: the share of tokens that follow the script."""
 
     def __init__(self, model: Any, right: float = 1.0) -> None:
         super().__init__()
         self.model, self.config, self.right, self.script = model, model.config, right, list[int]()
 
-    def tell(self, script: Sequence[int]) -> None:
+    def set_script(self, script: Sequence[int]) -> None:
         dice = Random(1)
         self.script = [token if dice.random() < self.right else (token + 1) % 300 + 3 for token in script]
 
@@ -74,8 +73,8 @@ class Told(nn.Module):
     def advance(self, new: Rows, states: Any, last: bool = False) -> Tensor:
         at = states.lengths[0]
         hidden = self.model.advance(new, states)
-        says = torch.tensor(self.script)[torch.arange(at, at + hidden.shape[1]).clamp(max=len(self.script) - 1)]
-        both = torch.cat([hidden, says.to(hidden)[None, :, None]], -1)
+        tokens = torch.tensor(self.script)[torch.arange(at, at + hidden.shape[1]).clamp(max=len(self.script) - 1)]
+        both = torch.cat([hidden, tokens.to(hidden)[None, :, None]], -1)
         return both[:, -1:] if last else both
 
     def head(self, both: Tensor) -> Tensor:
@@ -83,89 +82,89 @@ class Told(nn.Module):
         return scores.scatter_add(-1, both[..., -1:].long(), scores.new_full((*scores.shape[:-1], 1), 1e4))
 
 
-def compared(
+def compare_drafts(
     name: str, batches: Sequence[Any], drafts: dict[str, Draft], ask: Callable[[Any, Draft | None], Any]
 ) -> Table:
-    """Each batch in every way, one after the other."""
-    ways: dict[str, Draft | None] = {"none": None, **drafts}
-    spent, went, said = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, DraftStats()), dict.fromkeys(ways, 0)
+    """Each batch with every draft in turn."""
+    cases: dict[str, Draft | None] = {"none": None, **drafts}
+    spent, stats, counts = dict.fromkeys(cases, 0.0), dict.fromkeys(cases, DraftStats()), dict.fromkeys(cases, 0)
     ask(batches[0], None)
     for batch in batches:
-        for way, draft in ways.items():
+        for case, draft in cases.items():
             took, answers = seconds(lambda batch=batch, draft=draft: ask(batch, draft))
-            spent[way] += took
-            went[way] += total_stats(answers) or DraftStats()
-            said[way] += sum(len(h.log_probs) for best in answers for h in best)
+            spent[case] += took
+            stats[case] += total_stats(answers) or DraftStats()
+            counts[case] += sum(len(h.log_probs) for best in answers for h in best)
     table = []
-    for way in ways:
-        each, plain = spent[way] / said[way], spent["none"] / said["none"]
-        how = went[way]
-        right = f"{how.right / how.guessed:.0%}" if how.guessed else ""
-        rate = f"{(how.passes + how.right) / how.passes:.2f}" if how.passes else "1.00"
-        table.append([name, way, right, rate, f"{1000 * each:.1f}", f"{plain / each:.2f}"])
+    for case in cases:
+        each, plain = spent[case] / counts[case], spent["none"] / counts["none"]
+        found = stats[case]
+        right = f"{found.right / found.guessed:.0%}" if found.guessed else ""
+        rate = f"{(found.passes + found.right) / found.passes:.2f}" if found.passes else "1.00"
+        table.append([name, case, right, rate, f"{1000 * each:.1f}", f"{plain / each:.2f}"])
         print(*table[-1], sep=" | ", flush=True)
     return table
 
 
-# --- 1. a smaller model -----------------------------------------------------------------------------------------------
+# --- 1. draft model ---------------------------------------------------------------------------------------------------
 
 
-def guessed_by_a_model(text: str, count: int) -> Table:
+def measure_draft_model(text: str, count: int) -> Table:
     tokenizer = train(TokenizerConfig(vocab=VOCAB), text.splitlines())
     ids, dice = tokenizer.encode(text), Random(0)
     texts = [ids[at : at + GIVEN + NEW] for at in (dice.randrange(len(ids) - GIVEN - NEW) for _ in range(count))]
     torch.manual_seed(0)
-    large = Told(ayn.build("gpt2").eval())
+    large = Scripted(ayn.build("gpt2").eval())
     small = ayn.build(override(preset_tree("gpt2"), SMALL)).eval()
-    way = Decoding(method="greedy", max_length=NEW, min_length=NEW)
+    decoding = Decoding(method="greedy", max_length=NEW, min_length=NEW)
     table: Table = []
     for right in (0.5, 0.7, 0.9):
-        guesser = Told(small, right)
-        engines = [Engine(model, 1, 2, 0, limit=1024) for model in (large, guesser)]
+        drafter = Scripted(small, right)
+        engines = [Engine(model, 1, 2, 0, limit=1024) for model in (large, drafter)]
 
-        def ask(tokens: list[int], draft: Draft | None, both: Any = (large, guesser), engine: Any = engines[0]) -> Any:
+        def ask(tokens: list[int], draft: Draft | None, both: Any = (large, drafter), engine: Any = engines[0]) -> Any:
             for model in both:
-                model.tell(tokens[1:])
-            found = engine.complete([tokens[:GIVEN]], way, draft=draft)
-            assert found[0][0].tokens == tokens[GIVEN:], "it says what it is told"
+                model.set_script(tokens[1:])
+            found = engine.complete([tokens[:GIVEN]], decoding, draft=draft)
+            assert found[0][0].tokens == tokens[GIVEN:], "the script"
             return found
 
         drafts: dict[str, Draft] = {f"model, {n} ahead": DraftModel(engines[1], n) for n in (2, 4, 7)}
-        table += compared(f"agree on {right:.0%}", texts, drafts, ask)
+        table += compare_drafts(f"agree on {right:.0%}", texts, drafts, ask)
     return table
 
 
-# --- 2. the text itself -----------------------------------------------------------------------------------------------
+# --- 2. prompt lookup -------------------------------------------------------------------------------------------------
 
 
-def looked_up(path: Path, count: int) -> Table:
-    lines = [line.split("\t")[:2] for line in opened(path).splitlines() if line.count("\t")]
+def measure_lookup(path: Path, count: int) -> Table:
+    lines = [line.split("\t")[:2] for line in read_text(path).splitlines() if line.count("\t")]
     tokenizer: Tokenizer = train(TokenizerConfig(vocab=8000), [text for line in lines for text in line])
     torch.manual_seed(0)
-    model = Told(ayn.build("transformer-base").eval())
+    model = Scripted(ayn.build("transformer-base").eval())
     engine = Engine(model, tokenizer.bos, tokenizer.eos, tokenizer.pad)
     pairs = [[[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(line)] for line in lines]
     some = Random(0).sample([pair for pair in pairs if len(pair[1]) > 8], count)
-    way = Decoding(method="greedy")
+    decoding = Decoding(method="greedy")
 
     def ask(pair: list[list[int]], draft: Draft | None) -> Any:
-        model.tell(pair[1])
-        found = engine.generate(pair[:1], way, draft=draft)
-        assert [*found[0][0].tokens, tokenizer.eos] == pair[1], "it says what it is told"
+        model.set_script(pair[1])
+        found = engine.generate(pair[:1], decoding, draft=draft)
+        assert [*found[0][0].tokens, tokenizer.eos] == pair[1], "the script"
         return found
 
     drafts: dict[str, Draft] = {f"lookup, {n} ahead": PromptLookup(n) for n in (4, 8, 16)}
-    return compared(path.name.split(".")[0], some, drafts, ask)
+    return compare_drafts(path.name.split(".")[0], some, drafts, ask)
 
 
-# --- 3. taking back ---------------------------------------------------------------------------------------------------
+# --- 3. trimming ------------------------------------------------------------------------------------------------------
 
 
 def read(model: Any, new: Rows, states: Any) -> None:
     model.head(model.advance(new, states))
 
 
-def taken_back() -> Table:
+def measure_trimming() -> Table:
     table: Table = []
     kinds: dict[str, Any] = {
         "attention": {"kind": "attention", "heads": 12, "pattern": "causal", "positions": "rotary"},
@@ -200,16 +199,16 @@ def markdown(head: str, table: Table) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", type=Path, help="what GPT-2 writes")
-    parser.add_argument("--pairs", type=Path, nargs="*", default=[], help="TSV: what is read, what is written")
-    parser.add_argument("--count", type=int, default=24, help="texts of each file")
+    parser.add_argument("text", type=Path, help="text that GPT-2 generates")
+    parser.add_argument("--pairs", type=Path, nargs="*", default=[], help="TSV: source, target")
+    parser.add_argument("--count", type=int, default=24, help="texts per file")
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     head = "case | draft | accepted | tokens per pass | ms per token | speedup"
-    back = markdown("state | 1 token, ms | 5 tokens, ms | trimming 3, ms | both / 1 token", taken_back())
-    texts = [row for path in asked.pairs for row in looked_up(path, asked.count)]
-    models = guessed_by_a_model(opened(asked.text), asked.count)
+    back = markdown("state | 1 token, ms | 5 tokens, ms | trimming 3, ms | both / 1 token", measure_trimming())
+    texts = [row for path in options.pairs for row in measure_lookup(path, options.count)]
+    models = measure_draft_model(read_text(options.text), options.count)
     tables = f"""{MACHINE.format(torch.__version__, platform.processor() or platform.machine())}
 
 ## Draft model
@@ -225,7 +224,7 @@ def main() -> None:
 {back}
 """
     print(tables)
-    if asked.write:
+    if options.write:
         before = PAGE.read_text(encoding="utf-8").split(MARK)[0] if PAGE.exists() else ""
         PAGE.write_text(f"{before}{MARK}\n\n{tables}", encoding="utf-8")
 

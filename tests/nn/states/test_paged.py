@@ -1,4 +1,4 @@
-"""Blocks of a pool: the same numbers as one cache for each row, shared pasts kept once, and every block comes back."""
+"""Paged KV cache: the same numbers as a contiguous one, shared prefixes stored once, every block freed."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def step(model, states, chunks):
 @pytest.mark.parametrize("name", GROWS[::3])
 @settings(max_examples=4)
 @given(st.data())
-def test_the_same_numbers_as_one_cache_for_each_row(name, data):
+def test_the_same_numbers_as_a_contiguous_cache(name, data):
     model, dice = case(name), data.draw(st.randoms(use_true_random=False))
     count, pool = dice.randrange(1, 4), BlockPool(400, size=dice.choice([1, 2, 3, 5]))
     sources = [[dice.randrange(1, VOCAB) for _ in range(dice.randrange(1, 6))] for _ in range(count)]
@@ -64,22 +64,22 @@ def paged(count, pool):
     return model, states
 
 
-def test_a_shared_past_is_kept_once_and_copied_when_it_is_written_into():
+def test_a_shared_prefix_is_stored_once_and_copied_on_write():
     pool = BlockPool(20, size=4)
     model, states = paged(1, pool)
     step(model, states, [[1, 2, 3, 4, 5, 6]])
     assert pool.used == 2
     states.repeat_rows(4)
-    assert pool.used == 2, "four rows, one past"
+    assert pool.used == 2, "four rows share one prefix"
     step(model, states, [[1], [2], [3], [4]])
-    assert pool.used == 1 + 4, "the full block is shared, the open one is everyone's own"
+    assert pool.used == 1 + 4, "the full block is shared, the last one is copied for each row"
     states.select([2, 2, 2, 2])
     assert pool.used == 2
     states.close()
     assert pool.used == 0
 
 
-def test_a_full_pool_says_so_and_nothing_has_changed():
+def test_a_full_pool_raises_and_changes_nothing():
     pool = BlockPool(3, size=2)
     model, states = paged(2, pool)
     step(model, states, [[1, 2], [3, 4]])
@@ -94,7 +94,7 @@ def test_a_full_pool_says_so_and_nothing_has_changed():
     torch.testing.assert_close(found, step(model, judge, [[5]])[0], atol=1e-9, rtol=0)
 
 
-def test_what_is_taken_back_is_given_back():
+def test_trimming_frees_blocks():
     pool = BlockPool(9, size=2)
     model, states = paged(1, pool)
     step(model, states, [[1, 2, 3, 4, 5]])

@@ -1,4 +1,4 @@
-"""The state of a recurrence against the plain recurrence: whatever was taken in, moved about and taken back."""
+"""The state of a recurrence against the plain recurrence, after any sequence of updates, selections and trims."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def begin(batch, like):
 
 
 def fold(carry, inputs, real):
-    """A recurrence that depends on the order, in two tensors."""
+    """A recurrence of two tensors that depends on the order of its inputs."""
     first, second = carry
     for t in range(inputs.shape[1]):
         x = inputs[:, t]
@@ -30,7 +30,7 @@ def fold(carry, inputs, real):
 
 
 class Trial:
-    """Rows of inputs beside the state that was told of them."""
+    """A state and the rows of inputs it has seen."""
 
     def __init__(self, rows):
         self.state, self.rows = Recurrent(begin, fold), [torch.zeros(0, FEATURES).double() for _ in range(rows)]
@@ -84,7 +84,7 @@ moves = st.lists(
 @given(moves)
 def test_any_history_gives_the_carry_of_its_rows(moves):
     trial = Trial(3)
-    furthest = [0, 0, 0]  # what can be taken back counts from there
+    furthest = [0, 0, 0]  # the most tokens each row had: trimming counts from there
     for move, how in moves:
         rows = len(trial.rows)
         if move == "take" and any(how[:rows]):
@@ -123,7 +123,7 @@ def test_state_size_is_constant_and_trimming_is_limited():
         trial.trim(0)
 
 
-def test_a_short_text_can_be_taken_back_whole():
+def test_a_short_text_can_be_trimmed_to_nothing():
     trial = Trial(2)
     trial.take([TAIL - 1, 3])
     trial.trim(0)
@@ -134,8 +134,8 @@ def test_a_short_text_can_be_taken_back_whole():
 
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=6))
-def test_a_step_never_folds_more_often_than_it_must(counts):
-    """A fold of the snapshot reads at least SLACK tokens, so its cost is spread over as many steps."""
+def test_folding_is_rare(counts):
+    """A fold of the snapshot reads at least MAX_TRIM tokens, so its cost is spread over as many steps."""
     folds = []
 
     def counting(carry, inputs, real):

@@ -1,4 +1,4 @@
-"""Memory that goes on from batch to batch: what is written down and read again is the same memory."""
+"""Segment memory: states carried from batch to batch, exported and restored exactly."""
 
 import json
 
@@ -31,11 +31,11 @@ def batches(count, begins=(0,)):
 
 
 @pytest.mark.parametrize("name", MIXERS)
-def test_what_is_written_down_and_read_again_is_the_same_memory(name):
-    """Of every mixer there is: a reader that was reminded goes on exactly as the one that never stopped."""
+def test_a_restored_memory_continues_exactly(name):
+    """For every mixer: after a restore the outputs equal those without interruption, bit for bit."""
     model = model_of(MIXERS[name])
     straight, first, second = SegmentMemory(model), SegmentMemory(model), SegmentMemory(model)
-    # more than a ring or a tail holds; a synthesizer has places for so many tokens only
+    # more tokens than a window or a tail holds; a synthesizer has few positions
     given = batches(8 if name.startswith("synthesizer") else 40)
     expected = [straight.run(batch, None)[0] for batch in given]
     for number, batch in enumerate(given):
@@ -46,7 +46,7 @@ def test_what_is_written_down_and_read_again_is_the_same_memory(name):
         assert torch.equal(first.run(batch, None)[0], expected[number])
 
 
-def test_it_reads_on_until_texts_begin_anew():
+def test_states_are_carried_until_new_texts_begin():
     model = model_of(MIXERS["causal & window(4), hidden"])
     given = batches(4, begins=(0, 2))
     reader = SegmentMemory(model)
@@ -56,7 +56,7 @@ def test_it_reads_on_until_texts_begin_anew():
         torch.testing.assert_close(torch.cat(found[pair : pair + 2], 1), whole)
 
 
-def test_no_gradient_flows_into_what_is_remembered():
+def test_no_gradient_flows_into_the_memory():
     model = model_of(MIXERS["causal & window(4), keys"])
     one, two = batches(2)
     reader = SegmentMemory(model)
@@ -71,7 +71,7 @@ def test_no_gradient_flows_into_what_is_remembered():
     torch.testing.assert_close(own, expected)
 
 
-def test_one_that_has_read_nothing_writes_nothing_and_can_be_reminded_of_that():
+def test_an_empty_memory_round_trips():
     model = model_of(MIXERS["causal & window(4), keys"])
     tensors, tree = SegmentMemory(model).export()
     assert (tensors, tree) == ({}, None)

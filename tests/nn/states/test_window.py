@@ -1,4 +1,4 @@
-"""The cache of constant size: the same numbers as the whole text at once, however long and however it is cut."""
+"""KV cache of a window: the same numbers as the whole text at once, for any length and any chunks."""
 
 import pytest
 import torch
@@ -9,13 +9,13 @@ from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.patterns.core import Causal, KVWindow, Pattern
-from allyouneed.nn.states import window as ring
+from allyouneed.nn.states import window
 from allyouneed.nn.states.kv_cache import KVCache
 from allyouneed.nn.states.window import WindowKVCache
 from any_part import build, patterns
 
 VOCAB = 11
-FORGETFUL = [
+WINDOWED = [
     "causal & window(1)",
     "causal & window(5)",
     "causal & (window(4) | prefix(2))",
@@ -55,11 +55,11 @@ def close(found, expected):
 
 @pytest.fixture
 def tight(monkeypatch):
-    """Rings that turn within a few tokens."""
-    monkeypatch.setattr(ring, "MAX_TRIM", 2)
+    """Windows that wrap around within a few tokens."""
+    monkeypatch.setattr(window, "MAX_TRIM", 2)
 
 
-@pytest.mark.parametrize("pattern", FORGETFUL)
+@pytest.mark.parametrize("pattern", WINDOWED)
 @pytest.mark.parametrize("keys", [{}, {"positions": "rotary"}, {"positions": "alibi"}], ids=["", "rotary", "alibi"])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 40])
 def test_chunks_of_every_size_equal_the_whole(tight, pattern, keys, size):
@@ -76,9 +76,9 @@ bounded = patterns(4).map(lambda p: Causal() & p).filter(lambda p: p.kv_window i
 
 @settings(max_examples=60, deadline=None)
 @given(bounded, st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=8), st.data())
-def test_rows_of_unequal_chunks_taken_back_and_moved_about(pattern, cuts, data):
-    """Any pattern that forgets. Padding never overwrites a real token; what is taken back is as if never said."""
-    before, ring.MAX_TRIM = ring.MAX_TRIM, 3
+def test_rows_with_unequal_chunks_trimmed_and_reordered(pattern, cuts, data):
+    """For any windowed pattern: padding never overwrites a token, and trimmed tokens leave no trace."""
+    before, window.MAX_TRIM = window.MAX_TRIM, 3
     try:
         model = model_of(pattern)
         states, rows, furthest = model.start(3), [[], [], []], [0, 0, 0]
@@ -106,10 +106,10 @@ def test_rows_of_unequal_chunks_taken_back_and_moved_about(pattern, cuts, data):
                 states.select(kept)
                 rows, furthest = [list(rows[row]) for row in kept], [furthest[row] for row in kept]
     finally:
-        ring.MAX_TRIM = before
+        window.MAX_TRIM = before
 
 
-def test_bytes_stay_what_they_are_from_a_thousand_tokens_to_eight_thousand():
+def test_size_is_constant_from_one_to_eight_thousand_tokens():
     model = model_of("causal & (window(32) | prefix(4))")
     states, sizes, tokens = model.start(1), [], text(8192, 1)
     for at in range(0, 8192, 512):
@@ -124,14 +124,14 @@ def test_bytes_stay_what_they_are_from_a_thousand_tokens_to_eight_thousand():
     close(first, expected[-1:])
 
 
-def test_a_short_text_needs_no_full_ring():
+def test_a_short_text_needs_no_full_window():
     model = model_of("causal & window(4000)")
     states = model.start(1)
     step(model, states, [text(10, 0)])
     assert states.bytes == 8 * 2 * 2 * 4 * 10  # layers, keys and values, one head of 4, tokens
 
 
-def test_fan_copies_the_ring(tight):
+def test_repeated_rows_are_copies(tight):
     model = model_of("causal & window(3)")
     states, tokens = model.start(2), [text(9, 0), text(6, 1)]
     step(model, states, tokens)
@@ -141,22 +141,22 @@ def test_fan_copies_the_ring(tight):
         close(found, whole(model, row)[-1:])
 
 
-def test_more_than_the_slack_cannot_be_taken_back():
+def test_no_more_than_max_trim_tokens_can_be_trimmed():
     model = model_of("causal & window(3)")
     states = model.start(1)
     step(model, states, [text(200, 0)])
-    states.trim(200 - ring.MAX_TRIM)
+    states.trim(200 - window.MAX_TRIM)
     with pytest.raises(ValueError, match="can trim at most 64 tokens"):
-        states.trim(199 - ring.MAX_TRIM)
+        states.trim(199 - window.MAX_TRIM)
     short = model.start(1)
     step(model, short, [text(60, 0)])
     short.trim(1)  # nothing was overwritten yet
 
 
-def test_what_does_not_forget_keeps_everything():
+def test_patterns_without_a_window_keep_everything():
     states = model_of("causal & (window(4) | strided(4))").start(1)
     assert all(isinstance(state, KVCache) for layer in states.layers for state in layer.values())
-    assert ring.window_slots(KVWindow(4, 64)) == 4 + 64 + ring.MAX_TRIM
+    assert window.window_slots(KVWindow(4, 64)) == 4 + 64 + window.MAX_TRIM
 
 
 # --- prompts --------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def prompted(sizes, rows):
 
 @pytest.mark.parametrize("pattern", ["causal | prompt", "causal & (window(3) | prompt) | prompt", "causal & ~prompt"])
 def test_a_prefix_language_model_decodes_after_its_prompt(pattern):
-    """Prompts of unequal lengths are read at once, then token by token; the judge is each text alone."""
+    """Prompts of unequal lengths are prefilled together, then decoded token by token; compared with each text alone."""
     model, rows, sizes = model_of(pattern), [text(9, 0), text(12, 1), text(7, 2)], [4, 6, 1]
     first = [row[:size] for row, size in zip(rows, sizes, strict=True)]
     given = Rows.of(first, pad=7)
@@ -191,7 +191,7 @@ def test_a_prefix_language_model_decodes_after_its_prompt(pattern):
         assert not torch.allclose(model.logits(Batch(changed))[0, :4], torch.cat(found[0])[:4])
 
 
-def test_a_prompt_in_two_pieces_is_refused():
+def test_a_prompt_in_two_chunks_is_rejected():
     model = model_of("causal | prompt")
     states = model.start(1)
     mark = torch.ones(1, 2, dtype=torch.bool)
@@ -215,7 +215,7 @@ def test_marks_move_with_their_rows():
             close(logits, model.logits(Batch(alone))[0, -1:])
 
 
-def test_a_decoder_is_told_which_part_of_its_pattern_leaks():
+def test_the_error_names_the_part_of_a_pattern_that_leaks():
     layer = {"mixer": {"kind": "attention", "heads": 3, "pattern": "causal & window(64) | global(0)"}}
     with pytest.raises(
         ConfigError, match=r"decoder\[0\]\.mixer: .*later tokens, but global\(0\) lets position 0 attend"
@@ -224,6 +224,6 @@ def test_a_decoder_is_told_which_part_of_its_pattern_leaks():
 
 
 def test_a_prefix_language_model_is_not_causal_to_its_positions():
-    """T5's buckets of a prefix language model know keys ahead."""
+    """T5's buckets of a prefix language model cover later keys."""
     pattern = Pattern.from_text("causal | prompt")
     assert pattern.decodes and not pattern.causal
