@@ -40,7 +40,7 @@ def test_a_killed_process_ends_the_run_with_a_message_and_its_last_checkpoint(
     os.kill(worker(launcher.pid, 1), signal.SIGKILL)
     said = launcher.communicate(timeout=120)[1]
     assert launcher.returncode == 1
-    assert "allyouneed: process 0 of 2: another process of the run has ended" in said
+    assert "allyouneed: process 0 of 2: lost another process of the run" in said
     assert "run the same command again to resume" in said
     assert "Traceback" not in said.partition("allyouneed: process 0")[0]  # torchrun has one of its own, behind
     newest = Checkpoints(recipe.output / "checkpoints", 3, listener.console.print).latest_valid()

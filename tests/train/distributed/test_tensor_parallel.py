@@ -79,12 +79,12 @@ CAUSAL = {"kind": "attention", "heads": 4, "pattern": "causal"}
     [
         ("mixer", CAUSAL | {"heads": 1, "kv_heads": 1}, "model.decoder[0].mixer.heads: 1 cannot be split 2 ways"),
         ("mixer", CAUSAL | {"kv_heads": 1}, "model.decoder[0].mixer.kv_heads: 1 cannot be split"),
-        ("mixer", CAUSAL | {"positions": "alibi"}, "model.decoder[0].mixer.positions: differ from head to head"),
-        ("mixer", CAUSAL | {"scores": "additive"}, "model.decoder[0].mixer.scores: have weights for all heads"),
-        ("mixer", CAUSAL | {"sub_norm": "layer"}, "model.decoder[0].mixer.sub_norm: looks at all heads"),
+        ("mixer", CAUSAL | {"positions": "alibi"}, "model.decoder[0].mixer.positions: differ by head"),
+        ("mixer", CAUSAL | {"scores": "additive"}, "model.decoder[0].mixer.scores: have weights across heads"),
+        ("mixer", CAUSAL | {"sub_norm": "layer"}, "model.decoder[0].mixer.sub_norm: normalises across heads"),
         ("mixer", {"kind": "retention", "heads": 2}, "model.decoder[0].mixer: retention cannot be split"),
         ("channel", {"kind": "ffn", "hidden": 31}, "model.decoder[0].channel.hidden: 31 cannot be split"),
-        ("channel", {"kind": "glu", "hidden": 32, "norm": True}, "model.decoder[0].channel.norm: looks at the whole"),
+        ("channel", {"kind": "glu", "hidden": 32, "norm": True}, "model.decoder[0].channel.norm: normalises the whole"),
     ],
 )
 def test_parts_that_cannot_be_split_are_refused_by_name(
