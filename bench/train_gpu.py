@@ -71,7 +71,7 @@ from train_turns import DEVICE, Runner, Turn, compare, tell, timed
 
 LEVERS = ("ffn", "qkv", "norms", "biases", "end")  # fusions of the backward pass, and the compiled final norm
 STAGES: tuple[tuple[str, ...], ...] = ((), ("ffn", "qkv"), ("norms",), ("biases", "end"))
-MACHINE = Backend(DEVICE, bf16=True, compiled=True, summary="")
+BACKEND = Backend(DEVICE, bf16=True, compiled=True, summary="")
 
 
 class Ours:
@@ -81,12 +81,12 @@ class Ours:
         self.config = parse(Model, tree)  # type: ignore[type-abstract]
         self.model, self.task = self.config.build().to(DEVICE).train(), task
         self.optimiser = Adam().build(self.model)
-        MACHINE.compile_model(self.model, fusions=levers)
+        BACKEND.compile_model(self.model, fusions=levers)
         for module in self.model.modules():
             if "end" not in levers and isinstance(module, Stack) and module.end is not None:
                 module.end._compiled_call_impl = None
-        self.updates = CapturedUpdates(self.model, task, self.optimiser, 1.0, MACHINE)
-        self.updates.records &= recorded
+        self.updates = CapturedUpdates(self.model, task, self.optimiser, 1.0, BACKEND)
+        self.updates.enabled &= recorded
         self.number = 0
 
     def run(self, update: Update, rate: float) -> PendingStep:
