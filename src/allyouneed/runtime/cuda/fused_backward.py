@@ -109,7 +109,7 @@ class FusedFFN(Fused, FFNModule):
 
 class FusedQKV(Fused, SelfAttention):
     def split_qkv(self, x: Tensor) -> tuple[Tensor, ...]:
-        return linear_split(x, self.qkv, [self.inner, self.narrow, self.narrow], self.head_width)
+        return linear_split(x, self.qkv, [self.inner, self.kv_width, self.kv_width], self.head_width)
 
 
 class DeferredBias(Fused):

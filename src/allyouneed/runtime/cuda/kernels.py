@@ -86,7 +86,7 @@ def _self_attention(part: SelfAttention, setup: StepSetup, state: Any, partial: 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
         if part.qkv is not None:  # the attention kernel adds up partial sums
             sums = type(part.scores).prepare is ScoresModule.prepare
-            q, k, v = linear(x, part.qkv, partial=sums).split([part.inner, part.narrow, part.narrow], -1)
+            q, k, v = linear(x, part.qkv, partial=sums).split([part.inner, part.kv_width, part.kv_width], -1)
         else:
             q, k, v = linear(x, part.q), linear(x, part.k), linear(x, part.v)
         q, k, v = (y.unflatten(-1, (-1, part.head_width)) for y in (q, k, v))  # (rows, heads, head_width)

@@ -218,7 +218,7 @@ class StaticStates(States):
     def bytes_per_token(stack: Any) -> int:
         """Of one row."""
         parts = [part for block in stack.blocks for part in block.sublayers.values() if isinstance(part, SelfAttention)]
-        return sum(2 * part.narrow for part in parts) * next(stack.parameters()).itemsize
+        return sum(2 * part.kv_width for part in parts) * next(stack.parameters()).itemsize
 
 
 def attend_source(q: Tensor, state: CrossKVCache, states: StaticStates, scale: float) -> Tensor:

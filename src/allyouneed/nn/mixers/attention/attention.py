@@ -103,7 +103,7 @@ class Attention(Mixer):
 
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
         sizes, bias, linear = self.sizes(common), self.biases, common.linear
-        inner, narrow = sizes.heads * sizes.head_width, sizes.kv_heads * sizes.head_width
+        inner, kv_width = sizes.heads * sizes.head_width, sizes.kv_heads * sizes.head_width
         total = linear.cost(common.width, inner, bias.q) + linear.cost(inner, common.width, bias.out)
         seen = self.pattern.mean_keys(length)
         total += self.scores.cost(sizes, common, seen) + self.positions.cost(sizes, common, seen)
@@ -112,11 +112,11 @@ class Attention(Mixer):
         if self.sub_norm is not None:
             total += self.sub_norm.cost(inner)
         total += Cost(flops=2 * inner * seen)  # the weighted sum
-        keys = linear.cost(common.width, narrow, bias.k) + linear.cost(common.width, narrow, bias.v)
+        keys = linear.cost(common.width, kv_width, bias.k) + linear.cost(common.width, kv_width, bias.v)
         if cross and common.shares_keys:  # keys, values and the norm of the keys belong to the model
             return total if self.qk_norm is None else total + Cost(-self.qk_norm.cost(sizes.head_width).parameters)
         if cross:  # projected once per source token, not per target token
-            return total + Cost(keys.parameters, state_constant=2 * narrow * length)
+            return total + Cost(keys.parameters, state_constant=2 * kv_width * length)
         return total + keys + cache_cost(self.pattern, self._cached_width(common, sizes), length)
 
     def _cached_width(self, common: Common, sizes: Heads) -> int:
@@ -130,8 +130,8 @@ class Attention(Mixer):
 
     def source_flops(self, common: Common) -> float:
         sizes = self.sizes(common)
-        narrow = sizes.kv_heads * sizes.head_width
-        return 2 * common.linear.cost(common.width, narrow, False).flops
+        kv_width = sizes.kv_heads * sizes.head_width
+        return 2 * common.linear.cost(common.width, kv_width, False).flops
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
         sizes = self.sizes(common)
@@ -227,7 +227,7 @@ class MultiHeadAttention(SoftmaxAttention):
         scores, relative = config.scores.build(sizes, common), config.positions.build(sizes, common)
         super().__init__(config.pattern, scores, relative, not config.scores.bilinear, config.dropout)
         self.heads, self.kv_heads, self.head_width = sizes.heads, sizes.kv_heads, sizes.head_width
-        self.inner, self.narrow = sizes.inner, sizes.kv_heads * sizes.head_width
+        self.inner, self.kv_width = sizes.inner, sizes.kv_heads * sizes.head_width
         self.soft_cap = config.soft_cap
         norm = config.qk_norm
         self.q_norm = None if norm is None else norm.build(sizes.head_width)
@@ -263,11 +263,11 @@ class SelfAttention(MultiHeadAttention):
         self.caches_hidden = config.cache == "hidden"
         self.qkv: nn.Module | None = None
         if bias.q == bias.k == bias.v:
-            self.qkv = build(common.width, (self.inner, self.narrow, self.narrow), bias.q)
+            self.qkv = build(common.width, (self.inner, self.kv_width, self.kv_width), bias.q)
         else:
             self.q = build(common.width, self.inner, bias.q)
-            self.k = build(common.width, self.narrow, bias.k)
-            self.v = build(common.width, self.narrow, bias.v)
+            self.k = build(common.width, self.kv_width, bias.k)
+            self.v = build(common.width, self.kv_width, bias.v)
 
     def prepare(self, context: Context, rows: int) -> None:
         self.relative.prepare(context)
@@ -284,7 +284,7 @@ class SelfAttention(MultiHeadAttention):
         """Queries, keys and values, each (batch, heads, time, head_width)."""
         if self.qkv is None:
             return tuple(map(self.split, (self.q(x), self.k(x), self.v(x))))
-        return tuple(map(self.split, self.qkv(x).split([self.inner, self.narrow, self.narrow], -1)))
+        return tuple(map(self.split, self.qkv(x).split([self.inner, self.kv_width, self.kv_width], -1)))
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         q, k, v = self.project(x, context)
@@ -330,10 +330,10 @@ class CrossAttention(MultiHeadAttention):
         self.q = build(common.width, self.inner, bias.q)
         self.kv: nn.Module | None = None
         if bias.k == bias.v:
-            self.kv = build(common.width, (self.narrow, self.narrow), bias.k)
+            self.kv = build(common.width, (self.kv_width, self.kv_width), bias.k)
         else:
-            self.k = build(common.width, self.narrow, bias.k)
-            self.v = build(common.width, self.narrow, bias.v)
+            self.k = build(common.width, self.kv_width, bias.k)
+            self.v = build(common.width, self.kv_width, bias.v)
 
     def prepare(self, context: Context, rows: int) -> None:
         assert context.memory is not None, "cross-attention needs encoder memory"

@@ -21,11 +21,11 @@ class SharedKeys(nn.Module):
     def __init__(self, config: Attention, common: Common) -> None:
         super().__init__()
         sizes, bias, build = config.sizes(common), config.biases, common.linear.build
-        narrow, norm = sizes.kv_heads * sizes.head_width, config.qk_norm
+        kv_width, norm = sizes.kv_heads * sizes.head_width, config.qk_norm
         self.head_width = sizes.head_width
         self.norm = common.norm.build(common.width)
-        self.k = build(common.width, narrow, bias.k)
-        self.v = build(common.width, narrow, bias.v)
+        self.k = build(common.width, kv_width, bias.k)
+        self.v = build(common.width, kv_width, bias.v)
         self.k_norm = None if norm is None else norm.build(sizes.head_width)
 
     def forward(self, hidden: Tensor, context: Context, reader: SharedAttention) -> tuple[Tensor, Tensor]:
@@ -39,9 +39,9 @@ class SharedKeys(nn.Module):
     @staticmethod
     def cost(config: Attention, common: Common) -> Cost:
         sizes, bias, linear = config.sizes(common), config.biases, common.linear
-        narrow = sizes.kv_heads * sizes.head_width
-        total = linear.cost(common.width, narrow, bias.k) + linear.cost(common.width, narrow, bias.v)
-        total += common.norm.cost(common.width) + Cost(state_per_token=2 * narrow)
+        kv_width = sizes.kv_heads * sizes.head_width
+        total = linear.cost(common.width, kv_width, bias.k) + linear.cost(common.width, kv_width, bias.v)
+        total += common.norm.cost(common.width) + Cost(state_per_token=2 * kv_width)
         return total if config.qk_norm is None else total + config.qk_norm.cost(sizes.head_width)
 
 
