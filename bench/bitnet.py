@@ -1,10 +1,10 @@
-"""BitNet's linear map: bytes of weights and speed of packed ternary weights, of dense ones and of rounding on the way.
+"""BitNet's linear map: weight bytes and speed of packed ternary weights, dense weights and on-the-fly quantization.
 
     python bench/bitnet.py [--write]
 
-The maps of BitNet b1.58 2B4T's feed-forward layer, 2560 → 6912 and back. As many copies of each kind as do not fit into
-a cache are used in turn, as in a model; the kinds take turns in the same run. On a GPU a graph of all copies is
-replayed, so that no launch is waited for. Before that, packed maps are held to the unpacked ones, bit for bit.
+The maps of BitNet b1.58 2B4T's feed-forward layer, 2560 → 6912 and back. Each kind cycles through as many copies as
+exceed the caches, as in a model; the kinds alternate in the same run. On a GPU a graph of all copies is replayed, so
+that launches cost nothing. First, packed maps are checked against unpacked ones, bit for bit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def bytes_of(layer: nn.Module) -> int:
 
 
 def kinds(inputs: int, outputs: int, device: str) -> dict[str, tuple[nn.Module, torch.dtype]]:
-    """Name: a map, and the precision of what it reads."""
+    """Name: a map, and the precision of its input."""
     trained = Bit().build(inputs, outputs, False)
     assert isinstance(trained, BitLinear)
     half = torch.bfloat16
@@ -67,7 +67,7 @@ def once(layers: list[nn.Module], x: Tensor) -> None:
 
 
 def prepared(layers: list[nn.Module], x: Tensor) -> Callable[[], float]:
-    """Something that runs every copy once and says how many milliseconds a copy took."""
+    """A function that runs every copy once and returns milliseconds per copy."""
     once(layers, x)
     if not x.is_cuda:
 
@@ -99,7 +99,7 @@ def prepared(layers: list[nn.Module], x: Tensor) -> Callable[[], float]:
 
 @torch.no_grad()
 def check(device: str) -> int:
-    """How many odd maps were compared; every number of every one is equal."""
+    """Compare maps of odd sizes bit for bit; returns how many."""
     done = 0
     for inputs, outputs in [(1, 1), (7, 63), (258, 70), *SHAPES]:
         trained = Bit().build(inputs, (outputs, 2), True).to(device)
@@ -117,7 +117,7 @@ def check(device: str) -> int:
 
 @torch.no_grad()
 def measure(device: str) -> list[str]:
-    room = 128 * 2**20 if device == "cpu" else 320 * 2**20  # more than any cache holds
+    room = 128 * 2**20 if device == "cpu" else 320 * 2**20  # exceeds any cache
     lines = ["| map | tokens | dense fp32 | dense bf16 | rounding | packed | fp32 / packed | bf16 / packed |"]
     lines.append("|---|---:|---:|---:|---:|---:|---:|---:|")
     sizes = []
@@ -145,7 +145,7 @@ def measure(device: str) -> list[str]:
 
 
 def write(title: str, lines: list[str]) -> None:
-    """The section of this device, beside those of others."""
+    """Replace the section of this device and keep the others."""
     text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else HEAD
     sections = {part.partition("\n")[0]: part.partition("\n")[2].strip() for part in text.split("\n## ")[1:]}
     sections[title] = "\n".join(lines)

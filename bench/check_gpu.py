@@ -1,9 +1,9 @@
-"""What only a GPU can show: FlexAttention over tiles equals the dense mask, gradients included; packed rows, long rows
-of sparse patterns in whatever order their tokens are put, and LongNet's joined branches. Then small models of many
-presets: forward and backward on the GPU as on the CPU; and answers that are written in seats (CUDA graphs) as the plain
-engine writes them on the CPU. `check_kernels.py` is about our own kernels.
+"""Checks that need a GPU: FlexAttention over block masks equals the dense mask, gradients included (packed rows, long
+rows of sparse patterns in any token order, LongNet's joined branches); small models of many presets give the same
+forward and backward pass as on CPU; decoding with CUDA graphs gives the answers of the eager engine. `check_kernels.py`
+checks our own kernels.
 
-    python bench/check_gpu.py [packed] [padded] [alike] [models] [seats]
+    python bench/check_gpu.py [packed] [padded] [equal] [models] [graphs]
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def packed(lengths: list[list[int]], row: int) -> TokenLayout:
 
 
 def padded(lengths: list[int]) -> TokenLayout:
-    """Rows of these lengths, with some tokens chosen and a prompt of their own."""
+    """Rows of these lengths, with some chosen tokens and a prompt."""
     tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
     marked = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < 0.01
     prompt = torch.arange(tokens.shape[1])[None] < torch.tensor([[40 * n + 7] for n in range(len(lengths))])
@@ -85,12 +85,12 @@ def report(
     names = ("output", "grad q", "grad k", "grad v")
     values = [float(((a - b).abs().max() / b.abs().max()).detach()) for a, b in zip(*results, strict=True)]
     limit = 5e-3 if dtype == torch.float32 else 2e-2  # fp32 products run in tf32 inside the kernel
-    tokens_of = "  ".join(f"{name} {value:.1e}" for name, value in zip(names, values, strict=True))
-    print(f"{name:66s} {dtype!s:15s} {tokens_of}  {'ok' if max(values) < limit else 'DIFFERS'}", flush=True)
+    shown = "  ".join(f"{name} {value:.1e}" for name, value in zip(names, values, strict=True))
+    print(f"{name:66s} {dtype!s:15s} {shown}  {'ok' if max(values) < limit else 'DIFFERS'}", flush=True)
 
 
 def model(name: str) -> None:
-    """One step of a shrunk preset on the GPU, in single precision, against the same on the CPU."""
+    """One fp32 training step of a shrunk preset on GPU against the same on CPU."""
     sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
     from shrink import batch_for, shrink
 
@@ -104,7 +104,7 @@ def model(name: str) -> None:
         slopes = [p.grad.flatten().cpu() for p in module.parameters() if p.grad is not None]
         found.append((hidden.detach().cpu(), torch.cat(slopes)))
     values = [float((b - a).norm() / a.norm()) for a, b in zip(*found, strict=True)]
-    good = max(values) < 1e-4  # so nan is not
+    good = max(values) < 1e-4  # false for nan too
     print(
         f"model {name:30s} output {values[0]:.1e}  gradients {values[1]:.1e}  {'ok' if good else 'DIFFERS'}", flush=True
     )
@@ -114,17 +114,17 @@ def models() -> None:
     for name in MODELS:
         try:
             model(name)
-        except Exception as failure:  # the others shall still be seen
+        except Exception as failure:  # check the others as well
             print(f"model {name:30s} FAILED: {type(failure).__name__}: {str(failure)[:300]}", flush=True)
 
 
-def seats() -> None:
-    """In single precision the same tokens; in bf16, how many answers are the same."""
+def cuda_graphs() -> None:
+    """fp32: the same tokens; bf16: how many answers are equal."""
     sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
     from graph_runner import DECODINGS, MODELS, engine_of, make_requests, token_lists
 
     for name in MODELS:
-        for decoding, decoding in DECODINGS.items():
+        for method, decoding in DECODINGS.items():
             engine = engine_of(name)
             requests = make_requests(engine, 19)
             plain = token_lists(engine.decode(requests, decoding))
@@ -135,9 +135,9 @@ def seats() -> None:
             engine.model.bfloat16()
             half = token_lists(engine.decode(requests, decoding))
             same = min(sum(a == b for a, b in zip(plain, found, strict=True)) for found in turns)
-            alike = sum(a == b for a, b in zip(plain, half, strict=True))
+            equal = sum(a == b for a, b in zip(plain, half, strict=True))
             good = "ok" if same == len(plain) else "DIFFERS"
-            print(f"seats {name:14s} {decoding:12s} {same} of {len(plain)} (bf16: {alike})  {good}", flush=True)
+            print(f"graphs {name:14s} {method:12s} {same} of {len(plain)} (bf16: {equal})  {good}", flush=True)
 
 
 def packed_rows() -> None:
@@ -172,9 +172,9 @@ def sparse(kind: str, layout: TokenLayout) -> None:
 CHECKS = {
     "packed": packed_rows,
     "padded": lambda: sparse("padded", padded([1100, 700])),
-    "alike": lambda: sparse("alike", TokenLayout.of(Rows(torch.zeros(1, 1024, dtype=torch.long, device="cuda")))),
+    "equal": lambda: sparse("equal", TokenLayout.of(Rows(torch.zeros(1, 1024, dtype=torch.long, device="cuda")))),
     "models": models,
-    "seats": seats,
+    "graphs": cuda_graphs,
 }
 
 if __name__ == "__main__":

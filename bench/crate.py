@@ -1,12 +1,12 @@
-"""What CRATE says of itself, measured: do its layers compress tokens against their subspaces, and make them sparse?
+"""CRATE's claims, measured: do its layers compress tokens against their subspaces, and sparsify them?
 
     python bench/crate.py PATH              # a folder with MNIST's four idx files, gzipped or not
-    python bench/crate.py                   # strokes drawn here, if there are no digits at hand
+    python bench/crate.py                   # generated strokes, without MNIST
     python bench/crate.py PATH --write docs # docs/pictures/crate.png and docs/results/crate.md
 
 A small CRATE learns ten classes of images; then on held-out ones, layer by layer (Yu et al. 2023, figure 3): the coding
-rate R^c(Z; U) = ½ Σ_k log det(I + p/(nε²) (U_kᵀZ)ᵀ(U_kᵀZ)) of what goes into the attention of a layer and of what
-comes out of it (against that layer's own U, tokens at length 1 in each subspace, ε² = 0.01 as in the authors' code),
+rate R^c(Z; U) = ½ Σ_k log det(I + p/(nε²) (U_kᵀZ)ᵀ(U_kᵀZ)) of the input and the output of a layer's
+attention (against that layer's own U, tokens at length 1 in each subspace, ε² = 0.01 as in the authors' code),
 and the share of non-zero features after ISTA, also for the untrained model.
 """
 
@@ -85,7 +85,7 @@ def strokes(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def train(model: Any, images: Tensor, labels: Tensor, steps: int, batch: int, rate: float, decay: float) -> None:
-    """At a rate that rises, then falls to nothing."""
+    """Train with warm-up and decay to zero."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=decay)
     dice = torch.Generator().manual_seed(0)
     for step in range(steps):
@@ -171,14 +171,14 @@ def main() -> None:
     parser.add_argument("--out", choices=["linear", "tied"], default="linear", help="output map of the heads")
     parser.add_argument("--sparsity", type=float, default=0.1, help="λ of ISTA")
     parser.add_argument("--steps", type=int, default=800, help="of training")
-    parser.add_argument("--batch", type=int, default=64, help="images a step")
+    parser.add_argument("--batch", type=int, default=64, help="images per step")
     parser.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate")
     parser.add_argument("--decay", type=float, default=0.01, help="of weights")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--keep", type=Path, help="put what was measured into this file (JSON)")
-    parser.add_argument("--kept", type=Path, help="nothing is trained: show what --keep kept, on any machine")
-    parser.add_argument("--images", type=int, default=500, help="held out, to measure on")
-    parser.add_argument("--write", type=Path, help="put the picture and the table under this folder")
+    parser.add_argument("--keep", type=Path, help="write the measurements to this file (JSON)")
+    parser.add_argument("--kept", type=Path, help="show the measurements of --keep instead of training")
+    parser.add_argument("--images", type=int, default=500, help="held-out images to measure on")
+    parser.add_argument("--write", type=Path, help="write the picture and the table under this folder")
     options = parser.parse_args()
     kept = json.loads(options.kept.read_text(encoding="utf-8")) if options.kept else trained(options)
     if options.keep:
@@ -187,7 +187,7 @@ def main() -> None:
 
 
 def trained(options: argparse.Namespace) -> dict[str, Any]:
-    """The command, what it did, and the curves of the trained and of the untrained model."""
+    """The command, its results, and the curves of the trained and the untrained model."""
     torch.manual_seed(0)
     if options.folder:
         (images, labels), (unseen, answers) = digits(options.folder, "train"), digits(options.folder, "t10k")

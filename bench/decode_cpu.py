@@ -1,20 +1,20 @@
-"""Decoding on CPU: tokens per second of ours (int8), of CTranslate2 (int8) and of Hugging Face (bf16).
+"""Decoding on CPU: tokens per second of ours (int8), CTranslate2 (int8) and Hugging Face (bf16).
 
     python bench/decode_cpu.py                      # all jobs, a table in markdown at the end
     python bench/decode_cpu.py base-b1 small-b32    # some of them
     python bench/decode_cpu.py --page docs/results/decode-cpu.md
 
-The same sizes with random weights, 32 tokens in, 32 forced tokens out, two threads, OMP_WAIT_POLICY=active for all
-(CTranslate2 also with one thread, and with two that sleep: its best way is another one on other days). "torch" is ours
-as it is where no compiler is (kernels/cpu/build.py).
-Each peer lives in a process of its own that stands still (SIGSTOP) while another has its turn; the best turn of each
-counts, and the load of the machine is printed, for other people's work falls on everybody's turns. `--processor` is for
-a machine that others use: one thread each, and the seconds that the processor worked for it, whoever else it worked
-for. Models are converted in another process again: conversion leaves threads behind.
+The same sizes with random weights, 32 tokens in, 32 forced tokens out, two threads, OMP_WAIT_POLICY=active for all.
+CTranslate2 also runs with one thread and with two passive ones, since its best setting varies; its fastest counts.
+"torch" is ours without the native CPU executor, as on a machine without a compiler (kernels/cpu/build.py).
+Each peer runs in its own process, which is stopped (SIGSTOP) while another one runs; the best run of each counts, and
+the load of the machine is printed, since other processes slow all peers down. `--processor` is for a shared machine:
+one thread each, and processor time instead of wall-clock time. Models are converted in yet another process, since
+conversion leaves threads behind.
 
-The ceiling: nobody can say a token before every weight of the decoder has been read once for all rows, at the speed at
-which this machine reads so many bytes over and over, nor multiply faster than its best product of 8-bit matrices; both
-are measured here, in a process of their own, with as many threads.
+The ceiling: a token needs every weight of the decoder read once for all rows, at the measured memory bandwidth, and
+multiplied at the measured speed of the best int8 matrix product; both are measured in a separate process with as many
+threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 LENGTH = 32
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))  # of a peer's process
 NAMES = {"ours": "ours int8", "torch": "ours int8, torch", "ctranslate2": "CTranslate2 int8", "hf": "HF bf16"}
-TURN = 0.4  # seconds, about, before another has its turn
+TURN = 0.4  # seconds, about, before the next peer runs
 
 
 class Shape(NamedTuple):
@@ -55,12 +55,12 @@ SHAPES = {
 
 
 class Job(NamedTuple):
-    """`asked`: of ours, at least so many times CTranslate2; `hf`: so many times HF, which is measured only there."""
+    """`target`: required ratio ours / CTranslate2; `hf`: required ratio ours / HF, measured only where set."""
 
     shape: str
     rows: int
     beam: int
-    asked: float
+    target: float
     hf: float | None = None
 
 
@@ -92,7 +92,7 @@ def tree(shape: Shape) -> dict[str, Any]:
 
 
 def write(name: str, out: Path) -> None:
-    """Our folder, and CTranslate2's made of it."""
+    """Random weights for ours, and the CTranslate2 folder made from them."""
     import torch
     from tokenizers import AddedToken, models
     from tokenizers import Tokenizer as Inner
@@ -120,8 +120,8 @@ def write(name: str, out: Path) -> None:
 def prompts(shape: Shape, rows: int) -> list[list[int]]:
     from random import Random
 
-    dice = Random(0)
-    return [[dice.randrange(3, shape.vocab) for _ in range(LENGTH)] for _ in range(rows)]
+    random = Random(0)
+    return [[random.randrange(3, shape.vocab) for _ in range(LENGTH)] for _ in range(rows)]
 
 
 # --- peers: each gives a function that decodes all rows once ----------------------------------------------------------
@@ -143,8 +143,8 @@ def ours(folder: Path, name: str, rows: int, beam: int) -> Callable[[], Any]:
     model = parse(Model, tree(shape)).build()  # type: ignore[type-abstract]
     model.load_state_dict(torch.load(folder / "weights.pt"))
     engine = Engine(to_int8(model), bos=1, eos=2, pad=0, budget=10**9)
-    way: dict[str, Any] = {"method": "beam", "beam": beam} if beam > 1 else {"method": "greedy"}
-    decoding = Decoding(**way, min_length=LENGTH, max_length=LENGTH, loops=None)  # others do not look for them
+    method: dict[str, Any] = {"method": "beam", "beam": beam} if beam > 1 else {"method": "greedy"}
+    decoding = Decoding(**method, min_length=LENGTH, max_length=LENGTH, loops=None)  # the peers have no loop detection
     given = prompts(shape, rows)
     return lambda: (engine.generate if shape.encoder else engine.complete)(given, decoding)
 
@@ -190,7 +190,7 @@ def hf(folder: Path, name: str, rows: int, beam: int) -> Callable[[], Any]:
 
 
 def work(peer: str, folder: Path, job: str, clock: Callable[[], float]) -> None:
-    """A peer's process: a turn for every line that comes in, its seconds out."""
+    """The main loop of a peer's process: one run per input line, its seconds as output."""
     makers = {"ours": ours, "torch": ours, "ctranslate2": ctranslate2, "hf": hf}
     decode = makers[peer](folder, *JOBS[job][:3])
     decode()
@@ -205,12 +205,12 @@ def work(peer: str, folder: Path, job: str, clock: Callable[[], float]) -> None:
 
 
 class Ceilings(NamedTuple):
-    read: dict[str, float]  # bytes a second, of as many bytes as the decoder of a shape has
-    products: float  # operations a second, an addition and a multiplication being two
+    read: dict[str, float]  # bytes per second, for as many bytes as the decoder of a shape has
+    products: float  # operations per second, counting additions and multiplications
 
 
 def decoder_bytes(shape: Shape) -> int:
-    """Weights that every token of the target meets."""
+    """Bytes of the weights that every target token uses."""
     square, wide = shape.width**2, shape.width * shape.hidden
     crosses = 2 * square if shape.encoder else 0  # queries and output
     return shape.decoder * (4 * square + crosses + 2 * wide) + shape.width * shape.vocab
@@ -247,9 +247,9 @@ def ceilings(clock: Callable[[], float]) -> Ceilings:
         return size / best(numbers.sum)
 
     with torch.inference_mode():
-        ways = [lambda: product.dynamic(x, product.biased_weight, False), *([swift] if swift else [])]
+        thread_settings = [lambda: product.dynamic(x, product.biased_weight, False), *([swift] if swift else [])]
         speeds = {name: read(decoder_bytes(shape) // 8 * 8) for name, shape in SHAPES.items()}
-        return Ceilings(speeds, 2 * x.numel() * 2048 / min(map(best, ways)))
+        return Ceilings(speeds, 2 * x.numel() * 2048 / min(map(best, thread_settings)))
 
 
 def machine_product(linear: Any, x: Any) -> Callable[[], Any] | None:
@@ -269,7 +269,7 @@ def machine_product(linear: Any, x: Any) -> Callable[[], Any] | None:
 
 
 def ceiling(job: Job, most: Ceilings) -> float:
-    """Tokens a second."""
+    """Tokens per second."""
     shape = SHAPES[job.shape]
     square, wide, decoder = shape.width**2, shape.width * shape.hidden, decoder_bytes(shape)
     source = shape.encoder * (4 * square + 2 * wide) + (shape.decoder * 2 * square if shape.encoder else 0)
@@ -282,11 +282,11 @@ def ceiling(job: Job, most: Ceilings) -> float:
 
 
 class Worker:
-    def __init__(self, peer: str, folder: Path, job: str, processor: bool, way: DecodingSpec) -> None:
+    def __init__(self, peer: str, folder: Path, job: str, processor: bool, setting: ThreadSetting) -> None:
         command = [sys.executable, "-W", "ignore", __file__, "--work", peer, "--folder", str(folder), job]
         command += ["--processor"] if processor else []
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        own = environment(peer, way)
+        own = environment(peer, setting)
         self.process = subprocess.Popen(command, env=own, stderr=subprocess.DEVNULL, **pipes)
         if self.line() != "ready":
             raise RuntimeError(f"{peer} cannot do {job}; run {' '.join(command)} to see why")
@@ -311,57 +311,61 @@ class Worker:
         self.process.wait()
 
 
-class DecodingSpec(NamedTuple):
-    """How a peer's threads are set up. CTranslate2 is best with one on some days, on others with two busy ones."""
+class ThreadSetting(NamedTuple):
+    """Threads of a peer. CTranslate2 is sometimes fastest with one, sometimes with two active ones."""
 
     threads: int
     wait: str = "active"
 
 
-def ways(peer: str, processor: bool) -> list[DecodingSpec]:
+def thread_settings(peer: str, processor: bool) -> list[ThreadSetting]:
     if processor:
-        return [DecodingSpec(1)]
+        return [ThreadSetting(1)]
     return (
-        [DecodingSpec(1), DecodingSpec(2), DecodingSpec(2, "passive")] if peer == "ctranslate2" else [DecodingSpec(2)]
+        [ThreadSetting(1), ThreadSetting(2), ThreadSetting(2, "passive")]
+        if peer == "ctranslate2"
+        else [ThreadSetting(2)]
     )
 
 
-def environment(peer: str, way: DecodingSpec) -> dict[str, str]:
+def environment(peer: str, setting: ThreadSetting) -> dict[str, str]:
     own = {"ALLYOUNEED_NATIVE": "off"} if peer == "torch" else {}
-    return os.environ | own | {"OMP_NUM_THREADS": str(way.threads), "OMP_WAIT_POLICY": way.wait}
+    return os.environ | own | {"OMP_NUM_THREADS": str(setting.threads), "OMP_WAIT_POLICY": setting.wait}
 
 
 def measured(folder: Path, job: str, peers: list[str], rounds: int, processor: bool) -> dict[str, list[float]]:
-    """Seconds of each peer's turns, in that way of its own which has the quickest."""
-    workers: dict[tuple[str, DecodingSpec], Worker] = {}
-    found: dict[tuple[str, DecodingSpec], list[float]] = {
-        (peer, way): [] for peer in peers for way in ways(peer, processor)
+    """Seconds of each peer's runs, with its fastest thread setting."""
+    workers: dict[tuple[str, ThreadSetting], Worker] = {}
+    found: dict[tuple[str, ThreadSetting], list[float]] = {
+        (peer, setting): [] for peer in peers for setting in thread_settings(peer, processor)
     }
     try:
-        for peer, way in found:
-            workers[peer, way] = Worker(peer, folder, job, processor, way)
+        for peer, setting in found:
+            workers[peer, setting] = Worker(peer, folder, job, processor, setting)
         for _ in range(rounds):
             for key, worker in workers.items():
                 found[key] += worker.turn()
     finally:
         for worker in workers.values():
             worker.end()
-    return {peer: min((found[peer, way] for way in ways(peer, processor)), key=min) for peer in peers}
+    return {
+        peer: min((found[peer, setting] for setting in thread_settings(peer, processor)), key=min) for peer in peers
+    }
 
 
 def line(name: str, seconds: dict[str, list[float]], most: Ceilings) -> str:
-    """A line of the table."""
+    """One row of the table."""
     job = JOBS[name]
     best = {peer: job.rows * LENGTH / min(turns) for peer, turns in seconds.items()}
     usual = {peer: job.rows * LENGTH / statistics.median(turns) for peer, turns in seconds.items()}
     cells = [f"{best[peer]:,.0f} ({usual[peer]:,.0f})" if peer in best else "" for peer in NAMES]
 
-    def ratio(peer: str, asked: float | None) -> str:
-        return f"**{best['ours'] / best[peer]:.2f}** (≥ {asked})" if {"ours", peer} <= set(best) else ""
+    def ratio(peer: str, target: float | None) -> str:
+        return f"**{best['ours'] / best[peer]:.2f}** (≥ {target})" if {"ours", peer} <= set(best) else ""
 
     top = ceiling(job, most)
     share = f"{best['ours'] / top:.0%}" if "ours" in best else ""
-    cells += [ratio("ctranslate2", job.asked), ratio("hf", job.hf), f"{top:,.0f}", share, f"{os.getloadavg()[0]:.1f}"]
+    cells += [ratio("ctranslate2", job.target), ratio("hf", job.hf), f"{top:,.0f}", share, f"{os.getloadavg()[0]:.1f}"]
     return f"| {name} | {' | '.join(cells)} |"
 
 
@@ -423,51 +427,54 @@ takes 27 µs, and each small call 2 to 5.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", help=", ".join(JOBS))
-    parser.add_argument("--peers", default=",".join(NAMES), help="those to measure, with commas")
+    parser.add_argument("--peers", default=",".join(NAMES), help="peers to measure, separated by commas")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--processor", action="store_true", help="one thread each, seconds of processor time")
-    parser.add_argument("--page", type=Path, help="write the table, and what to know about it, here")
-    parser.add_argument("--json", type=Path, help="keep the seconds of all turns here")
+    parser.add_argument("--processor", action="store_true", help="one thread each, processor time")
+    parser.add_argument("--page", type=Path, help="write the result page to this file")
+    parser.add_argument("--json", type=Path, help="write the seconds of all runs to this file")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--write", help=argparse.SUPPRESS)
     parser.add_argument("--ceilings", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    clock = time.process_time if asked.processor else time.perf_counter
-    if asked.write:
-        return write(asked.write, asked.folder)
-    if asked.work:
-        return work(asked.work, asked.folder, asked.jobs[0], clock)
-    if asked.ceilings:
+    options = parser.parse_args()
+    clock = time.process_time if options.processor else time.perf_counter
+    if options.write:
+        return write(options.write, options.folder)
+    if options.work:
+        return work(options.work, options.folder, options.jobs[0], clock)
+    if options.ceilings:
         return print(json.dumps(ceilings(clock)))
     own, began = [sys.executable, "-W", "ignore", __file__], time.perf_counter()
-    command = [*own, "--ceilings", *(["--processor"] if asked.processor else [])]
-    said = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, env=environment("ours", ways("ours", asked.processor)[0])
+    command = [*own, "--ceilings", *(["--processor"] if options.processor else [])]
+    output = subprocess.run(
+        command,
+        check=True,
+        stdout=subprocess.PIPE,
+        env=environment("ours", thread_settings("ours", options.processor)[0]),
     )
-    most = Ceilings(*json.loads(said.stdout))
+    most = Ceilings(*json.loads(output.stdout))
     speeds = ", ".join(f"{name}'s decoder {speed / 1e9:.0f} GB/s" for name, speed in most.read.items())
     print(f"reading {speeds}; products {most.products / 1e9:.0f} G operations/s", flush=True)
     columns = [*NAMES.values(), "ours / CTranslate2", "ours / HF", "ceiling", "ours of it", "load"]
     table = [f"| tokens/s, best turn (median) | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    peers, kept = asked.peers.split(","), {}
+    peers, kept = options.peers.split(","), {}
     with tempfile.TemporaryDirectory() as place:
-        for job in asked.jobs or JOBS:
+        for job in options.jobs or JOBS:
             folder = Path(place) / JOBS[job].shape
             if not folder.exists():
                 subprocess.run([*own, "--write", JOBS[job].shape, "--folder", str(folder)], check=True)
             here = [peer for peer in peers if peer != "hf" or JOBS[job].hf is not None]
-            kept[job] = measured(folder, job, here, asked.rounds, asked.processor)
+            kept[job] = measured(folder, job, here, options.rounds, options.processor)
             table.append(line(job, kept[job], most))
             print(table[-1], flush=True)
-    how = "one thread, seconds of the processor's time" if asked.processor else "two threads"
+    how = "one thread, processor time" if options.processor else "two threads"
     ran = f"{how}; reading {speeds}; products {most.products / 1e9:.0f} G operations/s"
-    print(f"\n{ran}; {time.perf_counter() - began:.0f} s in all\n", *table, sep="\n")
-    if asked.page:
+    print(f"\n{ran}; {time.perf_counter() - began:.0f} s in total\n", *table, sep="\n")
+    if options.page:
         text = PAGE.format(ran=ran[0].upper() + ran[1:], table="\n".join(table), versions=versions())
-        asked.page.write_text(text, encoding="utf-8")
-    if asked.json:
-        asked.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        options.page.write_text(text, encoding="utf-8")
+    if options.json:
+        options.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

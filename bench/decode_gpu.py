@@ -1,17 +1,17 @@
-"""Decoding on one GPU in bf16: tokens per second of ours and of Hugging Face, in turns, in the same run.
+"""Decoding on one GPU in bf16: tokens per second of ours and of Hugging Face, alternating in the same run.
 
     python bench/decode_gpu.py                       # all jobs
     python bench/decode_gpu.py llama-b1 base-b64     # some of them
     python bench/decode_gpu.py --peers ours --profile llama-b1
 
-llama: the shape of TinyLlama (1.1 billion parameters, 22 layers, 32 heads sharing 4 key-value heads), 128 tokens of
-prompt and 256 new ones; the peer generates with a static cache and its compiled step. base: transformer-base (512,
-6 + 6, vocabulary 32k), 32 tokens in and 32 forced ones out; the peer is Marian. load: 1,000 requests of mixed lengths;
-the peer gets them sorted by length, in padded batches of the size that suits it best of those tried, and only tokens
-that were asked for count. Random weights, the same sizes.
+llama: the shape of TinyLlama (1.1 billion parameters, 22 layers, 32 heads sharing 4 key-value heads), 128 prompt tokens
+and 256 new ones; the peer generates with a static cache and its compiled step. base: transformer-base (512, 6 + 6,
+vocabulary 32k), 32 tokens in and 32 forced tokens out; the peer is Marian. load: 1,000 requests of mixed lengths; the
+peer gets them sorted by length in padded batches of its best size among those tried, and only requested tokens count.
+Random weights, the same sizes.
 
-Ours is `Engine.generate` and `Engine.complete`, as everybody calls them. The ceiling of a step is the time in which a
-copy of as many bytes would run as the step has to read: its weights once, keys and values as far as they are filled.
+Ours is the public `Engine.generate` and `Engine.complete`. The ceiling of a step is the time of copying as many bytes
+as the step has to read: its weights once, keys and values as far as they are filled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from allyouneed.infer.request import Request
 from allyouneed.nn.models.base import Model
 
 VOCAB, EOS = 32000, 2
-LEAST = 0.3  # seconds of a turn: a short call is made several times
+LEAST = 0.3  # seconds of a run: short calls are repeated
 LAYERS, HIDDEN, WIDTH, HEADS, KV = 22, 5632, 2048, 32, 4
 Turn = Callable[[], Any]
 
@@ -43,9 +43,9 @@ class Job:
     model: str  # llama or base
     rows: int
     given: int
-    said: int
+    new: int
     beam: int = 1
-    least: float = 0.0  # what is asked of ours: so many times the peer
+    least: float = 0.0  # required ratio ours / peer
     mixed: bool = False
 
 
@@ -70,19 +70,19 @@ def tree(name: str) -> dict[str, Any]:
 
 
 def lengths(job: Job) -> list[tuple[int, int]]:
-    """What each request gives and asks for."""
-    dice = Random(0)
+    """(prompt tokens, new tokens) of each request."""
+    random = Random(0)
     if not job.mixed:
-        return [(job.given, job.said)] * job.rows
+        return [(job.given, job.new)] * job.rows
     if job.model == "base":  # a translation is about as long as its source
-        given = [dice.randint(4, job.given) for _ in range(job.rows)]
-        return [(n, max(4, min(job.said, round(n * dice.uniform(0.7, 1.3))))) for n in given]
-    return [(dice.randint(8, job.given), dice.randint(8, job.said)) for _ in range(job.rows)]
+        given = [random.randint(4, job.given) for _ in range(job.rows)]
+        return [(n, max(4, min(job.new, round(n * random.uniform(0.7, 1.3))))) for n in given]
+    return [(random.randint(8, job.given), random.randint(8, job.new)) for _ in range(job.rows)]
 
 
 def texts(job: Job) -> list[list[int]]:
-    dice = Random(1)
-    return [[dice.randrange(3, VOCAB) for _ in range(given)] for given, _ in lengths(job)]
+    random = Random(1)
+    return [[random.randrange(3, VOCAB) for _ in range(given)] for given, _ in lengths(job)]
 
 
 # --- ours and theirs: each gives a function that decodes all rows once ------------------------------------------------
@@ -93,19 +93,19 @@ def ours(job: Job) -> Turn:
     with torch.device("cuda"):
         model = parse(Model, tree(job.model)).build().to(torch.bfloat16)  # type: ignore[type-abstract]
     engine = Engine(model, bos=1, eos=EOS, pad=0, budget=64 * 1024)
-    way: dict[str, Any] = {"method": "beam", "beam": job.beam} if job.beam > 1 else {"method": "greedy"}
-    decoding = Decoding(**way, min_length=job.said, max_length=job.said)
+    method: dict[str, Any] = {"method": "beam", "beam": job.beam} if job.beam > 1 else {"method": "greedy"}
+    decoding = Decoding(**method, min_length=job.new, max_length=job.new)
     given = texts(job)
     if not job.mixed:
         return lambda: (engine.generate if job.model == "base" else engine.complete)(given, decoding)
-    asked = [
-        Request([1], said, (n,), text) if job.model == "base" else Request(text, said, (n,))
-        for n, (text, (_, said)) in enumerate(zip(given, lengths(job), strict=True))
+    requests = [
+        Request([1], new, (n,), text) if job.model == "base" else Request(text, new, (n,))
+        for n, (text, (_, new)) in enumerate(zip(given, lengths(job), strict=True))
     ]
-    return lambda: engine.decode(asked, decoding)
+    return lambda: engine.decode(requests, decoding)
 
 
-def theirs(job: Job, together: int) -> Turn:
+def theirs(job: Job, size: int) -> Turn:
     import transformers
 
     torch.manual_seed(0)
@@ -125,28 +125,28 @@ def theirs(job: Job, together: int) -> Turn:
             )  # fmt: skip
             model = transformers.LlamaForCausalLM(config)
     model = model.to(torch.bfloat16).eval()
-    how: dict[str, Any] = {"num_beams": job.beam, "do_sample": False}
+    options: dict[str, Any] = {"num_beams": job.beam, "do_sample": False}
     if job.model == "llama" and not job.mixed:
-        how["cache_implementation"] = "static"  # and with it the step is compiled
-    both = sorted(zip(texts(job), lengths(job), strict=True), key=lambda one: len(one[0]))
+        options["cache_implementation"] = "static"  # which also compiles the step
+    requests = sorted(zip(texts(job), lengths(job), strict=True), key=lambda one: len(one[0]))
 
     def batch(some: list[Any]) -> None:
-        longest, said = max(len(text) for text, _ in some), max(wanted for _, (_, wanted) in some)
+        longest, new = max(len(text) for text, _ in some), max(wanted for _, (_, wanted) in some)
         pads = [[0] * (longest - len(text)) for text, _ in some]
-        left = job.model == "llama"  # what is gone on with is padded on the left
+        left = job.model == "llama"  # prompts are padded on the left
         rows = [pad + text if left else text + pad for pad, (text, _) in zip(pads, some, strict=True)]
         tokens = torch.tensor(rows, device="cuda")
-        model.generate(tokens, attention_mask=(tokens != 0).long(), min_new_tokens=said, max_new_tokens=said, **how)
+        model.generate(tokens, attention_mask=(tokens != 0).long(), min_new_tokens=new, max_new_tokens=new, **options)
 
     def turn() -> None:
-        for start in range(0, len(both), together):
-            batch(both[start : start + together])
+        for start in range(0, len(requests), size):
+            batch(requests[start : start + size])
 
     return turn
 
 
 def bandwidth() -> float:
-    """Bytes read and written in a second by a large copy."""
+    """Bytes read and written per second by a large copy."""
     a, b = torch.empty(2, 1 << 32, dtype=torch.uint8, device="cuda").random_()
     for _ in range(3):
         b.copy_(a)
@@ -159,21 +159,21 @@ def bandwidth() -> float:
 
 
 def ceiling(job: Job, copied: float) -> float:
-    """Tokens a second, if reading were all there is to do."""
+    """Tokens per second if memory traffic were the only cost."""
     config = parse(Model, tree(job.model))  # type: ignore[type-abstract]
     width = WIDTH if job.model == "llama" else 512
     written = config.cost(1)
-    weights = written.parameters - VOCAB * width * (job.model == "llama")  # of the embedding one row is read
+    weights = written.parameters - VOCAB * width * (job.model == "llama")  # one embedding row is read
     if job.model == "base":
         layer = 4 * 512 * 512 + 2 * 512 * 2048
-        weights -= 6 * layer  # the encoder reads once, not in every step
+        weights -= 6 * layer  # the encoder runs once, not in every step
     kept = 2 * KV * (WIDTH // HEADS) * LAYERS if job.model == "llama" else 2 * 512 * 6
-    seen = job.given + job.said / 2
+    seen = job.given + job.new / 2
     return copied * job.rows / (2 * (weights + job.rows * job.beam * kept * seen))
 
 
 def timed(turn: Turn, least: float = 0.0) -> float:
-    """Seconds of one call, of as many as take this long together."""
+    """Seconds per call, over calls that take at least `least` seconds together."""
     torch.cuda.synchronize()
     start, calls, taken = time.perf_counter(), 0, 0.0
     while not calls or taken < least:
@@ -195,30 +195,30 @@ def profile(turn: Turn) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", help=", ".join(JOBS))
-    parser.add_argument("--peers", default="ours,theirs", help="those to measure, with commas")
+    parser.add_argument("--peers", default="ours,theirs", help="peers to measure, separated by commas")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--profile", action="store_true", help="what ours spends its time with")
-    asked = parser.parse_args()
-    peers, copied = asked.peers.split(","), bandwidth()
+    parser.add_argument("--profile", action="store_true", help="profile ours")
+    options = parser.parse_args()
+    peers, copied = options.peers.split(","), bandwidth()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {copied / 1e12:.2f} TB/s\n")
-    print("| job | ours, tokens/s | Hugging Face | ratio | asked | ceiling | share |")
+    print("| job | ours, tokens/s | Hugging Face | ratio | required | ceiling | share |")
     print("|---|---|---|---|---|---|---|", flush=True)
-    for name in asked.jobs or JOBS:
+    for name in options.jobs or JOBS:
         job = JOBS[name]
-        count = sum(said for _, said in lengths(job))
+        count = sum(new for _, new in lengths(job))
         turns: dict[str, Turn] = {"ours": ours(job)} if "ours" in peers else {}
         if "theirs" in peers:
             sizes = [job.rows] if not job.mixed else [256] if job.model == "llama" else [64, 256, 512]
-            turns |= {f"theirs, {size} together": theirs(job, size) for size in sizes}
+            turns |= {f"theirs, batches of {size}": theirs(job, size) for size in sizes}
         seconds: dict[str, list[float]] = {}
-        for peer, turn in turns.items():  # the first turns compile and capture
+        for peer, turn in turns.items():  # the first runs compile and capture
             first = timed(turn)
             if not (peer.startswith("theirs") and job.mixed and job.model == "llama"):
                 timed(turn)
                 seconds[peer] = []
             else:
-                seconds[peer] = [first]  # eager, and long enough to need no warming
-        for _ in range(asked.turns):
+                seconds[peer] = [first]  # eager, and long enough to need no warm-up
+        for _ in range(options.turns):
             for peer, turn in turns.items():
                 if peer == "ours" or not (job.mixed and job.model == "llama"):
                     seconds[peer].append(timed(turn, LEAST))
@@ -231,7 +231,7 @@ def main() -> None:
         print(f"| {name} | {own:,.0f} | {best:,.0f} | {ratio} | {job.least:g} | {shown} |", flush=True)
         if len(speeds) > 1:
             print("   ", {peer: round(speed) for peer, speed in speeds.items()})
-        if asked.profile:
+        if options.profile:
             profile(turns["ours"])
         del turns
         torch.cuda.empty_cache()

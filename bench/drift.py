@@ -1,17 +1,15 @@
-"""How far the fast ways of decoding are from the exact one, in which everybody is read and answered alone.
+"""How far the fast decoding modes deviate from exact decoding, in which every request is computed alone.
 
     python bench/drift.py [--folder MODEL …] [--models base gpt2 llama retention rwkv bit] [--write]
 
-Named models have the shapes of these, three layers of them, and random weights; a FOLDER is a trained one (`allyouneed
-demo` leaves one), asked its own kind of texts. Every text is continued greedily alone, which is what exact decoding
-says. Then
+Named models have three layers of these shapes and random weights; a FOLDER is a trained model (`allyouneed demo` leaves
+one) with texts of its own kind. Every text is continued greedily alone, which is the exact result. Then
 
-1. the same tokens are read again in each way, and the scores of every place compared: the largest and the mean
-   difference, over the standard deviation of the scores;
-2. the texts are continued in each way: which share of texts comes out the same, and where the first of the others
-   goes another way.
+1. the same tokens are scored again in each mode: the largest and the mean difference of the scores, relative to their
+   standard deviation;
+2. the texts are decoded in each mode: the share of equal texts, and the first position of a difference.
 
-And what exactness costs: tokens a second of 64 who ask at once, answered together and exactly.
+And the cost of exact mode: tokens per second of 64 concurrent requests, batched and exact.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Subject:
-    """A model, what it is given (sources, or prompts) and how it is asked."""
+    """A model, its inputs (sources or prompts) and its decoding options."""
 
     name: str
     model: Any
@@ -80,10 +78,10 @@ class Subject:
         return Engine(model or self.model, exact=exact, budget=1 << 20, **self.options)
 
     def few(self) -> Subject:
-        """Some of it, for what has no other way than one after the other."""
+        """A subset, for modes that run one request at a time."""
         return replace(self, texts=self.texts[:FEW])
 
-    def way(self) -> Decoding:
+    def decoding(self) -> Decoding:
         return Decoding(method="greedy", max_length=NEW, extra=NEW)
 
     def requests(self) -> list[Request]:
@@ -101,7 +99,7 @@ def made_up(name: str) -> Subject:
 
 
 def trained(path: Path) -> Subject:
-    """A model that reads dates."""
+    """The date model of `allyouneed demo`."""
     folder = Folder.load(path)
     both = folder.tokenizers
     texts = [[*both.source.encode(text), both.source.eos] for text, _ in dates.generate(TEXTS, seed=9)]
@@ -116,7 +114,7 @@ def trained(path: Path) -> Subject:
 def scores(
     subject: Subject, model: Any, script: list[list[int]], rows: int, piece: int = 1 << 20, pool: bool = False
 ) -> list[Tensor]:
-    """Of every text (tokens, vocab): scores of its next token, when it has read what the script says."""
+    """Scores of the next token (tokens, vocab) of every text along a fixed script."""
     found: list[list[Tensor]] = [[] for _ in script]
     for first in range(0, len(script), rows):
         some = subject.requests()[first : first + rows]
@@ -147,8 +145,8 @@ def at_once(subject: Subject, model: Any, script: list[list[int]]) -> list[Tenso
     from allyouneed.nn.batch import Batch
 
     found = []
-    for one, said in zip(subject.requests(), script, strict=True):
-        rows = Rows(torch.tensor([[*one.prompt, *said[:-1]]]))
+    for one, tokens in zip(subject.requests(), script, strict=True):
+        rows = Rows(torch.tensor([[*one.prompt, *tokens[:-1]]]))
         source = Rows(torch.tensor([list(one.source)])) if one.source is not None else None
         found.append(model.logits(Batch(rows, source))[0, len(one.prompt) - 1 :].float())
     return found
@@ -164,11 +162,11 @@ def apart(found: Sequence[Tensor], truth: Sequence[Tensor]) -> list[str]:
 # --- 2. texts ---------------------------------------------------------------------------------------------------------
 
 
-def asked(engine: Engine, subject: Subject, rows: int = TEXTS, **options: Any) -> list[list[int]]:
+def decode(engine: Engine, subject: Subject, rows: int = TEXTS, **options: Any) -> list[list[int]]:
     found: list[list[int]] = []
     for first in range(0, len(subject.texts), rows):
         some = subject.texts[first : first + rows]
-        answers = (engine.generate if subject.reads else engine.complete)(some, subject.way(), **options)
+        answers = (engine.generate if subject.reads else engine.complete)(some, subject.decoding(), **options)
         found += [best[0].tokens for best in answers]
     return found
 
@@ -177,7 +175,7 @@ def scheduled(engine: Engine, subject: Subject, pool: bool = False) -> list[list
     scheduler = Scheduler(engine, rows=16, budget=24, pool=BlockPool(1 << 12) if pool else None)
     states = []
     for request in subject.requests():
-        states.append(scheduler.submit(request, subject.way()))
+        states.append(scheduler.submit(request, subject.decoding()))
         scheduler.step()
     scheduler.run()
     return [state.answer[0].tokens for state in states if state.answer is not None]
@@ -197,9 +195,9 @@ def shrunken(subject: Subject, score_mod: str) -> Any:
 
 
 def measured(subject: Subject) -> tuple[Table, list[str]]:
-    """Rows of the table, and what exactness costs: tokens a processor second, together and exactly."""
+    """Rows of the table, and the cost of exact mode: tokens per processor second, batched and exact."""
     plain, exact, some = subject.engine(), subject.engine(exact=True), subject.few()
-    truth = asked(plain, subject, rows=1)
+    truth = decode(plain, subject, rows=1)
     script = [one or [EOS] for one in truth]
     judge, few = scores(subject, subject.model, script, 1), script[:FEW]
     spent: dict[str, float] = {}
@@ -212,13 +210,13 @@ def measured(subject: Subject) -> tuple[Table, list[str]]:
 
     DecodingSpec = tuple[str, Callable[[], list[Tensor]] | None, Callable[[], list[list[int]]] | None]
     ways: list[DecodingSpec] = [
-        ("exact, 64 requests", None, lambda: timed("exact", lambda: asked(exact, subject))),
+        ("exact, 64 requests", None, lambda: timed("exact", lambda: decode(exact, subject))),
         ("exact, scheduler", None, lambda: scheduled(exact, some)),
-        ("batch of 8", lambda: scores(subject, subject.model, script, 8), lambda: asked(plain, subject, 8)),
+        ("batch of 8", lambda: scores(subject, subject.model, script, 8), lambda: decode(plain, subject, 8)),
         (
             "batch of 64",
             lambda: scores(subject, subject.model, script, 64),
-            lambda: timed("together", lambda: asked(plain, subject)),
+            lambda: timed("together", lambda: decode(plain, subject)),
         ),
         ("chunked prefill, 8 tokens", lambda: scores(some, subject.model, few, 1, piece=8), None),
         ("full forward, no cache", lambda: at_once(some, subject.model, few), None),
@@ -228,7 +226,7 @@ def measured(subject: Subject) -> tuple[Table, list[str]]:
             lambda: scores(subject, subject.model, script, 8, pool=True),
             lambda: scheduled(plain, subject, True),
         ),
-        ("speculative (lookup)", None, lambda: asked(plain, some, draft=PromptLookup())),
+        ("speculative (lookup)", None, lambda: decode(plain, some, draft=PromptLookup())),
     ]
     for score_mod in ("bf16", "ternary" if subject.name == "bit" else "int8"):
         model = shrunken(subject, score_mod)
@@ -236,15 +234,15 @@ def measured(subject: Subject) -> tuple[Table, list[str]]:
             (
                 f"{score_mod}, batch of 8",
                 lambda model=model: scores(subject, model, script, 8),  # type: ignore[misc]
-                lambda model=model: asked(subject.engine(model), subject, 8),  # type: ignore[misc]
+                lambda model=model: decode(subject.engine(model), subject, 8),  # type: ignore[misc]
             )
         )
     table: Table = []
     for name, by_scores, by_texts in ways:
         found = by_scores() if by_scores is not None else []
         gaps = apart(found, judge[: len(found)]) if found else ["", ""]
-        said = by_texts() if by_texts is not None else []
-        table.append([subject.name, name, *gaps, *(alike(said, truth[: len(said)]) if said else ["", ""])])
+        tokens = by_texts() if by_texts is not None else []
+        table.append([subject.name, name, *gaps, *(alike(tokens, truth[: len(tokens)]) if tokens else ["", ""])])
         print(*table[-1], sep=" | ", flush=True)
     rates = [sum(map(len, truth)) / spent[name] for name in ("together", "exact")]
     return table, [subject.name, *(f"{rate:.0f}" for rate in rates), f"{rates[0] / rates[1]:.1f}"]
@@ -257,9 +255,9 @@ def markdown(head: str, table: Table) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, nargs="*", default=[], help="trained models that read dates")
+    parser.add_argument("--folder", type=Path, nargs="*", default=[], help="trained date models")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
+    parser.add_argument("--write", action="store_true", help=f"write the tables to {PAGE.name}")
     given = parser.parse_args()
     head = "model | mode | largest Δ | mean Δ | identical texts | first differing token"
     makers = [(made_up, name) for name in given.models] + [(trained, path) for path in given.folder]

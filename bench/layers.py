@@ -1,17 +1,16 @@
-"""The comparison this literature begins with ("Attention Is All You Need", table 1): a recurrent, a convolutional and a
-self-attention layer of equal width, and self-attention restricted to a neighbourhood.
+"""Table 1 of "Attention Is All You Need": a recurrent, a convolutional and a self-attention layer of equal width, and
+self-attention restricted to a neighbourhood.
 
     python bench/layers.py --lengths 64 256 1024 4096
     python bench/layers.py --device cuda --write docs/results/layers.md
 
-For each: how many steps of a layer must wait for each other (stated below, by part), how many of them a signal takes
-between the two places of a sentence that are farthest apart, what a layer costs, and how long it takes, forward and
-backward together, batch 1, beside full self-attention in the same run.
+For each: sequential steps of a layer (stated below, by part), the path length between the two farthest positions of a
+sentence, cost, and time of forward and backward together, batch 1, beside full self-attention in the same run.
 
-The path is measured, not looked up: as many layers are stacked as it takes until the gradient of the last place's
-output reaches the first place. A recurrence reaches it in one layer, but through its own steps: each is cut in turn,
-and those whose cut leaves no gradient are counted. Sentences longer than those measured get the formula that was right
-there. Times are medians of passes in which all layers take turns, so that a busy machine is as unkind to each.
+The path is measured: layers are stacked until the gradient of the last position's output reaches the first position. A
+recurrence reaches it in one layer, but through its own steps: each step is cut in turn, and those whose cut leaves no
+gradient are counted. Lengths beyond those measured use the formula that was verified there. Times are medians of passes
+in which all layers alternate, so that load affects all alike.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ class Kind:
     name: str
     keys: dict[str, object]
     complexity: str  # the paper's, per layer
-    steps: Callable[[int], int]  # of one layer that wait for each other
-    reach: Callable[[int], int]  # places that one step crosses, of n
+    steps: Callable[[int], int]  # sequential steps of one layer
+    reach: Callable[[int], int]  # positions that one step crosses, of n
 
 
 def kinds(heads: int, kernel: int, window: int) -> list[Kind]:
@@ -72,13 +71,13 @@ def context(length: int, device: str = "cpu") -> Context:
 
 
 def influence(y: Tensor, x: Tensor) -> bool:
-    """Whether the last place of y depends on the first one of x."""
+    """Whether the last position of y depends on the first of x."""
     (gradient,) = torch.autograd.grad(y[0, -1].square().sum(), x, retain_graph=True, materialize_grads=True)
     return bool(gradient[0, 0].any())
 
 
 def path(kind: Kind, length: int) -> int:
-    """Steps between the first place and the last: layers, or the steps of a recurrence."""
+    """Steps between the first and the last position: layers, or steps of a recurrence."""
     torch.manual_seed(0)
     common = Common(width=8)
     config = parse(Mixer, kind.keys | ({"heads": 2} if "heads" in kind.keys else {}))  # type: ignore[type-abstract]
@@ -86,18 +85,18 @@ def path(kind: Kind, length: int) -> int:
     if kind.steps(length) > 1:
         layer: Any = config.build(common).double()
         assert influence(layer(x, context(length)), x)
-        return sum(not influence(cut(layer, x, place), x) for place in range(1, length))
+        return sum(not influence(cut(layer, x, position), x) for position in range(1, length))
     y, layers = x, 0
     while not layers or not influence(y, x):
         y, layers = config.build(common).double()(y, context(length)), layers + 1
-        y = y / y.detach().abs().max()  # what only grows smaller is still an influence
+        y = y / y.detach().abs().max()  # a vanishing influence still counts
     return layers
 
 
-def cut(layer: Any, x: Tensor, place: int) -> Tensor:
-    """A recurrence that hands no gradient on from one place to the next at this one."""
-    _, carry = layer.run(x[:, :place], layer.begin(1, x), None)
-    y, _ = layer.run(x[:, place:], tuple(value.detach() for value in carry), None)
+def cut(layer: Any, x: Tensor, position: int) -> Tensor:
+    """A recurrence whose gradient is cut at this position."""
+    _, carry = layer.run(x[:, :position], layer.begin(1, x), None)
+    y, _ = layer.run(x[:, position:], tuple(value.detach() for value in carry), None)
     found: Tensor = y
     return found
 
@@ -107,7 +106,7 @@ def expected_path(kind: Kind, length: int) -> int:
 
 
 def seconds(layers: list[SubLayer], length: int, width: int, device: str, budget: float) -> list[float]:
-    """Medians of forward and backward of each, in turns."""
+    """Median time of forward and backward of each, alternating."""
     x, noise = (torch.randn(1, length, width, device=device) for _ in range(2))
     x.requires_grad_()
 
@@ -125,7 +124,7 @@ def seconds(layers: list[SubLayer], length: int, width: int, device: str, budget
     rounds: list[list[float]] = []
     while len(rounds) < 4 or (sum(map(sum, rounds)) < budget * len(layers) and len(rounds) < 50):
         rounds.append([once(layer) for layer in layers])
-    return [statistics.median(each) for each in zip(*rounds[1:], strict=True)]  # the first one warms up
+    return [statistics.median(each) for each in zip(*rounds[1:], strict=True)]  # the first is a warm-up
 
 
 def table(options: argparse.Namespace) -> list[str]:
@@ -133,8 +132,8 @@ def table(options: argparse.Namespace) -> list[str]:
     every = kinds(options.heads, options.kernel, options.window)
     for kind in every:
         for length in CHECKED:
-            found, said = path(kind, length), expected_path(kind, length)
-            assert found == said, f"{kind.name} at {length}: measured {found}, stated {said}"
+            found, stated = path(kind, length), expected_path(kind, length)
+            assert found == stated, f"{kind.name} at {length}: measured {found}, stated {stated}"
     what = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     rows = [f"{what}; torch {torch.__version__.split('+')[0]}; width {width}, {options.heads} heads, float32.", ""]
     rows += [
@@ -168,10 +167,10 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[2**n for n in range(6, 13)])
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--kernel", type=int, default=3, help="places a convolution sees")
-    parser.add_argument("--window", type=int, default=64, help="places to each side that restricted attention sees")
+    parser.add_argument("--kernel", type=int, default=3, help="kernel size of the convolution")
+    parser.add_argument("--window", type=int, default=64, help="positions to each side of restricted attention")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each measurement, at least three passes")
-    parser.add_argument("--write", type=Path, help="put the table into this file, below its first heading")
+    parser.add_argument("--write", type=Path, help="write the table to this file, below its first heading")
     options = parser.parse_args()
     rows = table(options)
     if options.write:

@@ -41,13 +41,13 @@ CONFIG = {
     "tie_word_embeddings": False,
     "dtype": "bfloat16",
 }
-WAYS = {
+CALLS = {
     "Hugging Face folder": "load('theirs')",
     "Hugging Face folder, to float32": "load('theirs', dtype='float32')",
     "our folder": "load('ours')",
     "`allyouneed import`": "load('theirs', as_stored=True).save('again')",
 }
-# what a process does: the numbers are the kernel's own, in kB
+# run in a subprocess; the figures are the kernel's, in kB
 PROGRAM = """
 import json, sys, time
 import torch
@@ -60,7 +60,7 @@ def memory(key):
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key))
 
 before, began = memory("VmRSS:"), time.perf_counter()
-found = {way}
+found = {call}
 took = time.perf_counter() - began
 if found is not None:
     sum(tensor.view(torch.uint8).max().item() for tensor in found.model.state_dict().values())
@@ -82,7 +82,7 @@ def make(folder: Path) -> int:
     shapes["lm_head.weight"] = (VOCAB, WIDTH)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    names, places, total = list(shapes), {}, 0
+    names, file_of, total = list(shapes), {}, 0
     share = -(-len(names) // SHARDS)
     for number in range(SHARDS):
         file = f"model-{number + 1:05}-of-{SHARDS:05}.safetensors"
@@ -91,15 +91,15 @@ def make(folder: Path) -> int:
             for name in names[number * share : (number + 1) * share]
         }
         save_file(part, folder / file, {"format": "pt"})
-        places |= dict.fromkeys(part, file)
+        file_of |= dict.fromkeys(part, file)
         total += sum(tensor.nbytes for tensor in part.values())
-    index = {"metadata": {"total_size": total}, "weight_map": places}
+    index = {"metadata": {"total_size": total}, "weight_map": file_of}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return total
 
 
-def measured(way: str, folder: Path) -> dict[str, float]:
-    run = subprocess.run([sys.executable, "-c", PROGRAM.format(way=way)], cwd=folder, capture_output=True, text=True)
+def measured(call: str, folder: Path) -> dict[str, float]:
+    run = subprocess.run([sys.executable, "-c", PROGRAM.format(call=call)], cwd=folder, capture_output=True, text=True)
     if run.returncode:
         raise SystemExit(run.stderr)
     found: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
@@ -117,8 +117,8 @@ def main() -> None:
         print(f"{size / 1e9:.2f} GB of weights, made in {time.perf_counter() - began:.0f} s")
         measured("load('theirs', as_stored=True).save('ours')", folder)
         rows, good = [], True
-        for name, way in WAYS.items():
-            found = measured(way, folder)
+        for name, call in CALLS.items():
+            found = measured(call, folder)
             there = size * (2 if "float32" in name else 1)
             ratio = (found["peak"] - found["before"]) / there
             good = good and ratio < MOST

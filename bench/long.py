@@ -1,16 +1,15 @@
-"""What a sparse pattern or a recurrence costs as texts get longer: time and memory of one, forward and with backward.
+"""Cost of sparse patterns and recurrences by text length: time and memory of one layer, forward and with backward.
 
     python bench/long.py --device cpu --lengths 1024 2048 4096 8192
     python bench/long.py --device cuda --lengths 1024 4096 16384 65536 --write docs/results/long.md
 
-Batch 1, 8 heads of 64, keys and values as many; float32 on CPU, bfloat16 on CUDA. The plan (which tiles there are) is
-made once and counted in its own column, for all layers of a forward pass share it. On CPU every measurement runs in a
-process of its own; memory is its peak beyond what q, k, v and their gradients took when it began (CPU: resident set,
-CUDA: the allocator's). The baseline is SDPA's causal kernel in the same run: "× causal" is how many times its time.
-"growth" is the factor of the time from the length before to this one; 2 is linear where lengths double, 4 quadratic.
-Recurrences have as many features as all heads together. Where flash-linear-attention (`fla`) can be imported, its
-kernels for retention and RWKV-4 are measured beside ours, and a second table gives ours as a multiple of theirs.
-"""
+Batch 1, 8 heads of width 64 for queries, keys and values; float32 on CPU, bfloat16 on CUDA. The plan (the block mask)
+is built once and has its own column, since all layers of a forward pass share it. On CPU every measurement runs in its
+own process; memory is the peak beyond q, k, v and their gradients (CPU: resident set, CUDA: the allocator's). The
+baseline is SDPA's causal kernel in the same run: "× causal" is the multiple of its time. "growth" is the time relative
+to the previous length; when lengths double, 2 is linear and 4 quadratic. Recurrences have as many features as all heads
+together. Where flash-linear-attention (`fla`) is installed, its kernels for retention and RWKV-4 are measured beside
+ours, and a second table gives ours as a multiple of theirs."""
 
 from __future__ import annotations
 
@@ -78,10 +77,10 @@ def planned(name: str, length: int, device: str) -> AttentionFn:
 
 
 def recurrence(name: str, length: int, device: str) -> AttentionFn:
-    """As a plan: q, k, v and what comes out (1, heads, time, head width), lying in memory as a layer's do."""
-    rates = torch.log1p(-(2.0 ** (-5 - torch.arange(HEADS, device=device))))  # of retention
+    """As a plan: q, k, v and the output are (1, heads, time, head width), with the strides of a layer."""
+    rates = torch.log1p(-(2.0 ** (-5 - torch.arange(HEADS, device=device))))  # retention decay
     gates = torch.nn.functional.logsigmoid(4 + torch.randn(1, HEADS, length, device=device)) / 16
-    w = -5 + 8 * torch.linspace(0, 1, HEADS * HEAD_WIDTH, device=device) ** 1.35  # of RWKV-4, as it begins
+    w = -5 + 8 * torch.linspace(0, 1, HEADS * HEAD_WIDTH, device=device) ** 1.35  # RWKV-4's initial decay
     u = torch.zeros_like(w)
 
     def turned(x: Tensor) -> Tensor:
@@ -133,19 +132,19 @@ def peak(device: str) -> int:
 
 
 def start_again(device: str) -> int:
-    """Forget the peak so far; memory in use now."""
+    """Reset the peak; returns the memory in use."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM begins anew from what is resident
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: resets VmHWM to the resident size
     return peak(device)
 
 
 def measure(name: str, length: int, device: str, backward: bool) -> dict[str, Any]:
-    """In this process: seconds of the plan, median seconds of a pass, peak bytes of the first."""
+    """In this process: seconds of the plan, median seconds of a pass, peak bytes of the first pass."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     inputs = [torch.randn(1, HEADS, length, HEAD_WIDTH, device=device, dtype=dtype) for _ in range(3)]
-    if "retention" in name or "rwkv" in name:  # as the layer has them
+    if "retention" in name or "rwkv" in name:  # strides of the layer
         inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
     noise = torch.randn_like(inputs[0])
     for tensor in inputs if backward else []:
@@ -157,7 +156,7 @@ def measure(name: str, length: int, device: str, backward: bool) -> dict[str, An
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    warm = planned(name, min(length, 1024), device)  # libraries load, memory pools fill, autograd's threads start
+    warm = planned(name, min(length, 1024), device)  # load libraries, fill memory pools, start autograd threads
     some = [tensor.detach()[:, :, :1024].requires_grad_(backward) for tensor in inputs]
     first = warm(*some, 0.0, score_mod)
     if backward:
@@ -242,7 +241,7 @@ def table(names: list[str], lengths: list[int], device: str, limit: float, causa
 
 
 def beside_peers(times: dict[tuple[str, int, bool], float], lengths: list[int]) -> list[str]:
-    """Our time over theirs, of the same run."""
+    """Our time relative to theirs, in the same run."""
     rows = ["", "| ours over theirs | tokens | forward | and backward |", "|---|---|---|---|"]
     for peer, text in PEERS.items():
         for length in lengths:
@@ -259,9 +258,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--lengths", type=int, nargs="+", default=[2**n for n in range(10, 17)])
     parser.add_argument("--patterns", nargs="+", default=list(PATTERNS), choices=list(PATTERNS))
-    parser.add_argument("--causal-until", type=int, default=16384, help="the baseline's longest text")
+    parser.add_argument("--causal-until", type=int, default=16384, help="longest text of the baseline")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one measurement")
-    parser.add_argument("--write", type=Path, help="put the table into this file, below its first heading")
+    parser.add_argument("--write", type=Path, help="write the table to this file, below its first heading")
     parser.add_argument("--one", nargs=4, metavar=("PATTERN", "TOKENS", "DEVICE", "BACKWARD"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

@@ -3,9 +3,9 @@
     python bench/long_text.py text.txt[.gz] --minutes 1.5
 
 A small byte-level decoder (pattern `causal & window(w)`, Transformer-XL positions) is trained on the first nine tenths
-of the text, on segments that remember those before them, then judged on the first `--judged` bytes of the rest. What
-the layers can pass on to a token is 1 + layers · (w − 1) bytes: sliding windows of that length see all of it, and so
-does the recurrence, which computes each byte once. The ratio is that of the seconds both took in this run.
+of the text, on segments with memory of the previous ones, then evaluated on the first `--judged` bytes of the rest. The
+receptive field of a token is 1 + layers · (w − 1) bytes: sliding windows of that length cover it, and so does the
+recurrence, which computes each byte once. The ratio compares the seconds of both in this run.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def config_of(layers: int, width: int, window: int) -> Decoder:
 
 
 def train(model: Any, text: Tensor, segment: int, minutes: float) -> None:
-    """`ROWS` places of the text are read on and on from; what was read before is remembered, never recomputed."""
+    """Read the text from `ROWS` starting points in parallel; earlier segments stay in memory and are not recomputed."""
     optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
     long = (len(text) - 1) // ROWS
-    read, said = (text[shift : shift + ROWS * long].view(ROWS, long) for shift in (0, 1))
+    read, targets = (text[shift : shift + ROWS * long].view(ROWS, long) for shift in (0, 1))
     begun, step, losses = time.monotonic(), 0, []
     while True:
         for span, hidden in run_segments(model, read, segment, model.start(ROWS)):
-            labels = said[:, span]
+            labels = targets[:, span]
             loss = model.head.loss(hidden, labels, 0.0)[0] / labels.numel()
             optimiser.zero_grad()
             loss.backward()
@@ -87,7 +87,7 @@ def main() -> None:
     )
     train(model, text[:cut], given.segment, given.minutes)
     judged = text[cut : cut + given.judged + 1]
-    ways = {
+    modes = {
         f"pieces of {given.segment}": lambda: pieces(model, judged, given.segment),
         f"pieces of {field}": lambda: pieces(model, judged, field),
         f"sliding windows of {given.segment}": lambda: sliding(model, judged, given.segment),
@@ -95,14 +95,14 @@ def main() -> None:
         f"recurrent, segments of {given.segment}": lambda: recurrent(model, judged, given.segment),
     }
     found, seconds = {}, {}
-    print(f"\n{'way':<32}{'nats':>9}{'perplexity':>12}{'computed':>12}{'seconds':>10}")
-    for name, way in ways.items():
+    print(f"\n{'mode':<32}{'nats':>9}{'perplexity':>12}{'computed':>12}{'seconds':>10}")
+    for name, mode in modes.items():
         begun = time.monotonic()
-        found[name] = way()
+        found[name] = mode()
         seconds[name] = time.monotonic() - begun
         loss = found[name]
         print(f"{name:<32}{loss.mean:>9.5f}{loss.perplexity:>12.4f}{loss.computed:>12,}{seconds[name]:>10.2f}")
-    whole, steps = list(ways)[3], list(ways)[4]
+    whole, steps = list(modes)[3], list(modes)[4]
     print(
         f"\nrecurrent and {whole} differ by {abs(found[whole].mean - found[steps].mean):.1e} nats a byte; the windows "
         f"compute {found[whole].computed / found[steps].computed:.0f} times as many tokens and take "

@@ -7,7 +7,7 @@ recipes/multi30k-en-de.yaml, then scores every test set twice:
 
 * sacreBLEU and chrF on plain text, with their signatures;
 * as the published anchor does (fairseq transformer_tiny, 41.02 on test2016, Wu et al. 2021): hypotheses and references
-  cut into words by sacremoses, then `sacrebleu --tokenize none -lc`.
+  tokenized by sacremoses, then `sacrebleu --tokenize none -lc`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--output", required=True, type=Path)
     parser.add_argument("--set", nargs="*", default=[], help="changes to the recipe, e.g. steps=8000 model.dropout=0.2")
     parser.add_argument("--beam", type=int, nargs="*", default=[4, 5])
-    parser.add_argument("--valid-only", action="store_true", help="compare recipes without looking at the test sets")
+    parser.add_argument("--valid-only", action="store_true", help="compare recipes on the validation set only")
     given = parser.parse_args()
     data = given.data.resolve()
     paths = [f"data.{name}={data}/multi30k.{name}.tsv.gz" for name in ("train", "valid")]
@@ -62,7 +62,7 @@ def main() -> None:
             anchor = evaluate(words(found), words(references), tokenize="none", lowercase=True, resamples=0)
             print(f"\n{test}, {len(pairs)} sentences, beam {beam}\n{plain.text()}")
             against = f"{anchor.bleu / ANCHOR:.3f} × {ANCHOR}"
-            print(f"as the anchor scores: {anchor.bleu:.2f} ({against})  {anchor.bleu_signature}")
+            print(f"scored as the anchor: {anchor.bleu:.2f} ({against})  {anchor.bleu_signature}")
             summary[f"{test}/beam{beam}"] = {
                 "bleu": round(plain.bleu, 2), "chrf": round(plain.chrf, 2), "anchor": round(anchor.bleu, 2),
             }  # fmt: skip

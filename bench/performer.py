@@ -1,10 +1,10 @@
-"""How far a Performer is from the softmax attention it stands for, by its number of features.
+"""Approximation error of a Performer against softmax attention, by its number of features.
 
     python bench/performer.py [--write]
 
-Random queries, keys and values of one head, and positive random features, orthogonal or drawn one by one (Choromanski
-et al. 2021, 4.2 compares the same). The error is ‖found − exact‖ / ‖exact‖, averaged over draws. `--write` puts the
-table into docs/results/performer.md.
+Random queries, keys and values of one head, and positive random features, orthogonal or independent (Choromanski
+et al. 2021, 4.2 compares the same). The error is ‖found − exact‖ / ‖exact‖, averaged over draws. `--write` writes
+the table to docs/results/performer.md.
 """
 
 from __future__ import annotations

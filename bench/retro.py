@@ -1,14 +1,12 @@
-"""What retrieval brings to a tiny RETRO: perplexity of a held-out text with its neighbours, without them, and of plain
-decoders.
+"""Benefit of retrieval in a tiny RETRO: perplexity of held-out text with neighbours, without, and of plain decoders.
 
     python bench/retro.py TRAIN VALID [--steps 300] [--leak] [--write]
 
-TRAIN and VALID are texts (.txt, .gz, …). All of it is made here: a tokenizer, a small masked language model that gives
-chunks their vectors, an index of TRAIN, then all models, on the same batches for as many steps. Consecutive paragraphs
-are joined to documents of about a row; a chunk never finds its own document. `--leak` lets it, in training and in
-VALID, whose documents are then in the index too: a cheat that shows whether looking at neighbours is learnt where they
-tell what comes next. `--write` puts the table into docs/results/retro.md. Needs faiss.
-"""
+TRAIN and VALID are texts (.txt, .gz, …). Everything is built here: a tokenizer, a small masked language model that
+embeds chunks, an index of TRAIN, then all models, on the same batches for the same number of steps. Consecutive
+paragraphs are joined to documents of about a row; a chunk never finds its own document. `--leak` allows it, in training
+and in VALID, whose documents are then indexed too: a control that shows whether the model learns to use neighbours that
+contain the continuation. `--write` writes the table to docs/results/retro.md. Needs faiss."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ CROSS = {"kind": "chunked-cross", "heads": HEADS, "chunk": CHUNK}
 
 
 def encoder(path: Path, folder: Path, steps: int) -> Folder:
-    """A masked language model of TRAIN, and with it the tokenizer."""
+    """A masked language model of TRAIN, with its tokenizer."""
     layer = {"repeat": 2, "wiring": "pre-norm", "mixer": ATTENTION, "channel": {"kind": "ffn", "hidden": 256}}
     tree = {
         "task": "masked-lm",
@@ -118,7 +116,7 @@ def perplexity(model: Any, texts: list[list[int]], near: Neighbours | None, toke
 
 
 def shuffled(near: Neighbours) -> Neighbours:
-    """The neighbours of somebody else's chunks: as many, as real, about something else."""
+    """Neighbours of other chunks: as many, real, but unrelated."""
     order = torch.randperm(len(near.tokens), generator=torch.Generator().manual_seed(1))
     return near.each(lambda tensor: tensor[order])
 
@@ -132,7 +130,7 @@ def measure(train_path: Path, valid_path: Path, steps: int, leak: bool, place: P
     index = build_index(texts + held if leak else texts, CHUNK, embed, tokenizer, embed.about)
     retriever = Retriever(index)
     rows, held_rows = ([[tokenizer.bos, *text] for text in some] for some in (texts, held))
-    # a row with its begin mark is no document of the index: where only the row is known, nothing is left out
+    # a row with its begin token is not a document of the index, so nothing is excluded for it
     near = retriever.neighbours(rows, COUNT, None if leak else texts)
     held_near = retriever.neighbours(held_rows, COUNT, None if leak else held)
     retro = {
@@ -176,7 +174,7 @@ def main() -> None:
     parser.add_argument("valid", type=Path)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--leak", action="store_true", help="let chunks find their own documents")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/results/retro.md")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/results/retro.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         lines = measure(options.train, options.valid, options.steps, options.leak, Path(place))

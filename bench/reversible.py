@@ -1,11 +1,11 @@
-"""Memory of a training step by depth: reversible layers against pre-norm ones that keep what gradients need.
+"""Memory of a training step by depth: reversible layers against pre-norm layers, which store activations.
 
     python bench/reversible.py                       # prints the table
     python bench/reversible.py --device cuda
     python bench/reversible.py --write docs/results/reversible.md
 
-Each measurement is a process of its own: a decoder of so many layers, weights and gradients already there, one forward
-and backward pass. Memory is the peak above what was resident before the pass; seconds are the mean of two passes.
+Each measurement runs in its own process: a decoder with weights and gradients allocated, one forward and backward
+pass. Memory is the peak above what was resident before the pass; seconds are the mean of two passes.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def peak(device: str) -> int:
 
 
 def start_again(device: str) -> int:
-    """Forget the peak so far; memory in use now."""
+    """Reset the peak; returns the memory in use."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM begins anew from what is resident
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: resets VmHWM to the resident size
     return peak(device)
 
 
@@ -72,10 +72,10 @@ def measure(wiring: str, depth: int, rows: int, length: int, device: str) -> dic
         loss, _ = model.head.loss(model(Batch(Rows(tokens[:count]))), labels, 0.0)
         loss.backward()
 
-    step(1)  # libraries load
+    step(1)  # load libraries
     before = start_again(device)
     seconds: list[float] = []
-    clock = time.perf_counter if device == "cuda" else time.process_time  # other processes shall not count
+    clock = time.perf_counter if device == "cuda" else time.process_time  # exclude other processes
     while len(seconds) < 2:
         began = clock()
         step(rows)
@@ -87,7 +87,7 @@ def measure(wiring: str, depth: int, rows: int, length: int, device: str) -> dic
 
 def child(*arguments: object) -> dict[str, float]:
     command = [sys.executable, __file__, "--one", *map(str, arguments)]
-    # every tensor in pages of its own, given back when freed: else the allocator's holes count as memory in use
+    # separate pages per tensor, returned when freed: otherwise allocator fragmentation counts as memory
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--depths", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--write", type=Path, help="put the table into this file")
+    parser.add_argument("--write", type=Path, help="write the table to this file")
     parser.add_argument("--one", nargs=5, metavar=("WIRING", "LAYERS", "ROWS", "TOKENS", "DEVICE"))
     options = parser.parse_args()
     if options.one:

@@ -1,12 +1,12 @@
-"""The same model trained by the same recipe with a memory from batch to batch and without (Dai et al. 2019, 3.2).
+"""The same model trained by the same recipe with memory across batches and without (Dai et al. 2019, 3.2).
 
     python bench/segment_memory.py train.txt[.gz] valid.txt[.gz] --steps 1500 --seeds 1 2 --write
 
 A small Transformer-XL (pattern `causal & block-window(row, 2)`: the own segment and the one before) learns TRAIN in
-rows of `--row` tokens: read on over what is remembered (`memory: true`), or cut into pieces that are shuffled. Both
-have as many weights, see as many tokens a step and take as many steps. Each is judged on all of VALID both ways: in
-pieces of `--row` tokens, and read on over its memory. `--write` puts the table into docs/results/long_text.md.
-`--forget` also trains one that reads on in the same order, but forgets everything after each batch.
+rows of `--row` tokens: in order, with memory (`memory: true`), or in shuffled pieces. Both have the same number of
+weights, tokens per step and steps. Each is evaluated on all of VALID both ways: in pieces of `--row` tokens, and with
+memory. `--write` writes the table to docs/results/long_text.md. `--forget` also trains one that reads in order but
+clears its memory after each batch.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def forgetful(self: SegmentMemory, batch: Any, losses: Any) -> Any:
 
 
 def judged(folder: Folder, path: Path, row: int) -> list[float]:
-    """Perplexities of the held-out text, in pieces and read on."""
+    """Perplexities of the held-out text, in pieces and with memory."""
     tokenizer: Any = folder.vocabularies.target  # type: ignore[union-attr]
     (document,) = parse(TextFiles, {"path": str(path), "document": "file"}).read(Report())
     text = torch.tensor([tokenizer.bos, *tokenizer.encode(document.text), tokenizer.eos])
-    return [way(folder.model, text, row).perplexity for way in (pieces, recurrent)]
+    return [mode(folder.model, text, row).perplexity for mode in (pieces, recurrent)]
 
 
 def main() -> None:
@@ -82,8 +82,8 @@ def main() -> None:
     options.add_argument("--row", type=int, default=32)
     options.add_argument("--vocab", type=int, default=500)
     options.add_argument("--device", default="cpu")
-    options.add_argument("--forget", action="store_true", help="one more, in the same order, that forgets")
-    options.add_argument("--write", action="store_true", help="put the table into docs/results/long_text.md")
+    options.add_argument("--forget", action="store_true", help="also train in order without memory")
+    options.add_argument("--write", action="store_true", help="write the table to docs/results/long_text.md")
     given = options.parse_args()
     lines = ["| trained | seed | seconds | perplexity in pieces | read on over memory |", "|---|---:|---:|---:|---:|"]
     with tempfile.TemporaryDirectory() as place:

@@ -1,4 +1,4 @@
-"""The translator that ships: its data, its scores, its folder. docs/translator.md tells the whole way.
+"""The shipped translator: data, scores, folder. docs/translator.md describes the whole process.
 
     python bench/translator.py prepare --data FOLDER --output runs/translator [--valid 200] [--encode]
     allyouneed train runs/translator/translator.yaml
@@ -9,8 +9,8 @@
     python bench/translator.py adapt --data FOLDER --output runs/adapt [--pairs 2000]
 
 FOLDER holds mt/{zh-en,en-de,en-fr}/tatoeba.{train,valid,test}.tsv.gz and tatoeba-laser.test.tsv.gz. Nothing else is
-read but our own recipes/terms: Tatoeba is CC BY 2.0 FR, and so is what is learnt from it. Only `adapt` looks at
-mt/en-de/multi30k.*, to show what adapting brings; that model ships nowhere.
+read except our own recipes/terms: Tatoeba is CC BY 2.0 FR, and so is the trained model. Only `adapt` reads
+mt/en-de/multi30k.*, to show the benefit of adapting; that model is not shipped.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ ROOT = Path(__file__).parent.parent
 RECIPES = [ROOT / "recipes" / name for name in ("translator.yaml", "translator-terms.yaml")]
 TERMS = ROOT / "recipes" / "terms"
 SOURCES = {"zh": ("zh-en", 0, 1), "de": ("en-de", 1, 0), "fr": ("en-fr", 1, 0)}  # folder, its column, English's column
-UNSEEN = ("机器学习很有趣", "机器学习很有趣。")  # what everybody tries first must be understood, not known by heart
+UNSEEN = ("机器学习很有趣", "机器学习很有趣。")  # the example everybody tries first must not be in the training data
 VALIDATION_SEED = {"valid": "tatoeba.valid", "test": "tatoeba.test", "laser": "tatoeba-laser.test"}
-LONGEST = 40  # tokens of a sentence that is translated in one go; of 400 it was trained on, one has more
-LIMIT = 25_000_000  # bytes of weights that ship
+LONGEST = 40  # tokens of a sentence that is translated whole; 1 in 400 training sentences is longer
+LIMIT = 25_000_000  # bytes of the shipped weights
 Pairs = list[tuple[str, str]]  # English first
 
 
@@ -54,7 +54,7 @@ def write(path: Path, pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def plain(text: str) -> str:
-    """As the data's own splits compare: without case, punctuation and spaces."""
+    """Normalise as the data's own splits do: no case, punctuation or spaces."""
     return "".join(character for character in text.lower() if character.isalnum())
 
 
@@ -83,7 +83,7 @@ def terms() -> Iterator[dict[str, str]]:
 
 
 def held_out(sentence: dict[str, str]) -> bool:
-    """One in twenty is never trained on, and what everybody tries first is among them."""
+    """One in twenty is held out, `UNSEEN` included."""
     return sentence["zh"] in UNSEEN or int(hashlib.md5(sentence["zh"].encode()).hexdigest(), 16) % 20 == 0
 
 
@@ -121,11 +121,11 @@ def prepare(given: argparse.Namespace) -> None:
         encode(output)
     for path in sorted(p for p in output.rglob("*") if p.is_file() and p.stat().st_size >= 100_000):
         print(f"{path.stat().st_size / 2**20:7.2f} MiB  {path.relative_to(output)}")
-    print(f"{sum(p.stat().st_size for p in output.rglob('*') if p.is_file()) / 2**20:7.2f} MiB  in all")
+    print(f"{sum(p.stat().st_size for p in output.rglob('*') if p.is_file()) / 2**20:7.2f} MiB  in total")
 
 
 def encode(folder: Path) -> None:
-    """Tokenizer and token store, as `allyouneed train` would make them first: then a GPU need not wait for them."""
+    """Tokenizer and token store, as `allyouneed train` makes them first, so that a GPU need not wait."""
     from allyouneed.data.batches.store import InputHashes
     from allyouneed.train import load_recipe
     from allyouneed.train.prepare import RunFolder, resolve
@@ -144,7 +144,7 @@ def load(model: Path, device: str) -> Translator:
 
 
 def score(given: argparse.Namespace) -> dict[str, Any]:
-    """BLEU and chrF of each direction, as sacreBLEU signs them."""
+    """BLEU and chrF of each direction, with sacreBLEU's signatures."""
     translator, found = load(given.model, given.device), {}
     print(f"| {given.set} | sentences | BLEU | chrF | signature |\n|---|---:|---:|---:|---|")
     for here, there in translator.folder.directions:
@@ -170,7 +170,7 @@ def score(given: argparse.Namespace) -> dict[str, Any]:
 
 def back(given: argparse.Namespace) -> None:
     """Back-translation (Sennrich et al. 2016): English sentences of the other corpora, with a machine's translation.
-    They teach to translate *from* that language: what is learnt to be said was written by people."""
+    They help to translate *from* that language, since the target side is human text."""
     translator, to = load(given.model, given.device), given.to
     theirs = {english for english, _ in map(tuple, read(given.data / f"en-{to}.train.tsv.gz"))}
     rest = (r[0] for other in SOURCES if other != to for r in read(given.data / f"en-{other}.train.tsv.gz"))
@@ -216,12 +216,12 @@ Second stage (`recipes/translator-terms.yaml`):
 
 
 def ship(given: argparse.Namespace) -> None:
-    """The folder as it is packaged: in eight bits, with the scores it has then; refused when it is too large."""
+    """The packaged folder: int8, with its scores; refused above the size limit."""
     folder = Folder.load(given.model)
     before = (given.data / "run" / "model" / "README.md").read_text(encoding="utf-8")
     trained = (folder.card or "").partition("\n- licence")
     folder.model = quantize(folder.model, given.to)
-    folder.together, folder.max_tokens = 0, LONGEST  # it has learnt single sentences, hardly ever longer ones
+    folder.together, folder.max_tokens = 0, LONGEST  # trained on single sentences
     folder.save(given.into)
     size = (given.into / "model.safetensors").stat().st_size
     if size > LIMIT:
@@ -243,7 +243,7 @@ def ship(given: argparse.Namespace) -> None:
 
 
 def adapt(given: argparse.Namespace) -> None:
-    """What a user's own pairs bring: some image descriptions (Multi30k, en → de), a domain the translator never saw."""
+    """Benefit of a user's own pairs: image descriptions (Multi30k, en → de), a domain the translator has not seen."""
     from allyouneed.train import Recipe, train
 
     def of_images(name: str) -> Pairs:
@@ -293,17 +293,15 @@ def main() -> None:
     model = ("--model", {"required": True, "type": Path}), ("--device", {"default": "cpu"})
     scored = ("--set", {"default": "test"}), ("--beam", {"type": int}), ("--limit", {"type": int})
     one = command(prepare, ("--output", {"required": True, "type": Path}))
-    one.add_argument("--valid", type=int, default=200, help="sentences a direction to validate on while training")
-    one.add_argument(
-        "--every", type=int, default=1, help="keep every n-th training pair: a quick look at the whole way"
-    )
-    one.add_argument("--encode", action="store_true", help="learn the tokenizer and write the token store, too")
+    one.add_argument("--valid", type=int, default=200, help="validation sentences per direction")
+    one.add_argument("--every", type=int, default=1, help="keep every n-th training pair, for a quick trial run")
+    one.add_argument("--encode", action="store_true", help="also train the tokenizer and write the token store")
     command(score, *model, *scored, ("--output", {"type": Path}))
     two = command(back, *model, ("--to", {"default": "zh"}))
-    two.add_argument("--limit", type=int, help="so many sentences")
+    two.add_argument("--limit", type=int, help="number of sentences")
     three = command(ship, *model, *scored, ("--output", {"type": Path}))
     three.add_argument("--to", default="int8")
-    three.add_argument("--scores", type=Path, help="what `score --output` wrote of this folder, to score it only once")
+    three.add_argument("--scores", type=Path, help="output of `score --output` for this folder, to avoid scoring twice")
     three.add_argument("--into", type=Path, default=HERE / TRANSLATOR)
     four = command(adapt, ("--model", {"type": Path, "default": HERE / TRANSLATOR}), ("--device", {"default": "cpu"}))
     four.add_argument("--output", required=True, type=Path)

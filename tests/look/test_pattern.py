@@ -47,7 +47,7 @@ def test_shades_are_shares(pattern, size):
     """Nothing is a dot, everything is full, in between is in between: a thin line never disappears."""
     _, lines, rest = picture(pattern, size)
     across = math.ceil(size / 64)
-    assert rest[0] == f"a mark is {2 * across} × {across} tokens"
+    assert rest[0] == f"one character is {2 * across} × {across} tokens"
     seen = panel(pattern, size).values
     for number, line in enumerate(lines):
         for column, mark in enumerate(line):

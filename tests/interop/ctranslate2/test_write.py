@@ -485,9 +485,9 @@ REFUSED = {
     "decoder[0].mixer.kind: 'retention'": (WRITER, own("mixer={kind: retention, heads: 2}")),
     "embed.positions: 'sinusoidal' is not supported beside 'rotary'": (WRITER, ["embed.positions=sinusoidal"]),
     "decoder[0].mixer.positions.xpos: 512.0": (WRITER, own("mixer.positions.xpos=512")),
-    "decoder[0].mixer.positions.values: values that turn": (WRITER, own("mixer.positions.values=true")),
+    "decoder[0].mixer.positions.values: rotated values": (WRITER, own("mixer.positions.values=true")),
     "decoder[0].mixer.positions.octaves: 4.0": (WRITER, own("mixer.positions={kind: alibi, octaves: 4.0}")),
-    "scaling: 'yarn' is not supported where only a part": (
+    "scaling: 'yarn' is not supported where only part": (
         WRITER,
         own("mixer.positions={kind: rotary, fraction: 0.5, scaling: {kind: yarn, factor: 4.0, original: 16}}"),
     ),
