@@ -30,7 +30,7 @@ def test_chinese_is_counted_by_character() -> None:
     assert "tok:none" in evaluate(hypotheses, references, "zh", tokenize="none", resamples=0).bleu_signature
 
 
-def test_case_counts_unless_told_otherwise() -> None:
+def test_case_counts_by_default() -> None:
     shouted = [text.upper() for text in REFERENCES]
     assert evaluate(shouted, REFERENCES, resamples=0).bleu < 1
     assert evaluate(shouted, REFERENCES, lowercase=True, resamples=0).bleu == pytest.approx(100)

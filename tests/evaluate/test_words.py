@@ -31,18 +31,18 @@ def test_against_the_definition(found, expected):
     assert edits(found, expected) == slow(found, expected)
 
 
-def test_case_and_punctuation_are_no_errors_unless_asked():
+def test_case_and_punctuation_are_ignored_by_default():
     found, expected = ["Ask not, what YOUR country's doing."], ["ask not what your country’s doing"]
     assert word_error_rate(found, expected) == 0
     assert word_error_rate(found, expected, as_written=True) == pytest.approx(100 * 5 / 6)
     assert plain("¿Qué tal? — 'Bien', it's ½") == "qué tal bien it's 1 2"
 
 
-def test_characters_for_what_is_written_without_spaces():
+def test_character_error_rate_ignores_spaces():
     assert character_error_rate(["今天天气很好"], ["今天 天气真好。"]) == pytest.approx(100 / 6)
 
 
-def test_what_cannot_be_compared():
+def test_invalid_input_is_refused():
     with pytest.raises(UserError, match="1 transcripts but 2"):
         word_error_rate(["a"], ["a", "b"])
     with pytest.raises(UserError, match="contain no words"):

@@ -218,7 +218,7 @@ def test_the_links_of_the_hub_cache_are_followed(folder: Path, tmp_path: Path) -
     assert load(snapshot).task == {"kind": "causal-lm"}
 
 
-def test_an_index_that_is_wrong_is_told_all_at_once(folder: Path) -> None:
+def test_all_errors_of_a_shard_index_are_listed(folder: Path) -> None:
     places = tinyfolders.shard(folder)
     first, last = min(places), max(places)
     places[first], places[last] = places[last], places[first]
@@ -231,7 +231,7 @@ def test_an_index_that_is_wrong_is_told_all_at_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("places", [None, [], {}, "model.safetensors", {"a": 5}, {"a": "model.bin"}])
-def test_an_index_that_is_none_is_refused(folder: Path, places: Any) -> None:
+def test_a_malformed_shard_index_is_refused(folder: Path, places: Any) -> None:
     tinyfolders.shard(folder)
     tinyfolders.write_index(folder, places)
     assert "model.safetensors.index.json" in error_of(folder)
@@ -266,7 +266,7 @@ def test_plain_pickled_weights_are_read(folder: Path) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_code_in_a_pickle_is_not_run(folder: Path) -> None:
+def test_code_in_a_pickle_is_not_executed(folder: Path) -> None:
     canary = folder.parent / "canary"
     pickled(folder, tinyfolders.weights() | {"harm": Harm(canary)})
     message = error_of(folder)
@@ -275,7 +275,7 @@ def test_code_in_a_pickle_is_not_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_a_bare_pickle_is_not_run(folder: Path, old: bool) -> None:
+def test_a_plain_pickle_is_not_executed(folder: Path, old: bool) -> None:
     canary = folder.parent / "canary"
     (folder / "model.safetensors").unlink()
     if old:
@@ -287,7 +287,7 @@ def test_a_bare_pickle_is_not_run(folder: Path, old: bool) -> None:
     assert not canary.exists()
 
 
-def test_a_pickle_named_safetensors_is_not_run(folder: Path) -> None:
+def test_a_pickle_named_safetensors_is_not_executed(folder: Path) -> None:
     canary = folder.parent / "canary"
     torch.save({"harm": Harm(canary)}, folder / "model.safetensors")
     assert "contains more than weights" in error_of(folder)
@@ -346,7 +346,7 @@ def test_a_packed_pickle_is_refused(folder: Path) -> None:
     ],
     ids=lambda text: text[:24],
 )
-def test_a_config_that_is_none_is_refused(folder: Path, text: str) -> None:
+def test_a_malformed_config_is_refused(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     assert error_of(folder)
 
@@ -362,33 +362,33 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 
 @pytest.mark.parametrize("key", SIZES)
 @pytest.mark.parametrize("size", [10**12, 10**9, 2**63, 10**30, -1, 0, 1.5, "many", [], {}, None])
-def test_a_size_that_is_not_that_of_the_weights_is_refused(folder: Path, key: str, size: Any) -> None:
+def test_a_size_that_does_not_match_the_weights_is_refused(folder: Path, key: str, size: Any) -> None:
     set_config(folder, **{key: size})
     assert error_of(folder)
 
 
 @pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim"])
 @pytest.mark.parametrize("size", [10**12, 10**30, -1, 1.5, "many", [5]])
-def test_a_size_that_need_not_be_said_is_checked_if_it_is(folder: Path, key: str, size: Any) -> None:
+def test_optional_sizes_are_checked_too(folder: Path, key: str, size: Any) -> None:
     set_config(folder, **{key: size})
     assert error_of(folder)
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "num_layers", "n_layer", "encoder_layers"])
 @pytest.mark.parametrize("family", ["llama", "albert", "gpt2", "t5", "bart", "bert"])
-def test_nobody_counts_to_a_billion_layers(folder: Path, family: str, key: str) -> None:
+def test_a_billion_layers_are_refused_before_iterating(folder: Path, family: str, key: str) -> None:
     set_config(folder, model_type=family, **{key: 10**9})
     assert "1,000,000,000 layers, but the weights are 21 tensors" in error_of(folder)
 
 
-def test_labels_that_are_no_labels_are_told(folder: Path) -> None:
+def test_malformed_labels_are_reported(folder: Path) -> None:
     for wrong in ([1], 5, "text"):
         set_config(folder, id2label=wrong, architectures=["LlamaForSequenceClassification"])
         assert error_of(folder)
 
 
 @pytest.mark.parametrize("wrong", [{"num_beams": 10**9}, {"num_beams": "many"}, {"num_beams": -1}, {"max_length": "x"}])
-def test_a_generation_config_that_is_none_is_refused(folder: Path, wrong: dict[str, Any]) -> None:
+def test_a_malformed_generation_config_is_refused(folder: Path, wrong: dict[str, Any]) -> None:
     (folder / "generation_config.json").write_text(json.dumps(wrong))
     if "max_length" in wrong:
         set_config(folder)
@@ -411,7 +411,7 @@ def test_a_tokenizer_must_fit_the_embedding(folder: Path) -> None:
     assert "tokens" in error_of(folder) and "200" in error_of(folder)
 
 
-def test_a_tokenizer_that_is_none_is_refused(folder: Path) -> None:
+def test_a_malformed_tokenizer_is_refused(folder: Path) -> None:
     (folder / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Evil"}}')
     assert "tokenizer.json" in error_of(folder)
 
@@ -430,7 +430,7 @@ def test_a_tokenizer_that_is_none_is_refused(folder: Path) -> None:
         [{"type": "sentence_transformers.models.Transformer", "path": ""}],
     ],
 )
-def test_a_list_of_modules_that_is_none_is_refused(folder: Path, modules: Any) -> None:
+def test_a_malformed_list_of_modules_is_refused(folder: Path, modules: Any) -> None:
     (folder / "modules.json").write_text(modules if isinstance(modules, str) else json.dumps(modules))
     assert "modules.json" in error_of(folder)
 
@@ -438,7 +438,7 @@ def test_a_list_of_modules_that_is_none_is_refused(folder: Path, modules: Any) -
 # --- every way in -----------------------------------------------------------------------------------------------------
 
 
-def test_commands_say_it_in_one_message(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_report_one_message(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     set_config(folder, num_hidden_layers=10**9)
     for command in (["describe", str(folder)], ["translate", "-m", str(folder), "text"]):
         with pytest.raises(SystemExit) as stopped:
@@ -448,5 +448,5 @@ def test_commands_say_it_in_one_message(folder: Path, capsys: pytest.CaptureFixt
         assert shown.err.startswith("allyouneed: ") and "Traceback" not in shown.err
 
 
-def test_what_there_is_can_be_told_without_the_weights(folder: Path) -> None:
+def test_metadata_is_read_without_the_weights(folder: Path) -> None:
     assert about(folder)["model"]["width"] == 16

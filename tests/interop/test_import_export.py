@@ -151,7 +151,7 @@ def test_a_file_of_several_precisions_is_computed_in_one_and_kept_as_it_is(tmp_p
 # --- shards -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_too_large_for_one_file_is_written_in_several(llama: Path, tmp_path: Path) -> None:
+def test_large_weights_are_sharded(llama: Path, tmp_path: Path) -> None:
     from transformers import LlamaForCausalLM
 
     (tmp_path / "parts").mkdir()
@@ -171,7 +171,7 @@ def test_what_is_too_large_for_one_file_is_written_in_several(llama: Path, tmp_p
 # --- the check itself -------------------------------------------------------------------------------------------------
 
 
-def test_two_models_that_differ_are_told_apart(llama: Path, tmp_path: Path) -> None:
+def test_different_models_are_a_mismatch(llama: Path, tmp_path: Path) -> None:
     weights = tinyfolders.weights()
     weights["model.layers.1.mlp.down_proj.weight"][3, 4] += 0.5
     other = tinyfolders.write(tmp_path / "other", weights)
@@ -180,19 +180,19 @@ def test_two_models_that_differ_are_told_apart(llama: Path, tmp_path: Path) -> N
     assert selfcheck.against_transformers(llama, llama).agreed
 
 
-def test_a_model_that_says_something_else_is_told(llama: Path, tmp_path: Path) -> None:
+def test_different_generated_text_is_a_mismatch(llama: Path, tmp_path: Path) -> None:
     other = tinyfolders.write(tmp_path / "other", tinyfolders.weights(seed=1))
     check = selfcheck.against_transformers(llama, other)
     assert not check.agreed and "generated text the same 0 of 5 times: MISMATCH" in check.lines
 
 
-def test_a_folder_that_transformers_cannot_load_is_told(llama: Path, tmp_path: Path) -> None:
+def test_a_folder_that_transformers_cannot_load_is_reported(llama: Path, tmp_path: Path) -> None:
     broken = tinyfolders.write(tmp_path / "broken", hidden_act="none such")
     check = selfcheck.against_transformers(llama, broken)
     assert not check.agreed and "transformers cannot load" in check.lines[0]
 
 
-def test_a_model_too_large_to_compare_is_not(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_too_large_for_memory_is_not_compared(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selfcheck, "_free_memory", lambda: 1000.0)
     check = selfcheck.against_transformers(llama, llama)
     assert check.agreed and check.lines == ["not compared: that needs 0.0 GB of memory; 0.0 GB are free"]
@@ -213,9 +213,7 @@ def test_disagreement_is_exit_code_1(llama: Path, tmp_path: Path, ask: Ask, monk
     assert ask("export", tmp_path / "ours", tmp_path / "again", "--to", "hf", "--no-check")[0] == 0
 
 
-def test_without_transformers_it_says_so(
-    llama: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_transformers_is_noted(llama: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selfcheck, "has_transformers", lambda: False)
     code, out, err = ask("import", llama, tmp_path / "ours")
     assert (code, out) == (0, "") and "not compared with the original: transformers is not installed" in err
@@ -246,7 +244,7 @@ def test_a_folder_that_cannot_be_read_leaves_nothing(llama: Path, tmp_path: Path
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_mistakes_are_told(llama: Path, tmp_path: Path, ask: Ask) -> None:
+def test_user_errors_are_reported(llama: Path, tmp_path: Path, ask: Ask) -> None:
     code, _, err = ask("export", llama, tmp_path / "out", "--to", "nobody")
     assert code == 2 and "--to nobody: unknown export target (allowed: hf" in err
     code, _, err = ask("import", tmp_path / "nowhere", tmp_path / "out")
@@ -289,7 +287,7 @@ def test_a_model_of_ours_is_written_for_transformers(words: Tokenizer, tmp_path:
     assert again.task == {"kind": "translation"} and again.tokenizers.source.size == words.size
 
 
-def test_a_model_nobody_else_has_is_refused_by_name(tmp_path: Path, words: Tokenizer, ask: Ask) -> None:
+def test_a_model_no_family_can_express_is_refused_by_name(tmp_path: Path, words: Tokenizer, ask: Ask) -> None:
     tree = anypart.tree() | {"vocab": 300}
     tree["decoder"] = [layer | {"mixer": {"kind": "retention", "heads": 2}} for layer in tree["decoder"]]
     Folder(anypart.build(tree).float(), Vocabularies(words, words)).save(tmp_path / "mine")

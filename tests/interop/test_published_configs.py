@@ -40,7 +40,7 @@ REFUSED = {"Falcon RW 1B": "alibi: True", "OPT 350m": "word_embed_proj_dim: 512"
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_a_published_model_is_understood_and_can_be_said_again(name):
+def test_a_published_config_round_trips(name):
     config = PUBLISHED[name]
     family = FAMILIES[config["model_type"]]
     ours = parse(Model, family.tree(config), name)
@@ -49,7 +49,7 @@ def test_a_published_model_is_understood_and_can_be_said_again(name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_here_is_refused_by_name(name):
+def test_unsupported_configs_are_refused_by_name(name):
     with pytest.raises(UserError, match=REFUSED[name]):
         FAMILIES[PUBLISHED[name]["model_type"]].tree(PUBLISHED[name])
 

@@ -25,7 +25,7 @@ def test_files_come_back_as_they_were(family, name, tmp_path):
 
 
 @cases
-def test_a_model_that_forgot_its_config_is_said_anew(family, name, tmp_path):
+def test_a_model_without_its_original_config_is_exported(family, name, tmp_path):
     theirs = foreign.theirs(family, name)
     config, weights = judge.saved(theirs, tmp_path / "theirs")
     table = FAMILIES[family]

@@ -74,7 +74,7 @@ def run(*args: Any) -> int:
         ("bert", ["texts 1", "texts 3"]),
     ],
 )
-def test_every_job_does_as_much_as_it_says(places: dict[str, Path], name: str, jobs: list[str]) -> None:
+def test_every_job_does_the_stated_work(places: dict[str, Path], name: str, jobs: list[str]) -> None:
     load = work(places[name])
     found, facts = ours(Peer("ours", "as it is", str(places[name])), load)
     assert list(found) == jobs and facts["weights, MB"] > 0 and facts["load, s"] > 0
@@ -148,7 +148,7 @@ def test_side_by_side_in_processes_of_their_own(places: dict[str, Path], capsys:
     assert found["load"] == {"device": "cpu", "threads": 1, "length": 4, "rows": [1, 2]}
 
 
-def test_the_table_says_who_and_how_many_times_as_fast() -> None:
+def test_the_table_has_figures_and_ratios() -> None:
     class Still:
         def __init__(self, peer: Peer, jobs: list[str]) -> None:
             self.peer, self.jobs = peer, jobs
@@ -180,7 +180,7 @@ def test_the_table_says_who_and_how_many_times_as_fast() -> None:
         (["--data", "nowhere.txt"], "nowhere.txt: no such file"),
     ],
 )
-def test_what_cannot_be_measured_is_said(
+def test_what_cannot_be_measured_is_reported(
     places: dict[str, Path], capsys: pytest.CaptureFixture[str], args: list[str], said: str
 ) -> None:
     assert run("bench", places["gpt2"], *args) == 2
@@ -188,7 +188,7 @@ def test_what_cannot_be_measured_is_said(
     assert said in shown.err and "Traceback" not in shown.err and not shown.out
 
 
-def test_what_goes_wrong_in_its_process_is_said(places: dict[str, Path], tmp_path: Path) -> None:
+def test_errors_of_a_process_are_reported(places: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"as it is: cannot be measured: .*no such model folder"):
         Worker(Peer("ours", "as it is", str(tmp_path / "none")), work(places["gpt2"]))
     with pytest.raises(UserError, match="--against is for models that write"):

@@ -142,7 +142,7 @@ def test_ternary_is_for_models_trained_so(tmp_path: Path, tokenizer: Tokenizer, 
         (["--to", "int8", "--data", "nowhere.tsv"], "nowhere.tsv"),
     ],
 )
-def test_mistakes_are_said(
+def test_user_errors_are_reported(
     ask: Callable[..., Answer], folder: Path, tmp_path: Path, words: list[str], said: str
 ) -> None:
     done = ask("quantize", folder, tmp_path / "small", *words)
@@ -150,7 +150,7 @@ def test_mistakes_are_said(
     assert not (tmp_path / "small").exists()
 
 
-def test_a_small_model_is_not_made_smaller_again_nor_loaded_in_another_precision(folder: Path, tmp_path: Path) -> None:
+def test_a_quantized_model_is_not_quantized_or_cast_again(folder: Path, tmp_path: Path) -> None:
     _, after = quantized(folder, "int8")
     after.save(tmp_path / "small")
     with pytest.raises(UserError, match="already stored as int8"):

@@ -67,7 +67,7 @@ def test_every_weight_is_in_the_tree(name):
     assert total == sum(value.numel() for value in built(config).parameters())
 
 
-def test_parts_are_named_in_the_words_of_the_config():
+def test_parts_are_named_as_in_the_config():
     text = shown(CASES["mixed"])
     assert re.search(r"2 × pre-norm block .* each", text)
     assert "mixer  attention, heads 4, pattern causal & window(5)" in text

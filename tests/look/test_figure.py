@@ -18,7 +18,7 @@ def some():
 
 
 @pytest.mark.parametrize("suffix", BEGINS)
-def test_a_file_is_what_its_name_says_and_the_same_each_time(tmp_path, suffix):
+def test_files_have_their_format_and_are_reproducible(tmp_path, suffix):
     for name in ("one", "two"):
         save(some(), tmp_path / f"{name}{suffix}")
     one, two = ((tmp_path / f"{name}{suffix}").read_bytes() for name in ("one", "two"))
@@ -26,7 +26,7 @@ def test_a_file_is_what_its_name_says_and_the_same_each_time(tmp_path, suffix):
     assert len(list(tmp_path.iterdir())) == 2, "nothing is left beside them"
 
 
-def test_what_is_said_is_in_the_picture(tmp_path):
+def test_titles_and_notes_are_in_the_picture(tmp_path):
     save(some(), tmp_path / "all.svg")
     text = (tmp_path / "all.svg").read_text("utf-8")
     for said in ("causal &amp; window(3)", "query", "key", "position", "dimension", "bias", "learned: random weights"):
@@ -45,7 +45,7 @@ def test_a_name_that_cannot_be_is_refused(tmp_path):
         save(some(), tmp_path / "b.png")
 
 
-def test_without_matplotlib_it_says_how_to_get_it(tmp_path, monkeypatch):
+def test_missing_matplotlib_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"pip install 'allyouneed\[look\]'"):
         save(some(), tmp_path / "a.png")

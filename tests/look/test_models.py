@@ -23,7 +23,7 @@ def shown(found, **more):
 
 
 @every_preset
-def test_a_row_is_what_the_config_says(name):
+def test_a_row_matches_the_config(name):
     (row,) = [row for row in rows([name]) if row.name == name]
     config = model_config(name)
     assert row.parameters == config.cost().parameters
@@ -35,7 +35,7 @@ def test_a_row_is_what_the_config_says(name):
 
 
 @every_preset
-def test_every_preset_says_where_it_comes_from(name):
+def test_every_preset_names_its_source(name):
     said = models.paper(name)
     assert 20 < len(said) < 400 and not said.endswith((",", ".", ";")) and said.count("(") == said.count(")")
 
@@ -63,7 +63,7 @@ def test_presets_are_chosen_by_words_and_put_in_order():
         assert values == sorted(values)
 
 
-def test_what_there_is_not_is_refused():
+def test_unknown_presets_are_refused():
     with pytest.raises(UserError, match="did you mean 'transformer-base'"):
         rows(["transformer-bose"])
     with pytest.raises(UserError, match=r"unknown --sort size \(allowed: name, kind, parameters, flops, state\)"):
@@ -80,7 +80,7 @@ def test_the_table_marks_what_positions_do_not_reach():
     assert "*" not in shown(far) and not any(note.startswith("*") for note in notes(far))
 
 
-def test_the_table_has_the_papers_when_asked():
+def test_the_table_has_papers_on_request():
     found = rows(["transformer-base"])
     assert "Attention Is All You Need" in shown(found, papers=True)
     assert "Attention Is All You Need" not in shown(found)

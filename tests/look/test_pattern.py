@@ -29,13 +29,13 @@ def test_half_blocks_are_the_mask(pattern, size):
 
 
 @pytest.mark.parametrize("pattern", atoms(), ids=str)
-def test_a_pattern_that_does_not_ask_the_batch_is_drawn_by_its_own_mask(pattern):
+def test_a_pattern_independent_of_the_batch_is_drawn_by_its_mask(pattern):
     drawn = panel(pattern, 13)
     if not any(note.startswith("here ") for note in drawn.notes):
         assert torch.equal(drawn.values, pattern.mask(13, 13))
 
 
-def test_what_the_batch_would_say_is_told():
+def test_the_notes_describe_the_example_batch():
     assert "here the first 4 tokens are the prompt" in panel(read("causal | prompt"), 16).notes
     assert "here one token in 4 is chosen" in panel(read("window(2) | chosen"), 16).notes
     assert any("random order" in note for note in panel(read("permuted"), 16).notes)
@@ -55,7 +55,7 @@ def test_shades_are_shares(pattern, size):
             assert mark == "·" if not spot.any() else mark == "█" if spot.all() else mark in "░▒▓"
 
 
-def test_the_notes_are_what_the_pattern_answers():
+def test_the_notes_are_the_properties_of_the_pattern():
     text = "causal & window(6) | causal & prefix(2)"
     title, _, notes = picture(read(text), 16)
     assert title == text
@@ -93,7 +93,7 @@ def test_several_are_side_by_side_as_far_as_they_fit():
         ("", "missing pattern at the end"),
     ],
 )
-def test_what_is_no_pattern_is_refused_once(text, said):
+def test_an_invalid_pattern_is_refused_once(text, said):
     with pytest.raises(UserError) as caught:
         read(text)
     assert said in str(caught.value) and str(caught.value).count(f"in {text!r}") == 1

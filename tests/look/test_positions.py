@@ -45,7 +45,7 @@ def test_alibi_is_a_line_for_each_head():
     torch.testing.assert_close(found.values, torch.tensor(expected))
 
 
-def test_a_part_that_must_be_causal_is_drawn_so_and_says_so():
+def test_a_causal_only_part_is_drawn_causal():
     found = one("alibi")
     assert "for causal attention" in found.notes and found.values.shape == (4, 9) and found.start == -8
     assert "for causal attention" in one("{kind: alibi, symmetric: true}", Sizes(9, 16, 4, causal=True)).notes
@@ -58,7 +58,7 @@ def test_rotary_shows_the_cosines_of_its_angles():
     torch.testing.assert_close(found.values, torch.tensor(expected))
 
 
-def test_learned_ones_say_that_their_weights_are_fresh_and_are_the_same_each_time():
+def test_learned_parts_are_drawn_with_reproducible_random_weights():
     for kind in ("learned", "buckets"):
         first, again = one(kind), one(kind)
         assert "learned: random weights" in first.notes

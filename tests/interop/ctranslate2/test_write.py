@@ -344,7 +344,7 @@ def test_a_model_of_ours_is_written_and_compared(trained: Path, tmp_path: Path, 
     assert about["unk_token"] in tokens and about["layer_norm_epsilon"] == 1e-5
 
 
-def test_the_readme_says_how_it_is_called(
+def test_the_readme_example_runs(
     trained: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(trained, tmp_path / "out", "--no-check")[0] == 0
@@ -381,7 +381,7 @@ def test_two_tokenizers_and_original_files_come_along(
     assert run_example(tmp_path / "out", monkeypatch, capsys) == folder.tokenizers.target.decode(answer.tokens) != ""
 
 
-def test_what_a_foreign_model_wants_around_its_texts_is_said(tmp_path: Path) -> None:
+def test_the_readme_shows_the_template_of_an_imported_model(tmp_path: Path) -> None:
     source, target = words(), words()
     source.languages = {"de": 4, "en": 5}
     source.template = Template(after=(2,), language="before", spoken=5)
@@ -429,7 +429,7 @@ def test_half_precision_stays_half(tmp_path: Path, ask: Ask) -> None:
     assert sizes[1] < 0.75 * sizes[0]
 
 
-def test_what_disagrees_is_told_and_fails(
+def test_a_mismatch_is_reported_with_exit_code_1(
     trained: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = writer.fill_head
@@ -443,7 +443,7 @@ def test_what_disagrees_is_told_and_fails(
     assert code == 1 and "MISMATCH" in out
 
 
-def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, ask: Ask) -> None:
+def test_a_refused_export_leaves_no_files(tmp_path: Path, ask: Ask) -> None:
     Folder(built(WRITER, "head.maxout=16"), Vocabularies(words(), words()), {"kind": "causal-lm"}).save(tmp_path / "m")
     code, _, err = ask(tmp_path / "m", tmp_path / "out")
     assert code == 2 and "head.maxout: 16 is not supported" in err and not (tmp_path / "out").exists()
@@ -505,7 +505,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reasons", REFUSED)
-def test_what_cannot_be_said_is_refused_by_name_all_at_once(reasons: str, tmp_path: Path) -> None:
+def test_unsupported_options_are_listed_at_once(reasons: str, tmp_path: Path) -> None:
     tree, changes = REFUSED[reasons]
     with pytest.raises(UserError) as refused:
         written(parse(Model, override(tree, changes)).build(), tmp_path / "out")
@@ -514,7 +514,7 @@ def test_what_cannot_be_said_is_refused_by_name_all_at_once(reasons: str, tmp_pa
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_layers_that_differ_in_what_is_said_once_are_refused(tmp_path: Path) -> None:
+def test_layers_that_differ_in_a_per_stack_option_are_refused(tmp_path: Path) -> None:
     layer = WRITER["decoder"][0]
     mixed = [layer, layer | {"channel": {"kind": "ffn", "hidden": 30, "activation": "gelu"}}]
     with pytest.raises(UserError, match=re.escape("decoder[1].channel.activation: 'gelu'")) as refused:
@@ -527,7 +527,7 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         writer.write(Folder(built(WRITER), None, {"kind": "causal-lm"}), tmp_path)
 
 
-def test_without_the_library_one_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_names_the_extra_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=re.escape("pip install 'allyouneed[ctranslate2]'")):
         writer.write(Folder(built(WRITER), None, {"kind": "causal-lm"}), tmp_path)

@@ -18,16 +18,16 @@ def tree(config):
 GIVEN = {"width": 8, "act": "gelu_new", "n_head": 2}
 
 
-def test_what_is_read_becomes_the_tree():
+def test_read_values_become_the_tree():
     assert tree(GIVEN) == {"width": 8, "act": "gelu-tanh", "mode": "a", "depth": 3, "heads": 2}
 
 
-def test_what_changes_nothing_may_be_there():
+def test_keys_without_effect_are_allowed():
     off = {"trick": None, "other_trick": False, "third": 0, "fourth": []}
     assert tree(GIVEN | off | {"known_thing": 5, "use_cache": True, "eos_token_id": 2}) == tree(GIVEN)
 
 
-def test_everything_that_is_not_known_is_named_at_once():
+def test_all_unsupported_keys_are_listed_at_once():
     config = GIVEN | {
         "act": "snake",
         "mode": "c",
@@ -42,7 +42,7 @@ def test_everything_that_is_not_known_is_named_at_once():
         assert said in str(refusal.value)
 
 
-def test_what_is_needed_is_named():
+def test_a_missing_key_is_named():
     with pytest.raises(UserError, match="width: missing in the config"):
         tree({"act": "relu", "n_head": 1})
     with pytest.raises(UserError, match="heads: missing in the config"):

@@ -64,12 +64,12 @@ def test_options_are_taken_over(kind: str, said: dict[str, Any], expected: dict[
         parse(Decoding, found)
 
 
-def test_old_configs_say_it_too_and_the_newer_file_counts() -> None:
+def test_generation_config_overrides_config() -> None:
     assert read_decoding({"num_beams": 3}, {}, "translation")[0]["beam"] == 3
     assert read_decoding({"num_beams": 3}, {"num_beams": 5}, "translation")[0]["beam"] == 5
 
 
-def test_what_is_not_done_here_is_noted() -> None:
+def test_unsupported_options_are_noted() -> None:
     said = {"typical_p": 0.5, "bad_words_ids": [[3, 4]], "num_beams": 4, "early_stopping": "never", "eta_cutoff": 0.0}
     _, notes = read_decoding({}, said, "seq2seq")
     assert [note.split(":")[0] for note in notes] == ["typical_p", "early_stopping", "bad_words_ids"]

@@ -24,12 +24,12 @@ VIT = {"image_processor_type": "ViTImageProcessor"}
         ),
     ],
 )
-def test_what_would_change_the_image_is_refused_by_name(said, message):
+def test_unsupported_image_options_are_refused_by_name(said, message):
     with pytest.raises(UserError, match=message):
         tree(VIT | said, "segformer")
 
 
-def test_what_is_off_or_says_nothing_is_passed_over():
+def test_options_without_effect_are_ignored():
     assert tree(VIT | {"do_pad": False, "do_convert_rgb": True, "data_format": "channels_first"}, "x") == tree(VIT, "x")
 
 
@@ -39,7 +39,7 @@ def test_the_part_of_a_config_of_several_processors(tmp_path):
     assert read(tmp_path, "clip")["size"] == [8, 6]
 
 
-def test_no_file_no_words_and_a_broken_one_a_message(tmp_path):
+def test_missing_and_broken_files_give_a_reason(tmp_path):
     assert "preprocessor_config.json is missing" in read(tmp_path, "vit")["lacks"]
     (tmp_path / "preprocessor_config.json").write_text("{")
     with pytest.raises(UserError, match=r"preprocessor_config.json: cannot be read"):
@@ -55,6 +55,6 @@ def test_models_that_read_gray(tmp_path):
     assert (found["channels"], found["mean"], found["std"]) == (1, [0.5], [0.25])
 
 
-def test_what_is_refused_is_said_when_an_image_is_given(tmp_path):
+def test_the_reason_is_reported_when_an_image_is_given(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(VIT | {"do_pad": True}))
     assert "do_pad: not supported" in read(tmp_path, "vit")["lacks"]

@@ -81,7 +81,7 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_kind_of_line_goes_both_ways(tied):
+def test_every_kind_of_line_round_trips(tied):
     """Unequal parts of one matrix, transposed and changed ones, entries of a stack, a head that is the embedding."""
     config, weights = {"width": WIDTH, "tied": tied}, files(tied)
     model, unused = TOY.convert(config, weights), TOY.unused(config, weights)
@@ -126,7 +126,7 @@ def test_all_that_does_not_fit_is_named_at_once():
     assert len(lines) == 1 + 7 + EXPERTS
 
 
-def test_a_stack_with_too_few_entries_is_told():
+def test_a_stacked_tensor_with_too_few_entries_is_reported():
     weights = files()
     weights["layer0.down"] = weights["layer0.down"][:2]
     with pytest.raises(UserError, match=r"layer0.down: \(2, 8, 5\), our .*experts.2.down.weight is \(8, 5\)"):
@@ -145,7 +145,7 @@ def test_real_files_are_reported_alike(tmp_path):
     assert "model.layers.7.mlp.up_proj.weight: not used" in told
 
 
-def test_a_family_that_is_only_read_says_so():
+def test_an_import_only_family_refuses_export():
     one = Family("one", tree, LINES)
     with pytest.raises(UserError, match="one: this family can be imported, but not exported"):
         one.write(parse(Model, tree({"width": WIDTH, "tied": True})).build())
@@ -153,7 +153,7 @@ def test_a_family_that_is_only_read_says_so():
 
 @pytest.mark.parametrize("heads, groups", [(6, 6), (6, 1), (6, 2), (1, 1)])
 @pytest.mark.parametrize("shape", [(5,), ()])
-def test_rows_of_groups_go_both_ways(heads, groups, shape):
+def test_grouped_rows_round_trip(heads, groups, shape):
     rows = torch.arange((heads + 2 * groups) * 4 * 5.0)[: (heads + 2 * groups) * 4].reshape(-1, *[1] * len(shape))
     rows = rows.expand(-1, *shape)
     assert merge_groups(split_groups(rows, heads, groups), heads, groups).equal(rows)

@@ -30,7 +30,7 @@ def tokenizer():
     return Ours(inner, 1, 1, 1, template=Template())
 
 
-def test_an_old_folder_says_it_in_its_config_and_tokenizer(tokenizer):
+def test_an_old_folder_keeps_tokens_in_config_and_tokenizer(tokenizer):
     speech = parse(Speech, speech_options(OLD, {}, tokenizer))
     assert (speech.start, speech.end, speech.no_timestamps, speech.previous, speech.no_speech) == (2, 1, 10, 8, 9)
     assert speech.languages == {"en": 3, "zh": 4} and speech.tasks == {"transcribe": 6, "translate": 5}
@@ -51,6 +51,6 @@ def test_english_only(tokenizer):
     assert parse(Speech, speech_options(OLD, {"is_multilingual": False}, tokenizer)).languages == {}
 
 
-def test_what_is_nowhere_said_is_named(tokenizer):
+def test_missing_tokens_are_named(tokenizer):
     assert "the token for no_timestamps" in speech_options(OLD, {}, None)["lacks"]
     assert "multilingual" in speech_options(OLD, {"no_timestamps_token_id": 9}, None)["lacks"]

@@ -65,7 +65,7 @@ def max_length(count):
 
 
 @pytest.mark.parametrize("text", ["the abc", "  the", "äbc 李 x", "tththehe", "", "a\nb", "😀 é", "bcab the theab"])
-def test_texts_are_cut_as_theirs(text, tmp_path):
+def test_texts_are_tokenized_as_in_the_original(text, tmp_path):
     tokenizer = single_file.read(written(tmp_path)).vocabularies.target
     expected = PlainPieces(tmp_path / "tokenizer.bin").encode(text)[1:]
     assert tokenizer.encode(text) == expected

@@ -99,7 +99,7 @@ def test_the_scores_of_the_same_weights(tmp_path):
     assert isinstance(model.transcribe(0.1 * torch.randn(16_000), temperatures=(0.0,)), str)
 
 
-def test_several_languages_are_told_by_the_size_of_the_vocabulary(tmp_path):
+def test_the_vocabulary_size_decides_multilingual(tmp_path):
     pairs = [bytes([n // 256, n % 256]) for n in range(50_001)]
     _, path = written(tmp_path, PIECES + pairs, languages=100)
     ranks_file(tmp_path / "multilingual.tiktoken", PIECES + pairs)

@@ -61,7 +61,7 @@ def whole(name):
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_the_families_that_can_say_a_preset(name):
+def test_the_families_that_can_express_a_preset(name):
     assert [family.name for family in matching_families(whole(name))] == THEIRS.get(name, [])
 
 
@@ -223,12 +223,12 @@ def as_they_want(batch, theirs):
         ("gpt2", "bert", "width=32", "encoder.mixer.heads: required, but this decoder has none"),
     ],
 )
-def test_what_a_family_has_no_word_for_is_refused_by_name(preset, family, change, said):
+def test_options_without_counterpart_are_refused_by_name(preset, family, change, said):
     with pytest.raises(UserError, match=f"(?s)^{family}: the family cannot express this model.*{said}"):
         FAMILIES[family].write(changed(preset, change))
 
 
 @pytest.mark.parametrize("name", ["bart-base", "roformer-base", "whisper-tiny"])
-def test_what_is_written_besides_has_the_precision_of_the_rest(name):
+def test_added_tensors_have_the_dtype_of_the_weights(name):
     _, weights = FAMILIES[name.partition("-")[0]].write(changed(name).half())
     assert {tensor.dtype for tensor in weights.values()} == {torch.float16}

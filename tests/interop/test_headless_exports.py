@@ -17,7 +17,7 @@ WRITERS = {family: name for family, name in reversed(foreign.CASES) if foreign.w
 
 @pytest.mark.parametrize("family, name", WRITERS.items())
 @torch.no_grad()
-def test_a_bare_model_goes_both_ways(family, name, tmp_path):
+def test_a_headless_model_round_trips(family, name, tmp_path):
     whole = foreign.theirs(family, name)
     bare = whole.base_model
     config, weights = judge.saved(bare, tmp_path / "saved")

@@ -201,7 +201,7 @@ def test_a_folder_says_itself_how_its_model_writes(make: Callable[[Path], Case],
     assert [text.strip() for text in found] == expected
 
 
-def test_languages_must_be_said_where_there_are_many(tmp_path: Path) -> None:
+def test_multilingual_models_require_languages(tmp_path: Path) -> None:
     ours = m2m(tmp_path).ours
     with pytest.raises(UserError, match="which language a text is in"):
         ours.translate("Hello", to="de")
@@ -283,7 +283,7 @@ def test_masks_are_filled_as_by_transformers(make: Any, tmp_path: Path) -> None:
     assert len(two[0]) == 2 and all("<mask>" in filling.text for fillings in two[0] for filling in fillings)
 
 
-def test_xlnet_is_asked_for_what_nobody_sees(tmp_path: Path) -> None:
+def test_xlnet_predicts_masked_tokens(tmp_path: Path) -> None:
     torch.manual_seed(9)
     tokenizer = transformers.XLNetTokenizer.from_pretrained(sentence_pieces(tmp_path, "xlnet"))
     config = transformers.XLNetConfig(
@@ -357,7 +357,7 @@ def test_words_are_tagged_by_their_first_piece(make: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("make", [bert, roberta])
-def test_vectors_are_means_of_what_transformers_sees(make: Any, tmp_path: Path) -> None:
+def test_embeddings_are_means_of_hidden_states(make: Any, tmp_path: Path) -> None:
     torch.manual_seed(7)
     model, tokenizer, _ = make(tmp_path, "MaskedLM")
     ours = ayn.load(tmp_path, task="similarity")
@@ -376,7 +376,7 @@ def test_an_imported_folder_of_ours_answers_the_same(tmp_path: Path) -> None:
     assert ayn.load(tmp_path / "ours").translate(TEXTS, **options) == case.ours.translate(TEXTS, **options)
 
 
-def test_a_masked_model_of_theirs_is_trained_further(tmp_path: Path) -> None:
+def test_an_imported_masked_model_can_be_trained(tmp_path: Path) -> None:
     """Its mask has another name than ours."""
     _, _, ours = bert(tmp_path, "MaskedLM")
     (tmp_path / "text.txt").write_text("\n".join(LINES * 4), encoding="utf-8")
@@ -390,7 +390,7 @@ def test_a_masked_model_of_theirs_is_trained_further(tmp_path: Path) -> None:
     assert ayn.load(tmp_path / "run" / "model").fill_mask("the cat <mask> on the mat")
 
 
-def test_what_no_file_of_examples_judges_says_what_to_do(tmp_path: Path) -> None:
+def test_tasks_without_example_files_explain_the_alternative(tmp_path: Path) -> None:
     case = t5(tmp_path)
     (tmp_path / "pairs.tsv").write_text("a\tb\n")
     with pytest.raises(UserError, match=r"for seq2seq there is no file of examples .* --hypotheses"):

@@ -45,7 +45,7 @@ def changed(preset, changes):
 
 
 @pytest.mark.parametrize("family, preset, changes, told", REFUSED)
-def test_what_a_family_cannot_say_is_refused_by_name(family, preset, changes, told):
+def test_what_a_family_cannot_express_is_refused_by_name(family, preset, changes, told):
     config = changed(preset, changes)
     with pytest.raises(UserError, match=told) as refusal:
         FAMILIES[family].write(config.build())
@@ -53,7 +53,7 @@ def test_what_a_family_cannot_say_is_refused_by_name(family, preset, changes, to
     assert FAMILIES[family] not in matching_families(config)
 
 
-def test_everything_a_family_cannot_say_is_told_at_once():
+def test_all_refusals_are_listed_at_once():
     changes = ["norm.offset=1", "decoder[0].wiring=sandwich", "head.bias=true", "embed.scale=sqrt-width"]
     with pytest.raises(UserError) as refusal:
         FAMILIES["llama"].write_config(changed("llama-15m", changes))

@@ -36,7 +36,7 @@ def test_a_folder_comes_back_bit_by_bit(family: str, name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_the_check_asks_each_kind_of_model(family: str, tmp_path: Path) -> None:
+def test_the_check_covers_each_kind_of_model(family: str, tmp_path: Path) -> None:
     theirs = foreign.theirs(family, dict(FIRST)[family])
     theirs.save_pretrained(tmp_path / "theirs")
     check = selfcheck.against_transformers(tmp_path / "theirs", tmp_path / "theirs")

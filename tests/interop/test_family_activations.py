@@ -17,7 +17,7 @@ GPT2 = dict(n_embd=12, n_head=2, n_layer=1, vocab_size=17, n_positions=9)
 @pytest.mark.parametrize("word", ACTIVATIONS)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @torch.no_grad()
-def test_a_word_goes_both_ways(word, family, tmp_path):
+def test_activation_names_round_trip(word, family, tmp_path):
     if family == "llama":
         theirs = LlamaForCausalLM(LlamaConfig(**LLAMA, hidden_act=word)).eval()
     else:

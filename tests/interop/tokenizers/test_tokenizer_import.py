@@ -100,7 +100,7 @@ def test_plain_files_are_read_as_the_original_reads_them(name: str, tmp_path: Pa
     same_frames(ours.source, theirs)
 
 
-def test_words_are_cut_as_by_the_plain_tokenizer_of_bert(tmp_path: Path) -> None:
+def test_words_split_as_in_the_slow_bert_tokenizer(tmp_path: Path) -> None:
     """In Python, without the `tokenizers` library."""
     from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
@@ -238,7 +238,7 @@ def test_marian_names_the_languages_it_writes(tmp_path: Path) -> None:
         ("m2m_100", "M2M100Tokenizer", "m2m_100", "de", "zu"),
     ],
 )
-def test_languages_have_the_ids_and_places_of_the_original(
+def test_language_tokens_have_the_ids_and_sides_of_the_original(
     kind: str, name: str, model: str, code: str, other: str, tmp_path: Path
 ) -> None:
     said(sentence_pieces(tmp_path, kind), tokenizer_class=name)
@@ -293,7 +293,7 @@ def test_text_cannot_spell_a_special_token(kind: str, tmp_path: Path) -> None:
         assert tokenizer.encode(text) == processor(pieces(kind)).encode(text)
 
 
-def test_a_mask_may_be_spelled_in_two_ways(tmp_path: Path) -> None:
+def test_a_mask_has_two_spellings(tmp_path: Path) -> None:
     byte_pairs(tmp_path, ROBERTA)
     (tmp_path / "words").mkdir()
     words(tmp_path / "words")
@@ -356,7 +356,7 @@ def broken(folder: Path) -> list[tuple[str, Callable[[], Any], str]]:
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_what_is_no_tokenizer_is_refused(number: int, tmp_path: Path) -> None:
+def test_malformed_tokenizer_files_are_refused(number: int, tmp_path: Path) -> None:
     model, spoil, message = broken(tmp_path)[number]
     if model == "gpt2":
         byte_pairs(tmp_path, END)
@@ -407,7 +407,7 @@ def test_special_tokens_outside_the_embedding_are_refused(number: int, tmp_path:
         read(tmp_path, config | {"eos_token_id": "zero"})
 
 
-def test_padding_and_cutting_that_a_tokenizer_json_asks_for_are_ours_to_do(tmp_path: Path) -> None:
+def test_padding_and_truncation_of_tokenizer_json_are_ignored(tmp_path: Path) -> None:
     original("BertTokenizer", words(tmp_path)).save_pretrained(tmp_path)
     tree = json.loads((tmp_path / "tokenizer.json").read_text())
     tree["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
@@ -467,11 +467,11 @@ def test_added_tokens_keep_their_ids(tmp_path: Path) -> None:
         ({"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids", "attention_mask"]}, False),
     ],
 )
-def test_kinds_of_text_are_told_apart_where_the_original_does(said: dict[str, Any], told: bool) -> None:
+def test_token_types_exist_where_the_original_has_them(said: dict[str, Any], told: bool) -> None:
     assert _has_token_types(said) == told
 
 
-def test_scores_that_change_by_a_digit_on_the_way_are_the_same_tokenizer(tmp_path: Path) -> None:
+def test_rounded_scores_give_the_same_tokenizer(tmp_path: Path) -> None:
     from tokenizers import Tokenizer as Inner
     from tokenizers import models
 

@@ -89,7 +89,7 @@ def test_files_come_back_as_they_were(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "BartModel"])  # we say it with a head
-def test_a_model_that_forgot_its_config_is_said_anew(name, tmp_path):
+def test_a_model_without_its_original_config_is_exported(name, tmp_path):
     theirs = built(name)
     config, weights = judge.saved(theirs, tmp_path / "theirs")
     table = FAMILIES[config["model_type"]]
@@ -104,7 +104,7 @@ def test_a_model_that_forgot_its_config_is_said_anew(name, tmp_path):
 @pytest.mark.parametrize(
     "name", ["BertModel", "RobertaModel", "AlbertModel", "LongformerModel", "BigBirdModel", "ViTModel"]
 )
-def test_a_pooler_that_nobody_trained_is_written_as_zeros(name, tmp_path):
+def test_an_untrained_pooler_is_written_as_zeros(name, tmp_path):
     """A class of theirs that has one would else draw it anew each time."""
     theirs = built(name)
     config, weights = judge.saved(theirs, tmp_path / "theirs")
@@ -118,7 +118,7 @@ def test_a_pooler_that_nobody_trained_is_written_as_zeros(name, tmp_path):
     assert all(torch.equal(tensor, theirs.state_dict()[key]) for key, tensor in kept.items())
 
 
-def test_a_changed_number_of_labels_is_said(tmp_path):
+def test_a_changed_number_of_labels_is_exported(tmp_path):
     """Of a config that came along, what still holds is kept."""
     theirs = built("BertForSequenceClassification")
     config, _ = judge.saved(theirs, tmp_path)

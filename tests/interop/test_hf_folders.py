@@ -69,7 +69,7 @@ def small_bert(folder: Path, words: Tokenizer | None, kind: str = "BertModel", *
         ("xlnet", "XLNetLMHeadModel", "permutation-lm"),
     ],
 )
-def test_the_class_says_what_it_is_for(family: str, name: str, kind: str) -> None:
+def test_the_task_follows_from_the_class(family: str, name: str, kind: str) -> None:
     assert task_of({"model_type": family, "architectures": [name]}) == kind
 
 
@@ -80,7 +80,7 @@ def test_labels_are_those_of_the_original(tmp_path: Path) -> None:
     assert found.labels == ["bad", "good", "neither"] == about(tmp_path / "b")["labels"]
 
 
-def test_the_longest_text_is_the_least_of_what_is_said(tmp_path: Path, words: Tokenizer) -> None:
+def test_the_limit_is_the_minimum_of_all_files(tmp_path: Path, words: Tokenizer) -> None:
     small_bert(tmp_path / "b", words)
     assert load(tmp_path / "b").max_tokens == 40
     options = json.loads((tmp_path / "b" / "tokenizer_config.json").read_text())
@@ -107,7 +107,7 @@ def test_a_model_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
 # --- other uses -------------------------------------------------------------------------------------------------------
 
 
-def test_a_masked_model_gives_vectors_when_asked(tmp_path: Path, words: Tokenizer) -> None:
+def test_a_masked_model_can_embed_texts(tmp_path: Path, words: Tokenizer) -> None:
     theirs = small_bert(tmp_path / "b", words, "BertForMaskedLM")
     vector = ayn.load(tmp_path / "b", task="similarity").embed("a wonderful film")
     ids = torch.tensor([words.encode("a wonderful film")])
@@ -160,7 +160,7 @@ def test_texts_get_the_vectors_of_the_original(
         assert (vector - expected).abs().max() < 1e-5
 
 
-def test_a_way_to_pool_that_is_not_here_is_refused_by_name(tmp_path: Path, words: Tokenizer) -> None:
+def test_unsupported_pooling_is_refused_by_name(tmp_path: Path, words: Tokenizer) -> None:
     sentence_folder(tmp_path / "s", words, "max_tokens", True)
     with pytest.raises(UserError, match=r"pooling by max is not supported .allowed: cls, mean, lasttoken"):
         ayn.load(tmp_path / "s")
@@ -174,7 +174,7 @@ def test_a_way_to_pool_that_is_not_here_is_refused_by_name(tmp_path: Path, words
         ayn.load(tmp_path / "s")
 
 
-def test_vectors_survive_the_way_there_and_back(tmp_path: Path, words: Tokenizer, capsys: Any) -> None:
+def test_embeddings_survive_a_round_trip(tmp_path: Path, words: Tokenizer, capsys: Any) -> None:
     sentence_folder(tmp_path / "s", words, "mean_tokens", True)
     for command in (["import", "s", "ours"], ["export", "ours", "back", "--to", "hf"]):
         places = [str(tmp_path / word) if word in ("s", "ours", "back") else word for word in command]
