@@ -212,6 +212,8 @@ class GraphRunnerCache:
     def batch(self, requests: Sequence[RequestState]) -> GraphBatch:
         """A batch for these requests of one specification, largest first; no other batch uses its runner meanwhile."""
         key = self.shape(requests)
+        for stale in [shape for shape in list(self.kept) if shape.weights != key.weights]:
+            self.kept.pop(stale, None)
         runner = self.kept.pop(key, None) or self.make(key)
         return GraphBatch(runner, self.engine, requests, self, key)
 
@@ -229,10 +231,7 @@ class GraphRunnerCache:
         return GraphRunner(self.engine.model, shape.kind, shape.slots, shape.capacity, shape.sources)
 
     def keep(self, shape: Shape, runner: GraphRunner) -> None:
-        """For the next call. Runners whose weights have moved are of no use any more."""
         self.kept[shape] = runner
-        for other in [other for other in self.kept if other.weights != shape.weights]:
-            del self.kept[other]
         while len(self.kept) > KEPT:
             self.kept.popitem(last=False)
 
@@ -249,8 +248,8 @@ class Shape(NamedTuple):
 
 
 def weight_addresses(model: Any) -> int:
-    """A hash of them. (`model.parameters()` takes a millisecond.)"""
-    found: list[int] = []
+    """A hash of them and of the type. (Going through `model.parameters()` takes a millisecond.)"""
+    found: list[Any] = [next(model.parameters()).dtype]
     modules = [model]
     while modules:
         module = modules.pop()

@@ -21,7 +21,6 @@ from allyouneed.nn.states.window import MAX_TRIM
 if TYPE_CHECKING:
     from allyouneed.data.tokenizers.base import Tokenizer
     from allyouneed.infer.model_runner import ModelRunner
-    from allyouneed.infer.predictors.base import Predictor
 
 MODEL_AHEAD, LOOKUP_AHEAD = 4, 8  # draft tokens per pass: of a model, and of a look-up, which costs nothing
 MAX_NGRAM, MIN_NGRAM = 4, 2  # tokens that must have occurred before for their continuation to be proposed
@@ -249,7 +248,7 @@ def _shorten(request: Request) -> Request:
 # --- by name --------------------------------------------------------------------------------------------------------
 
 
-def draft_for(model: Predictor, draft: Any, ahead: int | None, engine: Callable[[Any], ModelRunner]) -> Draft | None:
+def draft_for(model: Any, draft: Any, ahead: int | None, engine: Callable[[Any], ModelRunner]) -> Draft | None:
     """The draft a user names: "lookup", or a loaded model, which `engine` makes an engine of."""
     if draft is None:
         if ahead is not None:
