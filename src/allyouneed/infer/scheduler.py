@@ -126,8 +126,9 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        waiting = self.arrivals or self.fair or self.offline
-        return not (waiting or self.prefilling or self.running or self.preempted or (self.slots and self.slots.active))
+        if self.running or self.prefilling or self.preempted or self.arrivals or self.fair or self.offline:
+            return False
+        return self.slots is None or not self.slots.active
 
     def run(self, on_step: Callable[[], None] | None = None) -> None:
         """Step until every request is finished."""
@@ -167,10 +168,10 @@ class Scheduler:
                 model.train()
 
     def _step(self) -> None:
-        if self.offline is not None:
-            self._admit_batch(self.offline)
-        else:
+        if self.offline is None:
             self._admit()
+        elif not self.running:
+            self._admit_batch(self.offline)
         for batch in list(self.running):
             if self.blocks is None:
                 batch.step()
@@ -184,7 +185,8 @@ class Scheduler:
         if self.prefilling:
             self._prefill()
         self.steps += 1
-        self._settle()
+        if self.active:
+            self._settle()
 
     def _settle(self) -> None:
         """Stream the best hypothesis of finished beam searches; release what requests without rows have reserved."""
@@ -220,9 +222,9 @@ class Scheduler:
     # --- admission ---------------------------------------------------------------------------------------------------
 
     def _admit_batch(self, queue: LargestFirst) -> None:
-        """Offline: the next batch, once nothing is running."""
+        """Offline: the next batch, now that nothing is running."""
         queue.add(self.arrivals)
-        if not queue or self.running:
+        if not queue:
             return
         if self.graphs is not None and self.graphs.admits(queue.waiting):
             self.running.append(self.graphs.batch(queue.waiting[::-1]))
