@@ -11,7 +11,7 @@ from typing import Any
 
 from allyouneed.infer.admission import LargestFirst
 from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
-from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request, StopCondition
@@ -60,8 +60,9 @@ class Engine(ModelRunner):
         if prompts is None:
             prompts = [[self.bos, *start] for start in prefix] if prefix is not None else [[self.bos]] * len(sources)
         keys = [tuple(key) for key in sample_keys] if sample_keys is not None else [(n,) for n in range(len(sources))]
+        limits = {length: decoding.limit(length) for length in set(map(len, sources))}
         requests = [
-            Request(prompt, decoding.limit(len(source)), key, source, stop)
+            Request(prompt, limits[len(source)], key, source, stop)
             for source, prompt, key in zip(sources, prompts, keys, strict=True)
         ]
         return self.decode(requests, self.spec(decoding, counted, draft), on_progress)
@@ -78,9 +79,8 @@ class Engine(ModelRunner):
         """The continuations of each prompt (begin token included), best first; the prompt is not repeated. `first`: the
         index of the first prompt in a longer list, for its samples. For `stop` and `draft` see `generate`."""
         decoding = decoding or Decoding()
-        requests = [
-            Request(prompt, decoding.continuation_limit(), (first + n,), stop=stop) for n, prompt in enumerate(prompts)
-        ]
+        limit = decoding.continuation_limit()
+        requests = [Request(prompt, limit, (first + n,), stop=stop) for n, prompt in enumerate(prompts)]
         return self.decode(requests, self.spec(decoding, draft=draft), on_progress)
 
     def stream(
@@ -121,22 +121,12 @@ class Engine(ModelRunner):
             check_draft_options(spec.decoding)
         scheduler = self._offline()
         states = [scheduler.submit(request, spec) for request in requests]
-        largest_first = iter(sorted(states, key=lambda state: -state.request.size))
-        finished, current = 0, next(largest_first, None)
-
-        def report() -> None:
-            nonlocal finished, current
-            before = finished
-            while current is not None and current.done:
-                finished, current = finished + 1, next(largest_first, None)
-            if finished > before and on_progress is not None:
-                on_progress(finished, len(states))
-
+        report = None if on_progress is None else _reporter(states, on_progress)
         captures = self.device.type == "cuda" and self.graphs.suits(spec, requests)
         try:
             # garbage collection would stall a GPU that is kept busy by captured graphs
             with pause_gc() if captures else nullcontext():
-                scheduler.run(None if on_progress is None else report)
+                scheduler.run(report)
         finally:
             scheduler.close()
         return [state.hypotheses for state in states]
@@ -147,3 +137,19 @@ class Engine(ModelRunner):
 
     def _offline(self) -> Scheduler:
         return Scheduler(self, queue=LargestFirst(self.budget), graphs=self.graphs)
+
+
+def _reporter(states: Sequence[RequestState], on_progress: Progress) -> Callable[[], None]:
+    """Calls `on_progress` when more requests are finished; they are counted in the order of admission."""
+    largest_first = iter(sorted(states, key=lambda state: -state.request.size))
+    finished, current = 0, next(largest_first, None)
+
+    def report() -> None:
+        nonlocal finished, current
+        before = finished
+        while current is not None and current.done:
+            finished, current = finished + 1, next(largest_first, None)
+        if finished > before:
+            on_progress(finished, len(states))
+
+    return report

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class StopCondition(Protocol):
@@ -16,8 +15,7 @@ class StopCondition(Protocol):
     def __call__(self, tokens: Sequence[int]) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """`prompt`: first tokens of the target, begin token included. `limit`: the most new tokens. `sample_key`: with the
     seed it decides the samples, so that they do not depend on the rest of the batch. `source`: input of an encoder.
     `stop`: ends the text, besides the end token. `listener` gets each token as it is decoded; those of a beam search

@@ -89,7 +89,7 @@ class Scheduler:
         return state
 
     def _check(self, state: RequestState) -> None:
-        request, limit, rows = state.request, self.engine.limit, state.spec.decoding.rows
+        request, limit = state.request, self.engine.limit
         if not request.prompt:
             raise UserError("the prompt has no tokens; start it with the begin token")
         if limit is not None and len(request.prompt) > limit:
@@ -100,7 +100,7 @@ class Scheduler:
                 raise UserError("draft and pool are exclusive: speculative decoding does not use paged states; set one")
         if self.offline is not None:
             return
-        if rows > self.rows:
+        if (rows := state.spec.decoding.rows) > self.rows:
             raise UserError(f"the request needs {rows} rows (beam, best), the scheduler has {self.rows}; ask for fewer")
         if self.memory is not None and (needed := self._bytes([state])) > self.memory:
             raise UserError(f"the request needs {needed:,} bytes of state, the limit is {self.memory:,}; shorten it")

@@ -4,7 +4,6 @@ same code runs with kernels and captured graphs (bench/check_kernels.py, bench/c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,7 +90,7 @@ def test_tokens_decoded_after_a_stop_are_cut() -> None:
             return sum(tokens[-2:]) % 7 == 3
 
     engine = engine_of("llama")
-    requests, decoding = [replace(request, stop=Stop()) for request in make_requests(engine)], DECODINGS["greedy"]
+    requests, decoding = [request._replace(stop=Stop()) for request in make_requests(engine)], DECODINGS["greedy"]
     plain, found = engine.decode(requests, decoding), decode_in_slots(engine, requests, decoding)
     assert token_lists(found) == token_lists(plain)
     assert any(one[0].finished for one in found)
@@ -101,7 +100,7 @@ def test_a_listener_gets_every_token_once_and_may_cancel() -> None:
     engine, decoding = engine_of("llama"), Decoding(method="greedy", min_length=24, max_length=25)
     received: dict[int, list[int]] = {n: [] for n in range(3)}
     requests, spec = (
-        [replace(r, listener=received[n].append) for n, r in enumerate(make_requests(engine, 3))],
+        [r._replace(listener=received[n].append) for n, r in enumerate(make_requests(engine, 3))],
         engine.spec(decoding),
     )
     states = [RequestState(request, spec, 25, streams=True) for request in requests]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ def test_each_request_gets_the_answer_it_gets_alone(name: str) -> None:
     requests = [(request, ways[n % len(ways)]) for n, request in enumerate(make_requests(engine, 24))]
     scheduler = Scheduler(engine, rows=9, budget=20)
     states = [
-        scheduler.submit(replace(request, priority=n % 2, client=str(n % 3)), decoding)
+        scheduler.submit(request._replace(priority=n % 2, client=str(n % 3)), decoding)
         for n, (request, decoding) in enumerate(requests)
     ]
     scheduler.run()

@@ -195,7 +195,7 @@ class GraphRunnerCache:
         """Whether these are decoded by graphs: on a GPU, after the first `WORTH` tokens, where `suits` allows it."""
         if self.engine.device.type != "cuda" or not self.suits(requests[0].spec, [s.request for s in requests]):
             return False
-        self.requested += sum(state.limit * state.spec.decoding.rows for state in requests)
+        self.requested += requests[0].spec.decoding.rows * sum(state.limit for state in requests)
         return self.requested >= WORTH
 
     def suits(self, spec: DecodingSpec, requests: Sequence[Request] = ()) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -242,7 +242,7 @@ class ModelDrafter(Drafter):
 
 def _shorten(request: Request) -> Request:
     """A stand-in for a request that is too long, so that row numbers stay."""
-    return replace(request, prompt=request.prompt[:1], source=None if request.source is None else request.source[:1])
+    return request._replace(prompt=request.prompt[:1], source=None if request.source is None else request.source[:1])
 
 
 # --- by name --------------------------------------------------------------------------------------------------------
