@@ -228,7 +228,7 @@ def ceilings(clock: Callable[[], float]) -> Ceilings:
     native.wait_for_build()
     codes = Int8Weight.of(torch.randn(2048, 2048))
     product, x = FbgemmLinear(codes.codes, codes.step, None), torch.randn(256, 2048)
-    swift = machine_product(Int8Linear(codes, None), x)
+    interpreter = native_product(Int8Linear(codes, None), x)
 
     def best(work: Callable[[], Any]) -> float:
         seconds = []
@@ -247,12 +247,12 @@ def ceilings(clock: Callable[[], float]) -> Ceilings:
         return size / best(numbers.sum)
 
     with torch.inference_mode():
-        thread_settings = [lambda: product.dynamic(x, product.biased_weight, False), *([swift] if swift else [])]
+        products = [lambda: product.dynamic(x, product.biased_weight, False), *([interpreter] if interpreter else [])]
         speeds = {name: read(decoder_bytes(shape) // 8 * 8) for name, shape in SHAPES.items()}
-        return Ceilings(speeds, 2 * x.numel() * 2048 / min(map(best, thread_settings)))
+        return Ceilings(speeds, 2 * x.numel() * 2048 / min(map(best, products)))
 
 
-def machine_product(linear: Any, x: Any) -> Callable[[], Any] | None:
+def native_product(linear: Any, x: Any) -> Callable[[], Any] | None:
     from allyouneed.kernels.cpu import build as native
     from allyouneed.runtime.cpu.instructions import Instructions
     from allyouneed.runtime.cpu.lower import lower

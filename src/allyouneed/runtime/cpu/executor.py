@@ -192,8 +192,8 @@ class CpuExecutor:
         states.lengths = [seen + count for seen, count in zip(states.lengths, lengths, strict=True)]
         found = hidden.view(rows, time, self.width)
         if last and time > 1:
-            places = torch.tensor([max(0, count - 1) for count in lengths])[:, None, None]
-            found = found.take_along_dim(places, 1)
+            indices = torch.tensor([max(0, count - 1) for count in lengths])[:, None, None]
+            found = found.take_along_dim(indices, 1)
         return found
 
     def restore_dtype(self, states: States) -> States:

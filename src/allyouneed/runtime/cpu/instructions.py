@@ -115,9 +115,9 @@ class Instructions:
     def assign(self) -> tuple[list[int], list[int]]:
         """Real registers (widths), and the one of each virtual register: it is reused after its last reader."""
         last = {register.number: len(self.steps) for register in self.outputs}
-        for place, step in enumerate(self.steps):
+        for index, step in enumerate(self.steps):
             for number in reads(step):
-                last[number] = max(last.get(number, 0), place)
+                last[number] = max(last.get(number, 0), index)
         free: dict[int, list[int]] = {}
         registers: list[int] = []
         chosen = [-1] * len(self.widths)
@@ -127,15 +127,15 @@ class Instructions:
             if number not in made:  # an input
                 registers.append(width)
                 chosen[number] = len(registers) - 1
-        for place, step in enumerate(self.steps):
+        for index, step in enumerate(self.steps):
             width = self.widths[step.output]
             if free.get(width):
                 chosen[step.output] = free[width].pop()
             else:
                 registers.append(width)
                 chosen[step.output] = len(registers) - 1
-            expiring.setdefault(last.get(step.output, place), []).append(step.output)
-            for number in expiring.pop(place, []):  # after the step itself: its inputs and its output never overlap
+            expiring.setdefault(last.get(step.output, index), []).append(step.output)
+            for number in expiring.pop(index, []):  # after the step itself: its inputs and its output never overlap
                 free.setdefault(self.widths[number], []).append(chosen[number])
         return registers, chosen
 
