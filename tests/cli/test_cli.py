@@ -614,7 +614,7 @@ def test_models_are_chosen_sorted_and_told_in_json(ask, refused):
     assert trees[0]["parameters"] == ayn.model_config("transformer-base").cost().parameters
     assert [at["length"] for at in trees[0]["at"]] == [1024, 32768] and "Vaswani" in trees[0]["paper"]
     assert "no preset has 'gtp'" in refused("models", "gtp")
-    assert "--sort age: it may be" in refused("models", "--sort", "age")
+    assert "unknown --sort age (allowed: " in refused("models", "--sort", "age")
 
 
 def test_a_pattern_is_drawn_in_the_terminal_and_as_a_file(ask, refused, tmp_path):
