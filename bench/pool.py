@@ -119,9 +119,8 @@ def main() -> None:
     chosen = parser.parse_args()
     model, requested = engine(), load(chosen.requests)
     measure(model, requested[:20], 100_000 // BLOCK, BLOCK, chosen.rows)  # warm
-    print(
-        f"{len(requested)} requests, {sum(len(r.prompt) for r, _ in requested):,} tokens of prompts; {chosen.rows} rows\n"
-    )
+    tokens = sum(len(request.prompt) for request, _ in requested)
+    print(f"{len(requested)} requests, {tokens:,} prompt tokens; {chosen.rows} rows\n")
     print("tokens a block    waste   each its longest   all the longest     prefix hits   tokens/s")
     truth, needed = None, 0
     for size in SIZES:
