@@ -613,7 +613,7 @@ def test_models_are_chosen_sorted_and_told_in_json(ask, refused):
     assert [tree["name"] for tree in trees] == ["transformer-base", "transformer-big"]
     assert trees[0]["parameters"] == ayn.model_config("transformer-base").cost().parameters
     assert [at["length"] for at in trees[0]["at"]] == [1024, 32768] and "Vaswani" in trees[0]["paper"]
-    assert "no preset has 'gtp'" in refused("models", "gtp")
+    assert "no preset contains 'gtp'" in refused("models", "gtp")
     assert "unknown --sort age (allowed: " in refused("models", "--sort", "age")
 
 
@@ -624,7 +624,7 @@ def test_a_pattern_is_drawn_in_the_terminal_and_as_a_file(ask, refused, tmp_path
     assert (answer.code, answer.out, answer.err) == (0, "", f"{tmp_path / 'p.svg'}: written\n")
     assert (tmp_path / "p.svg").read_text("utf-8").startswith("<?xml")
     assert "unknown pattern 'causl'" in refused("look", "pattern", "causl")
-    assert "a picture is .png" in refused("look", "pattern", "causal", "-o", tmp_path / "p.gif")
+    assert "allowed: .png" in refused("look", "pattern", "causal", "-o", tmp_path / "p.gif")
 
 
 def test_positions_are_drawn_in_the_terminal_and_as_a_file(ask, refused, tmp_path):
