@@ -22,7 +22,7 @@ def test_load_and_translate(folder):
     assert found[2] == f"  {model.translate(texts[2].strip())} "
 
 
-def test_what_cannot_be_loaded_or_translated_is_a_user_error(folder, tmp_path):
+def test_invalid_folders_and_texts_are_user_errors(folder, tmp_path):
     with pytest.raises(ayn.UserError, match="no such model folder"):
         ayn.load(tmp_path / "nowhere")
     with pytest.raises(ayn.UserError, match="must be a string, not int"):
@@ -62,10 +62,10 @@ def test_a_config_is_not_changed_by_building_from_it():
     [
         (("transformer-bas",), "did you mean 'transformer-base'"),
         (("transformer-tiny", ["widht=3"]), "widht: unknown; did you mean 'width'"),
-        (("transformer-tiny", ["width"]), "write it as key=value"),
+        (("transformer-tiny", ["width"]), "expected key=value"),
         (({"kind": "encodr-decoder"},), "did you mean 'encoder-decoder'"),
     ],
 )
-def test_what_cannot_be_built_is_a_user_error(args, said):
+def test_invalid_configs_are_user_errors(args, said):
     with pytest.raises(ayn.UserError, match=said):
         ayn.build(*args)

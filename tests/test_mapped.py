@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from allyouneed import mapped
 from allyouneed.config import parse
-from allyouneed.mapped import MappedFile, give_back
+from allyouneed.mapped import MappedFile, release_pages
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_model, named_tensors, widen_half_for_cpu
 from any_part import tree
@@ -52,25 +52,25 @@ def test_tensors_that_begin_at_odd_bytes_are_read(tmp_path: Path, small: int) ->
     assert MappedFile(tmp_path / "odd")["b"].tolist() == [1.5, -2.0]
 
 
-def test_what_is_written_stays_in_memory(file: Path, small: int) -> None:
+def test_writes_to_a_tensor_do_not_reach_the_file(file: Path, small: int) -> None:
     before = file.read_bytes()
     tensor = MappedFile(file)["odd"]
     tensor.zero_()
     assert not tensor.any() and MappedFile(file)["odd"].any() and file.read_bytes() == before
 
 
-def test_pages_are_given_back_and_come_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_released_pages_are_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped, "SMALL", 0)
     tensor = MappedFile(file)["odd"]
     copy, own = tensor.clone(), torch.ones(9)
     assert len(mapped._MAPS) >= 1
-    give_back(tensor)
-    give_back(tensor[5:])
-    give_back(own)
+    release_pages(tensor)
+    release_pages(tensor[5:])
+    release_pages(own)
     assert torch.equal(tensor, copy) and own.all(), "what is no file's is left alone"
 
 
-def test_a_mapping_goes_with_its_tensor(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mapping_is_released_with_its_tensor(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped, "SMALL", 0)
     tensor = MappedFile(file)["odd"]
     place = tensor.data_ptr()
@@ -89,12 +89,12 @@ def config(**changes: object) -> Model:
     return parse(Model, tree() | {"vocab": 30} | changes)  # type: ignore[type-abstract]
 
 
-def test_a_hollow_model_takes_no_memory() -> None:
+def test_a_meta_model_takes_no_memory() -> None:
     model = meta_model(config(vocab=10**9))
     assert all(tensor.is_meta for tensor in model.state_dict().values())
 
 
-def test_what_is_put_in_is_not_copied_and_stays_tied() -> None:
+def test_assigned_weights_are_not_copied_and_stay_tied() -> None:
     model = meta_model(config())
     found = {name: torch.ones(tensor.shape) for name, tensor in named_tensors(model).items()}
     assign_weights(model, found)
@@ -105,7 +105,7 @@ def test_what_is_put_in_is_not_copied_and_stays_tied() -> None:
     assert sum(1 for _ in model.parameters()) == len(found)
 
 
-def test_weights_of_several_precisions_get_one() -> None:
+def test_mixed_precisions_become_one() -> None:
     model = config().build().float()
     assign_weights(model, {name: t.detach().bfloat16() for name, t in named_tensors(model).items() if t.dim() > 1})
     cast_weights(model)
@@ -115,7 +115,7 @@ def test_weights_of_several_precisions_get_one() -> None:
     assert model.head.weight is model.embed.tokens.weight
 
 
-def test_half_precision_is_widened_for_a_cpu() -> None:
+def test_half_precision_becomes_float32_on_a_cpu() -> None:
     model = config().build().half()
     before = {name: tensor.clone() for name, tensor in named_tensors(model).items()}
     widen_half_for_cpu(model)

@@ -2,12 +2,12 @@
 
     import allyouneed as ayn
 
-    model = ayn.load("runs/my-model/model")          # a model folder: what it can do is what it was trained for
+    model = ayn.load("runs/my-model/model")          # a predictor for the task the model was trained for
     model.translate(["机器学习很有趣"])                 # raw text in, raw text out; or .generate, .classify, .tag, …
 
     module = ayn.build("transformer-base", vocab=37000)   # a torch module with fresh weights
 
-Heavy things load when they are used: importing this package is quick and touches nothing.
+Imports are lazy: importing this package is quick and has no side effects.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from typing import TYPE_CHECKING, Any
 from allyouneed.errors import UserError as UserError
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from torch import nn
 
     from allyouneed.nn.models.base import Model
 
 __version__ = "0.1.0"
-__all__ = ["UserError", "__version__", "build", "load", "model_config"]
+__all__ = ["UserError", "__version__", "build", "load", "model_config", "plugin"]
 
 
 def load(
     folder: str | Path | None = None, device: str = "cpu", task: str | None = None, dtype: str | None = None
 ) -> Any:
-    """A trained model from its folder, ours or one of Hugging Face's, ready for what it was trained for: a
-    `Translator`, a `Generator`, … (see docs/tasks.md). Without a folder: the translator that comes with the package.
+    """Load a model folder, ours or Hugging Face's, as the predictor of its task: a `Translator`, a `Generator`, …
+    (docs/tasks.md). Without a folder: the bundled translator.
 
-    `task`: another use, where its weights allow it (`similarity`: texts as vectors). `dtype`: the precision of its
-    weights (`float32`, `bfloat16`, `float16`); that of the file if not given."""
+    `task`: another task that its weights allow (`similarity`: text embeddings). `dtype`: the precision of the weights
+    (`float32`, `bfloat16`, `float16`); default: as stored."""
     from allyouneed.infer.predictors.registry import predictor
     from allyouneed.interop.load import load as load_folder
 
@@ -45,8 +47,8 @@ def load(
 
 
 def model_config(model: str | dict[str, Any], changes: list[str] | None = None, **values: Any) -> Model:
-    """The config of a preset, a YAML file or a tree. `changes` are dotted (`encoder[0].mixer.heads=4`)."""
-    from allyouneed import nn as parts  # noqa: F401  # every part is registered before a config is read
+    """The config of a preset, a YAML file or a tree. `changes` are dotted: `encoder[0].mixer.heads=4`."""
+    from allyouneed import nn as parts  # noqa: F401  # registers every part before a config is read
     from allyouneed.config import override, parse, preset_tree
     from allyouneed.nn.models.base import Model
 
@@ -56,5 +58,13 @@ def model_config(model: str | dict[str, Any], changes: list[str] | None = None, 
 
 
 def build(model: str | dict[str, Any], changes: list[str] | None = None, **values: Any) -> nn.Module:
-    """A module with fresh weights: `ayn.build("transformer-base", vocab=37000)`."""
+    """A freshly initialized module: `ayn.build("transformer-base", vocab=37000)`."""
     return model_config(model, changes, **values).build()
+
+
+def plugin(source: str | Path) -> ModuleType:
+    """Import parts of your own from a .py file or a module, so that configs and model folders can use them; the
+    imported module."""
+    from allyouneed.plugins import load as load_plugin
+
+    return load_plugin(source)

@@ -1,8 +1,8 @@
-"""Config is data: a tree of small frozen models, read from YAML and written back without loss.
+"""Config is data: a tree of small frozen pydantic models that round-trips through YAML without loss.
 
-A *slot* (mixer, norm, wiring, …) is a base class; a *part* that can fill it is a subclass with its own `kind`.
-Registering is subclassing. In YAML a part is `{kind: attention, heads: 8}`, or just `attention` when its defaults
-will do. Whatever is wrong is reported at once, by path: `decoder[0].mixer.patern: unknown; did you mean 'pattern'?`
+A *slot* (mixer, norm, wiring, …) is a base class; a *part* that fills it is a subclass with its own `kind`. Subclassing
+registers the part. In YAML a part is `{kind: attention, heads: 8}`, or just `attention` for its defaults. All errors
+are reported at once, by path: `decoder[0].mixer.patern: unknown; did you mean 'pattern'?`
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import copy
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -21,13 +21,14 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationErro
 from pydantic import model_validator as model_validator  # re-exported: parts validate with it
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
+from allyouneed import plugins
 from allyouneed.errors import UserError
 
 PRESETS = Path(__file__).parent / "presets"
 
 
 class ConfigError(UserError):
-    """Everything wrong with a config, one line per problem."""
+    """All errors of a config, one line each."""
 
     def __init__(self, problems: Sequence[str], where: str = "") -> None:
         self.problems = list(problems)
@@ -37,22 +38,22 @@ class ConfigError(UserError):
 
 
 class Config(BaseModel):
-    """A frozen, typed piece of the tree. Unknown keys are refused."""
+    """A frozen, typed node of the tree. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
 
     @model_validator(mode="wrap")
     @classmethod
-    def _name_the_allowed(cls, data: Any, handler: ValidatorFunctionWrapHandler) -> Self:
+    def _reword_errors(cls, data: Any, handler: ValidatorFunctionWrapHandler) -> Self:
         try:
             result: Self = handler(data)
             return result
         except ValidationError as error:
-            raise _rewritten(error, cls) from None
+            raise _reworded(error, cls) from None
 
 
 class Part(Config):
-    """A word for a slot. `class Mixer(Part, slot="mixer")` opens a slot, `class Attention(Mixer)` fills it."""
+    """One choice for a slot. `class Mixer(Part, slot="mixer")` opens a slot, `class Attention(Mixer)` fills it."""
 
     slot: ClassVar[str] = ""
     default_kind: ClassVar[str | None] = None
@@ -67,24 +68,32 @@ class Part(Config):
             kind = cls.model_fields["kind"].default
             known = cls.registry.get(kind)
             if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-                raise TypeError(f"two parts are called {kind!r} in slot {cls.slot!r}: {known.__name__}, {cls.__name__}")
+                raise plugins.PartCollision(
+                    f"{cls.__name__}: the slot {cls.slot!r} already has a part of kind {kind!r} "
+                    f"({known.__module__}.{known.__name__})"
+                )
             cls.registry[kind] = cls
+            plugins.register(cls.slot, kind, cls.__module__)
 
     def __init_subclass__(cls, slot: str = "", default: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
 
     @classmethod
     def from_text(cls, text: str) -> Any:
-        """What a bare word means in this slot: the part of that kind with its defaults."""
+        """Parse a bare word in this slot: the part of that kind with its defaults."""
         return {"kind": text}
 
     def to_text(self) -> Any:
-        """A shorter way to write this part than its keys, if it has one."""
+        """A shorter notation than the part's keys, if it has one."""
         return None
+
+    def inputs(self) -> dict[str, bool]:
+        """Names of the model inputs that this part reads from a batch (docs/calling.md); true: required."""
+        return {}
 
     @classmethod
     def choose(cls, value: Any) -> Any:
-        """Turn what stands in the slot into the part it names."""
+        """Turn the value of a slot into the part it names. An unknown kind may come from an installed entry point."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -92,11 +101,13 @@ class Part(Config):
             if isinstance(value, cls):
                 return value
         if not isinstance(value, Mapping):
-            raise PydanticCustomError("slot", "a {slot} is a word or keys with 'kind'", {"slot": cls.slot})
+            raise PydanticCustomError("slot", "expected the name of a {slot} or keys with 'kind'", {"slot": cls.slot})
         kind = value.get("kind", cls.default_kind)
+        if isinstance(kind, str) and kind not in cls.registry:
+            plugins.provide(kind)
         if not isinstance(kind, str) or kind not in cls.registry:
-            said = "'kind' is missing" if kind is None else f"{kind!r} is no {cls.slot}"
-            raise _problem(cls.__name__, ("kind",), said + _suggest(kind, cls.registry), value)
+            message = "'kind' is missing" if kind is None else f"unknown {cls.slot} {kind!r}"
+            raise _problem(cls.__name__, ("kind",), message + _suggest(kind, cls.registry), value)
         return cls.registry[kind].model_validate(value)
 
     @classmethod
@@ -132,16 +143,16 @@ C = TypeVar("C", bound=Config)
 
 
 def parse(cls: type[C], tree: Any, where: str = "") -> C:
-    """Validate a tree; on failure raise one ConfigError that names every problem by its path."""
+    """Validate a tree; on failure raise one ConfigError that names every error by its path."""
     try:
         return cls.model_validate(tree)
     except ValidationError as error:
-        problems = [f"{_path(e['loc'])}{': ' if e['loc'] else ''}{_said(e)}" for e in error.errors()]
+        problems = [f"{_path(e['loc'])}{': ' if e['loc'] else ''}{_describe(e)}" for e in error.errors()]
         raise ConfigError(problems, where) from None
 
 
 def tree_of(config: Config, full: bool = True) -> dict[str, Any]:
-    """The config as plain data. `full` writes defaults too, so that it means the same whatever defaults become."""
+    """The config as plain data. `full` includes defaults, so that it keeps its meaning if they change."""
     tree = _dump_part(config, _Full(exclude_defaults=not full)) if isinstance(config, Part) else None
     if isinstance(tree, str):
         tree = {"kind": tree}
@@ -150,11 +161,24 @@ def tree_of(config: Config, full: bool = True) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Full:
-    """What pydantic would say about how to write, for the root of a tree."""
+    """Stands in for pydantic's SerializationInfo at the root of a tree."""
 
     exclude_defaults: bool
     mode: str = "json"
     by_alias: bool = True
+
+
+def iter_parts(config: Any) -> Iterator[Any]:
+    """A config and everything below it, depth first: configs and tuples of them."""
+    yield config
+    values: Any = ()
+    if isinstance(config, BaseModel):
+        values = (getattr(config, name) for name in type(config).model_fields)
+    elif isinstance(config, tuple | list):
+        values = config
+    for value in values:
+        if isinstance(value, BaseModel | tuple | list):
+            yield from iter_parts(value)
 
 
 def to_yaml(config: Config, full: bool = False) -> str:
@@ -162,13 +186,13 @@ def to_yaml(config: Config, full: bool = False) -> str:
 
 
 def read_tree(path: Path | str) -> Any:
-    """A YAML or JSON file as plain data, with messages for a person."""
+    """Read a YAML or JSON file as plain data; errors name the file."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"{path}: cannot be read: {reason}") from None
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UserError(f"{path}: cannot read: {reason}") from None
     try:
         return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (yaml.YAMLError, json.JSONDecodeError) as error:
@@ -180,26 +204,26 @@ def preset_names() -> list[str]:
 
 
 def preset_tree(name: str) -> dict[str, Any]:
-    """The tree of a preset by its name, or of a YAML file by its path."""
+    """The tree of a preset (by name) or of a YAML file (by path)."""
     if name in preset_names():
         tree = read_tree(PRESETS / f"{name}.yaml")
     elif name.endswith((".yaml", ".yml", ".json")):
         tree = read_tree(name)
     else:
-        raise UserError(f"{name!r} is no preset and no YAML file{_suggest(name, preset_names())}")
+        raise UserError(f"{name!r}: unknown preset, and not a YAML file{_suggest(name, preset_names())}")
     if not isinstance(tree, dict):
-        raise UserError(f"{name}: a config is a set of keys, this is {type(tree).__name__}")
+        raise UserError(f"{name}: expected a mapping of keys, got {type(tree).__name__}")
     return tree
 
 
 def override(tree: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """Apply `width=256`, `encoder[0].mixer.heads=4`, … to a tree; values are YAML. The tree given is left alone."""
+    """A copy of the tree with `width=256`, `encoder[0].mixer.heads=4`, … applied; values are YAML."""
     changed: dict[str, Any] = copy.deepcopy(tree)
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         steps = [step for step in re.split(r"[.\[\]]+", path.strip()) if step]
         if not equals or not steps:
-            raise UserError(f"--set {assignment!r}: write it as key=value, e.g. width=256 or encoder[0].mixer.heads=4")
+            raise UserError(f"--set {assignment!r}: expected key=value, e.g. width=256 or encoder[0].mixer.heads=4")
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
@@ -227,7 +251,7 @@ def _assign(tree: Any, steps: list[str], value: Any, assignment: str) -> None:
         elif child is None:
             child = node[key] = {}
         if not isinstance(child, dict | list):
-            raise UserError(f"--set {assignment!r}: {'.'.join(steps[: depth + 1])} is a value, it has no keys")
+            raise UserError(f"--set {assignment!r}: {'.'.join(steps[: depth + 1])} is a value and has no keys")
         node = child
 
 
@@ -256,27 +280,27 @@ def _detail(loc: tuple[str | int, ...], message: str, value: Any) -> InitErrorDe
     return InitErrorDetails(type=PydanticCustomError("config", "{text}", {"text": message}), loc=loc, input=value)
 
 
-_SAYINGS: dict[str, Callable[[Any], str]] = {
+_MESSAGES: dict[str, Callable[[Any], str]] = {
     "missing": lambda e: "is required",
-    "literal_error": lambda e: f"{e['input']!r} is not allowed; it may be {e['ctx']['expected']}",
+    "literal_error": lambda e: f"{e['input']!r} is not allowed; expected {e['ctx']['expected']}",
     "value_error": lambda e: str(e["ctx"]["error"]),
     "assertion_error": lambda e: str(e["ctx"]["error"]),
 }
 
 
-def _said(e: Any) -> str:
-    """A problem in words for a person."""
-    if e["type"] in _SAYINGS:
-        return _SAYINGS[e["type"]](e)
+def _describe(e: Any) -> str:
+    """An error of pydantic in one short phrase."""
+    if e["type"] in _MESSAGES:
+        return _MESSAGES[e["type"]](e)
     return str(e["msg"]) if e["type"] == "config" else f"{e['msg']}, not {e['input']!r}"
 
 
-def _rewritten(error: ValidationError, cls: type[Config]) -> ValidationError:
-    """The same problems in words for a person; suggestions for keys this very class does not know."""
+def _reworded(error: ValidationError, cls: type[Config]) -> ValidationError:
+    """The same errors in short phrases, with suggestions for unknown keys of this class."""
     allowed = [field.alias or name for name, field in cls.model_fields.items()]
     details = []
     for e in error.errors():
         unknown = e["type"] == "extra_forbidden" and len(e["loc"]) == 1
-        message = "unknown" + _suggest(e["loc"][0], allowed) if unknown else _said(e)
+        message = "unknown" + _suggest(e["loc"][0], allowed) if unknown else _describe(e)
         details.append(_detail(e["loc"], message, e["input"]))
     return ValidationError.from_exception_data(error.title, details)

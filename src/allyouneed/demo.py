@@ -1,4 +1,4 @@
-"""The demo: a Transformer that reads written dates, trained in minutes on what the package itself can make up."""
+"""The demo: a Transformer that reads written dates, trained in minutes on generated data."""
 
 from __future__ import annotations
 
@@ -41,26 +41,24 @@ def recipe(folder: Path) -> Recipe:
 
 def run(folder: Path, ask: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    if (folder_of_ours := find()) is not None:
-        show_translator(folder_of_ours, console)
+    if (bundled := find()) is not None:
+        show_translator(bundled, console)
     if not (folder / "data" / "test.tsv").exists():
         dates.write(folder / "data")
     console.print("[bold]Training a Transformer to read dates[/] in English, German and Chinese …")
     result = train(recipe(folder), console=console)
-    console.print(
-        f"\n[bold]{result.scores['test']['exact']:.1f} %[/] of 1,000 dates it has never seen are exactly right.\n"
-    )
+    console.print(f"\n[bold]{result.scores['test']['exact']:.1f} %[/] of 1,000 unseen dates are exactly right.\n")
     translator = Translator(Folder.load(result.model))
     for text, iso in zip(EXAMPLES, translator.translate(EXAMPLES), strict=True):
         console.print(f"  {text}  →  [bold]{iso}[/]", highlight=False)
     if ask:
-        _converse(translator, console)
+        _translate_typed(translator, console)
     console.print(f"\nThe same from the command line:  allyouneed translate --model {result.model} '{EXAMPLES[0]}'")
 
 
 def show_translator(folder: Path, console: Console) -> None:
-    """What comes with the package, before anything is trained."""
-    console.print("[bold]The translator that comes with the package[/]")
+    """Translate some sentences with the bundled model."""
+    console.print("[bold]The bundled translator[/]")
     translator = Translator(Folder.load(folder))
     for text, to in SENTENCES:
         (full,) = translator.translate_full([text], to)
@@ -68,7 +66,7 @@ def show_translator(folder: Path, console: Console) -> None:
     console.print(f"The same from the command line:  allyouneed translate '{SENTENCES[0][0]}'\n")
 
 
-def _converse(translator: Translator, console: Console) -> None:
+def _translate_typed(translator: Translator, console: Console) -> None:
     console.print("\nType a date in any of the three languages (an empty line ends):")
     while True:
         if sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and the checksums that prove it."""
+"""Atomic writes of files and folders, and checksums."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from allyouneed.errors import UserError
 
 
 def sha256(path: Path) -> str:
-    """Of a file's content."""
+    """The SHA-256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksum(tree: Mapping[str, Any]) -> str:
-    """Of plain data, whatever the order of its keys; a key `checksum` of its own is left out."""
+    """The SHA-256 of plain data, independent of key order; its key `checksum` is left out."""
     rest = {key: value for key, value in tree.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def aside(path: Path) -> Path:
-    """A hidden name beside `path` that nobody else uses."""
+def temporary_name(path: Path) -> Path:
+    """A unique hidden name in the same folder."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
+    """Flush a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -41,8 +41,8 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """All of it or nothing."""
-    work = aside(path)
+    """Write a file atomically."""
+    work = temporary_name(path)
     try:
         work.write_text(text, encoding="utf-8", newline="\n")
         sync(work)
@@ -53,21 +53,21 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write into a hidden folder, then give it its name, replacing what had it.
+    """Let `fill` write into a hidden folder, then rename it to `path`, replacing an old one.
 
-    An error leaves the old folder as it was. A kill between the two renames leaves both, whole, under hidden names.
+    An error keeps the old folder. A kill between the two renames leaves both, complete, under hidden names.
     """
     path = path.resolve()
-    work, old = aside(path), aside(path)
+    work, old = temporary_name(path), temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         work.mkdir()
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}; name another place") from None
+        raise UserError(f"{path}: cannot write: {error.strerror}; name another folder") from None
     try:
         fill(work)
         for file in work.rglob("*"):
-            if file.is_file():  # safetensors lets nobody but the owner read; whoever may read the folder may read all
+            if file.is_file():  # safetensors makes files private; give them the mode of the folder
                 file.chmod(work.stat().st_mode & 0o666)
             sync(file)
         sync(work)

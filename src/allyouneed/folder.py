@@ -1,4 +1,4 @@
-"""A model is a folder a person can read: config.json, model.safetensors, tokenizer.json, a model card. Never pickle."""
+"""A model is a readable folder: config.json, model.safetensors, tokenizer.json, a model card. No pickle, no code."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import allyouneed.nn as parts  # every part is registered before a config is read
-from allyouneed.config import parse, tree_of
+import allyouneed.nn as parts  # registers every part before a config is read
+from allyouneed import plugins
+from allyouneed.config import iter_parts, parse, tree_of
 from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
@@ -24,46 +25,50 @@ from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_mode
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"
-UNUSED = "unused.safetensors"  # of a model that came from elsewhere: what ours has no use for, kept for the way back
+UNUSED = "unused.safetensors"  # weights of an imported model that ours does not use, kept for export
 ORIGINALS = "original"
 LANGUAGES = "languages.json"
 CARD = "README.md"
-LONGEST = 64 << 20  # bytes of a config
+CONFIG_LIMIT = 64 << 20  # bytes
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 __all__ = ["Folder", "parts", "read_weights"]
 
 
 @dataclass
 class Folder:
-    """What is in a model folder."""
+    """The content of a model folder."""
 
     model: nn.Module
-    vocabularies: Vocabularies | None  # None: it reads no text, or is fed with ids
+    vocabularies: Vocabularies | None  # None: it reads no text, or only token ids
     task: dict[str, Any] = field(default_factory=lambda: {"kind": "translation"})
-    decoding: dict[str, Any] = field(default_factory=dict)  # how it is meant to be decoded: beam, length penalty
-    max_tokens: int = 256  # the longest sentence it was trained on
-    directions: list[tuple[str | None, str]] = field(default_factory=list)  # (from, to), where its data named them
-    labels: list[str] = field(default_factory=list)  # what it tells apart, in the order of its scores
+    decoding: dict[str, Any] = field(default_factory=dict)  # default decoding options: beam, length penalty
+    max_tokens: int = 256  # length of the longest training example
+    directions: list[tuple[str | None, str]] = field(
+        default_factory=list
+    )  # (from, to), where the training data names them
+    labels: list[str] = field(default_factory=list)  # class or tag names, in the order of the scores
     files: dict[str, Any] = field(default_factory=dict)  # how its training data was read: columns, keys
-    retrieval: dict[str, str] = field(default_factory=dict)  # where the index lies that it retrieves from
+    retrieval: dict[str, str] = field(default_factory=dict)  # path of the index that it retrieves from
     card: str = ""
     path: Path | None = None
-    origin: dict[str, Any] = field(default_factory=dict)  # where it came from: family, their config; ours: nothing
-    notes: list[str] = field(default_factory=list)  # what a user should know: what of the original is not done here
-    unused: Mapping[str, Tensor] = field(default_factory=dict)  # the original's weights that ours has no use for
-    originals: dict[str, bytes] = field(default_factory=dict)  # its small files as they were, by name: tokenizers, …
-    detector: LanguageDetector | None = None  # which language a text is in, for models of several
-    together: int | None = None  # a line of at most so many tokens is translated whole; None: as the translator has it
+    origin: dict[str, Any] = field(default_factory=dict)  # of an imported model: family and original config
+    notes: list[str] = field(default_factory=list)  # for the user, e.g. features of the original that are missing here
+    unused: Mapping[str, Tensor] = field(default_factory=dict)  # weights of the original that ours does not use
+    originals: dict[str, bytes] = field(
+        default_factory=dict
+    )  # small files of the original, unchanged, by name: tokenizers, …
+    detector: LanguageDetector | None = None  # language detector, for multilingual models
+    together: int | None = None  # lines of at most so many tokens are translated whole; None: the translator's default
 
     @property
     def tokenizers(self) -> Vocabularies:
-        """Its vocabularies, for whoever cannot do without."""
+        """The vocabularies; an error if there are none."""
         if self.vocabularies is None:
-            raise UserError(f"{self.path or 'the model'}: has no tokenizer, so it cannot read texts; give it token ids")
+            raise UserError(f"{self.path or 'the model'}: has no tokenizer; give it token ids instead of texts")
         return self.vocabularies
 
     def save(self, path: Path | str) -> None:
-        """Write the whole folder beside its place and move it there in one step: it is all there or not at all."""
+        """Write the folder under a hidden name and rename it when it is complete."""
         config: Model = self.model.config  # type: ignore[assignment]
 
         def write(folder: Path) -> None:
@@ -95,6 +100,7 @@ class Folder:
                 "sha256": {name: sha256(folder / name) for name in written},
                 **({"stored": stored} if (stored := stored_as(self.model)) else {}),
                 **({} if self.together is None else {"together": self.together}),
+                **({"plugins": needed} if (needed := plugins.required_by(iter_parts(config))) else {}),
                 "model": tree_of(config),
             }
             about |= {"origin": self.origin, "notes": self.notes} if self.origin else {}
@@ -111,19 +117,19 @@ class Folder:
         dtype: str | torch.dtype | None = None,
         as_stored: bool = False,
     ) -> Folder:
-        """Read a folder; every file is checked against its checksum and every weight against the config.
+        """Read a folder; checksums are verified, and every weight is checked against the config.
 
-        Weights are mapped into memory and keep their precision unless a `dtype` is given; where they differ in it, they
-        get that of most of them, or stay as they are (`as_stored`: to be written again, not to be computed with).
+        Weights are memory-mapped and keep their precision unless `dtype` is given. Mixed precisions become the most
+        frequent one, unless `as_stored` (for writing the folder again, not for computing).
         """
         path = Path(path)
         about = read_about(path)
         problems = []
         for name, expected in about["sha256"].items():
             if not (path / name).is_file():
-                problems.append(f"{path}: {name} is missing; the folder is incomplete, copy or train it again")
+                problems.append(f"{path}: {name} is missing; the folder is incomplete, copy it again")
             elif sha256(path / name) != expected:
-                problems.append(f"{path / name}: damaged (its checksum differs from config.json); copy it again")
+                problems.append(f"{path / name}: damaged (checksum differs from config.json); copy it again")
         if problems:
             raise UserError("\n".join(problems))
         config = parse(Model, about["model"], f"{path / 'config.json'}: model")  # type: ignore[type-abstract]
@@ -132,12 +138,10 @@ class Folder:
             if vocabularies.hash != about["tokenizer_hash"]:
                 raise UserError(f"{path}: tokenizer.json is not the one this model was trained with")
             check_vocabularies(path, vocabularies, config)
-        stored, wide = about.get("stored"), as_dtype(dtype)
-        if stored and wide not in (None, torch.float32):
-            raise UserError(
-                f"{path}: its weights are stored as {stored}, and computed with as such; leave out the dtype"
-            )
-        model = _filled(config, path / WEIGHTS, device, wide, stored)
+        stored, precision = about.get("stored"), as_dtype(dtype)
+        if stored and precision not in (None, torch.float32):
+            raise UserError(f"{path}: its weights are quantized ({stored}) and cannot be converted; remove the dtype")
+        model = _load_model(config, path / WEIGHTS, device, precision, stored)
         if not as_stored:
             cast_weights(model)
         card = (path / CARD).read_text(encoding="utf-8") if (path / CARD).is_file() else ""
@@ -154,7 +158,7 @@ class Folder:
             card,
             path,
             about.get("origin", {}),
-            about.get("notes", []),
+            [*about.get("notes", []), *plugins.check_required(about.get("plugins", []), str(path))],
             MappedFile(path / UNUSED) if UNUSED in about["sha256"] else {},
             {
                 Path(name).name: (path / name).read_bytes()
@@ -167,28 +171,28 @@ class Folder:
 
 
 def as_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
-    """A precision by its name; None stays None: as it is stored."""
+    """A dtype by its name; None (as stored) stays None."""
     if isinstance(name, str) and name not in DTYPES:
-        raise UserError(f"dtype {name!r}: it may be {', '.join(DTYPES)}")
+        raise UserError(f"dtype {name!r}: expected {', '.join(DTYPES)}")
     return DTYPES[name] if isinstance(name, str) else name
 
 
 def check_vocabularies(path: Path, vocabularies: Vocabularies, config: Model) -> None:
-    """A model may have room for more tokens than there are, but not for fewer."""
-    room = config.vocabs
+    """Refuse a tokenizer with more tokens than the model has embeddings."""
+    sizes = config.vocabs
     for side, tokenizer in (("source", vocabularies.source), ("target", vocabularies.target)):
-        if room is not None and tokenizer.size > getattr(room, side):
+        if sizes is not None and tokenizer.size > getattr(sizes, side):
             raise UserError(
-                f"{path}: the {side} tokenizer has {tokenizer.size} tokens, the model {getattr(room, side)}"
+                f"{path}: the {side} tokenizer has {tokenizer.size} tokens, the model {getattr(sizes, side)}"
             )
 
 
-def _filled(
-    config: Model, file: Path, device: str | torch.device, dtype: torch.dtype | None, manner: str | None = None
+def _load_model(
+    config: Model, file: Path, device: str | torch.device, dtype: torch.dtype | None, quantized: str | None = None
 ) -> nn.Module:
-    """The model with the weights of a file, without a second copy of them. `manner`: how they are stored."""
+    """The model with the weights of a file, without a second copy. `quantized`: the format of the weights."""
     model, stored = meta_model(config), MappedFile(file)
-    model = model if manner is None else quantize(model, manner)
+    model = model if quantized is None else quantize(model, quantized)
     wanted = named_tensors(model)
     check_fit(file, stored, wanted, left_over=sorted(set(stored) - set(wanted)))
     found = ((name, stored[name]) for name in wanted)
@@ -197,39 +201,40 @@ def _filled(
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """config.json of a model folder, or a message that says what is wrong with the folder."""
+    """config.json of a model folder. Errors say what is wrong with the folder, or which plugin it needs."""
     if not path.exists():
         raise UserError(f"{path}: no such model folder")
     if not (path / "config.json").is_file() and (path / "model" / "config.json").is_file():
-        raise UserError(f"{path}: a run, not a model; its model is {path / 'model'}")
+        raise UserError(f"{path}: is a run folder; its model is {path / 'model'}")
     if not (path / "config.json").is_file():
         raise UserError(f"{path}: not a model folder (it has no config.json)")
-    if (size := (path / "config.json").stat().st_size) > LONGEST:
-        raise UserError(f"{path / 'config.json'}: {size:,} bytes are too many for a config")
+    if (size := (path / "config.json").stat().st_size) > CONFIG_LIMIT:
+        raise UserError(f"{path / 'config.json'}: {size:,} bytes, too large for a config")
     try:
         about = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        raise UserError(f"{path / 'config.json'}: cannot be read: {error}") from None
+        raise UserError(f"{path / 'config.json'}: cannot read: {error}") from None
     needed = {"format", "model", "sha256", "tokenizer_hash", "task", "decoding", "max_tokens", "directions"}
     if not isinstance(about, dict) or not needed <= set(about):
         raise UserError(
-            f"{path / 'config.json'}: not written by allyouneed (a model folder of ours has {sorted(needed)}), nor for "
-            f"Hugging Face's transformers (such a config has 'model_type')"
+            f"{path / 'config.json'}: neither a config of allyouneed (which has {sorted(needed)}) nor of "
+            f"Hugging Face transformers (which has 'model_type')"
         )
     if about["format"] != FORMAT:
         raise UserError(
             f"{path}: folder format {about['format']} is not {FORMAT}; use a matching version of allyouneed"
         )
+    plugins.check_required(about.get("plugins", []), str(path))
     return about
 
 
 def own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers, each once: a tied matrix has one name."""
+    """Parameters and persistent buffers; a tied matrix appears once."""
     return {name: tensor.detach().cpu().contiguous() for name, tensor in named_tensors(model).items()}
 
 
 def read_weights(model: nn.Module, file: Path) -> None:
-    """Fill the model from a safetensors file; what is missing, left over or misshapen is reported all at once."""
+    """Load a safetensors file into the model; missing, unexpected and misshapen weights are reported all at once."""
     stored = MappedFile(file)
     wanted = named_tensors(model)
     check_fit(file, stored, wanted, left_over=sorted(set(stored) - set(wanted)))
@@ -239,12 +244,12 @@ def read_weights(model: nn.Module, file: Path) -> None:
 def read_body(
     model: nn.Module, stored: Mapping[str, Tensor], where: Path, same_head: bool = True, head: str = "head."
 ) -> list[str]:
-    """Fill all but the head, and the head too if it is to be the same and has the same weights; the names of what stays
-    fresh."""
+    """Load all but the head, and the head too if `same_head` and its weights fit; the names of weights that stay
+    freshly initialized."""
     wanted = named_tensors(model)
     body = {name: tensor for name, tensor in wanted.items() if not name.startswith(head)}
-    strange = [name for name in sorted(set(stored) - set(wanted)) if not name.startswith(head)]
-    check_fit(where, stored, body, left_over=strange)
+    unexpected = [name for name in sorted(set(stored) - set(wanted)) if not name.startswith(head)]
+    check_fit(where, stored, body, left_over=unexpected)
     same = same_head and set(wanted) == set(stored) and not _misshapen(stored, wanted)
     _copy(stored, wanted if same else body)
     return [] if same else sorted(set(wanted) - set(body))
@@ -253,9 +258,9 @@ def read_body(
 def check_fit(
     where: Path, stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], left_over: Sequence[str] = ()
 ) -> None:
-    """All that does not fit, in one message."""
+    """Report every missing, unexpected or misshapen weight in one error."""
     problems = [f"{name}: missing" for name in sorted(set(wanted) - set(stored))]
-    problems += [f"{name}: not a weight of this model" for name in left_over]
+    problems += [f"{name}: unexpected" for name in left_over]
     problems += _misshapen(stored, wanted)
     if problems:
         raise UserError(f"{where}: the weights do not fit the config\n  " + "\n  ".join(problems))

@@ -1,7 +1,7 @@
-"""A safetensors file as a mapping of tensors that are read when they are used, out of memory-mapped pages.
+"""A safetensors file as a mapping of tensors that are memory-mapped on access.
 
-Each tensor has a mapping of its own: when the tensor is gone, so are its pages. A tensor can be written to; what is
-written stays in memory and never reaches the file.
+Each tensor has its own mapping, which is released with it. Mappings are copy-on-write: writing to a tensor never
+changes the file.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-SMALL = 1 << 20  # bytes: less is read, not mapped, for there is an end to the number of mappings
-_MAPS: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()  # by the address of their tensor
+SMALL = 1 << 20  # bytes; smaller tensors are read, since the number of mappings is limited
+_MAPS: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()  # by data pointer
 
 
 class MappedFile(Mapping[str, Tensor]):
-    """The tensors of one file by name. `shape` and `dtype` tell about one without reading it."""
+    """The tensors of one file by name. `shape` and `dtype` do not read the tensor."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,17 +75,16 @@ class MappedFile(Mapping[str, Tensor]):
         return name in self.entries
 
 
-def give_back(tensor: Tensor) -> None:
-    """Its pages are not needed for now: if they are mapped they leave memory, and come again when they are looked at.
-    For tensors nobody has written to."""
+def release_pages(tensor: Tensor) -> None:
+    """Drop the resident pages of a mapped tensor; they are read again on access. Only for unmodified tensors."""
     pages = _MAPS.get(tensor.untyped_storage().data_ptr())
     if pages is not None and hasattr(mmap, "MADV_DONTNEED"):
         pages.madvise(mmap.MADV_DONTNEED)
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """What the file says of its tensors, and where they begin. The library checks that they fill the file exactly,
-    without holes and overlaps, and have the sizes their shapes say."""
+    """The header, and the offset of the data. The library checks that the tensors fill the file exactly, without holes
+    or overlaps, and that their sizes match their shapes."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -93,20 +92,20 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
             pass
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length), object_pairs_hook=once)
+            header = json.loads(file.read(length), object_pairs_hook=unique_keys)
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read as safetensors: {error}") from None
+        raise UserError(f"{path}: not a valid safetensors file: {error}") from None
     header.pop("__metadata__", None)
-    strange = sorted({entry["dtype"] for entry in header.values()} - DTYPES.keys())
-    if strange:
-        raise UserError(f"{path}: holds numbers of kind {', '.join(strange)}; known here are {', '.join(DTYPES)}")
+    unknown = sorted({entry["dtype"] for entry in header.values()} - DTYPES.keys())
+    if unknown:
+        raise UserError(f"{path}: unsupported dtype {', '.join(unknown)} (supported: {', '.join(DTYPES)})")
     return header, 8 + length
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object of which every key is there once: two readers would not agree on which of two counts."""
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object without duplicate keys, which parsers resolve differently."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is duplicated")
     return found

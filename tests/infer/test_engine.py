@@ -11,7 +11,7 @@ import torch
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.translation.alignment import attention
+from allyouneed.infer.translation.alignment import cross_attention
 from allyouneed.nn.batch import Batch, Rows
 from toy_models import BOS, EOS, PAD, random_model
 
@@ -193,10 +193,10 @@ def test_lists_of_unequal_length_are_refused(engine: Engine) -> None:
 def test_attention_says_who_looked_at_whom(engine: Engine, sources: list[list[int]]) -> None:
     model: Any = engine.model
     targets = [[BOS, 5, 6], [BOS, 7]]
-    found = attention(model, sources[:2], targets, PAD)
+    found = cross_attention(model, sources[:2], targets, PAD)
     for weights, source, target in zip(found, sources, targets, strict=False):
         assert weights.shape == (len(target), len(source))
         torch.testing.assert_close(weights.sum(-1), torch.ones(len(target)))
-    last = attention(model, sources[:1], targets[:1], PAD, layer=2)[0]
+    last = cross_attention(model, sources[:1], targets[:1], PAD, layer=2)[0]
     assert not torch.allclose(last, found[0])
-    torch.testing.assert_close(attention(model, sources[:1], targets[:1], PAD, layer=1)[0], found[0])
+    torch.testing.assert_close(cross_attention(model, sources[:1], targets[:1], PAD, layer=1)[0], found[0])

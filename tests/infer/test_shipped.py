@@ -15,7 +15,7 @@ def model():
     return ayn.load()
 
 
-def test_it_is_small_and_says_where_it_comes_from():
+def test_it_is_small_and_documents_its_data():
     folder = shipped()
     assert (folder / "model.safetensors").stat().st_size <= 25_000_000
     card = (folder / "README.md").read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def test_the_running_example(model):
         ("机器学习很有趣", "de", {"Lernen", "interessant"}),
     ],
 )
-def test_it_knows_what_it_reads_and_goes_where_it_is_told(model, text, to, words):
+def test_it_detects_the_source_and_takes_the_target(model, text, to, words):
     found = model.translate(text, to)
     assert all(word in found for word in words), found
 
@@ -50,12 +50,12 @@ def test_sentences_of_a_line_are_translated_one_by_one(model):
     assert model.translate("I got up at six. I had breakfast. I went to bed.", "de") == " ".join(alone)
 
 
-def test_a_script_it_does_not_know_is_said(model):
+def test_an_unknown_script_is_noted(model):
     (full,) = model.translate_full(["Где вокзал?"])
-    assert any("none of its languages" in note for note in full.notes)
+    assert any("not that of a known language" in note for note in full.notes)
 
 
-def test_the_command_needs_no_model_named(tmp_path: Path):
+def test_the_command_works_without_a_model_option(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "allyouneed", "translate", "机器学习很有趣"],
         capture_output=True, encoding="utf-8", cwd=tmp_path, check=True,

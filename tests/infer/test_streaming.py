@@ -94,7 +94,7 @@ def test_a_stream_is_lazy_and_restores_the_modes(generator: Generator) -> None:
 
 def test_errors_are_raised_before_the_first_piece(generator: Generator) -> None:
     for options, token_lists in (
-        ({"best": 2}, "leave it out"),
+        ({"best": 2}, "remove `best`"),
         ({"beem": 2}, "beem"),
         ({"stop": [""]}, "stop"),
         ({"top_p": 2}, "top_p"),

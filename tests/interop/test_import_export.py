@@ -131,7 +131,7 @@ def test_the_precision_of_the_file_is_kept_or_another_chosen(tmp_path: Path, ask
     code, out, _ = ask("import", wide, tmp_path / "rounded", "--dtype", "bfloat16")
     assert code == 0 and "(allowed 1e-04" in out and "generated text the same 5 of 5 times" in out
     assert {tensor.dtype for tensor in tensors(tmp_path / "rounded").values()} == {torch.bfloat16}
-    with pytest.raises(ayn.UserError, match="dtype 'int8': it may be float32, bfloat16, float16"):
+    with pytest.raises(ayn.UserError, match="dtype 'int8': expected float32, bfloat16, float16"):
         ayn.load(wide, dtype="int8")
     code, _, err = ask("import", wide, tmp_path / "no", "--dtype", "int8")
     assert code == 2 and "it may be float32" in err and not (tmp_path / "no").exists()
@@ -251,7 +251,7 @@ def test_user_errors_are_reported(llama: Path, tmp_path: Path, ask: Ask) -> None
     assert code == 2 and "no such model folder" in err
     assert ask("import", llama, tmp_path / "ours", "--no-check")[0] == 0
     code, _, err = ask("import", tmp_path / "ours", tmp_path / "out")
-    assert code == 2 and "is a folder of ours already" in err
+    assert code == 2 and "is already a folder of allyouneed" in err
 
 
 # --- models of ours ---------------------------------------------------------------------------------------------------

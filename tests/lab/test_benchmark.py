@@ -175,8 +175,8 @@ def test_the_table_has_figures_and_ratios() -> None:
     [
         (["--rows", "1,x"], "--rows 1,x: numbers from 1"),
         (["--rows", "0"], "--rows 0: numbers from 1"),
-        (["--compare", "int3"], "--compare int3: it may be int8 or bf16"),
-        (["--against", "torch"], "--against torch: it may be hf or ctranslate2"),
+        (["--compare", "int3"], "--compare int3: expected int8 or bf16"),
+        (["--against", "torch"], "--against torch: expected hf or ctranslate2"),
         (["--data", "nowhere.txt"], "nowhere.txt: no such file"),
     ],
 )

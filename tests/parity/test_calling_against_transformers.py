@@ -32,7 +32,7 @@ import allyouneed as ayn
 import parity as judge
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.infer.predictors.forward import Called, takes
+from allyouneed.infer.predictors.forward import NamedForward, model_inputs
 
 TEXTS = [[5, 7, 9, 3, 8, 4], [6, 2, 11], [10]]
 LENGTHS = [6, 3, 1]
@@ -42,9 +42,9 @@ SIZES = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, interme
 DRY = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
-def both(theirs: Any, folder: Path) -> tuple[Any, Called]:
+def both(theirs: Any, folder: Path) -> tuple[Any, NamedForward]:
     judge.randomise(theirs.eval())
-    return theirs, Called(judge.ours(theirs, folder))
+    return theirs, NamedForward(judge.ours(theirs, folder))
 
 
 def near(found: torch.Tensor, expected: torch.Tensor, real: torch.Tensor | None = None) -> None:
@@ -54,7 +54,7 @@ def near(found: torch.Tensor, expected: torch.Tensor, real: torch.Tensor | None 
     assert judge.difference(found, expected) < judge.TOLERANCE
 
 
-def layers_are(call: Called, inputs: dict[str, Any], expected: Any, real: torch.Tensor | None = None) -> None:
+def layers_are(call: NamedForward, inputs: dict[str, Any], expected: Any, real: torch.Tensor | None = None) -> None:
     found = call.hidden(inputs, "all")
     assert len(found) == len(expected)
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
@@ -130,7 +130,7 @@ def test_images_and_texts(tmp_path: Path) -> None:
     near(call.hidden({"tokens": texts}), expected.text_model_output.last_hidden_state, real)
     seen = theirs.vision_model.post_layernorm(expected.vision_model_output.last_hidden_state)
     near(call.hidden({"pixels": pixels}), seen)
-    with pytest.raises(UserError, match="one of the two"):
+    with pytest.raises(UserError, match="give one of them"):
         call.hidden({"tokens": texts, "pixels": pixels})
     with pytest.raises(UserError, match="pixels is missing"):
         call.logits({"tokens": texts})
@@ -198,9 +198,9 @@ def test_permutation_order_and_query_stream(tmp_path: Path) -> None:
     assert call.hidden({"tokens": TEXTS, "order": order, "targets": targets}).shape == (3, 2, 24)
     without = theirs(PADDED, attention_mask=REAL.float()).logits
     near(call.logits({"tokens": TEXTS}), without, REAL)
-    with pytest.raises(UserError, match="targets are told in an order"):
+    with pytest.raises(UserError, match="targets requires order"):
         call.logits({"tokens": TEXTS, "targets": targets})
-    with pytest.raises(UserError, match="all of them inside it"):
+    with pytest.raises(UserError, match="each inside the text"):
         call.logits({"tokens": TEXTS, "order": order, "targets": [[4], [3], []]})
 
 
@@ -216,23 +216,23 @@ def test_their_folders_can_be_called_directly(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({}, "tokens is missing: token ids, a list for each text"),
-    ({"tokens": TEXTS, "pixels": torch.zeros(1)}, "pixels is nothing that this model reads; it takes tokens"),
-    ({"tokns": TEXTS}, "tokns is no input; it takes tokens"),
-    ({"tokens": ["a text"]}, r"not texts; model.tokenizer.encode\(text\) makes them"),
-    ({"tokens": "a text"}, "not texts"),
+    ({}, "tokens is missing: token ids: a list per text"),
+    ({"tokens": TEXTS, "pixels": torch.zeros(1)}, "this model does not read the input 'pixels'; it takes tokens"),
+    ({"tokns": TEXTS}, "unknown input 'tokns'; it takes tokens"),
+    ({"tokens": ["a text"]}, r"not text; use model.tokenizer.encode\(text\)"),
+    ({"tokens": "a text"}, "not text"),
     ({"tokens": [3, 4]}, r"write \[\[…\]\] for a single text"),
     ({"tokens": [[3], []]}, "none of them empty"),
     ({"tokens": []}, "at least one text"),
-    ({"tokens": [[31]]}, "ids go from 0 to 30 in this model"),
-    ({"tokens": torch.tensor([[-1]])}, "ids go from 0 to 30"),
-    ({"tokens": torch.rand(2, 3)}, "a tensor of whole numbers"),
-    ({"tokens": TEXTS, "lengths": [6, 3, 1]}, "lengths belong to a padded tensor"),
-    ({"tokens": PADDED, "lengths": [6, 3]}, "a number from 1 to 6 for each of the 3 rows"),
-    ({"tokens": PADDED, "lengths": [6, 0, 7]}, "a number from 1 to 6"),
-    ({"tokens": TEXTS, "types": [[0], [0], [0]]}, "types: one for each token"),
-    ({"tokens": [[3]], "types": [[2]]}, "types go from 0 to 1 in this model"),
-    ({"tokens": TEXTS, "order": TEXTS}, "order is nothing that this model reads"),
+    ({"tokens": [[31]]}, "ids must be 0 to 30 in this model"),
+    ({"tokens": torch.tensor([[-1]])}, "ids must be 0 to 30"),
+    ({"tokens": torch.rand(2, 3)}, "expected an integer tensor"),
+    ({"tokens": TEXTS, "lengths": [6, 3, 1]}, "lengths is for a padded tensor"),
+    ({"tokens": PADDED, "lengths": [6, 3]}, "expected 3 numbers from 1 to 6, one per row"),
+    ({"tokens": PADDED, "lengths": [6, 0, 7]}, "numbers from 1 to 6"),
+    ({"tokens": TEXTS, "types": [[0], [0], [0]]}, "types: expected one value per token"),
+    ({"tokens": [[3]], "types": [[2]]}, "types: ids must be 0 to 1 in this model"),
+    ({"tokens": TEXTS, "order": TEXTS}, "this model does not read the input 'order'"),
 ]
 
 
@@ -242,7 +242,7 @@ def test_unreadable_files_are_reported(inputs: dict[str, Any], said: str) -> Non
         "kind": "encoder", "vocab": 31, "width": 8, "embed": {"types": 2},
         "encoder": [{"mixer": {"kind": "attention", "heads": 2}, "channel": {"kind": "ffn", "hidden": 8}}],
     }  # fmt: skip
-    call = Called(ayn.build(tree))
+    call = NamedForward(ayn.build(tree))
     for ask in (call.logits, call.hidden):
         with pytest.raises(UserError, match=said):
             ask(inputs)
@@ -250,12 +250,14 @@ def test_unreadable_files_are_reported(inputs: dict[str, Any], said: str) -> Non
 
 def test_missing_layers() -> None:
     layer = {"mixer": {"kind": "attention", "heads": 2, "pattern": "causal"}, "channel": {"kind": "ffn", "hidden": 8}}
-    call = Called(ayn.build({"kind": "decoder", "vocab": 31, "width": 8, "decoder": [layer | {"repeat": 2}]}))
+    call = NamedForward(ayn.build({"kind": "decoder", "vocab": 31, "width": 8, "decoder": [layer | {"repeat": 2}]}))
     assert len(call.hidden({"tokens": TEXTS}, "all")) == 3
     for number in (3, -4, "last"):
         with pytest.raises(UserError, match=r"from 0 \(what goes in\) to 2, or 'all'"):
             call.hidden({"tokens": TEXTS}, number)
-    wide = Called(ayn.build({"kind": "decoder", "vocab": 31, "width": 8, "decoder": [layer | {"wiring": "resi-dual"}]}))
+    wide = NamedForward(
+        ayn.build({"kind": "decoder", "vocab": 31, "width": 8, "decoder": [layer | {"wiring": "resi-dual"}]})
+    )
     wide.hidden({"tokens": TEXTS})
     with pytest.raises(UserError, match="only the last are told"):
         wide.hidden({"tokens": TEXTS}, 0)
@@ -273,4 +275,4 @@ def test_every_predictor_names_its_inputs(name: str) -> None:
         "whisper-tiny": {"features", "targets"},
         "retro": {"tokens", "lengths"},
     }
-    assert set(takes(ayn.model_config(name))) == expected[name]
+    assert set(model_inputs(ayn.model_config(name))) == expected[name]

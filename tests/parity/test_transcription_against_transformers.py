@@ -7,7 +7,7 @@ import torch
 from transformers import WhisperFeatureExtractor
 
 import tiny_whisper as whisperlet
-from allyouneed.infer.speech.fallback import Listening
+from allyouneed.infer.speech.fallback import TranscriptionOptions
 
 PLAIN = dict(temperatures=(0.0,), silence=None, previous=False)
 
@@ -60,7 +60,7 @@ def test_segments_with_timestamps(seed, likely, seconds, hearing, tmp_path):
 def test_text_without_timestamps(beam, multilingual, hearing, tmp_path, monkeypatch):
     """Theirs may emit timestamps unasked; here neither may. Theirs normalises before banning tokens unless told to
     renormalise, and counts the end token when comparing hypotheses."""
-    monkeypatch.setattr(Listening, "best", staticmethod(lambda found: found[0]))
+    monkeypatch.setattr(TranscriptionOptions, "best", staticmethod(lambda found: found[0]))
     texts = set()
     for seed in range(6):
         theirs = whisperlet.theirs(seed, multilingual, likely=0.3)

@@ -20,11 +20,10 @@ import pytest
 import torch
 
 import allyouneed as ayn
-from allyouneed.cli import USES, main
-from allyouneed.cli.loading import COMMANDS
+from allyouneed.cli import app, main
 from allyouneed.infer.predictors.image_classifier import ImageClass
 from allyouneed.infer.predictors.image_matcher import ImageMatch
-from allyouneed.infer.predictors.registry import USES as TASKS
+from allyouneed.infer.predictors.registry import TASKS, commands
 from allyouneed.infer.predictors.transcriber import Segment, Transcript
 
 Trained = Callable[[str], tuple[Path, str]]
@@ -80,11 +79,16 @@ def load(trained: Trained) -> Callable[[str], Any]:
 
 
 def test_every_task_has_a_command() -> None:
-    assert set(COMMANDS) == set(TASKS) and set(COMMANDS.values()) <= set(USES)
-    assert set(USES) - set(COMMANDS.values()) == {"similarity"}
+    registered = {command.name for command in app.registered_commands}
+    assert all(set(entry.commands) <= registered for entry in TASKS.values())
+    assert set(commands()) - {entry.commands[0] for entry in TASKS.values()} == {"similarity"}
 
 
-@pytest.mark.parametrize("command", USES)
+def test_every_task_has_a_predictor_class() -> None:
+    assert {entry.predictor_class.__name__ for entry in TASKS.values()} == {entry.predictor for entry in TASKS.values()}
+
+
+@pytest.mark.parametrize("command", commands())
 def test_help_and_a_missing_model(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +101,9 @@ def test_help_and_a_missing_model(
 
 
 @pytest.mark.parametrize("command", FITS)
-def test_arguments_lines_and_files_are_answered_alike(command: str, ask: Callable[..., Answer], tmp_path: Path) -> None:
+def test_arguments_lines_and_files_give_the_same_results(
+    command: str, ask: Callable[..., Answer], tmp_path: Path
+) -> None:
     texts = FITS[command][1]
     options = ["--max-length", 9] if command == "generate" else []
     lines = "".join(text + "\n" for text in texts)
@@ -128,15 +134,15 @@ def test_blank_lines_stay_where_they_are(command: str, ask: Callable[..., Answer
     assert ask(command, *options).err == "note: standard input is empty\n"
 
 
-def test_a_model_of_another_kind_is_told_what_it_is_for(ask: Callable[..., Answer]) -> None:
+def test_a_model_of_another_task_names_its_command(ask: Callable[..., Answer]) -> None:
     for command, model, said in [
-        ("generate", "tagging", "it is for tagging and does not go on with texts; use `allyouneed tag`"),
-        ("tag", "causal-lm", "it is for causal-lm and does not tag words; use `allyouneed generate`"),
-        ("translate", "masked-lm", "it is for masked-lm and does not translate; use `allyouneed fill-mask`"),
-        ("embed", "translation", "does not make vectors of texts; use `allyouneed translate`"),
-        ("classify-image", "similarity", "does not tell images apart; use `allyouneed embed`"),
-        ("transcribe", "classification", "does not transcribe sound; use `allyouneed classify`"),
-        ("seq2seq", "prefix-lm", "does not rewrite texts; use `allyouneed generate`"),
+        ("generate", "tagging", "a model for tagging cannot continue texts; use `allyouneed tag`"),
+        ("tag", "causal-lm", "a model for causal-lm cannot tag words; use `allyouneed generate`"),
+        ("translate", "masked-lm", "a model for masked-lm cannot translate; use `allyouneed fill-mask`"),
+        ("embed", "translation", "cannot embed texts; use `allyouneed translate`"),
+        ("classify-image", "similarity", "cannot classify images; use `allyouneed embed`"),
+        ("transcribe", "classification", "cannot transcribe sound; use `allyouneed classify`"),
+        ("seq2seq", "prefix-lm", "cannot rewrite texts; use `allyouneed generate`"),
     ]:
         answer = ask(command, "x", model=model)
         assert (answer.code, answer.out) == (2, "") and answer.err.endswith(said + "\n"), answer.err
@@ -146,19 +152,19 @@ def test_a_model_of_another_kind_is_told_what_it_is_for(ask: Callable[..., Answe
     ("command", "args", "said"),
     [
         ("classify", ["--device", "tpu"], "unknown device 'tpu' (allowed: cpu, cuda)"),
-        ("classify", ["--dtype", "int3"], "--dtype int3: it may be float32, bfloat16, float16"),
-        ("tag", ["-i", "x.txt"], "give texts or --input, not both"),
-        ("generate", ["--whole"], "--whole is for what is read"),
+        ("classify", ["--dtype", "int3"], "--dtype int3: expected float32, bfloat16, float16"),
+        ("tag", ["-i", "x.txt"], "texts and --input are exclusive"),
+        ("generate", ["--whole"], "--whole is for --input and standard input"),
         ("generate", ["--temperature", "-1"], "temperature"),
         ("generate", ["--method", "magic"], "'magic' is not allowed"),
-        ("fill-mask", [], "there is no <mask> in it"),
-        ("similarity", [], "give two texts, not 1"),
-        ("similarity", ["y", "--top", 3], "--top is for --query"),
+        ("fill-mask", [], "contains no <mask>"),
+        ("similarity", [], "expected two texts, got 1"),
+        ("similarity", ["y", "--top", 3], "--top requires --query"),
         ("embed", ["-o", "/nowhere/x.npy"], "there is no folder /nowhere"),
-        ("generate", ["--index", "/nowhere"], "/nowhere: no index"),
+        ("generate", ["--index", "/nowhere"], "/nowhere: not an index"),
     ],
 )
-def test_what_cannot_be_is_one_message(
+def test_invalid_options_are_one_message(
     command: str, args: list[Any], said: str, ask: Callable[..., Answer], tmp_path: Path
 ) -> None:
     answer = ask(command, "x", *args)
@@ -166,26 +172,26 @@ def test_what_cannot_be_is_one_message(
     assert answer.err.startswith("allyouneed: ") and said in answer.err and "Traceback" not in answer.err
 
 
-def test_a_bad_line_is_named_and_spoils_nothing_before_it(ask: Callable[..., Answer], tmp_path: Path) -> None:
+def test_a_bad_line_is_named_and_results_before_it_are_kept(ask: Callable[..., Answer], tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("the<mask> sea\n\nno mask\n<mask>\n")
     whole = ask("fill-mask", "-i", tmp_path / "in.txt", "-o", tmp_path / "out.txt")
     assert whole.code == 2 and not (tmp_path / "out.txt").exists()
-    assert f"{tmp_path / 'in.txt'}:3: 'no mask': there is no <mask> in it" in whole.err
-    assert f"note: {tmp_path / 'out.txt'}: 2 lines are done; the same command goes on there" in whole.err
+    assert f"{tmp_path / 'in.txt'}:3: 'no mask': contains no <mask>" in whole.err
+    assert f"note: {tmp_path / 'out.txt'}: 2 lines are done; run the same command to resume" in whole.err
     assert (tmp_path / "out.txt.part").read_text() == ask("fill-mask", "the<mask> sea").out + "\n"
     assert "standard input:2: 3 columns" in ask("classify", stdin="a\nb\tc\td\n").err
-    assert "standard input:1: 1 column; give two texts" in ask("similarity", stdin="a\n").err
+    assert "standard input:1: 1 column; expected two texts" in ask("similarity", stdin="a\n").err
 
 
-def test_what_was_cut_is_noted(ask: Callable[..., Answer]) -> None:
+def test_truncation_is_noted(ask: Callable[..., Answer]) -> None:
     for command, text in (("classify", "the film " * 60), ("embed", "the cat " * 60)):
         answer = ask(command, text)
-        assert answer.code == 0 and answer.err.startswith("note: ") and "were read" in answer.err
+        assert answer.code == 0 and answer.err.startswith("note: ") and "truncated to" in answer.err
     told = ask("classify", "--json", "the film " * 60)
-    assert told.err == "" and "were read" in told.trees[0]["notes"][0]
+    assert told.err == "" and "truncated to" in told.trees[0]["notes"][0]
 
 
-def test_numbers_of_half_size(ask: Callable[..., Answer]) -> None:
+def test_half_precision(ask: Callable[..., Answer]) -> None:
     exact, coarse = (ask("embed", "--dtype", dtype, "a dog").trees[0]["vector"] for dtype in ("float32", "bfloat16"))
     assert exact != coarse and np.allclose(exact, coarse, atol=0.1)
 
@@ -228,14 +234,12 @@ def test_options_reach_the_search(ask: Callable[..., Answer], load: Callable[[st
 
 
 @pytest.mark.parametrize("run", ["prefix-lm", "prefix-lm text", "causal-lm decoder-decoder"])
-def test_other_models_that_write_speak_as_they_come_too(
-    run: str, ask: Callable[..., Answer], load: Callable[[str], Any]
-) -> None:
+def test_other_generative_models_stream_too(run: str, ask: Callable[..., Answer], load: Callable[[str], Any]) -> None:
     expected = load(run).generate("the cat likes", method="greedy", max_length=12)
     assert ask("generate", *SURE, "the cat likes", model=run).out == expected + "\n" and expected
 
 
-def test_a_whole_text_is_one_prompt_and_line_breaks_stay_in_their_line(
+def test_a_whole_text_is_one_prompt_and_line_breaks_are_escaped(
     ask: Callable[..., Answer], load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model = load("causal-lm")
@@ -247,7 +251,7 @@ def test_a_whole_text_is_one_prompt_and_line_breaks_stay_in_their_line(
     assert [tree["text"] for tree in ask("generate", *SURE, "--json", "a", "b").trees] == [said] * 2
 
 
-def test_somebody_who_types_is_answered_at_once(trained: Trained) -> None:
+def test_interactive_input_is_answered_line_by_line(trained: Trained) -> None:
     """In a terminal: a prompt, its answer, the next prompt."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "allyouneed", "generate", "-m", str(trained("causal-lm")[0] / "model")]
@@ -267,7 +271,7 @@ def test_somebody_who_types_is_answered_at_once(trained: Trained) -> None:
     os.close(follower)
 
 
-def test_ctrl_c_while_it_speaks(trained: Trained) -> None:
+def test_ctrl_c_while_streaming(trained: Trained) -> None:
     command = [sys.executable, "-m", "allyouneed", "generate", "-m", str(trained("causal-lm")[0] / "model")]
     process = subprocess.Popen(
         [*command, "--max-length", "100000", "--min-length", "100000", "the cat"],
@@ -332,7 +336,7 @@ def test_vectors(ask: Callable[..., Answer], load: Callable[[str], Any], tmp_pat
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["none.npy", "v.npy"]
 
 
-def test_how_alike(ask: Callable[..., Answer], load: Callable[[str], Any]) -> None:
+def test_similarity(ask: Callable[..., Answer], load: Callable[[str], Any]) -> None:
     pairs = [("the cat sees the moon", "a dog"), ("a", "a"), ("a child", "the moon")]
     scores = load("similarity").similarity(pairs)
     lines = "".join("\t".join(pair) + "\n" for pair in pairs)
@@ -422,4 +426,4 @@ def test_images_and_texts(ask: Callable[..., Answer], senses: Everything, tmp_pa
     )
     (tree,) = ask("match-image", "a.png", "-t", "x", "-t", "y", "--json", model=tmp_path).trees
     assert tree["image"] == "a.png" and tree["text"] == "y" and tree["cosines"] == {"x": 0.1, "y": 0.2}
-    assert "give the texts to choose from" in ask("match-image", "a.png", model=tmp_path).err
+    assert "no candidate texts" in ask("match-image", "a.png", model=tmp_path).err

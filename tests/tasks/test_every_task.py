@@ -10,7 +10,7 @@ import torch
 from allyouneed.config import parse
 from allyouneed.data.batches.packing import PaddedBatches
 from allyouneed.folder import Folder
-from allyouneed.infer.predictors.registry import USES
+from allyouneed.infer.predictors.registry import TASKS
 from allyouneed.nn.batch import Batch
 from allyouneed.tasks.task import Task
 from allyouneed.train.log import read_log
@@ -29,7 +29,7 @@ BROUGHT = {"seq2seq", "transcription", "image-classification", "image-text"}
 
 def test_every_task_is_tried_and_has_a_use() -> None:
     tried = {run.split()[0] for run in RUNS}
-    assert tried == set(Task.registry) == set(USES) - BROUGHT
+    assert tried == set(Task.registry) == set(TASKS) - BROUGHT
 
 
 @pytest.mark.parametrize("run", RUNS)

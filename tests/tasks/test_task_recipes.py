@@ -24,7 +24,7 @@ from toy_texts import BOTH, DECODER, ENCODER, RUNS, Listener, recipe
             "causal-lm trains a model of kind decoder or decoder-decoder or retro, this is encoder",
         ),
         ("masked-lm", {"model": BOTH}, "masked-lm trains a model of kind encoder, this is encoder-decoder"),
-        ("tagging", {"task": "taging"}, "task.kind: 'taging' is no task; did you mean 'tagging'"),
+        ("tagging", {"task": "taging"}, "task.kind: unknown task 'taging'; did you mean 'tagging'"),
         ("causal-lm", {"validate": {"metric": "bleu"}}, r"validate\.metric: causal-lm has perplexity, loss"),
         ("causal-lm", {"batch": {"source_row": 9}}, r"batch\.source_row needs a task with source and target"),
         (
@@ -131,9 +131,9 @@ def test_contrastive_needs_two_pairs(texts: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        ("causal-ml", "task.kind: 'causal-ml' is no task; did you mean 'causal-lm'?"),
+        ("causal-ml", "task.kind: unknown task 'causal-ml'; did you mean 'causal-lm'?"),
         ({"kind": "similarity", "range": [5, 0]}, "task: range: [lowest, highest]"),
-        (None, "task: a task is a word or keys with 'kind', not None"),
+        (None, "task: expected the name of a task or keys with 'kind', not None"),
     ],
     ids=str,
 )

@@ -14,7 +14,7 @@ import allyouneed as ayn
 from allyouneed.cli import main
 from allyouneed.folder import Folder
 from allyouneed.infer.evaluate import evaluate
-from allyouneed.infer.predictors.base import Judged
+from allyouneed.infer.predictors.base import EvaluationResult
 from allyouneed.infer.predictors.classifier import Classifier
 from allyouneed.infer.predictors.registry import predictor
 from allyouneed.tasks.task import Task
@@ -41,7 +41,7 @@ def load(trained: Callable[[str], tuple[Path, str]]) -> Load:
     ],
     ids=lambda options: options["method"],
 )
-def test_a_prompt_goes_on_the_same_alone_and_in_a_crowd(load: Load, run: str, options: dict[str, Any]) -> None:
+def test_a_continuation_is_the_same_alone_and_in_a_batch(load: Load, run: str, options: dict[str, Any]) -> None:
     model = load(run)
     together = [full.candidates[0] for full in model.generate_full(PROMPTS, **options)]
     alone = [model.generate_full([text], first=n, **options)[0].text for n, text in enumerate(PROMPTS)]
@@ -50,7 +50,7 @@ def test_a_prompt_goes_on_the_same_alone_and_in_a_crowd(load: Load, run: str, op
     assert all(one.finished or one.tokens == options["max_length"] for one in together)
 
 
-def test_what_is_generated_is_what_the_whole_text_makes_likeliest(load: Load) -> None:
+def test_greedy_tokens_are_the_most_likely_given_the_whole_text(load: Load) -> None:
     """Greedy, without a cache: the whole text through the model again for each token."""
     model = load("causal-lm")
     tokenizer = model.tokenizer
@@ -87,11 +87,11 @@ def test_a_prefix_model_answers_prompts(load: Load) -> None:
     assert found and not found.startswith("she")
 
 
-def test_prompts_that_cannot_be_used(load: Load) -> None:
+def test_invalid_prompts_are_refused(load: Load) -> None:
     model = load("causal-lm")
     with pytest.raises(ayn.UserError, match="must be a string, not int"):
         model.generate(["a", 3])
-    with pytest.raises(ayn.UserError, match=r"write \[text\]"):
+    with pytest.raises(ayn.UserError, match=r"use \[text\]"):
         model.generate_full("a")
     with pytest.raises(ayn.UserError, match="beem: unknown"):
         model.generate("a", beem=3)
@@ -112,7 +112,7 @@ def test_masks_are_filled(run: str, load: Load) -> None:
     assert [f.text for f in alone[0]] == [f.text for f in two[0][0]], "alone and in a crowd"
     assert [f.score for f in alone[0]] == pytest.approx([f.score for f in two[0][0]], rel=1e-5)
     assert "<mask>" in two[1][0][0].text, "the other mask stays"
-    with pytest.raises(ayn.UserError, match="there is no <mask> in it"):
+    with pytest.raises(ayn.UserError, match="contains no <mask>"):
         model.fill_mask("the cat")
     with pytest.raises(ayn.UserError, match="at least 1"):
         model.fill_mask("<mask>", top=0)
@@ -124,7 +124,7 @@ def test_gaps_are_filled(load: Load) -> None:
     found = model.fill(texts, beam=1)
     assert found[1].startswith("my friend") and found[1].endswith(".") and "<mask>" not in "".join(found)
     assert model.fill(texts[1], beam=1) == found[1]
-    with pytest.raises(ayn.UserError, match="write <mask> where something is missing, 1 to 8 times"):
+    with pytest.raises(ayn.UserError, match="expected 1 to 8 <mask>"):
         model.fill("the cat")
 
 
@@ -143,8 +143,8 @@ def test_texts_are_classified_in_words(load: Load) -> None:
     assert model.classify_full(texts[:1])[0].scores == pytest.approx(full[0].scores, abs=1e-6)
     assert isinstance(model.classify(("the film", "is wonderful")), str)
     (cut,) = model.classify_full(["the film is wonderful. " * 30])
-    assert "only 46 of them were read" in cut.notes[0] and not full[0].notes
-    with pytest.raises(ayn.UserError, match="a string or two of them"):
+    assert "truncated to the training length of 46" in cut.notes[0] and not full[0].notes
+    with pytest.raises(ayn.UserError, match="a string or a pair of strings"):
         model.classify([("a", "b", "c")])
 
 
@@ -159,7 +159,7 @@ def test_words_are_tagged(load: Load) -> None:
     assert full.spans == [("PER", ["Anna"]), ("LOC", ["New", "York"])]
     long = ["Anna", "lives", "in", "Ulm", "."] * 40
     assert [word for word, _ in model.tag([long])[0]] == long, "in parts, none lost"
-    with pytest.raises(ayn.UserError, match="of which none is empty"):
+    with pytest.raises(ayn.UserError, match="a list of non-empty words"):
         model.tag([["a", " "]])
     assert model.tag([[]]) == [[]]
 
@@ -175,13 +175,13 @@ def test_texts_become_vectors(load: Load) -> None:
     same, other = model.similarity([(texts[0], texts[0]), ("the cat sees the moon", "a child likes some bread")])
     assert same == pytest.approx(1) and other < 0.7
     assert model.embed([]).shape == (0, 32)
-    with pytest.warns(UserWarning, match="only the first 46 were read"):
+    with pytest.warns(UserWarning, match="truncated to 46"):
         model.embed("the cat " * 50)
-    with pytest.raises(ayn.UserError, match="a pair is two texts"):
+    with pytest.raises(ayn.UserError, match="expected pairs of texts"):
         model.similarity(["ab", "cd"])
 
 
-def test_what_belongs_together_is_found(load: Load) -> None:
+def test_paired_texts_are_retrieved(load: Load) -> None:
     model = load("contrastive")
     own, wrong = model.similarity([("a dog hears the sea", "狗听见大海"), ("a dog hears the sea", "老人喜欢面包")])
     assert own > wrong + 0.2
@@ -195,7 +195,7 @@ def test_a_folder_keeps_its_labels_and_its_task(trained: Callable[[str], tuple[P
     assert folder.labels == ["neg", "pos"] and folder.task["kind"] == "classification"
     folder.save(tmp_path / "again")
     assert isinstance(predictor(Folder.load(tmp_path / "again")), Classifier)
-    with pytest.raises(ayn.UserError, match="trained for 'juggling', which has no use here"):
+    with pytest.raises(ayn.UserError, match="unknown task 'juggling' \\(allowed: translation"):
         predictor(replace(folder, task={"kind": "juggling"}))
 
 
@@ -233,23 +233,21 @@ def test_a_model_is_scored_on_a_file_as_in_training(
     assert found[metric] == pytest.approx(expected[metric], rel=1e-3)
 
 
-def test_a_file_of_which_nothing_can_be_used_is_named(
-    trained: Callable[[str], tuple[Path, str]], tmp_path: Path
-) -> None:
+def test_a_file_without_usable_examples_is_named(trained: Callable[[str], tuple[Path, str]], tmp_path: Path) -> None:
     (tmp_path / "bad.tsv").write_text("one column\n")
     model = ayn.load(trained("classification")[0] / "model")
-    with pytest.raises(ayn.UserError, match=r"none of the texts in .*bad\.tsv can be used(.|\n)*no column 1"):
+    with pytest.raises(ayn.UserError, match=r"bad\.tsv: no usable texts(.|\n)*no column 1"):
         evaluate(model, tmp_path / "bad.tsv")
 
 
 @pytest.mark.parametrize(
     ("run", "file", "text", "said"),
     [
-        ("classification", "odd.tsv", "pos\tgood\nposs\tgood\n", "1 of 2 labels do not occur .* missed: 'poss'"),
-        ("tagging", "odd.conll", "Anna B-PER\nUlm B-CITY\n", "1 of 2 labels do not occur .* missed: 'B-CITY'"),
+        ("classification", "odd.tsv", "pos\tgood\nposs\tgood\n", "1 of 2 labels are not in .* errors: 'poss'"),
+        ("tagging", "odd.conll", "Anna B-PER\nUlm B-CITY\n", "1 of 2 labels are not in .* errors: 'B-CITY'"),
     ],
 )
-def test_labels_that_training_never_saw_are_told(
+def test_labels_unknown_to_the_model_are_noted(
     run: str, file: str, text: str, said: str, trained: Callable[[str], tuple[Path, str]], tmp_path: Path
 ) -> None:
     (tmp_path / file).write_text(text)
@@ -257,7 +255,7 @@ def test_labels_that_training_never_saw_are_told(
     assert [re.search(said, note) is not None for note in judged.notes] == [True]
 
 
-def test_options_of_translation_are_refused_where_nothing_is_translated(
+def test_options_of_translation_are_refused_for_other_tasks(
     trained: Callable[[str], tuple[Path, str]], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = trained("tagging")[0] / "model"
@@ -268,6 +266,6 @@ def test_options_of_translation_are_refused_where_nothing_is_translated(
         assert ended.value.code == 2 and f"{given[0]} is for translation" in said
 
 
-def test_what_is_shown_is_a_line_and_nothing_a_terminal_obeys() -> None:
-    shown = Judged({}, "", [{"text": "a\nb\x1b[2J\tc", "told": "\u3000好"}]).shown()
-    assert shown == "  text  a⏎b\\x1b[2J\\x09c\n  told  \u3000好"
+def test_samples_are_one_line_without_control_characters() -> None:
+    shown = EvaluationResult({}, "", [{"text": "a\nb\x1b[2J\tc", "predicted": "\u3000好"}]).samples_text()
+    assert shown == "  text       a⏎b\\x1b[2J\\x09c\n  predicted  \u3000好"

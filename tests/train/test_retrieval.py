@@ -181,7 +181,7 @@ def test_a_missing_index_is_reported(made, work, tmp_path, monkeypatch):
     (moved / "config.json").write_text(text.replace("train.index", "gone.index"), "utf-8")
     model = ayn.load(moved)
     for _ in range(2):
-        with pytest.raises(UserError, match=r"gone\.index: the index this model was trained with is not there"):
+        with pytest.raises(UserError, match=r"gone\.index: the index this model was trained with is missing"):
             model.generate("the cat")
     with pytest.raises(UserError, match=r"gone\.index"):
         model.stream("the cat")
@@ -204,7 +204,7 @@ def test_mistakes_are_reported_before_training(work, made, tmp_path):
     other = learn(TokenizerConfig(vocab=280), ["the cat sees the moon"] * 3)
     model = Folder.load(made[0] / "model").model
     Folder(model, Vocabularies(other, other), {"kind": "causal-lm"}).save(tmp_path / "other")
-    with pytest.raises(UserError, match="holds tokens of another tokenizer; make the index with --tokenizer"):
+    with pytest.raises(UserError, match="was built with another tokenizer; make the index with --tokenizer"):
         train(recipe(work, tmp_path / "run", model=None, start=str(tmp_path / "other")))
     assert not (tmp_path / "run" / "checkpoints").exists()
 

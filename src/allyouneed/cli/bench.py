@@ -1,4 +1,4 @@
-"""The command that measures how fast a model is."""
+"""The command that measures the speed of a model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,63 +17,63 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allyouneed.cli.options import FILES, DeviceOption, JsonOption, option
-from allyouneed.cli.streams import lines, progress
+from allyouneed.cli.streams import progress, read_lines
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
     from allyouneed.lab.benchmark import Peer, Turns, Workload
 
-PROGRAMS = {"hf": "transformers", "ctranslate2": "ctranslate2"}
+LIBRARIES = {"hf": "transformers", "ctranslate2": "ctranslate2"}
 NAMES = {"first": "first token, ms", "reading": "a prompt read, tokens/s"}
 
 
 def bench(
-    model: Annotated[Path, typer.Argument(metavar="FOLDER", help="a model folder: ours, or a Hugging Face folder")],
+    model: Annotated[Path, typer.Argument(metavar="FOLDER", help="a model folder: ours or Hugging Face's")],
     *,
-    rows: Annotated[str, option(metavar="N,N,…", show_default=True, help="so many texts at a time")] = "1,8,32",
-    beam: Annotated[
-        int, option(min=1, show_default=True, help="width of the beam search, for models that read a source")
-    ] = 4,
-    length: Annotated[int, option(min=1, show_default=True, help="so many tokens are read, and so many written")] = 32,
+    rows: Annotated[str, option(metavar="N,N,…", show_default=True, help="batch sizes")] = "1,8,32",
+    beam: Annotated[int, option(min=1, show_default=True, help="beam width, for encoder-decoders")] = 4,
+    length: Annotated[int, option(min=1, show_default=True, help="tokens of each prompt and of each output")] = 32,
     compare: Annotated[
-        list[str] | None, option("--compare", metavar="int8|bf16", help="measure it so too; repeatable")
+        list[str] | None, option("--compare", metavar="int8|bf16", help="also measure this precision; repeatable")
     ] = None,
     against: Annotated[
         list[str] | None,
-        option("--against", metavar="hf|ctranslate2", help="and what these make of the same weights; repeatable"),
+        option(
+            "--against", metavar="hf|ctranslate2", help="also measure this library with the same weights; repeatable"
+        ),
     ] = None,
-    turns: Annotated[int, option(min=1, show_default=True, help="the best of so many turns counts")] = 5,
-    threads: Annotated[int | None, option(min=1, help="for each; as many as there are processors")] = None,
+    turns: Annotated[int, option(min=1, show_default=True, help="runs; the fastest counts")] = 5,
+    threads: Annotated[int | None, option(min=1, help="threads per process; default: all cores")] = None,
     data: Annotated[
-        Path | None, option("--data", panel=FILES, metavar="FILE", help="texts to read, a line each, not random tokens")
+        Path | None,
+        option("--data", panel=FILES, metavar="FILE", help="prompts, one per line, instead of random tokens"),
     ] = None,
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure how fast a model writes (or reads), as it is, in fewer bits, and beside other people's programs.
+    """Measure the speed of a model, as stored and quantized, and next to other libraries.
 
-    All do the same work: the same weights, the same tokens, as many written as asked for. Each lives in a process of
-    its own that stands still while another has its turn.
+    All do the same work: the same weights, the same tokens, the same number of new tokens. Each runs in a process of
+    its own, which is stopped while another is measured.
     """
-    from allyouneed.interop.load import load as opened
+    from allyouneed.interop.load import load as load_folder
     from allyouneed.lab.benchmark import Turns, Worker, make_workload
 
-    counts = _numbers(rows)
+    counts = _batch_sizes(rows)
     for name in against or []:
-        if name not in PROGRAMS:
-            raise UserError(f"--against {name}: it may be {' or '.join(PROGRAMS)}")
-        if importlib.util.find_spec(PROGRAMS[name]) is None:
-            raise UserError(f"--against {name}: {PROGRAMS[name]} is not installed")
-    for manner in compare or []:
-        if manner not in ("int8", "bf16"):
-            raise UserError(f"--compare {manner}: it may be int8 or bf16")
-    texts = None if data is None else [line for line in islice(lines(data), 4 * max(counts)) if line.strip()]
-    folder = opened(model)
+        if name not in LIBRARIES:
+            raise UserError(f"--against {name}: expected {' or '.join(LIBRARIES)}")
+        if importlib.util.find_spec(LIBRARIES[name]) is None:
+            raise UserError(f"--against {name}: {LIBRARIES[name]} is not installed")
+    for precision in compare or []:
+        if precision not in ("int8", "bf16"):
+            raise UserError(f"--compare {precision}: expected int8 or bf16")
+    texts = None if data is None else [line for line in islice(read_lines(data), 4 * max(counts)) if line.strip()]
+    folder = load_folder(model)
     load = make_workload(folder, counts, beam, length, texts)
-    given = {"device": device, "threads": threads or _processors()}
-    load = type(load)(**vars(load) | given)
+    load = replace(load, device=device, threads=threads or _cores())
     if against and not load.generates:
-        raise UserError("--against is for models that write; leave it out")
+        raise UserError("--against is for models that generate text; remove it")
     with ExitStack() as stack:
         peers = _peers(folder, model, compare or [], against or [], stack)
         del folder
@@ -88,18 +89,18 @@ def bench(
         print(_table(found, load, peers))
 
 
-def _processors() -> int:
-    """Those that this process may use."""
+def _cores() -> int:
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _numbers(rows: str) -> list[int]:
+def _batch_sizes(rows: str) -> list[int]:
     try:
         counts = [int(number) for number in rows.split(",")]
     except ValueError:
         counts = []
     if not counts or min(counts) < 1:
-        raise UserError(f"--rows {rows}: numbers from 1, with commas between them: 1,8,32")
+        raise UserError(f"--rows {rows}: expected numbers from 1, separated by commas: 1,8,32")
     return counts
 
 
@@ -110,41 +111,41 @@ def _peers(folder: Any, path: Path, compare: Sequence[str], against: Sequence[st
 
     stored = stored_as(folder.model)
     if stored is not None and compare:
-        raise UserError(f"{path}: is stored as {stored} already; --compare begins with the model it was made of")
-    found = [Peer("ours", "as it is", str(path)), *(Peer("ours", manner, str(path)) for manner in compare)]
+        raise UserError(f"{path}: is stored as {stored} already; --compare needs the original model")
+    found = [Peer("ours", "as it is", str(path)), *(Peer("ours", precision, str(path)) for precision in compare)]
     for name in against:
         out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="allyouneed-bench-")))
         for note in writer(name)(folder, out):
             print(f"note: {note}", file=sys.stderr)
         if name == "hf":
-            manner = "bf16" if "bf16" in compare else "float32"
+            precision = "bf16" if "bf16" in compare else "float32"
         else:
-            manner = "int8" if "int8" in (*compare, stored) else "float32"
-        found.append(Peer(name, manner, str(out)))
+            precision = "int8" if "int8" in (*compare, stored) else "float32"
+        found.append(Peer(name, precision, str(out)))
     return found
 
 
 def _figures(found: Turns, load: Workload) -> dict[str, dict[str, float]]:
-    """By what was measured and who."""
-    shown: dict[str, dict[str, float]] = {}
+    """Figures by measurement, then by peer."""
+    figures: dict[str, dict[str, float]] = {}
     for worker in found.workers:
         for name, value in worker.figures.items():
             if name != "ceiling":
-                shown.setdefault(name, {})[worker.peer.name] = value
+                figures.setdefault(name, {})[worker.peer.name] = value
     for (peer, job), seconds in found.best.items():
         value = 1000 * seconds if job == "first" else load.work(job) / seconds
-        shown.setdefault(_named(job, load), {})[peer] = value
+        figures.setdefault(_row_name(job, load), {})[peer] = value
     for worker in found.workers:
         best = found.best.get((worker.peer.name, job := f"greedy {min(load.rows)}"))
         if best is not None and "ceiling" in worker.figures:
-            most = min(load.rows) * worker.figures["ceiling"]
-            shown.setdefault(f"ceiling, {min(load.rows)} at a time: weights are read", {})[worker.peer.name] = most
-            share = 100 * load.work(job) / best / most
-            shown.setdefault("share of that ceiling, %", {})[worker.peer.name] = share
-    return shown
+            ceiling = min(load.rows) * worker.figures["ceiling"]
+            figures.setdefault(f"ceiling, {min(load.rows)} at a time: weights are read", {})[worker.peer.name] = ceiling
+            share = 100 * load.work(job) / best / ceiling
+            figures.setdefault("share of that ceiling, %", {})[worker.peer.name] = share
+    return figures
 
 
-def _named(job: str, load: Workload) -> str:
+def _row_name(job: str, load: Workload) -> str:
     if job in NAMES:
         return NAMES[job]
     kind, count = job.split(" ")
@@ -153,7 +154,7 @@ def _named(job: str, load: Workload) -> str:
 
 
 def _ratios(found: Turns, load: Workload) -> dict[str, dict[str, float]]:
-    """How many times as fast: ours in fewer bits as it is; ours as each of the others, the one with the same bits."""
+    """Speed-ups: ours quantized over ours as stored; ours over each other library at the same precision."""
     names = [worker.peer.name for worker in found.workers if worker.peer.kind == "ours"]
     ratios: dict[str, dict[str, float]] = {}
     for worker in found.workers[1:]:
@@ -163,7 +164,7 @@ def _ratios(found: Turns, load: Workload) -> dict[str, dict[str, float]]:
         for job in worker.jobs:
             if (one, job) in found.best and (other, job) in found.best:
                 ratio = found.best[other, job] / found.best[one, job]
-                ratios.setdefault(f"{one} / {other}", {})[_named(job, load)] = ratio
+                ratios.setdefault(f"{one} / {other}", {})[_row_name(job, load)] = ratio
     return ratios
 
 
@@ -178,12 +179,12 @@ def _table(found: Turns, load: Workload, peers: Sequence[Peer]) -> str:
     heads = [*names, *ratios]
     wide = [max(10, len(head)) for head in heads]
     first = max(map(len, figures))
-    said = f"{load.length} tokens written each" if load.generates else f"{load.unit} read"
-    shown = [f"{said}; {load.device}, {load.threads} thread{'s' if load.threads > 1 else ''}", ""]
-    shown.append(" " * first + "".join(f"  {head:>{width}}" for head, width in zip(heads, wide, strict=True)))
+    work = f"{load.length} new tokens each" if load.generates else f"{load.unit} read"
+    lines = [f"{work}; {load.device}, {load.threads} thread{'s' if load.threads > 1 else ''}", ""]
+    lines.append(" " * first + "".join(f"  {head:>{width}}" for head, width in zip(heads, wide, strict=True)))
     for name, values in figures.items():
         cells = [f"{values[peer]:,.1f}" if peer in values else "" for peer in names]
         cells += [f"{ratio[name]:.2f}x" if name in ratio else "" for ratio in ratios.values()]
         line = f"{name:<{first}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, wide, strict=True))
-        shown.append(line.rstrip())
-    return "\n".join(shown)
+        lines.append(line.rstrip())
+    return "\n".join(lines)

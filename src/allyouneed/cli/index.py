@@ -1,4 +1,4 @@
-"""The command that makes a corpus searchable, for models that retrieve."""
+"""The command that builds a retrieval index of a corpus."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from typing import Annotated, Any
 
 import typer
 
-from allyouneed.cli.options import option
+from allyouneed.cli.options import DeviceOption, option
 from allyouneed.errors import UserError
 
 
 def index(
-    corpus: Annotated[list[Path], typer.Argument(metavar="CORPUS", help="texts: files or folders (.txt, .jsonl, .gz)")],
+    corpus: Annotated[list[Path], typer.Argument(metavar="CORPUS", help="text files or folders (.txt, .jsonl, .gz)")],
     *,
-    encoder: Annotated[Path, option("--encoder", "-e", metavar="FOLDER", help="the model that makes the vectors")],
-    output: Annotated[Path, option("--output", "-o", metavar="FOLDER", help="where the index goes")],
-    chunk: Annotated[int, option(min=2, show_default=True, help="tokens that are looked up together")] = 64,
+    encoder: Annotated[Path, option("--encoder", "-e", metavar="FOLDER", help="the embedding model")],
+    output: Annotated[Path, option("--output", "-o", metavar="FOLDER", help="the index to write")],
+    chunk: Annotated[int, option(min=2, show_default=True, help="tokens per chunk")] = 64,
     tokenizer: Annotated[
-        Path | None, option(metavar="FOLDER", help="a model whose tokens to keep; the encoder's if not given")
+        Path | None, option(metavar="FOLDER", help="a model whose tokenizer to use; default: the encoder's")
     ] = None,
     document: Annotated[
-        str, option(metavar="paragraph|line|file", show_default=True, help="what a document is in a text file")
+        str, option(metavar="paragraph|line|file", show_default=True, help="what counts as one document of a text file")
     ] = "paragraph",
-    device: Annotated[str, option(metavar="cpu|cuda", show_default=True, help="where to compute")] = "cpu",
+    device: DeviceOption = "cpu",
 ) -> None:
-    """Cut texts into chunks and index them by meaning: what a model such as RETRO retrieves from."""
+    """Split texts into chunks and index their embeddings, for retrieval models such as RETRO."""
     from allyouneed.data.retrieval.corpus import import_faiss
     from allyouneed.data.tokenizers.base import Vocabularies
     from allyouneed.infer.retrieval.retriever import index_corpus
     from allyouneed.interop.load import load
 
     if document not in ("paragraph", "line", "file"):
-        raise UserError(f"--document {document}: it may be paragraph, line or file")
+        raise UserError(f"--document {document}: expected paragraph, line or file")
     if device not in ("cpu", "cuda"):
-        raise UserError(f"--device {device}: it may be cpu or cuda")
+        raise UserError(f"--device {device}: expected cpu or cuda")
     if output.exists() and not (output / "meta.json").is_file():
-        raise UserError(f"{output}: is in the way and is no index; give another folder")
-    import_faiss()  # fail before any work if it is missing
+        raise UserError(f"{output}: already exists and is not an index; name another folder")
+    import_faiss()  # fails now if it is not installed
     tokens = None if tokenizer is None else Vocabularies.load(tokenizer).target
-    with _Bar() as bar:
-        made, report = index_corpus(corpus, load(encoder, device), chunk, tokens, document, bar.show)
-    made.save(output)
+    with _ProgressBar() as bar:
+        chunks, report = index_corpus(corpus, load(encoder, device), chunk, tokens, document, bar.show)
+    chunks.save(output)
     if report.dropped:
         print(f"note: {report.text()}", file=sys.stderr)
-    print(f"{output}: {len(made):,} chunks of {len(made.bounds) - 1:,} documents", file=sys.stderr)
+    print(f"{output}: {len(chunks):,} chunks of {len(chunks.bounds) - 1:,} documents", file=sys.stderr)
 
 
-class _Bar:
-    """On standard error, when a person is there to see it."""
+class _ProgressBar:
+    """A progress bar on standard error, on a terminal."""
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> _ProgressBar:
         self.bar: Any = None
         if sys.stderr.isatty():
             from rich.console import Console

@@ -1,4 +1,4 @@
-"""The model a command uses, or a message that says what the folder is for instead."""
+"""Load the model of a command, or say which command fits its folder."""
 
 from __future__ import annotations
 
@@ -8,31 +8,14 @@ from typing import Any
 
 from allyouneed.errors import UserError
 
-# task of a folder -> the command that puts it to use
-COMMANDS = {
-    "translation": "translate",
-    "causal-lm": "generate",
-    "prefix-lm": "generate",
-    "masked-lm": "fill-mask",
-    "permutation-lm": "fill-mask",
-    "span-corruption": "fill-mask",
-    "classification": "classify",
-    "tagging": "tag",
-    "similarity": "embed",
-    "contrastive": "embed",
-    "seq2seq": "seq2seq",
-    "transcription": "transcribe",
-    "image-classification": "classify-image",
-    "image-text": "match-image",
-}
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def loaded(folder: Path, device: str, dtype: str | None = None, task: str | None = None) -> Any:
+def load_predictor(folder: Path, device: str, dtype: str | None = None, task: str | None = None) -> Any:
     import allyouneed
 
     if dtype is not None and dtype not in DTYPES:
-        raise UserError(f"--dtype {dtype}: it may be {', '.join(DTYPES)}")
+        raise UserError(f"--dtype {dtype}: expected {', '.join(DTYPES)}")
     changes = {name: value for name, value in (("dtype", dtype), ("task", task)) if value is not None}
     model = allyouneed.load(folder, device, **changes)
     if device == "cpu" and dtype is None:
@@ -42,33 +25,29 @@ def loaded(folder: Path, device: str, dtype: str | None = None, task: str | None
     return model
 
 
-def drafted(draft: str | None, device: str, dtype: str | None, methods: str | tuple[str, ...], does: str) -> Any:
-    """Who guesses: "lookup", or a model; None when nobody is named."""
-    return draft if draft in (None, "lookup") else ready(Path(draft), device, dtype, methods, does)
+def load_draft(draft: str | None, device: str, dtype: str | None, methods: str | tuple[str, ...], does: str) -> Any:
+    """The drafter of speculative decoding: "lookup", a model, or None."""
+    return draft if draft in (None, "lookup") else predictor_with(Path(draft), device, dtype, methods, does)
 
 
-BODIES = ("masked-lm", "permutation-lm", "causal-lm")  # pretrained: their vectors can be used without a head
-
-
-def ready(
+def predictor_with(
     folder: Path, device: str, dtype: str | None, methods: str | tuple[str, ...], does: str, task: str | None = None
 ) -> Any:
-    """The model, which has one of these methods. `does`: what the command wants of it. `task`: what a pretrained model
-    is taken for, to have it."""
+    """The predictor of a folder, which has one of these methods. `does`: what the command needs, for the error.
+    `task`: what a pretrained body is loaded for, if that gives it the method."""
+    from allyouneed.infer.predictors.registry import TASKS
+
     names = (methods,) if isinstance(methods, str) else methods
 
-    def able(model: Any) -> bool:
+    def is_able(model: Any) -> bool:
         return any(callable(getattr(model, name, None)) for name in names)
 
-    model = loaded(folder, device, dtype)
+    model = load_predictor(folder, device, dtype)
     kind = model.folder.task.get("kind")
-    if not able(model) and task is not None and kind in BODIES:
-        model = loaded(folder, device, dtype, task)
-    if not able(model):
-        fit = COMMANDS.get(kind)
-        raise UserError(
-            f"{folder}: it is for {kind} and does not {does}" + (f"; use `allyouneed {fit}`" if fit else "")
-        )
+    if not is_able(model) and task is not None and TASKS[kind].pretrained:
+        model = load_predictor(folder, device, dtype, task)
+    if not is_able(model):
+        raise UserError(f"{folder}: a model for {kind} cannot {does}; use `allyouneed {TASKS[kind].commands[0]}`")
     for note in model.folder.notes:
         print(f"note: {folder}: {note}", file=sys.stderr)
     return model

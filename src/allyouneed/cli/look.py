@@ -1,4 +1,4 @@
-"""Commands that show: all presets in a table, patterns and positions as pictures."""
+"""Commands that draw: a table of all presets, pictures of patterns and positions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allyouneed.cli.options import JsonOption, option
+from allyouneed.cli.options import JsonOption, accept_plugins, option
 
 if TYPE_CHECKING:
     from allyouneed.look.canvas import Panel
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 look_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Draw what is inside: patterns, positions.",
+    help="Draw attention patterns and position encodings.",
 )
 
-WIDE = 1000  # columns: a table keeps its lines whole, also where the output is no terminal
+WIDE = 1000  # columns, so that table rows are not wrapped when the output is not a terminal
 
 OutputOption = Annotated[
-    Path | None, option("--output", "-o", metavar="FILE", help="a picture instead: .png, .svg or .pdf")
+    Path | None, option("--output", "-o", metavar="FILE", help="save a picture: .png, .svg or .pdf")
 ]
 
 
 def models(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="only presets with one of these in their names")
+        list[str] | None, typer.Argument(metavar="NAME", help="only presets whose name contains one of these")
     ] = None,
     sort: Annotated[
-        str, option(metavar="name|kind|parameters|flops|state", show_default=True, help="in which order")
+        str, option(metavar="name|kind|parameters|flops|state", show_default=True, help="sort order")
     ] = "name",
-    papers: Annotated[bool, option("--papers", help="where each comes from")] = False,
+    papers: Annotated[bool, option("--papers", help="show the papers")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the presets: parameters, and FLOPs and decoding state at 1k and 32k tokens."""
@@ -55,35 +55,37 @@ def models(
 
 
 @look_app.command()
+@accept_plugins
 def pattern(
     expressions: Annotated[
         list[str],
         typer.Argument(metavar="PATTERN", help="e.g. 'causal & window(64) | global(0)'; several side by side"),
     ],
     size: Annotated[
-        int | None, option(min=1, max=8192, help="so many tokens; chosen by the pattern if not given")
+        int | None, option(min=1, max=8192, help="number of tokens; default: chosen by the pattern")
     ] = None,
     output: OutputOption = None,
 ) -> None:
-    """Draw who may look at whom: rows are queries, columns are keys."""
+    """Draw which keys (columns) each query (row) may attend to."""
     from allyouneed.look.pattern import panels
 
     _show(panels(expressions, size), output)
 
 
 @look_app.command()
+@accept_plugins
 def positions(
     parts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PART", help="a word or YAML, e.g. alibi or '{kind: rotary, base: 500}'; all if none"),
+        typer.Argument(metavar="PART", help="a kind or YAML, e.g. alibi or '{kind: rotary, base: 500}'; default: all"),
     ] = None,
-    size: Annotated[int, option(min=2, max=4096, show_default=True, help="so many positions")] = 64,
-    width: Annotated[int, option(min=2, show_default=True, help="of the vectors; of a head it is width / heads")] = 128,
-    heads: Annotated[int, option(min=1, show_default=True, help="of the attention")] = 8,
-    causal: Annotated[bool, option("--causal", help="for attention that never sees the future")] = False,
+    size: Annotated[int, option(min=2, max=4096, show_default=True, help="number of positions")] = 64,
+    width: Annotated[int, option(min=2, show_default=True, help="model width; a head has width / heads")] = 128,
+    heads: Annotated[int, option(min=1, show_default=True, help="attention heads")] = 8,
+    causal: Annotated[bool, option("--causal", help="causal attention")] = False,
     output: OutputOption = None,
 ) -> None:
-    """Draw how parts tell where tokens stand: added vectors, turned queries and keys, biases by distance."""
+    """Draw position encodings: added vectors, rotated queries and keys, biases by distance."""
     from allyouneed.look.positions import Sizes, panels
 
     _show(panels(parts or [], Sizes(size, width, heads, causal)), output)

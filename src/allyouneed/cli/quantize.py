@@ -1,4 +1,4 @@
-"""The command that stores a model in fewer bits."""
+"""The command that quantizes a model."""
 
 from __future__ import annotations
 
@@ -14,45 +14,50 @@ from allyouneed.errors import UserError
 
 
 def quantize(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder: ours, or a Hugging Face folder")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="the folder to write; it must not exist, or be empty")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder: ours or Hugging Face's")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="the folder to write; new or empty")],
     *,
-    to: Annotated[str, option("--to", metavar="int8|bf16|ternary", help="how its weights are stored")],
+    to: Annotated[str, option("--to", metavar="int8|bf16|ternary", help="format of the weights")],
     data: Annotated[
-        Path | None, option("--data", panel=FILES, metavar="FILE", help="examples to judge it by, before and after")
+        Path | None, option("--data", panel=FILES, metavar="FILE", help="examples to evaluate it on, before and after")
     ] = None,
     limit: Annotated[
         float,
-        option("--limit", min=0, show_default=True, help="points of BLEU, accuracy or F1, per cent of perplexity"),
+        option(
+            "--limit",
+            min=0,
+            show_default=True,
+            help="allowed loss: points of BLEU, accuracy or F1, per cent of perplexity",
+        ),
     ] = 0.5,
-    force: Annotated[bool, option("--force", help="write it even if it loses more than --limit")] = False,
+    force: Annotated[bool, option("--force", help="write it even if the loss exceeds --limit")] = False,
     as_json: JsonOption = False,
     into: Annotated[
-        str | None, option("--into", panel=LANGUAGES, metavar="LANGUAGE", help="what the pairs of --data go into")
+        str | None, option("--into", panel=LANGUAGES, metavar="LANGUAGE", help="target language of the pairs of --data")
     ] = None,
     from_: FromOption = None,
 ) -> None:
-    """Store a model in fewer bits; measure what that costs, and refuse if it is too much."""
-    from allyouneed.cli.exchange import _free
+    """Quantize a model; measure the loss of quality, and refuse if it is too large."""
+    from allyouneed.cli.import_export import check_free
     from allyouneed.lab.quantization import compare, quantized
 
     if data is None and (into is not None or from_ is not None):
-        raise UserError("--into and --from say what the pairs of --data FILE are in; give --data, or leave them out")
-    _free(out)
+        raise UserError("--into and --from require --data FILE; add it, or remove them")
+    check_free(out)
     before, after = quantized(model, to)
     found = compare(before, after, data, into, from_)
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
     print(json.dumps(found.tree(), ensure_ascii=False) if as_json else found.text())
-    lost = f"it loses {found.loss:.2f} {found.unit}"
+    loss = f"it loses {found.loss:.2f} {found.unit}"
     if not found.loss <= limit:
         if not force:
-            real = "" if data is not None else "judge it by real texts with --data FILE, or "
+            hint = "" if data is not None else "evaluate it on real texts with --data FILE, "
             raise UserError(
-                f"{model}: as {to} {lost}, more than --limit {limit:g}; nothing is written ({real}write it anyway with "
-                "--force)"
+                f"{model}: as {to} {loss}, more than --limit {limit:g}; nothing was written ({hint}--force writes it "
+                "anyway)"
             )
-        print(f"note: {lost}, more than --limit {limit:g}", file=sys.stderr)
-    after.card = after.card and f"{after.card.rstrip()}\n\nStored as {to}: {lost} against the original.\n"
+        print(f"note: {loss}, more than --limit {limit:g}", file=sys.stderr)
+    after.card = after.card and f"{after.card.rstrip()}\n\nStored as {to}: {loss} against the original.\n"
     after.save(out)
     print(f"{out}: stored as {to}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What flows through the commands: lines in, results out, and a progress bar beside them."""
+"""Lines in, results out, and a progress bar on standard error."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO, TextIO, TypeVar
 
-from allyouneed.cli.unfinished import beside, check_place
+from allyouneed.cli.resumable_output import check_output, partial_paths
 from allyouneed.errors import UserError
 
 T = TypeVar("T")
-OFTEN = 30.0  # seconds between two lines that say how far it has come
+REPORT_SECONDS = 30.0  # between two progress lines where there is no terminal
 SHOWN = 3  # notes of one kind before they are only counted
 
 
-def lines(path: Path | None) -> Iterator[str]:
-    """The lines of a file or of standard input, none dropped: bytes that are not UTF-8 are replaced, and said."""
+def read_lines(path: Path | None) -> Iterator[str]:
+    """The lines of a file or of standard input; invalid UTF-8 is replaced, with a note."""
     if path is not None and not path.exists():
         raise UserError(f"{path}: no such file; check the path")
     if path is not None and path.is_dir():
         raise UserError(f"{path}: is a folder; name a file in it")
     if path is None and sys.stdin is None:
-        raise UserError("there is no standard input; give texts or --input")
-    return _decoded(path)
+        raise UserError("standard input is closed; give texts or --input")
+    return _decoded_lines(path)
 
 
-def _decoded(path: Path | None) -> Iterator[str]:
+def _decoded_lines(path: Path | None) -> Iterator[str]:
     from allyouneed.data.files.readers import raw_lines
 
     where = path or "standard input"
     empty = path is not None and path.is_file() and path.stat().st_size == 0
-    raws = iter(()) if empty else _raw_input() if path is None else raw_lines(path)
+    raws = iter(()) if empty else _stdin_lines() if path is None else raw_lines(path)
     number = broken = 0
     for number, raw in enumerate(raws, 1):
         try:
@@ -44,22 +44,22 @@ def _decoded(path: Path | None) -> Iterator[str]:
         except UnicodeDecodeError:
             broken += 1
             if broken <= SHOWN:
-                print(f"note: {where}:{number}: not UTF-8; the bad bytes are replaced", file=sys.stderr)
+                print(f"note: {where}:{number}: not UTF-8; invalid bytes replaced", file=sys.stderr)
             yield raw.decode("utf-8", "replace")
     if broken > SHOWN:
-        print(f"note: {where}: {broken} lines in all were not UTF-8", file=sys.stderr)
+        print(f"note: {where}: {broken} lines in total were not UTF-8", file=sys.stderr)
     if not number:
         print(f"note: {where} is empty", file=sys.stderr)
 
 
-def _raw_input() -> Iterator[bytes]:
-    for number, line in enumerate(sys.stdin.buffer):  # each as it comes: somebody may be typing
+def _stdin_lines() -> Iterator[bytes]:
+    for number, line in enumerate(sys.stdin.buffer):  # unbuffered: the input may be typed
         line = line if number else line.removeprefix(b"\xef\xbb\xbf")
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def count_lines(path: Path | None) -> int | None:
-    """How much there is to do, where a look at the file tells."""
+    """The number of lines of a regular file; None for anything else."""
     if path is None or not path.is_file():
         return None
     from allyouneed.data.files.readers import read_chunks
@@ -74,8 +74,8 @@ def json_text(tree: Any) -> str:
     return json.dumps(tree, ensure_ascii=False) + "\n"
 
 
-def packer(path: Path) -> Callable[[bytes], bytes]:
-    """How a piece of a file of this name is stored. Packed pieces behind one another are a packed file."""
+def compressor(path: Path) -> Callable[[bytes], bytes]:
+    """How a block of a file of this name is compressed. Concatenated compressed blocks are a valid file."""
     if path.suffix == ".gz":
         import gzip
 
@@ -88,49 +88,49 @@ def packer(path: Path) -> Callable[[bytes], bytes]:
 
 
 @contextmanager
-def sink(path: Path | None, force: bool = True) -> Iterator[Callable[[str], None]]:
-    """How to write results: to standard output, or to a file that is there when it is complete."""
+def open_output(path: Path | None, force: bool = True) -> Iterator[Callable[[str], None]]:
+    """A function that writes results: to standard output, or to a file that appears when it is complete."""
     if path is None:
         yield _writer(sys.stdout)
         return
-    with whole_file(path, force) as file:
-        pack = packer(path)
-        yield lambda text: _flushed(file, pack(text.encode()))
+    with atomic_file(path, force) as file:
+        compress = compressor(path)
+        yield lambda text: _write_flushed(file, compress(text.encode()))
 
 
-def _flushed(file: BinaryIO, data: bytes) -> None:
+def _write_flushed(file: BinaryIO, data: bytes) -> None:
     file.write(data)
     file.flush()
 
 
-def is_plain(path: Path) -> bool:
-    """A pipe or a device is no plain file: it is written to as it is."""
+def is_regular(path: Path) -> bool:
+    """Not a pipe or a device: those are written to directly."""
     return path.is_file() or not path.exists()
 
 
 @contextmanager
-def whole_file(path: Path, force: bool = True) -> Iterator[BinaryIO]:
-    """A file appears under its name when it is complete; until then the old one stays."""
-    check_place(path, force)
-    (part, journal), place, plain = beside(path), path.resolve(), is_plain(path)  # a link stays a link
-    if plain and journal.exists():
-        raise UserError(f"{path}: some of it was made from a file; finish that first, or delete {journal}")
-    if plain and part.exists() and not force:
-        raise UserError(f"{part}: is there already; --force replaces it, or move it away")
-    work = part if plain else place
+def atomic_file(path: Path, force: bool = True) -> Iterator[BinaryIO]:
+    """A file that appears under its name when it is complete; until then an old one stays."""
+    check_output(path, force)
+    (part, journal), target, regular = partial_paths(path), path.resolve(), is_regular(path)  # a link stays a link
+    if regular and journal.exists():
+        raise UserError(f"{path}: an interrupted run is writing it; finish that run first, or delete {journal}")
+    if regular and part.exists() and not force:
+        raise UserError(f"{part}: already exists; --force overwrites it, or move it away")
+    work = part if regular else target
     try:
         file = work.open("wb")
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}; name another file") from None
+        raise UserError(f"{path}: cannot write: {error.strerror}; name another file") from None
     try:
         with file:
             yield file
-        if plain:
-            work.replace(place)
+        if regular:
+            work.replace(target)
     except BaseException:
-        if plain and work.stat().st_size:
-            print(f"note: what was finished is in {work}", file=sys.stderr)
-        elif plain:
+        if regular and work.stat().st_size:
+            print(f"note: the finished part is in {work}", file=sys.stderr)
+        elif regular:
             work.unlink()
         raise
 
@@ -144,14 +144,14 @@ def _writer(file: TextIO) -> Callable[[str], None]:
 
 
 def progress(items: Iterator[T], total: int | None, doing: str, quiet: bool = False, done: int = 0) -> Iterator[T]:
-    """How far one has come and how long it will take, on standard error: a bar when a person is there to see it, else a
-    line now and then. `done`: so many of the total before."""
+    """Pass the items on and report progress on standard error: a bar on a terminal, else a line every 30 seconds.
+    `done`: how many of `total` were finished before."""
     if quiet:
         return items
-    return _bar(items, total, doing, done) if sys.stderr.isatty() else _told(items, total, doing, done)
+    return _with_bar(items, total, doing, done) if sys.stderr.isatty() else _with_lines(items, total, doing, done)
 
 
-def _bar(items: Iterator[T], total: int | None, doing: str, done: int) -> Iterator[T]:
+def _with_bar(items: Iterator[T], total: int | None, doing: str, done: int) -> Iterator[T]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -163,15 +163,15 @@ def _bar(items: Iterator[T], total: int | None, doing: str, done: int) -> Iterat
             bar.advance(task)
 
 
-def _told(items: Iterator[T], total: int | None, doing: str, done: int) -> Iterator[T]:
-    begun = last = monotonic()
+def _with_lines(items: Iterator[T], total: int | None, doing: str, done: int) -> Iterator[T]:
+    start = last = monotonic()
     for number, item in enumerate(items, 1):
         yield item
         now = monotonic()
-        if now - last >= OFTEN:
-            speed, last = number / (now - begun), now
-            said = f"{doing}: {done + number:,}"
+        if now - last >= REPORT_SECONDS:
+            speed, last = number / (now - start), now
+            line = f"{doing}: {done + number:,}"
             if total is not None:
                 left = timedelta(seconds=round(max(0, total - done - number) / speed))
-                said += f" of {total:,} ({100 * (done + number) / max(1, total):.1f}%), about {left} left"
-            print(f"{said}, {speed:,.1f} a second", file=sys.stderr, flush=True)
+                line += f" of {total:,} ({100 * (done + number) / max(1, total):.1f}%), about {left} left"
+            print(f"{line}, {speed:,.1f} per second", file=sys.stderr, flush=True)

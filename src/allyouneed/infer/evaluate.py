@@ -1,4 +1,4 @@
-"""A model folder and a file of examples: how good it is, by what its task is judged by."""
+"""Score a predictor on a file of examples with the metrics of its task."""
 
 from __future__ import annotations
 
@@ -15,65 +15,65 @@ from allyouneed.data.files.pairs import Pair
 from allyouneed.data.files.readers import Files, Report
 from allyouneed.errors import UserError
 from allyouneed.evaluate.likelihood import mean_loss
-from allyouneed.infer.predictors.base import Judged, Predictor
+from allyouneed.infer.predictors.base import EvaluationResult, Predictor
 from allyouneed.infer.predictors.translator import Translator
-from allyouneed.infer.translation.direction import direction
+from allyouneed.infer.translation.direction import find_direction
 from allyouneed.tasks.task import VALIDATION_SEED, Task
 
 RESAMPLES = 1000
-SHOWN = 5  # labels that are named
+SHOWN = 5  # unknown labels that are listed
 
 
 def evaluate(
     model: Predictor, path: Path | str, to: str | None = None, from_: str | None = None, options: str = "from_ and to"
-) -> tuple[Judged, Report]:
-    """The judgement, and what could not be read. The file is read as the training data was: same columns, same keys.
-    `to`, `from_`: the languages of pairs, for a model of several; `options`: what a user may say them by."""
+) -> tuple[EvaluationResult, Report]:
+    """The scores, and a report of unreadable lines. The file is read like the training data: same columns, same keys.
+    `to`, `from_`: the languages of pairs, for multilingual models; `options`: how the user sets them, for errors."""
     kind = model.folder.task.get("kind")
     if kind not in Task.registry:
         raise UserError(
-            f"{model.folder.path}: for {kind} there is no file of examples to judge by; keep its answers (--output), "
-            "and score texts by `allyouneed evaluate --hypotheses FILE --target FILE`"
+            f"{model.folder.path}: {kind} cannot be scored on a file of examples; save its results (--output) and "
+            "score them with `allyouneed evaluate --hypotheses FILE --target FILE`"
         )
     task: Task = parse(Task, model.folder.task, "task")  # type: ignore[type-abstract]
     entry = parse(task.file_type, model.folder.files | {"path": str(path)}, str(path))
     report = Report()
     examples = list(entry.read(report))
     if not examples:
-        raise UserError(f"none of the {entry.examples} in {path} can be used\n{report.text()}")
+        raise UserError(f"{path}: no usable {entry.examples}\n{report.text()}")
     notes: list[str] = []
     if isinstance(model, Translator) and isinstance(examples[0], Pair):
         sides = [pair.source for pair in examples], [pair.target for pair in examples]
-        way = direction(model.routes, *sides, to, from_, options)
-        examples = [pair._replace(to=way.to, from_=way.from_) for pair in examples]
-        notes = [f"{path}: {way.note}"] if way.note else []
-    judged = model.judge(examples, resamples=RESAMPLES)
-    if not judged.figures:
-        return _by_likelihood(model, task, entry), report
-    return replace(judged, notes=[*notes, *_unseen(examples, model.folder.labels)]), report
+        direction = find_direction(model.routes, *sides, to, from_, options)
+        examples = [pair._replace(to=direction.to, from_=direction.from_) for pair in examples]
+        notes = [f"{path}: {direction.note}"] if direction.note else []
+    result = model.judge(examples, resamples=RESAMPLES)
+    if not result.figures:
+        return _likelihood(model, task, entry), report
+    return replace(result, notes=[*notes, *_unknown_labels(examples, model.folder.labels)]), report
 
 
-def _unseen(examples: Sequence[Any], known: Sequence[str]) -> list[str]:
-    """What the model cannot answer rightly, for it never heard of it: another set of labels, or the wrong column."""
+def _unknown_labels(examples: Sequence[Any], known: Sequence[str]) -> list[str]:
+    """A note on labels that the model does not know: another label set, or the wrong column."""
     if not known:
         return []
     given = [label for example in examples for label in example.labels]
-    strange = [label for label in given if label not in known]
-    if not strange:
+    unknown = [label for label in given if label not in known]
+    if not unknown:
         return []
-    names = list(dict.fromkeys(strange))
+    names = list(dict.fromkeys(unknown))
     shown = ", ".join(map(repr, names[:SHOWN])) + (", …" if len(names) > SHOWN else "")
-    return [f"{len(strange):,} of {len(given):,} labels do not occur in the training data and count as missed: {shown}"]
+    return [f"{len(unknown):,} of {len(given):,} labels are not in the training data and count as errors: {shown}"]
 
 
-def _by_likelihood(model: Predictor, task: Task, entry: Files) -> Judged:
+def _likelihood(model: Predictor, task: Task, entry: Files) -> EvaluationResult:
     folder = model.folder
     sides = (folder.max_tokens,) * task.sides
     encoding = task.encoding(folder.tokenizers, folder.labels, None if task.splits_documents else folder.max_tokens)
-    with tempfile.TemporaryDirectory() as place:
-        store = Store.build(Path(place) / "store", [entry], Filters(), encoding)
-        items = model.completed(task.items(store, folder.tokenizers, sides, VALIDATION_SEED))
+    with tempfile.TemporaryDirectory() as work:
+        store = Store.build(Path(work) / "store", [entry], Filters(), encoding)
+        items = model.prepare_items(task.items(store, folder.tokenizers, sides, VALIDATION_SEED))
         figures = mean_loss(model.model, task, task.validation_batches(items, folder.max_tokens))
-    wide = max(map(len, figures))
-    text = "\n".join(f"{name:<{wide}}  {value:.4f}" for name, value in figures.items())
-    return Judged(figures, f"{text}  per one of the {task.loss_unit} of {len(store)} {entry.examples}")
+    width = max(map(len, figures))
+    text = "\n".join(f"{name:<{width}}  {value:.4f}" for name, value in figures.items())
+    return EvaluationResult(figures, f"{text}  per one of the {task.loss_unit} of {len(store)} {entry.examples}")

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from allyouneed import plugins
 from allyouneed.errors import UserError
 from allyouneed.runtime.process import set_threads, worker_environment
 
@@ -74,7 +75,7 @@ def ours(peer: Peer, workload: Workload) -> tuple[Jobs, dict[str, float]]:
     from allyouneed.infer.engine import Engine
     from allyouneed.infer.predictors.registry import predictor
     from allyouneed.infer.request import Request
-    from allyouneed.infer.translation.frames import never_said
+    from allyouneed.infer.translation.frames import forbidden_tokens
     from allyouneed.interop.load import load as load_folder
     from allyouneed.kernels.cpu import build as native
     from allyouneed.nn.models.precision import quantize
@@ -108,7 +109,7 @@ def ours(peer: Peer, workload: Workload) -> tuple[Jobs, dict[str, float]]:
     begin = 1 if target is None else target.opening[0] if target.opening else target.bos
     eos, pad = (2, 0) if target is None else (target.eos, target.pad)
     limit = model.config.limit
-    engine = Engine(model, begin, eos, pad, [] if target is None else never_said(target), limit, budget=10**9)
+    engine = Engine(model, begin, eos, pad, [] if target is None else forbidden_tokens(target), limit, budget=10**9)
 
     def decode(count: int, beam: int, length: int) -> Any:
         method: dict[str, Any] = {"method": "beam", "beam": beam} if beam > 1 else {"method": "greedy"}
@@ -234,6 +235,7 @@ def serve() -> None:
     tree = json.loads(sys.stdin.readline())
     peer, workload = Peer(**tree["peer"]), Workload(**tree["workload"])
     try:
+        plugins.load_all(tree["plugins"])
         if peer.kind != "ctranslate2":
             set_threads(workload.threads)
         jobs, figures = {"ours": ours, "hf": hf, "ctranslate2": ctranslate2}[peer.kind](peer, workload)
@@ -260,7 +262,7 @@ class Worker:
 
     def __init__(self, peer: Peer, workload: Workload) -> None:
         self.peer = peer
-        request = json.dumps({"peer": asdict(peer), "workload": asdict(workload)})
+        request = json.dumps({"peer": asdict(peer), "workload": asdict(workload), "plugins": plugins.sources()})
         program = "from allyouneed.lab.benchmark import serve; serve()"
         environment = worker_environment(workload.threads)
         self.process = subprocess.Popen(
@@ -343,10 +345,10 @@ def make_workload(folder: Any, rows: Sequence[int], beam: int, length: int, text
     """The workload for this folder: random tokens, or those of texts, within the model's limits."""
     import torch
 
-    from allyouneed.infer.predictors.forward import takes
+    from allyouneed.infer.predictors.forward import model_inputs
 
     config: Any = folder.model.config
-    inputs = takes(config)
+    inputs = model_inputs(config)
     if config.kind != "two-towers" and ("features" in inputs or "pixels" in inputs) and "tokens" not in inputs:
         if texts is not None:
             raise UserError(f"{folder.path}: takes no text; remove --data")

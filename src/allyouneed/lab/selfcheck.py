@@ -17,7 +17,7 @@ from torch import Tensor
 from allyouneed.folder import Folder, as_dtype
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.predictors.forward import Called, takes
+from allyouneed.infer.predictors.forward import NamedForward, model_inputs
 from allyouneed.interop.load import load
 
 TOLERANCE = 1e-4  # relative to the largest value, or to 1; summation order differs
@@ -116,7 +116,7 @@ def make_probe(folder: Folder, theirs: Any) -> Probe:
     """Random texts of unequal lengths, images or sounds, as the model takes them. `theirs`: their config object."""
     config: Any = folder.model.config
     text = getattr(theirs, "text_config", theirs)
-    able, generator = takes(config), torch.Generator().manual_seed(0)
+    able, generator = model_inputs(config), torch.Generator().manual_seed(0)
     probe = Probe(pad=_token_id(text, "pad"), end=_token_id(text, "eos"), start=_token_id(text, "decoder_start"))
     probe.one_by_one = folder.task["kind"] == "classification"
     if "tokens" in able:
@@ -170,7 +170,7 @@ def _token_id(config: Any, name: str) -> int:
 def _our_outputs(folder: Folder, probe: Probe) -> tuple[Tensor, list[list[int]]]:
     """Our logits (hidden states of a headless model), and the greedy continuation of each prompt."""
     config: Any = folder.model.config
-    called = Called(folder.model, probe.pad)
+    called = NamedForward(folder.model, probe.pad)
     headless = getattr(getattr(config, "head", None), "kind", "") in ("none", "pooled")
     found: Tensor = called.hidden(probe.ours) if headless else called.logits(probe.ours)
     if not probe.prompts:

@@ -13,7 +13,7 @@ from allyouneed.data.media.speech import Speech
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.predictors.forward import Called
+from allyouneed.infer.predictors.forward import NamedForward
 from allyouneed.interop.load import load
 from allyouneed.lab.selfcheck import LENGTHS, STEPS, TOLERANCE, Check, _free_memory
 from allyouneed.nn.batch import Signal
@@ -55,7 +55,7 @@ class _TextPair:
         self.theirs: Any = getattr(ctranslate2, made)(str(theirs), intra_threads=1, compute_type="float32")
         self.source, self.target = (ids_to_tokens(theirs, side) for side in ("source", "target"))
         self.start = self.vocabs.target.opening[0] if self.vocabs.target.opening else self.vocabs.target.bos
-        self.called = Called(folder.model, self.vocabs.source.pad)
+        self.called = NamedForward(folder.model, self.vocabs.source.pad)
         self.generates = self.kind != "encoder"
         self.what = "log-probabilities" if self.generates else "hidden states"
 
@@ -147,7 +147,7 @@ class _SpeechPair:
         """(equal, total) greedy texts without banned tokens; CTranslate2 generates at most half of `max_length`."""
         options = {"beam_size": 1, "max_length": 2 * self.steps, "suppress_blank": False, "suppress_tokens": []}
         found = self.theirs.generate(self.given, [self.prompt] * len(self.frames), **options)
-        called, same = Called(self.model), 0
+        called, same = NamedForward(self.model), 0
         for sound, result in zip(self.frames, found, strict=True):
             tokens: list[int] = []
             while len(tokens) < self.steps:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.errors import UserError
-from allyouneed.files import aside
+from allyouneed.files import temporary_name
 from allyouneed.look.canvas import Panel
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -33,7 +33,7 @@ def save(panels: Sequence[Panel], path: Path) -> None:
     suffix = path.suffix.lower()
     small: dict[str, Any] = {"pil_kwargs": {"optimize": True}} if suffix == ".png" else {}
     figure.savefig(drawn, format=suffix[1:], dpi=DOTS, metadata=meta[suffix], **small)
-    work = aside(path)
+    work = temporary_name(path)
     try:
         work.write_bytes(drawn.getvalue())
         work.replace(path)

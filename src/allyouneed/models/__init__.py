@@ -1,4 +1,4 @@
-"""Models that come with the package: each a model folder beside this file."""
+"""Models bundled with the package: each a model folder next to this file."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ TRANSLATOR = "translator"
 
 
 def find(name: str = TRANSLATOR) -> Path | None:
-    """The folder of a model that came with the package, if it did."""
+    """The folder of a bundled model, if this installation has it."""
     folder = HERE / name
     return folder if (folder / "config.json").is_file() else None
 
 
 def shipped(name: str = TRANSLATOR) -> Path:
-    """The same, or a message that says what to do without it."""
+    """The same, or an error."""
     folder = find(name)
     if folder is None:
         raise UserError(
-            f"no {name} comes with this copy of allyouneed; name a model with --model FOLDER, or train one "
-            "(docs/translator.md says how)"
+            f"this installation has no bundled {name}; set --model FOLDER, or train one (docs/translator.md)"
         )
     return folder

@@ -17,7 +17,7 @@ from allyouneed.config import tree_of
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder, read_body
-from allyouneed.infer.predictors.base import Judged
+from allyouneed.infer.predictors.base import EvaluationResult
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.registry import predictor
 from allyouneed.interop.load import load
@@ -286,10 +286,10 @@ class Trainer:
             return found
         judged = self.score(examples, beam, show)
         if show and judged.samples:
-            self.reporter.print(judged.shown())
+            self.reporter.print(judged.samples_text())
         return found if only_shown else found | judged.figures
 
-    def score(self, examples: list[Any], beam: int, show: int = 0, resamples: int = 0) -> Judged:
+    def score(self, examples: list[Any], beam: int, show: int = 0, resamples: int = 0) -> EvaluationResult:
         """Score predictions for examples, made exactly as by a predictor loaded from the model folder."""
         decoding = self.recipe.decoding.model_copy(update={"beam": beam, "best": 1})
         with self.backend.eager():  # in fp32: autocast would cast every weight again for every token

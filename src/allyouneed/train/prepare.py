@@ -44,6 +44,7 @@ from allyouneed.train.recipe import SPLITS, Recipe
 # recipe keys that may change when a run is resumed: duration, validation, saving, hardware
 FREE_KEYS = {"steps", "epochs", "validate", "save", "average", "decoding", "output", "tensorboard"}
 FREE_KEYS |= {"device", "compile", "precision", "parallel", "checkpoint_activations", "name", "description", "licence"}
+FREE_KEYS |= {"plugins"}  # the config names their parts
 LOCK = ".lock"
 
 

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 import allyouneed.nn as parts  # every part is registered before a config is read
 import allyouneed.tasks as tasks
+from allyouneed import plugins
 from allyouneed.config import Config, ConfigError, model_validator, override, parse, preset_tree, read_tree, tree_of
 from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.readers import Files
@@ -101,6 +102,7 @@ class SaveConfig(Config):
 
 
 class Recipe(Config):
+    plugins: tuple[str, ...] = ()  # files or modules with parts of your own, imported before the rest is read
     model: str | dict[str, Any] | None = None
     start: Path | None = None  # a model folder to fine-tune: its config, weights and tokenizer
     set_: tuple[str, ...] = Field(default=(), alias="set")
@@ -139,6 +141,8 @@ class Recipe(Config):
         """Data entries default to the task's file type, decoding to the task's options."""
         if not isinstance(tree, Mapping):
             return tree
+        if isinstance(named := tree.get("plugins"), list | tuple):
+            plugins.load_all(map(str, named))
         try:
             task = Task.choose(tree.get("task", {}))
         except (ValidationError, PydanticCustomError):
@@ -281,8 +285,8 @@ def _parse_entry(value: Any, task: Task) -> Any:
     return {"kind": kind, **value}
 
 
-def load_recipe(path: Path | str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe. Paths in the file are relative to it, paths in overrides to the working directory."""
+def load_recipe(path: Path | str, overrides: Iterable[str] = (), plugins: Iterable[str] = ()) -> Recipe:
+    """Read a recipe. Paths in the file are relative to it, paths in overrides and plugins to the working directory."""
     path = Path(path)
     tree = read_tree(path)
     if not isinstance(tree, dict):
@@ -293,7 +297,8 @@ def load_recipe(path: Path | str, overrides: Iterable[str] = ()) -> Recipe:
         # command-line overrides apply last, so expand the recipe's own changes to the model first
         known = preset_tree(tree["model"]) if isinstance(tree.get("model"), str) else tree.get("model") or {}
         tree["model"] = override(known, tree.pop("set", None) or [])
-    tree = _resolve_paths(override(tree, overrides), Path.cwd())
+    named = [named] if isinstance(named := tree.get("plugins") or [], str) else named
+    tree = _resolve_paths(override(tree, overrides) | {"plugins": [*named, *plugins]}, Path.cwd())
     recipe = parse(Recipe, tree, str(path))
     try:
         recipe.model_for(None)
@@ -324,6 +329,8 @@ def _resolve_paths(tree: dict[str, Any], base: Path) -> dict[str, Any]:
     for key in ("output", "start"):
         if isinstance(tree.get(key), str):
             tree[key] = anchor(tree[key])
+    if isinstance(listed := _as_tuple(tree.get("plugins")), list | tuple):  # a module has no path
+        tree["plugins"] = [anchor(name) if str(name).endswith(".py") else name for name in listed]
     if isinstance(found := tree.get("retrieval"), str | dict):
         found = {"index": found} if isinstance(found, str) else found
         tree["retrieval"] = {k: anchor(v) if k in ("index", "encoder") else v for k, v in found.items()}

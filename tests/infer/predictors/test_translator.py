@@ -11,7 +11,7 @@ from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.predictors.translator import Translator, repeats
+from allyouneed.infer.predictors.translator import Translator, ends_in_loop
 from toy_models import EOS, random_model
 
 MakeFolder = Callable[..., Folder]
@@ -39,7 +39,7 @@ UNSEEN = "Привет 👍🏽 \u200bمرحبا naïve <pad> </s> <2en> \x00 �
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"method": "greedy"}, {"method": "sample", "top_p": 0.5}])
-def test_text_comes_back_with_its_lines_and_whitespace(
+def test_lines_and_whitespace_are_kept(
     echo: MakeFolder, tokenizer: Tokenizer, text: str, options: dict[str, object]
 ) -> None:
     translator = Translator(echo(tokenizer))
@@ -52,11 +52,11 @@ def test_an_empty_list_is_an_empty_list(echo: MakeFolder, tokenizer: Tokenizer) 
     assert translator.translate([]) == []
     assert list(translator.translate_stream([])) == []
     for wrong in ("a text", None):
-        with pytest.raises(UserError, match="from a list"):
+        with pytest.raises(UserError, match="expected an iterable of texts"):
             translator.translate_stream(wrong)
 
 
-def test_nothing_but_words_reaches_the_model(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+def test_only_words_reach_the_model(echo: MakeFolder, tokenizer: Tokenizer) -> None:
     folder = echo(tokenizer)
     Translator(folder).translate(["", "  \n ", " two words \n"])
     assert folder.model.heard == [[*tokenizer.encode("two words"), tokenizer.eos]]
@@ -72,13 +72,13 @@ def test_a_long_text_is_split_by_sentence_and_joined(echo: MakeFolder, tokenizer
     assert Translator(folder).translate(chinese) == chinese
 
 
-def test_a_short_text_is_translated_in_one_go(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+def test_a_short_text_is_translated_whole(echo: MakeFolder, tokenizer: Tokenizer) -> None:
     folder = echo(tokenizer)
     Translator(folder).translate("How are you? I am fine.")
     assert len(folder.model.heard) == 1
 
 
-def test_the_space_between_sentences_is_that_of_the_target(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+def test_the_separator_of_sentences_fits_the_target_script(echo: MakeFolder, tokenizer: Tokenizer) -> None:
     stop, wide = tokenizer.encode("x.")[-1], tokenizer.encode("好。")
     assert tokenizer.decode([stop]) == "."
     text = "很。" * 40
@@ -91,24 +91,22 @@ def test_the_space_between_sentences_is_that_of_the_target(echo: MakeFolder, tok
 @pytest.mark.parametrize(
     "text", ["word " * 300 + "end", "a" * 900, "春" * 500, "one two, " * 150 + "done.", "é\u0301" * 400]
 )
-def test_a_sentence_that_is_too_long_is_translated_in_parts_and_a_note_says_so(
-    echo: MakeFolder, tokenizer: Tokenizer, text: str
-) -> None:
+def test_a_long_sentence_is_translated_in_parts_with_a_note(echo: MakeFolder, tokenizer: Tokenizer, text: str) -> None:
     folder = echo(tokenizer)
     (found,) = Translator(folder, max_tokens=100).translate_full([text])
     assert found.text == text
     assert max(map(len, folder.model.heard)) <= 100
-    assert any("more than the 100 tokens" in note for note in found.notes)
+    assert any("training length of 100 tokens" in note for note in found.notes)
 
 
 def test_a_translation_without_an_end_is_noted(tokenizer: Tokenizer) -> None:
     folder = Folder(random_model(vocab=tokenizer.size, ends=-9.0), Vocabularies(tokenizer, tokenizer))
     (found,) = Translator(folder).translate_full(["hello"], max_length=30)
     assert ["stopped after 30 tokens" in note for note in found.notes] == [True]
-    assert repeats([1, 2, 3] * 4) and repeats([9, 5, 5, 5, 5]) and not repeats([1, 2, 3, 4] * 3)
+    assert ends_in_loop([1, 2, 3] * 4) and ends_in_loop([9, 5, 5, 5, 5]) and not ends_in_loop([1, 2, 3, 4] * 3)
 
 
-def test_the_best_come_first_and_alternatives_differ(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+def test_candidates_are_sorted_and_distinct(echo: MakeFolder, tokenizer: Tokenizer) -> None:
     translator = Translator(echo(tokenizer))
     for text in ("hello", ENGLISH * 3):
         (found,) = translator.translate_full([text], best=4)
@@ -118,7 +116,7 @@ def test_the_best_come_first_and_alternatives_differ(echo: MakeFolder, tokenizer
         assert found.text == found.candidates[0].text == text
 
 
-def test_samples_do_not_depend_on_how_the_work_is_divided(tokenizer: Tokenizer) -> None:
+def test_samples_do_not_depend_on_chunking(tokenizer: Tokenizer) -> None:
     translator = Translator(Folder(random_model(vocab=tokenizer.size), Vocabularies(tokenizer, tokenizer)))
     texts = ["one", ENGLISH * 2, "", "two", "three"]
     options = {"method": "sample", "seed": 3, "max_length": 12}
@@ -127,7 +125,7 @@ def test_samples_do_not_depend_on_how_the_work_is_divided(tokenizer: Tokenizer) 
     assert whole != translator.translate(texts, **options | {"seed": 4})
 
 
-def test_a_stream_is_read_as_it_is_needed(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+def test_a_stream_is_read_lazily(echo: MakeFolder, tokenizer: Tokenizer) -> None:
     read = []
 
     def endless() -> Iterator[str]:
@@ -146,11 +144,11 @@ def test_languages_are_named_and_checked(echo: MakeFolder, tokenizer: Tokenizer,
     assert translator.languages == ["en", "fr", "zh"]
     assert translator.translate("hello", to="fr") == "hello"
     assert folder.model.heard[-1][0] == multilingual.language("fr")
-    with pytest.raises(UserError, match="several languages; say which: en, fr, zh"):
+    with pytest.raises(UserError, match="several target languages; set one: en, fr, zh"):
         translator.translate("hello")
-    with pytest.raises(UserError, match="into 'de'; it knows: en, fr, zh"):
+    with pytest.raises(UserError, match=r"unknown target language 'de' \(allowed: en, fr, zh\)"):
         translator.translate_stream(["hello"], to="de")
-    with pytest.raises(UserError, match="one language only"):
+    with pytest.raises(UserError, match="one target language"):
         Translator(echo(tokenizer)).translate("hello", to="en")
 
 
@@ -180,7 +178,7 @@ def test_alignments_point_into_both_texts(tokenizer: Tokenizer) -> None:
     assert translator.translate_full(["x"])[0].alignment is None
 
 
-def test_mistakes_are_explained(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+def test_invalid_inputs_are_user_errors(echo: MakeFolder, tokenizer: Tokenizer) -> None:
     translator = Translator(echo(tokenizer))
     with pytest.raises(UserError, match="must be a string, not int"):
         translator.translate([3])  # type: ignore[list-item]
@@ -194,3 +192,15 @@ def test_mistakes_are_explained(echo: MakeFolder, tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="surrogate"):
         translator.translate("\ud800")
     assert tokenizer.eos == EOS
+
+
+def test_one_engine_serves_all_calls(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+    translator = Translator(echo(tokenizer))
+    engine = translator.engine
+    translator.translate(["one", "two"])
+    assert translator.engine is engine
+    translator.model = echo(tokenizer).model
+    assert translator.engine is not engine and translator.engine.model is translator.model
+    assert translator.translate("one") == "one"
+    translator.exact = True
+    assert translator.engine.exact

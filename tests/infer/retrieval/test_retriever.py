@@ -85,7 +85,7 @@ def made(work, request):
     return place
 
 
-def test_every_token_is_in_a_chunk_and_a_value_goes_on_where_it_ends(work, made):
+def test_every_token_is_in_a_chunk_and_a_value_includes_the_next_chunk(work, made):
     index = ChunkIndex.load(made)
     tokenizer = index.tokenizer
     texts = (work / "corpus.txt").read_text(encoding="utf-8").strip().split("\n\n")
@@ -99,7 +99,7 @@ def test_every_token_is_in_a_chunk_and_a_value_goes_on_where_it_ends(work, made)
     assert place == len(index) == index.vectors.ntotal
 
 
-def test_a_strange_chunk_finds_itself_first(made):
+def test_an_indexed_chunk_finds_itself_first(made):
     retriever = Retriever(made)
     index = retriever.index
     whole = [n for n in range(len(index)) if len(index.value(n)) == 2 * M][:20]
@@ -157,7 +157,7 @@ def test_texts_of_another_tokenizer_are_compared_as_text(work, tmp_path):
     assert retriever.search([chunk], 1)[0][0][:M] == chunk
 
 
-def test_a_large_index_is_searched_in_part_and_still_leaves_out(work, monkeypatch):
+def test_a_large_index_is_searched_partially_with_exclusions(work, monkeypatch):
     monkeypatch.setattr(chunks, "EXACT", 10)
     monkeypatch.setattr(chunks, "MORE", 0)
     model = Folder.load(work / "masked")
@@ -170,7 +170,7 @@ def test_a_large_index_is_searched_in_part_and_still_leaves_out(work, monkeypatc
         assert len(numbers) == 2 and 0 not in index.documents[numbers]
 
 
-def test_a_model_retrieves_while_it_writes(work, made):
+def test_a_model_retrieves_while_it_generates(work, made):
     """What is written with an index is what the whole text gets with its neighbours at once; without one it differs."""
     generator = ayn.load(work / "retro")
     prompts = ["seven red birds and a river", "one"]
@@ -191,7 +191,7 @@ def test_a_model_retrieves_while_it_writes(work, made):
         assert said[len(prompt) :] == full.text
 
 
-def test_mistakes_are_told(work, made, tmp_path, capsys, monkeypatch):
+def test_mismatches_are_user_errors(work, made, tmp_path, capsys, monkeypatch):
     def told(*words):
         capsys.readouterr()
         assert command(*words) == 2
@@ -200,9 +200,9 @@ def test_mistakes_are_told(work, made, tmp_path, capsys, monkeypatch):
     corpus, good = work / "corpus.txt", ["-e", work / "masked", "-o", tmp_path / "index"]
     assert "no such" in told("index", tmp_path / "none.txt", *good)
     assert "no such model folder" in told("index", corpus, "-e", tmp_path / "none", "-o", tmp_path / "index")
-    assert "read by an encoder" in told("index", corpus, "-e", work / "retro", "-o", tmp_path / "index")
-    assert "is in the way" in told("index", corpus, "-e", work / "masked", "-o", work / "masked")
-    assert "may be paragraph" in told("index", corpus, *good, "--document", "page")
+    assert "expected encoder or decoder" in told("index", corpus, "-e", work / "retro", "-o", tmp_path / "index")
+    assert "already exists and is not an index" in told("index", corpus, "-e", work / "masked", "-o", work / "masked")
+    assert "expected paragraph" in told("index", corpus, *good, "--document", "page")
     (tmp_path / "blank.txt").write_text("\n\n")
     assert "contains no text" in told("index", tmp_path / "blank.txt", *good)
     assert not (tmp_path / "index").exists()
@@ -210,7 +210,7 @@ def test_mistakes_are_told(work, made, tmp_path, capsys, monkeypatch):
         Retriever(tmp_path)
     with pytest.raises(UserError, match="not the encoder"):
         Retriever(made, work / ("similar" if made.name.endswith("masked") else "masked"))
-    with pytest.raises(UserError, match="reads no neighbours"):
+    with pytest.raises(UserError, match="does not retrieve"):
         decoder = {"kind": "decoder", "decoder": [{"mixer": ATTENTION | {"pattern": "causal"}}]}
         both = Folder.load(work / "masked").vocabularies
         ayn.load(folder(decoder, both, tmp_path / "gpt", "causal-lm")).retrieve(made)

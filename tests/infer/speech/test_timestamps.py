@@ -2,7 +2,7 @@
 
 import pytest
 
-from allyouneed.infer.speech.timestamps import pieces
+from allyouneed.infer.speech.timestamps import split_segments
 
 TIME = 100
 T = lambda frames: TIME + frames // 2  # noqa: E731  # a tick is two frames
@@ -25,7 +25,7 @@ T = lambda frames: TIME + frames // 2  # noqa: E731  # a tick is two frames
         ([], [(0, 200)], 200),
     ],
 )
-def test_pieces(tokens, expected, step):
-    found, next_one = pieces(tokens, TIME, 200)
+def test_segments(tokens, expected, step):
+    found, next_one = split_segments(tokens, TIME, 200)
     assert [(piece.begin, piece.end) for piece in found] == expected and next_one == step
     assert [token for piece in found for token in piece.tokens] == tokens[: sum(len(p.tokens) for p in found)]

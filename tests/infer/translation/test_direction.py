@@ -9,7 +9,7 @@ import pytest
 from allyouneed import models
 from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.errors import UserError
-from allyouneed.infer.translation.direction import Direction, direction
+from allyouneed.infer.translation.direction import Direction, find_direction
 from allyouneed.infer.translation.routes import Routes
 
 TEXTS = {
@@ -31,31 +31,31 @@ def routes() -> Routes:
 
 
 @pytest.mark.parametrize("other", ["de", "fr", "zh"])
-def test_every_direction_is_found(routes: Routes, other: str) -> None:
+def test_every_direction_is_detected(routes: Routes, other: str) -> None:
     for here, there in (("en", other), (other, "en")):
-        found = direction(routes, TEXTS[here], TEXTS[there])
-        assert (found.from_, found.to) == (here, there) and f"taken for {here} → {there}" in found.note
-        assert direction(routes, TEXTS[here], TEXTS[there], from_=here) == found
+        found = find_direction(routes, TEXTS[here], TEXTS[there])
+        assert (found.from_, found.to) == (here, there) and f"detected direction {here} → {there}" in found.note
+        assert find_direction(routes, TEXTS[here], TEXTS[there], from_=here) == found
 
 
-def test_one_strange_text_does_not_count(routes: Routes) -> None:
-    found = direction(routes, [*TEXTS["en"], "Danke schön!"], [*TEXTS["de"], "Thank you very much!"])
+def test_one_foreign_text_does_not_count(routes: Routes) -> None:
+    found = find_direction(routes, [*TEXTS["en"], "Danke schön!"], [*TEXTS["de"], "Thank you very much!"])
     assert (found.from_, found.to) == ("en", "de")
 
 
-def test_a_way_through_a_third_language(routes: Routes) -> None:
-    found = direction(routes, TEXTS["de"], TEXTS["fr"])
-    assert (found.from_, found.to) == ("de", "fr") and "taken for de → en → fr" in found.note
+def test_a_route_via_a_pivot(routes: Routes) -> None:
+    found = find_direction(routes, TEXTS["de"], TEXTS["fr"])
+    assert (found.from_, found.to) == ("de", "fr") and "detected direction de → en → fr" in found.note
 
 
-def test_what_is_said_is_kept(routes: Routes) -> None:
-    assert direction(routes, TEXTS["en"], TEXTS["de"], to="fr") == Direction("fr", None)
+def test_given_languages_are_kept(routes: Routes) -> None:
+    assert find_direction(routes, TEXTS["en"], TEXTS["de"], to="fr") == Direction("fr", None)
     one = Routes([("en", "de"), ("fr", "de")], None)
-    assert direction(one, TEXTS["en"], TEXTS["de"]) == Direction(None, None)
+    assert find_direction(one, TEXTS["en"], TEXTS["de"]) == Direction(None, None)
 
 
-def test_what_cannot_be_told_is_refused(routes: Routes) -> None:
-    with pytest.raises(UserError, match=r"en → zh.*in none of its languages; say which one with --from and --to"):
-        direction(routes, ["1", "2"], ["3", "4"])
-    with pytest.raises(UserError, match=r"\(any → de, en → fr\), and nothing to tell"):
-        direction(Routes([(None, "de"), ("en", "fr")], None), TEXTS["en"], TEXTS["de"])
+def test_undetectable_directions_are_refused(routes: Routes) -> None:
+    with pytest.raises(UserError, match=r"en → zh.*in none of its languages; set one with --from and --to"):
+        find_direction(routes, ["1", "2"], ["3", "4"])
+    with pytest.raises(UserError, match=r"\(any → de, en → fr\), and no language detector"):
+        find_direction(Routes([(None, "de"), ("en", "fr")], None), TEXTS["en"], TEXTS["de"])

@@ -47,24 +47,24 @@ def translator(echo: Callable[..., Folder], multilingual: Tokenizer, detector: L
         ("12:30", "fr", None, None, ("fr",)),
     ],
 )
-def test_the_way_of_a_text(detector, text, to, from_, here, into):
+def test_the_route_of_a_text(detector, text, to, from_, here, into):
     assert Routes(DIRECTIONS, detector).of(text, to, from_) == Route(here, into)
 
 
-def test_without_a_detector_nothing_is_guessed():
+def test_without_a_detector_nothing_is_detected():
     assert Routes(DIRECTIONS, None).of(CHINESE, "fr", None) == Route(None, ("fr",))
 
 
-def test_a_model_that_was_told_no_sources_goes_straight(detector):
+def test_a_model_without_source_languages_is_direct(detector):
     assert Routes([(None, "fr"), (None, "en")], detector).of(CHINESE, "fr", None) == Route("zh", ("fr",))
 
 
-def test_where_nothing_leads_back_nothing_is_chosen(detector):
+def test_without_a_pivot_there_is_no_default(detector):
     """English into two others: whoever asks must say which."""
     assert Routes([("en", "fr"), ("en", "zh")], detector).of(ENGLISH, None, None) == Route("en", (None,))
 
 
-def test_the_model_hears_what_to_say(translator: Translator, multilingual: Tokenizer) -> None:
+def test_the_target_language_reaches_the_model(translator: Translator, multilingual: Tokenizer) -> None:
     found = translator.translate_full([ENGLISH, CHINESE, FRENCH])
     assert [one.text for one in found] == [ENGLISH, CHINESE, FRENCH], "in the order of the questions"
     assert [one.route for one in found] == [["en", "zh"], ["zh", "en"], ["fr", "en"]]
@@ -73,30 +73,30 @@ def test_the_model_hears_what_to_say(translator: Translator, multilingual: Token
         assert (multilingual.language(to), *multilingual.encode(text), multilingual.eos) in heard
 
 
-def test_two_steps_where_there_is_no_straight_way(translator: Translator, multilingual: Tokenizer) -> None:
+def test_two_steps_without_a_direct_direction(translator: Translator, multilingual: Tokenizer) -> None:
     (found,) = translator.translate_full([CHINESE], "fr", best=2)
     assert (found.source, found.text, found.route) == (CHINESE, CHINESE, ["zh", "en", "fr"])
     assert len(found.candidates) == 2
     assert [tokens[0] for tokens in translator.model.heard] == [multilingual.language(to) for to in ("en", "fr")]
-    with pytest.raises(UserError, match="alignment is of one step, and this goes zh → en → fr"):
+    with pytest.raises(UserError, match="alignment requires a direct direction, not zh → en → fr"):
         translator.translate_full([CHINESE], "fr", align=True)
 
 
-def test_what_is_in_the_language_already_is_left_alone(translator: Translator) -> None:
+def test_a_text_in_the_target_language_is_unchanged(translator: Translator) -> None:
     (found,) = translator.translate_full([FRENCH], "fr")
     assert (found.text, translator.model.heard) == (FRENCH, [])
-    assert found.notes == [f"{FRENCH!r}: is in fr already"]
-    with pytest.raises(UserError, match="said to be in 'fr' already"):
+    assert found.notes == [f"{FRENCH!r}: is already in fr"]
+    with pytest.raises(UserError, match="source and target language are both 'fr'"):
         translator.translate(FRENCH, "fr", from_="fr")
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"to": "de"}, "does not translate into 'de'; it knows: en"),
-        ({"from_": "de"}, "does not translate from 'de'; it knows: en"),
-        ({"to": "FR"}, r"does not translate into 'FR' \(did you mean 'fr'\?\)"),
-        ({"from_": "FR"}, r"does not translate from 'FR' \(did you mean 'fr'\?\)"),
+        ({"to": "de"}, r"unknown target language 'de' \(allowed: en"),
+        ({"from_": "de"}, r"unknown source language 'de' \(allowed: en"),
+        ({"to": "FR"}, r"unknown target language 'FR' \(did you mean 'fr'\?\)"),
+        ({"from_": "FR"}, r"unknown source language 'FR' \(did you mean 'fr'\?\)"),
     ],
 )
 def test_unknown_languages_are_refused_at_once(translator: Translator, options: dict[str, str], said: str) -> None:
@@ -104,7 +104,7 @@ def test_unknown_languages_are_refused_at_once(translator: Translator, options: 
         translator.translate_stream([ENGLISH], **options)
 
 
-def test_samples_do_not_depend_on_who_else_is_asked(translator: Translator) -> None:
+def test_samples_do_not_depend_on_the_batch(translator: Translator) -> None:
     options = {"method": "sample", "temperature": 3.0, "seed": 5}
     mixed = translator.translate([CHINESE, FRENCH, ENGLISH], **options)
     later = [translator.translate_full([text], first=n, **options)[0].text for n, text in enumerate([CHINESE, FRENCH])]

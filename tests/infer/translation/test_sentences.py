@@ -55,7 +55,7 @@ def test_parts_joined_are_the_text_and_none_is_too_long(text: str, budget: int) 
     assert not parts or parts[-1].cut == "end"
 
 
-def test_a_long_sentence_is_cut_between_clauses_then_words_then_characters() -> None:
+def test_a_long_sentence_is_split_between_clauses_then_words_then_characters() -> None:
     assert [part.text for part in fit("one two, three four, five. Six.", 20, characters)] == [
         "one two, ",
         "three four, five. ",
@@ -80,7 +80,5 @@ def test_a_long_sentence_is_cut_between_clauses_then_words_then_characters() -> 
         ("", " ", "Two.", "sentence", "", " "),
     ],
 )
-def test_scripts_get_the_space_they_want(
-    left: str, space: str, right: str, cut: str, around: str, between: str
-) -> None:
+def test_separators_fit_the_script(left: str, space: str, right: str, cut: str, around: str, between: str) -> None:
     assert join(left, space, right, cut, around) == between

@@ -30,7 +30,7 @@ from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.predictors.forward import Called
+from allyouneed.infer.predictors.forward import NamedForward
 from allyouneed.interop.ctranslate2 import write as writer
 from allyouneed.interop.ctranslate2.readme import readme
 from allyouneed.interop.families import FAMILIES
@@ -199,7 +199,7 @@ def translates_alike(folder: Folder, out: Path) -> None:
         assert [result.hypotheses[0] for result in found] == ours
         assert any(ours)
     targets = ROWS[::-1]
-    logits = Called(folder.model).logits({"tokens": ROWS, "targets": [[1, *row] for row in targets]})
+    logits = NamedForward(folder.model).logits({"tokens": ROWS, "targets": [[1, *row] for row in targets]})
     for row, expected, found in zip(targets, logits, theirs.score_batch(names(ROWS), names(targets)), strict=True):
         chances = expected.log_softmax(-1)[range(len(row) + 1), [*row, 2]]
         assert torch.allclose(torch.tensor(found.log_probs), chances, atol=1e-4)
@@ -212,7 +212,7 @@ def writes_alike(folder: Folder, out: Path) -> None:
     found = theirs.generate_batch(names(ROWS), sampling_topk=1, **options)
     assert [result.sequences_ids[0] for result in found] == [list(answer[0].tokens) for answer in answers]
     assert len({tuple(result.sequences_ids[0]) for result in found}) > 1
-    expected = Called(folder.model).logits({"tokens": ROWS})
+    expected = NamedForward(folder.model).logits({"tokens": ROWS})
     logits = torch.as_tensor(numpy.array(theirs.forward_batch(names(ROWS))))
     for row, one, other in zip(ROWS, expected, logits, strict=True):
         assert torch.allclose(one[: len(row)], other[: len(row)], atol=1e-4)
@@ -221,7 +221,7 @@ def writes_alike(folder: Folder, out: Path) -> None:
 def reads_alike(folder: Folder, out: Path) -> None:
     theirs = ctranslate2.Encoder(str(out), intra_threads=1)
     types = [[number % 2 for number in range(len(row))] for row in ROWS]
-    expected = Called(folder.model).hidden({"tokens": ROWS, "types": types})
+    expected = NamedForward(folder.model).hidden({"tokens": ROWS, "types": types})
     found = theirs.forward_batch(names(ROWS), token_type_ids=types).last_hidden_state
     for row, one, other in zip(ROWS, expected, torch.as_tensor(numpy.array(found)), strict=True):
         assert torch.allclose(one[: len(row)], other[: len(row)], atol=1e-4)
@@ -467,7 +467,7 @@ def test_pieces_that_the_model_has_no_number_for_are_unknown(tmp_path: Path) -> 
     theirs = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
     said = json.loads((tmp_path / "out" / "shared_vocabulary.json").read_bytes())[7]
     scored = theirs.score_batch([[*cut, "</s>"]], [[said]])[0].log_probs
-    logits = Called(folder.model).logits({"tokens": [[*numbers, 0]], "targets": [[pad, 7]]})
+    logits = NamedForward(folder.model).logits({"tokens": [[*numbers, 0]], "targets": [[pad, 7]]})
     assert scored == pytest.approx(logits[0].log_softmax(-1)[[0, 1], [7, 0]].tolist(), abs=1e-4)
 
 

@@ -96,7 +96,7 @@ def test_shared_modules_are_shared_inside_branches():
             {"left": FFN, "right": {"kind": "attention", "heads": 5}},
             "right.heads: width 12 is not divisible by 5 heads",
         ),
-        ({"left": {"kind": "fnn", "hidden": 3}}, "left.kind: 'fnn' is no token mixer"),
+        ({"left": {"kind": "fnn", "hidden": 3}}, "left.kind: unknown token mixer 'fnn'"),
         ({"left": {"kind": "ffn", "hiden": 3}}, "left.hiden: unknown; did you mean 'hidden'?"),
         ({}, "left: is required"),
     ],

@@ -158,7 +158,7 @@ def test_coordinates_with_a_limit_are_refused():
 
 
 def test_invalid_halting_configs_are_refused():
-    with pytest.raises(ConfigError, match=r"encoder\[0\]\.halt\.kind: 'atc' is no halting; did you mean 'act'\?"):
+    with pytest.raises(ConfigError, match=r"encoder\[0\]\.halt\.kind: unknown halting 'atc'; did you mean 'act'\?"):
         parse(Model, universal(halt="atc"))
     with pytest.raises(ConfigError, match=r"halt\.threshold"):
         parse(Model, universal(halt={"kind": "act", "threshold": 1.0}))

@@ -1,4 +1,4 @@
-"""Texts as vectors, and how alike they are."""
+"""Text embeddings and similarity."""
 
 from __future__ import annotations
 
@@ -13,64 +13,64 @@ from allyouneed.data.files.labels import Scored
 from allyouneed.errors import UserError
 from allyouneed.evaluate.answers import pearson, recall_at_1, spearman
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.predictors.base import Judged, Predictor, checked, in_batches, spread
+from allyouneed.infer.predictors.base import EvaluationResult, Predictor, check_texts, evenly_spaced, run_in_batches
 from allyouneed.nn.batch import Batch
 from allyouneed.runtime.process import ignore_warnings
 
-BLOCK = 1024  # texts whose scores against all others are held at a time
+BLOCK = 1024  # rows of the similarity matrix computed at a time
 
 
 class Embedder(Predictor):
-    """One vector a text. Texts that are longer than what it was trained on are read up to there, with a warning."""
+    """One vector per text. Texts longer than the training length are truncated, with a warning."""
 
     def embed(self, texts: str | Sequence[str]) -> Tensor:
         """The vector of a text (width,), or of each text of a list (texts, width)."""
         if isinstance(texts, str):
             return self.embed([texts])[0]
-        rows = [self.beginning(text) for text in checked(texts, "embed")]
+        rows = [self.encode_truncated(text) for text in check_texts(texts, "embed")]
         if not rows:
             return torch.zeros(0, self.model.config.head.width or self.model.config.width)
 
         def answer(batch: list[int]) -> list[Tensor]:
-            given = self.given([rows[n] for n in batch])
+            given = self.to_rows([rows[n] for n in batch])
             return list(self.model.logits(Batch(given)).float().cpu().clone())
 
-        return torch.stack(in_batches(self.model, [len(row) for row, _ in rows], answer))
+        return torch.stack(run_in_batches(self.model, [len(row) for row, _ in rows], answer))
 
     def similarity(self, pairs: tuple[str, str] | Sequence[tuple[str, str]]) -> Any:
-        """The cosine of two texts' vectors, or of each pair of a list: from -1 to 1, higher is more alike."""
+        """The cosine similarity of two texts, or of each pair of a list: -1 to 1."""
         one = isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(text, str) for text in pairs)
         many: Any = [pairs] if one else pairs
         for pair in many:
             if isinstance(pair, str) or len(pair) != 2:
-                raise UserError("a pair is two texts: similarity([(one, other), …])")
+                raise UserError("expected pairs of texts: similarity([(one, other), …])")
         vectors = self.embed([text for pair in many for text in pair])
         found: list[float] = nn.functional.cosine_similarity(vectors[::2], vectors[1::2]).tolist()
         return found[0] if one else found
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
-    ) -> Judged:
+    ) -> EvaluationResult:
         with ignore_warnings():
             first, second = (self.embed([example.texts[side] for example in examples]) for side in (0, 1))
         if isinstance(examples[0], Scored):
-            return _scores(examples, nn.functional.cosine_similarity(first, second).tolist(), show)
-        return _matches(examples, first, second, show)
+            return _evaluate_scores(examples, nn.functional.cosine_similarity(first, second).tolist(), show)
+        return _evaluate_matches(examples, first, second, show)
 
 
-def _scores(examples: Sequence[Scored], found: list[float], show: int) -> Judged:
+def _evaluate_scores(examples: Sequence[Scored], found: list[float], show: int) -> EvaluationResult:
     expected = [example.score for example in examples]
     figures = {"spearman": spearman(found, expected), "pearson": pearson(found, expected)}
     text = f"Spearman {figures['spearman']:5.1f}\nPearson  {figures['pearson']:5.1f}  of {len(found)} pairs"
     samples = [
         {"texts": f"{example.first}  |  {example.second}", "score": f"{example.score:g}", "cosine": f"{cosine:.3f}"}
-        for example, cosine in spread(list(zip(examples, found, strict=True)), show)
+        for example, cosine in evenly_spaced(list(zip(examples, found, strict=True)), show)
     ]
-    return Judged(figures, text, samples)
+    return EvaluationResult(figures, text, samples)
 
 
-def _matches(examples: Sequence[Any], first: Tensor, second: Tensor, show: int) -> Judged:
-    """For each first text, its own second text is looked for among all; and the other way round."""
+def _evaluate_matches(examples: Sequence[Any], first: Tensor, second: Tensor, show: int) -> EvaluationResult:
+    """Recall@1 of each first text's partner among all second texts, and the other way round."""
     one, other = nn.functional.normalize(first, dim=-1), nn.functional.normalize(second, dim=-1)
     shares: list[tuple[int, float]] = []
     best: list[int] = []
@@ -83,7 +83,7 @@ def _matches(examples: Sequence[Any], first: Tensor, second: Tensor, show: int) 
     recall = sum(count * share for count, share in shares) / sum(count for count, _ in shares)
     text = f"recall@1 {recall:5.1f} %  of {len(examples)} pairs, both ways"
     samples = [
-        {"text": examples[n].texts[0], "its own": examples[n].texts[1], "nearest": examples[best[n]].texts[1]}
-        for n in spread(range(len(examples)), show)
+        {"text": examples[n].texts[0], "partner": examples[n].texts[1], "nearest": examples[best[n]].texts[1]}
+        for n in evenly_spaced(range(len(examples)), show)
     ]
-    return Judged({"recall@1": recall}, text, samples)
+    return EvaluationResult({"recall@1": recall}, text, samples)

@@ -1,4 +1,4 @@
-"""Texts with gaps, filled by a model that was trained to tell what was cut out."""
+"""Span corruption models: fill gaps of any length."""
 
 from __future__ import annotations
 
@@ -12,73 +12,78 @@ from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.predictors.base import Judged, Predictor, checked, spread
-from allyouneed.infer.translation.split import quoted
+from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced
+from allyouneed.infer.predictors.generating import GeneratingPredictor
+from allyouneed.infer.translation.split import quote
 from allyouneed.tasks.span_corruption import corrupt
 
-SHOWN = 40  # in samples, a text is cut after so many tokens
-GAP = 3  # and so many of them are cut out of its middle
+SHOWN = 40  # tokens of a sample text
+GAP = 3  # tokens removed from its middle
 
 
-class SpanFiller(Predictor):
-    """Fills gaps of any length: `<mask>` is where something is missing."""
+class SpanFiller(GeneratingPredictor):
+    """Fills each `<mask>` with any number of tokens."""
 
     def __init__(self, folder: Folder) -> None:
         super().__init__(folder)
         tokenizer = self.tokenizer
         count = int(folder.task["sentinels"])
-        self.marks = [tokenizer.special(sentinel(number)) for number in range(count)]
-        never = [n for n in tokenizer.specials if n != tokenizer.eos and n not in set(self.marks)]
-        self.engine = Engine(self.model, tokenizer.bos, tokenizer.eos, tokenizer.pad, never, self.limit)
+        self.sentinels = [tokenizer.special(sentinel(number)) for number in range(count)]
+
+    def build_engine(self) -> Engine:
+        tokenizer = self.tokenizer
+        never = [n for n in tokenizer.specials if n != tokenizer.eos and n not in set(self.sentinels)]
+        return Engine(self.model, tokenizer.bos, tokenizer.eos, tokenizer.pad, never, self.limit)
 
     def fill(self, texts: str | Sequence[str], **options: Any) -> Any:
         """The text, or each text of a list, with every `<mask>` filled. `options`: `beam=1`, `extra=20`, …"""
-        many = checked([texts] if isinstance(texts, str) else texts, "fill")
-        settled = Decoding.of(self.folder.decoding, **options)
+        many = check_texts([texts] if isinstance(texts, str) else texts, "fill")
+        decoding = Decoding.of(self.folder.decoding, **options)
         texts_in_parts = [self._parts(text) for text in many]
-        gaps = self._gaps(texts_in_parts, settled, many)
-        found = [self._joined(*both) for both in zip(texts_in_parts, gaps, strict=True)]
+        gaps = self._fill_gaps(texts_in_parts, decoding, many)
+        found = [self._join(*both) for both in zip(texts_in_parts, gaps, strict=True)]
         return found[0] if isinstance(texts, str) else found
 
     def _parts(self, text: str) -> list[list[int]]:
         parts = self.tokenizer.encode_batch(text.split(MASK))
-        if not 1 < len(parts) <= len(self.marks) + 1:
-            raise UserError(f"{quoted(text)}: write {MASK} where something is missing, 1 to {len(self.marks)} times")
+        if not 1 < len(parts) <= len(self.sentinels) + 1:
+            raise UserError(f"{quote(text)}: expected 1 to {len(self.sentinels)} {MASK}")
         return parts
 
-    def _gaps(
+    def _fill_gaps(
         self, texts: list[list[list[int]]], decoding: Decoding, names: Sequence[str] = ()
     ) -> list[list[list[int]]]:
-        """For each text the tokens that fill its gaps. `names`: how it is called where something is to be said."""
+        """The tokens that fill the gaps of each text. `names`: the texts, for messages."""
         sources = []
         for parts in texts:
             source = list(parts[0])
-            for mark, part in zip(self.marks, parts[1:], strict=False):
-                source += [mark, *part]
+            for sentinel_id, part in zip(self.sentinels, parts[1:], strict=False):
+                source += [sentinel_id, *part]
             sources.append([*source, self.tokenizer.eos])
         limit = self.model.config.source_limit
         for text, source in zip(names, sources, strict=False):
             if limit is not None and len(source) > limit:
-                raise UserError(f"{quoted(text)}: {len(source)} tokens, the model can read {limit}; shorten it")
+                raise UserError(f"{quote(text)}: {len(source)} tokens, more than the model's {limit}; shorten it")
         answers = self.engine.generate(sources, decoding)
         for text, (best, *_) in zip(names, answers, strict=False):
             if not best.finished:
-                why = "for it repeats itself" if best.repeats else "without coming to an end; extra=…"
-                warnings.warn(f"{quoted(text)}: stopped after {len(best.tokens)} tokens, {why}", stacklevel=3)
-        return [self._told(answer[0].tokens, len(parts) - 1) for answer, parts in zip(answers, texts, strict=True)]
+                why = "because it repeats itself" if best.repeats else "without an end token; raise extra"
+                warnings.warn(f"{quote(text)}: stopped after {len(best.tokens)} tokens {why}", stacklevel=3)
+        found = zip(answers, texts, strict=True)
+        return [self._by_sentinel(best.tokens, len(parts) - 1) for (best, *_), parts in found]
 
-    def _told(self, tokens: list[int], count: int) -> list[list[int]]:
-        """What stands after each mark; nothing for a mark that was not said."""
+    def _by_sentinel(self, tokens: list[int], count: int) -> list[list[int]]:
+        """The tokens after each sentinel; empty for a sentinel that was not generated."""
         found: dict[int, list[int]] = {}
-        now: list[int] = []
+        current: list[int] = []
         for token in tokens:
-            if token in self.marks:
-                now = found.setdefault(token, [])
+            if token in self.sentinels:
+                current = found.setdefault(token, [])
             else:
-                now.append(token)
-        return [found.get(mark, []) for mark in self.marks[:count]]
+                current.append(token)
+        return [found.get(sentinel_id, []) for sentinel_id in self.sentinels[:count]]
 
-    def _joined(self, parts: list[list[int]], gaps: list[list[int]]) -> str:
+    def _join(self, parts: list[list[int]], gaps: list[list[int]]) -> str:
         ids = list(parts[0])
         for gap, part in zip(gaps, parts[1:], strict=True):
             ids += [*gap, *part]
@@ -86,20 +91,20 @@ class SpanFiller(Predictor):
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
-    ) -> Judged:
-        """Samples only: how likely what was cut out is, is what validation measures."""
+    ) -> EvaluationResult:
+        """Samples only; validation measures the likelihood of removed spans."""
         samples = []
-        settled = Decoding.of(self.folder.decoding if decoding is None else tree_of(decoding))
-        for example in spread(examples, show):
+        options = Decoding.of(self.folder.decoding if decoding is None else tree_of(decoding))
+        for example in evenly_spaced(examples, show):
             ids = self.tokenizer.encode(example.texts[0])[:SHOWN]
             middle = len(ids) // 2
-            _, target = corrupt(ids, [(middle, middle + GAP)], self.marks)
-            gaps = self._gaps([[ids[:middle], ids[middle + GAP :]]], settled)
+            _, target = corrupt(ids, [(middle, middle + GAP)], self.sentinels)
+            gaps = self._fill_gaps([[ids[:middle], ids[middle + GAP :]]], options)
             samples.append(
                 {
                     "text": MASK.join(self.tokenizer.decode_batch([ids[:middle], ids[middle + GAP :]])),
-                    "cut out": self.tokenizer.decode(target[1:]),
-                    "told": self.tokenizer.decode(gaps[0][0]),
+                    "removed": self.tokenizer.decode(target[1:]),
+                    "predicted": self.tokenizer.decode(gaps[0][0]),
                 }
             )
-        return Judged({}, "", samples)
+        return EvaluationResult({}, "", samples)

@@ -1,11 +1,10 @@
-"""Texts that go on: a prompt in, what comes after it out."""
+"""Text generation: continuations of prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Generator as Coroutine
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, overload
 
 from allyouneed.config import tree_of
@@ -15,19 +14,19 @@ from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.detokenizer import StopStrings, StreamingDetokenizer, detokenize
 from allyouneed.infer.decoding.options import SAMPLING, Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.predictors.base import Judged, checked, spread
-from allyouneed.infer.retrieval.predictor import Retrieving
+from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
+from allyouneed.infer.retrieval.predictor import RetrievalPredictor
 from allyouneed.infer.speculative.decode import DraftStats, check_draft_options, total_stats
 from allyouneed.infer.speculative.drafts import Draft, draft_for
-from allyouneed.infer.translation.split import quoted
+from allyouneed.infer.translation.split import quote
 
-SHOWN = 16  # tokens of a document that a sample of its continuation begins with
+SHOWN = 16  # tokens of a document that prompt a sample
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """What may come after a prompt. `score`: log-probability over length penalty; `tokens`: how many were added;
-    `finished`: the model itself came to an end, or to a string it was to stop at."""
+    """A continuation. `score`: log-probability over length penalty; `tokens`: number of new tokens; `finished`: it
+    ended with an end token or a stop string."""
 
     text: str
     score: float
@@ -37,7 +36,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Generation:
-    """A prompt and how it goes on, best first. `guesses`: how often a draft was right, where there was one."""
+    """A prompt and its continuations, best first. `guesses`: acceptance of draft tokens, with speculative decoding."""
 
     prompt: str
     candidates: list[Continuation]
@@ -49,16 +48,15 @@ class Generation:
         return self.candidates[0].text
 
 
-class Generator(Retrieving):
-    """Goes on with prompts as a language model does. Where it was trained on pairs of prompt and answer, it answers."""
+class Generator(RetrievalPredictor):
+    """Continues prompts with a language model. A model trained on pairs of prompt and answer generates the answer."""
 
     def __init__(self, folder: Folder) -> None:
         super().__init__(folder)
         self.prefix = folder.task["kind"] == "prefix-lm"
         self.answers = self.prefix and folder.task.get("reads") == "pairs"
 
-    @cached_property
-    def engine(self) -> Engine:
+    def build_engine(self) -> Engine:
         tokenizer, marks = self.tokenizer, self.tokenizer.template
         specials = [number for number in tokenizer.specials if number != tokenizer.eos]
         return Engine(
@@ -66,7 +64,7 @@ class Generator(Retrieving):
             tokenizer.bos,
             tokenizer.eos,
             tokenizer.pad,
-            marks.never if tokenizer.foreign else specials,  # theirs may have been trained to say some
+            marks.never if tokenizer.foreign else specials,  # imported models may generate special tokens
             self.limit,
             bidirectional_prompt=self.prefix,
             ends=marks.stops,
@@ -80,8 +78,8 @@ class Generator(Retrieving):
     def generate(self, prompts: Sequence[str], **options: Any) -> list[str]: ...
 
     def generate(self, prompts: str | Sequence[str], **options: Any) -> str | list[str]:
-        """What comes after a prompt, or after each of a list. `options` are those of `generate_full`:
-        `method="greedy"`, `max_length=200`, `temperature=0.8`, `seed=3`, …"""
+        """The continuation of a prompt, or of each of a list. `options`: see `generate_full`; `method="greedy"`,
+        `max_length=200`, `temperature=0.8`, `seed=3`, …"""
         many = [prompts] if isinstance(prompts, str) else prompts
         found = [full.text for full in self.generate_full(many, **options)]
         return found[0] if isinstance(prompts, str) else found
@@ -98,19 +96,17 @@ class Generator(Retrieving):
         ahead: int | None = None,
         **changes: Any,
     ) -> list[Generation]:
-        """The same with scores, several continuations (`best=3`) and notes. `max_length` counts new tokens, `extra` is
-        their number when it is not given. `stop`: strings before which a text ends. `specials`: what a prompt spells
-        like a special token of an imported model is one. `first`: the place of the first prompt in a longer request;
-        samples depend on it and on the seed alone. `draft`: a smaller model, or "lookup", that guesses `ahead` tokens
-        at a time, so that they come sooner."""
-        texts = checked(prompts, "generate_full")
+        """The same with scores, several continuations (`best=3`) and notes. `max_length`: the most new tokens, default
+        `extra`. `stop`: strings before which a text ends. `specials`: parse special tokens of an imported model in the
+        prompt. `first`: the index of the first prompt in a longer request; samples depend on it and on the seed alone.
+        `draft`: a smaller model, or "lookup", that drafts `ahead` tokens per step (speculative decoding)."""
+        texts = check_texts(prompts, "generate_full")
         self.retrieve_as_trained()
-        settled = self._settled(decoding, changes)
-        guesser = self._draft(draft, ahead, settled)
+        options = self._decoding(decoding, changes)
+        drafter = self._draft(draft, ahead, options)
         encoded = [self._prompt(text, specials) for text in texts]
-        self.engine.exact = self.exact
-        answers = self.engine.complete(encoded, settled, on_progress, first, self._stops(settled), guesser)
-        return [self._told(*both, settled) for both in zip(texts, encoded, answers, strict=True)]
+        answers = self.engine.complete(encoded, options, on_progress, first, self._stops(options), drafter)
+        return [self._generation(*both, options) for both in zip(texts, encoded, answers, strict=True)]
 
     def stream(
         self,
@@ -123,86 +119,85 @@ class Generator(Retrieving):
         ahead: int | None = None,
         **changes: Any,
     ) -> Coroutine[str, None, Generation]:
-        """What `generate` says, piece by piece as it comes: whole characters, and nothing of a string to stop at. A
-        beam search says all at its end. Read with `yield from`, it gives the whole `Generation` at last."""
-        (text,) = checked([prompt], "stream")
+        """Stream the text of `generate` in pieces of whole characters, without stop strings; a beam search yields all
+        of it at the end. The generator returns the `Generation` (`yield from`)."""
+        (text,) = check_texts([prompt], "stream")
         self.retrieve_as_trained()
-        settled = self._settled(decoding, changes)
-        if settled.best > 1:
-            raise UserError(f"best={settled.best}: one text is told as it comes; leave it out, or use generate_full")
-        self.engine.exact = self.exact
-        return self._pieces(text, self._prompt(text, specials), settled, first, self._draft(draft, ahead, settled))
+        options = self._decoding(decoding, changes)
+        if options.best > 1:
+            raise UserError(f"best={options.best}: `stream` yields one text; remove `best`, or use generate_full")
+        return self._stream(text, self._prompt(text, specials), options, first, self._draft(draft, ahead, options))
 
-    def _draft(self, draft: Any, ahead: int | None, settled: Decoding) -> Draft | None:
+    def _draft(self, draft: Any, ahead: int | None, options: Decoding) -> Draft | None:
         found = draft_for(self, draft, ahead, lambda other: other.engine)
         if found is not None:
-            check_draft_options(settled)
+            check_draft_options(options)
         return found
 
-    def _pieces(
-        self, text: str, prompt: list[int], settled: Decoding, first: int, draft: Draft | None
+    def _stream(
+        self, text: str, prompt: list[int], options: Decoding, first: int, draft: Draft | None
     ) -> Coroutine[str, None, Generation]:
-        spoken = StreamingDetokenizer(self.tokenizer, self._before(prompt), settled.stop)
-        tokens = self.engine.stream(prompt, settled, first, self._stops(settled), draft)
+        detokenizer = StreamingDetokenizer(self.tokenizer, self._context(prompt), options.stop)
+        tokens = self.engine.stream(prompt, options, first, self._stops(options), draft)
         while True:
             try:
-                piece = spoken.add(next(tokens))
-            except StopIteration as over:
-                answer: Hypothesis = over.value
+                piece = detokenizer.add(next(tokens))
+            except StopIteration as stopped:
+                answer: Hypothesis = stopped.value
                 break
             if piece:
                 yield piece
-        if rest := spoken.end():
+        if rest := detokenizer.end():
             yield rest
-        return self._told(text, prompt, [answer], settled)
+        return self._generation(text, prompt, [answer], options)
 
-    def _settled(self, decoding: Decoding | None, changes: dict[str, Any]) -> Decoding:
-        """Who names an option of sampling wants to sample, whatever the model's own way is."""
+    def _decoding(self, decoding: Decoding | None, changes: dict[str, Any]) -> Decoding:
+        """The decoding options; a sampling option implies `method=sample`, whatever the folder's default."""
         if "method" not in changes and any(changes.get(name) is not None for name in (*SAMPLING, "seed")):
             changes = {"method": "sample"} | changes
         return Decoding.of(self.folder.decoding if decoding is None else tree_of(decoding), **changes)
 
-    def _stops(self, settled: Decoding) -> StopStrings | None:
-        return StopStrings(self.tokenizer, settled.stop) if settled.stop else None
+    def _stops(self, options: Decoding) -> StopStrings | None:
+        return StopStrings(self.tokenizer, options.stop) if options.stop else None
 
     def _prompt(self, text: str, specials: bool) -> list[int]:
         tokenizer = self.tokenizer
         ids = [*tokenizer.opening, *tokenizer.encode(text, specials), *([tokenizer.eos] if self.answers else [])]
-        if not ids:  # a model without a begin mark learnt that a text begins after the end of another (GPT-2)
+        if not ids:  # without a begin token, a text starts after the end of another (GPT-2)
             ids = [tokenizer.eos]
         if self.limit is not None and len(ids) > self.limit:
             raise UserError(
-                f"{quoted(text)}: {len(ids)} tokens with the marks, the model has places for {self.limit}; shorten it"
+                f"{quote(text)}: {len(ids)} tokens with special tokens, more than the model's {self.limit}; shorten it"
             )
         return ids
 
-    def _before(self, prompt: list[int]) -> list[int]:
-        """What the text that is told goes on with: how a token is written may depend on the one before it."""
+    def _context(self, prompt: list[int]) -> list[int]:
+        """The tokens before the generated text, on which its detokenization may depend."""
         return [] if self.answers else prompt
 
-    def _told(self, text: str, prompt: list[int], answers: list[Hypothesis], settled: Decoding) -> Generation:
+    def _generation(self, text: str, prompt: list[int], answers: list[Hypothesis], options: Decoding) -> Generation:
         found = []
         for answer in answers:
-            added = detokenize(self.tokenizer, answer.tokens, self._before(prompt), settled.stop)
+            added = detokenize(self.tokenizer, answer.tokens, self._context(prompt), options.stop)
             found.append(Continuation(added, answer.score, len(answer.tokens), answer.finished))
         notes = []
         longest = len(prompt) + len(answers[0].tokens)
         if longest > self.folder.max_tokens:
             notes.append(
-                f"{quoted(text)}: {longest} tokens with what was added; it was trained on {self.folder.max_tokens}"
+                f"{quote(text)}: {longest} tokens with the continuation; it was trained on {self.folder.max_tokens}"
             )
-        best, said = answers[0], len(answers[0].tokens)
+        best, count = answers[0], len(answers[0].tokens)
         if best.repeats:
-            notes.append(f"{quoted(text)}: repeats itself; stopped after {said} tokens (loops=0 lets it go on)")
-        elif not best.finished and said < settled.continuation_limit():
-            notes.append(f"{quoted(text)}: stopped after {said} tokens, for the model has places for {self.limit}")
+            notes.append(loop_note(text, count))
+        elif not best.finished and count < options.continuation_limit():
+            notes.append(f"{quote(text)}: stopped after {count} tokens at the model's limit of {self.limit}")
         return Generation(text, found, notes, total_stats([answers]))
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
-    ) -> Judged:
-        """There is no right answer: only samples. A language model is judged by its perplexity."""
-        shown = spread(examples, show)
+    ) -> EvaluationResult:
+        """Samples only; a language model is scored by its perplexity."""
+        shown = evenly_spaced(examples, show)
         if self.answers:
             prompts = [example.texts[0] for example in shown]
         else:
@@ -210,7 +205,7 @@ class Generator(Retrieving):
         found = self.generate(prompts, decoding=decoding) if prompts else []
         samples = []
         for example, prompt, text in zip(shown, prompts, found, strict=True):
-            samples.append({"prompt": prompt, "goes on": text})
+            samples.append({"prompt": prompt, "continuation": text})
             if self.answers:
                 samples[-1]["expected"] = example.texts[1]
-        return Judged({}, "", samples)
+        return EvaluationResult({}, "", samples)

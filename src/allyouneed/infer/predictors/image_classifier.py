@@ -1,4 +1,4 @@
-"""What is on an image."""
+"""Image classification."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from allyouneed.errors import UserError
 from allyouneed.evaluate.answers import accuracy, macro_f1
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.predictors.base import Judged, Predictor, in_batches, on_host, spread
+from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced, run_in_batches, to_list
 from allyouneed.nn.batch import Batch, Signal
 
 Image = Any  # a path, a PIL image, or pixels (height, width, channels) of 0 to 255
@@ -24,14 +24,14 @@ TOP = 5
 
 @dataclass(frozen=True)
 class ImageClass:
-    """What an image shows, and how likely the likeliest classes are, likeliest first."""
+    """The class of an image, and the probabilities of the best classes, most likely first."""
 
     label: str
     scores: dict[str, float]
 
 
 class ImageClassifier(Predictor):
-    """Says which class images belong to."""
+    """Classifies images."""
 
     def __init__(self, folder: Folder) -> None:
         super().__init__(folder)
@@ -50,27 +50,27 @@ class ImageClassifier(Predictor):
     def classify_image_full(self, images: Sequence[Image], top: int = TOP) -> list[ImageClass]:
         """The same with the probabilities of the `top` classes."""
         if not isinstance(images, list | tuple):
-            raise UserError("classify_image_full takes a list of images; write [image] for a single one")
+            raise UserError("classify_image_full takes a list of images; use [image] for a single one")
         if top < 1:
-            raise UserError(f"top={top}: at least 1 class is asked for")
+            raise UserError(f"top={top}: must be at least 1")
         if not self.labels:
-            raise UserError(f"{self.folder.path}: this model sorts nothing: it has no classes")
+            raise UserError(f"{self.folder.path}: this model has no classification head")
         reader = pixels_of(self.folder)
 
         def answer(batch: list[int]) -> list[list[float]]:
             given = Signal(read_images(reader, [images[n] for n in batch])).to(self.device)
             given = given.each(lambda values: values.to(next(self.model.parameters()).dtype))
-            return on_host(self.model.logits(Batch(given)).float().softmax(-1))
+            return to_list(self.model.logits(Batch(given)).float().softmax(-1))
 
         found = []
-        for scores in in_batches(self.model, [self.embed.token_count] * len(images), answer):
+        for scores in run_in_batches(self.model, [self.embed.token_count] * len(images), answer):
             best = sorted(zip(self.labels, scores, strict=True), key=lambda both: -both[1])[:top]
             found.append(ImageClass(best[0][0], dict(best)))
         return found
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
-    ) -> Judged:
+    ) -> EvaluationResult:
         """Examples of `texts` (an image file) and a `label`."""
         found = self.classify_image([example.texts[0] for example in examples])
         expected = [example.label for example in examples]
@@ -78,17 +78,17 @@ class ImageClassifier(Predictor):
         text = f"accuracy {figures['accuracy']:5.1f} %\nmacro-F1 {figures['macro-f1']:5.1f}  of {len(found)} images"
         samples = [
             {"image": str(example.texts[0]), "expected": example.label, "found": label}
-            for example, label in spread(list(zip(examples, found, strict=True)), show)
+            for example, label in evenly_spaced(list(zip(examples, found, strict=True)), show)
         ]
-        return Judged(figures, text, samples)
+        return EvaluationResult(figures, text, samples)
 
 
 def pixels_of(folder: Folder) -> Pixels:
-    """How the folder's model wants its images."""
-    told = folder.task.get("image", {})
-    if "lacks" in told:
-        raise UserError(f"{folder.path}: {told['lacks']}; give it pixels: model.logits(pixels=…)")
-    return parse(Pixels, told, f"{folder.path}: task.image")
+    """How the folder's model reads images: size, normalization."""
+    settings = folder.task.get("image", {})
+    if "lacks" in settings:
+        raise UserError(f"{folder.path}: {settings['lacks']}; give it pixels: model.logits(pixels=…)")
+    return parse(Pixels, settings, f"{folder.path}: task.image")
 
 
 def read_images(reader: Pixels, images: Sequence[Image]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which text belongs to an image: both as vectors in one space (CLIP)."""
+"""Matching images and texts by their embeddings in one space (CLIP)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from allyouneed.errors import UserError
 from allyouneed.evaluate.answers import accuracy
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.predictors.base import Judged, Predictor, checked, in_batches, spread
+from allyouneed.infer.predictors.base import EvaluationResult, Predictor, check_texts, evenly_spaced, run_in_batches
 from allyouneed.infer.predictors.image_classifier import Image, pixels_of, read_images
 from allyouneed.nn.batch import Signal
 
 
 @dataclass(frozen=True)
 class ImageMatch:
-    """The text that fits an image best; how likely each text is among those given, likeliest first; and the cosine of
-    each with the image, which does not depend on the other texts."""
+    """The best text for an image; the probability of each given text, most likely first; and its cosine similarity
+    with the image, which does not depend on the other texts."""
 
     text: str
     scores: dict[str, float]
@@ -28,65 +28,65 @@ class ImageMatch:
 
 
 class ImageMatcher(Predictor):
-    """Tells which of some texts fits an image best."""
+    """Matches images with texts."""
 
     def match_image(self, images: Image | list[Image], texts: Sequence[str]) -> Any:
-        """The text that fits an image best, or each image of a list."""
+        """The best text for an image, or for each image of a list."""
         many = images if isinstance(images, list) else [images]
         found = [full.text for full in self.match_image_full(many, texts)]
         return found if isinstance(images, list) else found[0]
 
     def match_image_full(self, images: Sequence[Image], texts: Sequence[str]) -> list[ImageMatch]:
-        """The same with chances and cosines."""
+        """The same with probabilities and cosine similarities."""
         if not isinstance(images, list | tuple):
-            raise UserError("match_image_full takes a list of images; write [image] for a single one")
-        texts = list(dict.fromkeys(checked(texts, "match_image")))
+            raise UserError("match_image_full takes a list of images; use [image] for a single one")
+        texts = list(dict.fromkeys(check_texts(texts, "match_image")))
         if not texts:
-            raise UserError("match_image needs texts to choose from")
+            raise UserError("match_image requires texts")
         if not images:
             return []
         cosines = self.embed_images(images) @ self.embed_texts(texts).T
-        chances = (float(self.model.scale.detach()) * cosines).softmax(-1)
+        probabilities = (float(self.model.scale.detach()) * cosines).softmax(-1)
         found = []
-        for row, near in zip(chances.tolist(), cosines.tolist(), strict=True):
+        for row, similar in zip(probabilities.tolist(), cosines.tolist(), strict=True):
             order = sorted(range(len(texts)), key=lambda n: -row[n])
-            scores, alike = ({texts[n]: values[n] for n in order} for values in (row, near))
-            found.append(ImageMatch(texts[order[0]], scores, alike))
+            scores, by_text = ({texts[n]: values[n] for n in order} for values in (row, similar))
+            found.append(ImageMatch(texts[order[0]], scores, by_text))
         return found
 
     def embed_images(self, images: Sequence[Image]) -> Tensor:
-        """(images, width), each of length 1."""
+        """(images, width), unit vectors."""
         reader = pixels_of(self.folder)
-        kind = next(self.model.parameters()).dtype
+        dtype = next(self.model.parameters()).dtype
 
         def answer(batch: list[int]) -> list[Tensor]:
-            given = Signal(read_images(reader, [images[n] for n in batch]).to(self.device, kind))
+            given = Signal(read_images(reader, [images[n] for n in batch]).to(self.device, dtype))
             return list(self.model.vectors("image", given).float().cpu())
 
-        places = self.model.config.image.embed.token_count
-        return self._stacked(in_batches(self.model, [places] * len(images), answer))
+        tokens = self.model.config.image.embed.token_count
+        return self._stack(run_in_batches(self.model, [tokens] * len(images), answer))
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
-        """(texts, width), each of length 1. Texts that are longer than the model can place are read up to there."""
-        framed = [self.beginning(text) for text in checked(texts, "embed_texts")]
+        """(texts, width), unit vectors. Texts longer than the model's limit are truncated."""
+        framed = [self.encode_truncated(text) for text in check_texts(texts, "embed_texts")]
 
         def answer(batch: list[int]) -> list[Tensor]:
-            return list(self.model.vectors("text", self.given([framed[n] for n in batch])).float().cpu())
+            return list(self.model.vectors("text", self.to_rows([framed[n] for n in batch])).float().cpu())
 
-        return self._stacked(in_batches(self.model, [len(row[0]) for row in framed], answer))
+        return self._stack(run_in_batches(self.model, [len(row[0]) for row in framed], answer))
 
-    def _stacked(self, vectors: list[Tensor]) -> Tensor:
+    def _stack(self, vectors: list[Tensor]) -> Tensor:
         return torch.stack(vectors) if vectors else torch.zeros(0, self.model.config.width)
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
-    ) -> Judged:
-        """Examples of `texts`: an image file and its text, which is looked for among those of all examples."""
+    ) -> EvaluationResult:
+        """Examples of `texts`: an image file and its text, which is ranked among the texts of all examples."""
         expected = [example.texts[1] for example in examples]
         found = self.match_image([example.texts[0] for example in examples], expected)
         figure = accuracy(found, expected)
         samples = [
             {"image": str(example.texts[0]), "expected": example.texts[1], "found": text}
-            for example, text in spread(list(zip(examples, found, strict=True)), show)
+            for example, text in evenly_spaced(list(zip(examples, found, strict=True)), show)
         ]
-        return Judged({"accuracy": figure}, f"accuracy {figure:5.1f} %  of {len(found)} images", samples)
+        return EvaluationResult({"accuracy": figure}, f"accuracy {figure:5.1f} %  of {len(found)} images", samples)

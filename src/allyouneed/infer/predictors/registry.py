@@ -1,37 +1,63 @@
-"""Which use a model folder has: by the task it was trained for."""
+"""Tasks, and for each the predictor class that serves it and the commands that call it.
+
+The only such table: `allyouneed.load`, the command line and `evaluate` read it. Classes are imported when used.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
 from allyouneed.errors import UserError
-from allyouneed.folder import Folder
-from allyouneed.infer.predictors.base import Predictor
 
-# where the class is, so that a folder's use is imported and no other
-USES = {
-    "translation": ("translator", "Translator"),
-    "seq2seq": ("seq2seq", "Seq2Seq"),
-    "causal-lm": ("generator", "Generator"),
-    "prefix-lm": ("generator", "Generator"),
-    "masked-lm": ("fill_mask", "MaskFiller"),
-    "permutation-lm": ("fill_mask", "Asker"),
-    "span-corruption": ("fill_spans", "SpanFiller"),
-    "classification": ("classifier", "Classifier"),
-    "tagging": ("tagger", "Tagger"),
-    "similarity": ("embedder", "Embedder"),
-    "contrastive": ("embedder", "Embedder"),
-    "transcription": ("transcriber", "Transcriber"),
-    "image-classification": ("image_classifier", "ImageClassifier"),
-    "image-text": ("image_matcher", "ImageMatcher"),
+if TYPE_CHECKING:  # the command line reads this table without importing torch
+    from allyouneed.folder import Folder
+    from allyouneed.infer.predictors.base import Predictor
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """`module` and `predictor`: where the class is, in this package. `commands`: those of `allyouneed`, the main one
+    first. `pretrained`: the body also serves `similarity`, with a pooled head."""
+
+    module: str
+    predictor: str
+    commands: tuple[str, ...]
+    pretrained: bool = False
+
+    @property
+    def predictor_class(self) -> type[Predictor]:
+        return cast("type[Predictor]", getattr(import_module(f"{__package__}.{self.module}"), self.predictor))
+
+
+# in the order of `allyouneed --help`
+TASKS = {
+    "translation": TaskEntry("translator", "Translator", ("translate",)),
+    "causal-lm": TaskEntry("generator", "Generator", ("generate",), pretrained=True),
+    "prefix-lm": TaskEntry("generator", "Generator", ("generate",)),
+    "seq2seq": TaskEntry("seq2seq", "Seq2Seq", ("seq2seq",)),
+    "masked-lm": TaskEntry("fill_mask", "MaskFiller", ("fill-mask",), pretrained=True),
+    "permutation-lm": TaskEntry("fill_mask", "PermutationMaskFiller", ("fill-mask",), pretrained=True),
+    "span-corruption": TaskEntry("fill_spans", "SpanFiller", ("fill-mask",)),
+    "classification": TaskEntry("classifier", "Classifier", ("classify",)),
+    "tagging": TaskEntry("tagger", "Tagger", ("tag",)),
+    "similarity": TaskEntry("embedder", "Embedder", ("embed", "similarity")),
+    "contrastive": TaskEntry("embedder", "Embedder", ("embed", "similarity")),
+    "transcription": TaskEntry("transcriber", "Transcriber", ("transcribe",)),
+    "image-classification": TaskEntry("image_classifier", "ImageClassifier", ("classify-image",)),
+    "image-text": TaskEntry("image_matcher", "ImageMatcher", ("match-image",)),
 }
 
 
+def commands() -> list[str]:
+    """Every command that uses a model, once."""
+    return list(dict.fromkeys(command for entry in TASKS.values() for command in entry.commands))
+
+
 def predictor(folder: Folder) -> Predictor:
-    """The folder, ready to do what it was trained for."""
+    """The predictor for the task that the folder was trained for."""
     task = folder.task.get("kind")
-    if task not in USES:
-        raise UserError(f"{folder.path}: trained for {task!r}, which has no use here; there are {', '.join(USES)}")
-    module, name = USES[task]
-    made: Predictor = getattr(import_module(f"allyouneed.infer.predictors.{module}"), name)(folder)
-    return made
+    if task not in TASKS:
+        raise UserError(f"{folder.path}: unknown task {task!r} (allowed: {', '.join(TASKS)})")
+    return TASKS[task].predictor_class(folder)

@@ -1,4 +1,4 @@
-"""Text in, text out, by a model that was told in words what to do: T5's prompts, summaries."""
+"""Text to text with instructions in the input: T5's prompts, summaries."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from allyouneed.evaluate.translation import evaluate
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.detokenizer import StopStrings, detokenize
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.predictors.base import Judged, Predictor, checked, spread
+from allyouneed.infer.engine import Engine
+from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
+from allyouneed.infer.predictors.generating import GeneratingPredictor
 from allyouneed.infer.speculative.decode import DraftStats, check_draft_options, total_stats
 from allyouneed.infer.speculative.drafts import draft_for
-from allyouneed.infer.translation.frames import guessing, plain_frame, write
-from allyouneed.infer.translation.split import quoted
+from allyouneed.infer.translation.frames import default_frame, draft_engine, generate_targets, sequence_engine
+from allyouneed.infer.translation.split import quote
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One text a model made of another; `score`: log-probability over length penalty; `finished`: it came to an end."""
+class RewriteCandidate:
+    """One output text; `score`: log-probability over length penalty; `finished`: it ended with an end token."""
 
     text: str
     score: float
@@ -30,10 +32,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """A text and what the model makes of it, best first. `guesses`: how often a draft was right, if there was one."""
+    """A text and its outputs, best first. `guesses`: acceptance of the draft tokens, with speculative decoding."""
 
     source: str
-    candidates: list[Answer]
+    candidates: list[RewriteCandidate]
     notes: list[str] = field(default_factory=list)
     guesses: DraftStats | None = None
 
@@ -46,11 +48,14 @@ class Rewriting:
         return self.candidates[0].score
 
 
-class Seq2Seq(Predictor):
-    """Writes a text for each it reads. A text is read whole: one that is longer than the model can place is refused.
+class Seq2Seq(GeneratingPredictor):
+    """Rewrites texts. A text longer than the model's limit is an error.
 
-    `specials`: tokens such as T5's `<extra_id_0>` that are spelled in a text are meant; otherwise a text is only text.
+    `specials`: parse special tokens such as T5's `<extra_id_0>` in the text; otherwise they are plain text.
     """
+
+    def build_engine(self) -> Engine:
+        return sequence_engine(self.model, self.folder.tokenizers, self.limit)
 
     @overload
     def seq2seq(self, texts: str, **options: Any) -> str: ...
@@ -59,8 +64,8 @@ class Seq2Seq(Predictor):
     def seq2seq(self, texts: Sequence[str], **options: Any) -> list[str]: ...
 
     def seq2seq(self, texts: str | Sequence[str], **options: Any) -> str | list[str]:
-        """What the model makes of a text ("translate English to German: The house is wonderful."), or of each of a
-        list. `options` are those of `seq2seq_full`: `beam=1`, `max_length=60`, …"""
+        """The output for a text ("translate English to German: The house is wonderful."), or for each of a list.
+        `options`: see `seq2seq_full`; `beam=1`, `max_length=60`, …"""
         many = [texts] if isinstance(texts, str) else texts
         found = [full.text for full in self.seq2seq_full(many, **options)]
         return found[0] if isinstance(texts, str) else found
@@ -77,40 +82,37 @@ class Seq2Seq(Predictor):
         ahead: int | None = None,
         **changes: Any,
     ) -> list[Rewriting]:
-        """The same with scores, several answers (`best=3`) and notes. `first`: the place of the first text in a longer
-        request; samples depend on it and on the seed alone. `draft`: a smaller model, or "lookup", that guesses `ahead`
-        tokens at a time, so that they come sooner."""
-        many = checked(texts, "seq2seq_full")
-        settled = Decoding.of(self.folder.decoding if decoding is None else tree_of(decoding), **changes)
-        guesser = draft_for(self, draft, ahead, guessing)
-        if guesser is not None:
-            check_draft_options(settled)
+        """The same with scores, the n best (`best=3`) and notes. `first`: the index of the first text in a longer
+        request; samples depend on it and on the seed alone. `draft`: a smaller model, or "lookup", that drafts `ahead`
+        tokens per step (speculative decoding)."""
+        many = check_texts(texts, "seq2seq_full")
+        options = Decoding.of(self.folder.decoding if decoding is None else tree_of(decoding), **changes)
+        drafter = draft_for(self, draft, ahead, draft_engine)
+        if drafter is not None:
+            check_draft_options(options)
         both = self.folder.tokenizers
-        frame = plain_frame(both)
+        frame = default_frame(both)
         sources = [frame.source(ids) for ids in both.source.encode_batch(many, specials)]
         for text, source in zip(many, sources, strict=True):
             self._check(text, len(source))
-        answers = write(
-            self.model,
-            both,
+        found = generate_targets(
+            self.engine,
             frame,
             sources,
-            settled,
-            self.limit,
-            self.exact,
+            options,
             on_progress=on_progress,
             sample_keys=[(first + number,) for number in range(len(many))],
-            stop=StopStrings(both.target, settled.stop) if settled.stop else None,
-            draft=guesser,
+            stop=StopStrings(both.target, options.stop) if options.stop else None,
+            draft=drafter,
         )
         return [
             Rewriting(
                 text,
-                [self._answer(found, settled) for found in best],
+                [self._candidate(one, options) for one in best],
                 self._notes(text, best[0]),
                 total_stats([best]),
             )
-            for text, best in zip(many, answers, strict=True)
+            for text, best in zip(many, found, strict=True)
         ]
 
     def _check(self, text: str, tokens: int) -> None:
@@ -118,31 +120,33 @@ class Seq2Seq(Predictor):
         limit = getattr(config, "source_limit", config.limit)
         if limit is not None and tokens > limit:
             raise UserError(
-                f"{quoted(text)}: {tokens} tokens with the marks, the model can read {limit}; shorten it or cut it in "
-                "parts"
+                f"{quote(text)}: {tokens} tokens with special tokens, more than the model's {limit}; shorten or "
+                "split it"
             )
 
-    def _answer(self, found: Hypothesis, decoding: Decoding) -> Answer:
+    def _candidate(self, found: Hypothesis, decoding: Decoding) -> RewriteCandidate:
         target = self.folder.tokenizers.target
         text = detokenize(target, found.tokens, stop=decoding.stop) if decoding.stop else target.decode(found.tokens)
-        return Answer(text, found.score, found.finished)
+        return RewriteCandidate(text, found.score, found.finished)
 
     def _notes(self, text: str, found: Hypothesis) -> list[str]:
         if found.finished:
             return []
         if found.repeats:
-            return [f"{quoted(text)}: repeats itself; stopped after {len(found.tokens)} tokens (loops=0 lets it go on)"]
-        return [f"{quoted(text)}: stopped after {len(found.tokens)} tokens without coming to an end; max_length=…"]
+            return [loop_note(text, len(found.tokens))]
+        return [f"{quote(text)}: stopped after {len(found.tokens)} tokens without an end token; raise max_length"]
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
-    ) -> Judged:
-        """BLEU and chrF from 0 to 100, and which share is exactly right, in per cent."""
+    ) -> EvaluationResult:
+        """BLEU and chrF from 0 to 100, and the percentage of exact matches."""
         found = self.seq2seq([example.texts[0] for example in examples], decoding=decoding)
         expected = [example.texts[1] for example in examples]
         scores = evaluate(found, expected, None, resamples=resamples)
         samples = [
             {"source": example.texts[0], "reference": example.texts[1], "found": text}
-            for example, text in spread(list(zip(examples, found, strict=True)), show)
+            for example, text in evenly_spaced(list(zip(examples, found, strict=True)), show)
         ]
-        return Judged({"bleu": scores.bleu, "chrf": scores.chrf, "exact": 100 * scores.exact}, scores.text(), samples)
+        return EvaluationResult(
+            {"bleu": scores.bleu, "chrf": scores.chrf, "exact": 100 * scores.exact}, scores.text(), samples
+        )

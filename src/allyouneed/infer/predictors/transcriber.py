@@ -1,4 +1,4 @@
-"""Sound in, text out: what Whisper hears, in windows of 30 seconds (Radford et al. 2022, 3.8 and 4.5)."""
+"""Speech to text with Whisper, in windows of 30 seconds (Radford et al. 2022, 3.8 and 4.5)."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from allyouneed.evaluate.words import character_error_rate, word_error_rate
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.predictors.base import Judged, Predictor, spread
+from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced
 from allyouneed.infer.request import Request
 from allyouneed.infer.running_batch import RunningBatch
-from allyouneed.infer.speech.fallback import Answer, Listening
-from allyouneed.infer.speech.timestamp_rules import Rules
-from allyouneed.infer.speech.timestamps import pieces
+from allyouneed.infer.speech.fallback import TranscriptionOptions, WindowResult
+from allyouneed.infer.speech.timestamp_rules import TimestampRules
+from allyouneed.infer.speech.timestamps import split_segments
 from allyouneed.nn.batch import Rows, Signal
 from allyouneed.nn.context import Memory
 from allyouneed.nn.states.base import States
 
-TOGETHER = 8  # sounds that are heard at once
-LOUDEST = 2.0  # of samples that were meant to be between -1 and 1
+BATCH = 8  # sounds per batch
+LOUDEST = 2.0  # samples should be within -1 and 1
 
 SoundLike = Any  # a path; samples at RATE; or (samples, rate)
 Progress = Callable[[float, float], None]
@@ -40,7 +40,7 @@ Progress = Callable[[float, float], None]
 
 @dataclass(frozen=True)
 class Segment:
-    """What was said from `start` to `end`, in seconds."""
+    """The text from `start` to `end`, in seconds."""
 
     start: float
     end: float
@@ -49,7 +49,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Transcript:
-    """What was said. `language` is what was told or heard; None for a model that knows English only."""
+    """A transcript. `language`: given or detected; None for an English-only model."""
 
     text: str
     segments: list[Segment]
@@ -60,17 +60,16 @@ class Transcript:
 
 @dataclass
 class Track:
-    """A sound on its way: from frame `at` on it is still to be heard."""
+    """A sound in progress: frames before `at` are transcribed."""
 
     number: int
     seconds: float
-    frames: Tensor  # (mels, time), at least a window of them
+    frames: Tensor  # (mels, time), at least one window
     at: int = 0
     language: str | None = None
     segments: list[Segment] = field(default_factory=list)
-    said: list[int] = field(default_factory=list)  # all tokens
-    told: list[int] = field(default_factory=list)  # those of them the next window is told
-
+    tokens: list[int] = field(default_factory=list)  # of all segments
+    context: list[int] = field(default_factory=list)  # tokens that prompt the next window
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -79,7 +78,7 @@ class Track:
 
 
 class Transcriber(Predictor):
-    """Writes down speech, or translates it into English (`task="translate"`)."""
+    """Transcribes speech, or translates it into English (`task="translate"`)."""
 
     def __init__(self, folder: Folder) -> None:
         super().__init__(folder)
@@ -87,15 +86,15 @@ class Transcriber(Predictor):
 
     @cached_property
     def speech(self) -> Speech:
-        """Which tokens tell it what to do."""
-        told = {key: value for key, value in self.folder.task.items() if key != "kind"}
-        if "lacks" in told:
-            raise UserError(f"{self.folder.path}: it cannot transcribe: {told['lacks']}")
-        return parse(Speech, told, f"{self.folder.path}: task")
+        """The special tokens that control the model."""
+        settings = {key: value for key, value in self.folder.task.items() if key != "kind"}
+        if "lacks" in settings:
+            raise UserError(f"{self.folder.path}: cannot transcribe: {settings['lacks']}")
+        return parse(Speech, settings, f"{self.folder.path}: task")
 
     @property
     def window(self) -> int:
-        """Frames."""
+        """Frames per window."""
         return round(self.speech.seconds * RATE / HOP)
 
     @property
@@ -103,8 +102,8 @@ class Transcriber(Predictor):
         return list(self.speech.languages)
 
     def transcribe(self, sounds: SoundLike | list[SoundLike], **options: Any) -> Any:
-        """What was said in a sound, or in each of a list. A sound is a path, samples (16,000 a second, between -1 and
-        1), or a tuple of samples and their rate. `options` are those of `transcribe_full`."""
+        """The transcript of a sound, or of each of a list. A sound is a path, samples (16 kHz, between -1 and 1), or a
+        tuple of samples and their rate. `options`: see `transcribe_full`."""
         many = sounds if isinstance(sounds, list) else [sounds]
         found = [full.text for full in self.transcribe_full(many, **options)]
         return found if isinstance(sounds, list) else found[0]
@@ -118,13 +117,13 @@ class Transcriber(Predictor):
         on_progress: Progress | None = None,
         **changes: Any,
     ) -> list[Transcript]:
-        """The same with times. `language`: what is spoken, heard by the model itself when not given. `timestamps`: also
-        sounds that fit into one window are told in pieces with times; longer ones always are. `changes` are those of
-        `Listening`: `beam=1`, `temperatures=(0,)`, `previous=False`, … `on_progress(done, total)`: in sounds."""
+        """The same with timestamps. `language`: default: detected. `timestamps`: also split sounds of one window into
+        timed segments; longer sounds always are. `changes`: see `TranscriptionOptions`; `beam=1`, `temperatures=(0,)`,
+        `previous=False`, … `on_progress(done, total)`: in sounds."""
         if isinstance(sounds, str | Path | Tensor | np.ndarray | tuple):
-            raise UserError("transcribe_full takes a list of sounds; write [sound] for a single one")
+            raise UserError("transcribe_full takes a list of sounds; use [sound] for a single one")
         self._check(language, task)
-        listening = parse(Listening, changes, "transcribe")
+        options = parse(TranscriptionOptions, changes, "transcribe")
         for sound in sounds:
             if isinstance(sound, str | Path) and not Path(sound).is_file():
                 raise UserError(f"{sound}: no such sound file")
@@ -132,180 +131,187 @@ class Transcriber(Predictor):
         was_training: bool = self.model.training
         self.model.eval()
         try:
-            for begin in range(0, len(sounds), TOGETHER):
-                some = sounds[begin : begin + TOGETHER]
+            for begin in range(0, len(sounds), BATCH):
+                some = sounds[begin : begin + BATCH]
                 tracks = [self._track(begin + n, sound, language) for n, sound in enumerate(some)]
                 while active := [track for track in tracks if track.at < track.total]:
                     with torch.inference_mode():
-                        self._hear(active, task, timestamps, listening)
+                        self._decode_window(active, task, timestamps, options)
                     if on_progress is not None:
                         on_progress(begin + sum(min(1.0, t.at / t.total) for t in tracks), len(sounds))
-                found += [self._told(track) for track in tracks]
+                found += [self._transcript(track) for track in tracks]
         finally:
             self.model.train(was_training)
         return found
 
     def detect(self, sounds: Sequence[SoundLike]) -> list[dict[str, float]]:
-        """How likely each language is, likeliest first, by the first window of each sound."""
+        """The probability of each language, most likely first, from the first window of each sound."""
         if not self.speech.languages:
-            raise UserError("this model knows English only; it cannot tell languages apart")
+            raise UserError("this model is English-only and cannot detect languages")
         found = []
         for number, sound in enumerate(sounds):
             with torch.inference_mode():
-                chances = self._languages(self._encoded([self._track(number, sound, None)]))[0].tolist()
-            found.append(dict(sorted(zip(self.languages, chances, strict=True), key=lambda both: -both[1])))
+                memory = self._encode([self._track(number, sound, None)])
+                probabilities = self._language_probabilities(memory)[0].tolist()
+            found.append(dict(sorted(zip(self.languages, probabilities, strict=True), key=lambda both: -both[1])))
         return found
 
     def _check(self, language: str | None, task: str) -> None:
         if task not in TASKS:
-            raise UserError(f"task {task!r}: it is one of {', '.join(TASKS)}")
+            raise UserError(f"task {task!r}: expected {', '.join(TASKS)}")
         if not self.speech.languages and (task == "translate" or language not in (None, "en")):
-            raise UserError("this model knows English only: it takes no other language and does not translate")
+            raise UserError("this model is English-only; it has no other languages and does not translate")
         if language is not None and self.speech.languages and language not in self.speech.languages:
-            raise UserError(
-                f"this model does not know the language {language!r}; it knows: {', '.join(self.languages)}"
-            )
+            raise UserError(f"unknown language {language!r} (allowed: {', '.join(self.languages)})")
 
     def _track(self, number: int, sound: SoundLike, language: str | None) -> Track:
         samples = _samples(sound)
         seconds = len(samples) / RATE
         loudest = float(samples.abs().max()) if len(samples) else 0.0
         if seconds < TICK or not loudest:
-            said = (
-                "all silence: every sample is 0" if seconds >= TICK else f"{seconds:.3f} s of sound: too short to hear"
-            )
-            track = Track(number, seconds, torch.empty(self.mels, 0), language=language, notes=[said])
+            note = "silence: every sample is 0" if seconds >= TICK else f"{seconds:.3f} s of sound: too short"
+            track = Track(number, seconds, torch.empty(self.mels, 0), language=language, notes=[note])
             track.at = track.total
             return track
-        short = seconds <= self.speech.seconds  # it is followed by silence
+        short = seconds <= self.speech.seconds  # padded with silence
         track = Track(number, seconds, log_mel(samples, self.mels, self.speech.seconds if short else None), 0, language)
         if loudest > LOUDEST:
-            track.notes.append(f"samples up to {loudest:g}: they should be between -1 and 1")
+            track.notes.append(f"samples up to {loudest:g}; expected -1 to 1")
         return track
 
-    def _long(self, track: Track) -> bool:
+    def _is_long(self, track: Track) -> bool:
         return track.total > self.window
 
-    def _frames(self, track: Track) -> Tensor:
-        """(mels, window) What lacks at the end is 0, the middle of what frames can be, as its authors have it."""
+    def _window_frames(self, track: Track) -> Tensor:
+        """(mels, window), padded with 0, the middle of the value range, as in the authors' code."""
         part = track.frames[:, track.at : track.at + self.window]
         return torch.nn.functional.pad(part, (0, self.window - part.shape[1]))
 
-    def _encoded(self, tracks: Sequence[Track]) -> Memory:
-        values = torch.stack([self._frames(track) for track in tracks])
-        kind = next(self.model.parameters()).dtype
-        memory: Memory = self.model.encode(Signal(values.to(self.device, kind)))
+    def _encode(self, tracks: Sequence[Track]) -> Memory:
+        values = torch.stack([self._window_frames(track) for track in tracks])
+        dtype = next(self.model.parameters()).dtype
+        memory: Memory = self.model.encode(Signal(values.to(self.device, dtype)))
         return memory
+
+    def _select(self, memory: Memory, rows: list[int]) -> Memory:
+        return memory.select(torch.tensor(rows, device=self.device))
 
     def _states(self, memory: Memory) -> States:
         return States(self.model.decoder.new_states(), len(memory.hidden), memory.hidden.device, memory)
 
-    def _languages(self, memory: Memory) -> Tensor:
-        """(sounds, languages) chances, by what comes after the start mark."""
+    def _language_probabilities(self, memory: Memory) -> Tensor:
+        """(sounds, languages), from the token after the start token."""
         begin = Rows.of([[self.speech.start]] * len(memory.hidden)).to(self.device)
         logits = self.model.head(self.model.advance(begin, self._states(memory)))[:, -1].float()
         return logits[:, list(self.speech.languages.values())].softmax(-1)
 
-    def _hear(self, tracks: list[Track], task: str, timestamps: bool, listening: Listening) -> None:
-        """The next window of each."""
-        memory = self._encoded(tracks)
+    def _decode_window(self, tracks: list[Track], task: str, timestamps: bool, options: TranscriptionOptions) -> None:
+        """Decode the next window of each track."""
+        memory = self._encode(tracks)
         unknown = [n for n, track in enumerate(tracks) if track.language is None]
         if self.speech.languages and unknown:
-            heard = self._languages(memory.select(torch.tensor(unknown, device=self.device))).argmax(-1)
-            for n, best in zip(unknown, heard.tolist(), strict=True):
+            detected = self._language_probabilities(self._select(memory, unknown)).argmax(-1)
+            for n, best in zip(unknown, detected.tolist(), strict=True):
                 tracks[n].language = self.languages[best]
         for timed in (False, True):
-            places = [n for n, track in enumerate(tracks) if (timestamps or self._long(track)) == timed]
-            if places:
-                chosen = [tracks[n] for n in places]
-                kept = memory if len(places) == len(tracks) else memory.select(torch.tensor(places, device=self.device))
-                answers = self._answers(kept, chosen, task, timed, listening)
-                for track, answer in zip(chosen, answers, strict=True):
-                    self._note(track, answer, timed, listening)
+            indices = [n for n, track in enumerate(tracks) if (timestamps or self._is_long(track)) == timed]
+            if indices:
+                chosen = [tracks[n] for n in indices]
+                kept = memory if len(indices) == len(tracks) else self._select(memory, indices)
+                results = self._with_fallback(kept, chosen, task, timed, options)
+                for track, result in zip(chosen, results, strict=True):
+                    self._add_segments(track, result, timed, options)
 
-    def _answers(
-        self, memory: Memory, tracks: list[Track], task: str, timed: bool, listening: Listening
-    ) -> list[Answer]:
-        """At each temperature those are decoded again whose answer was no good."""
-        found: dict[int, Answer] = {}
+    def _with_fallback(
+        self, memory: Memory, tracks: list[Track], task: str, timed: bool, options: TranscriptionOptions
+    ) -> list[WindowResult]:
+        """Decode at each temperature the windows whose result was not good enough before."""
+        found: dict[int, WindowResult] = {}
         left = list(range(len(tracks)))
-        for temperature in listening.temperatures:
-            kept = memory if len(left) == len(tracks) else memory.select(torch.tensor(left, device=self.device))
-            decoded = self._decoded(kept, [tracks[n] for n in left], task, timed, listening, temperature)
+        for temperature in options.temperatures:
+            kept = memory if len(left) == len(tracks) else self._select(memory, left)
+            decoded = self._decode(kept, [tracks[n] for n in left], task, timed, options, temperature)
             found |= dict(zip(left, decoded, strict=True))
-            left = [n for n in left if listening.doubtful(found[n])]
+            left = [n for n in left if options.needs_fallback(found[n])]
             if not left:
                 break
         return [found[n] for n in range(len(tracks))]
 
     def _prompt(self, track: Track, task: str, timed: bool) -> list[int]:
         speech, prompt = self.speech, []
-        if track.told and speech.previous is not None:
-            room = (self.limit or len(track.told) * 2 + 2) // 2 - 1
-            prompt = [speech.previous, *track.told[-room:]]
+        if track.context and speech.previous is not None:
+            room = (self.limit or len(track.context) * 2 + 2) // 2 - 1
+            prompt = [speech.previous, *track.context[-room:]]
         prompt.append(speech.start)
         if speech.languages:
             assert track.language is not None
             prompt += [speech.languages[track.language], speech.tasks[task]]  # type: ignore[index]
         return prompt if timed else [*prompt, speech.no_timestamps]
 
-    def _decoded(
-        self, memory: Memory, tracks: list[Track], task: str, timed: bool, listening: Listening, temperature: float
-    ) -> list[Answer]:
+    def _decode(
+        self,
+        memory: Memory,
+        tracks: list[Track],
+        task: str,
+        timed: bool,
+        options: TranscriptionOptions,
+        temperature: float,
+    ) -> list[WindowResult]:
         prompts = [self._prompt(track, task, timed) for track in tracks]
         states = self._states(memory)
         hidden = self.model.advance(Rows.of(prompts).to(self.device), states)
         rows = torch.arange(len(prompts), device=self.device)
         starts = torch.tensor([prompt.index(self.speech.start) for prompt in prompts], device=self.device)
         lasts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)
-        chances = self.model.head(hidden[rows, starts]).float().softmax(-1)
-        silence = chances[:, self.speech.no_speech].tolist() if self.speech.no_speech is not None else [0.0] * len(rows)
+        probabilities = self.model.head(hidden[rows, starts]).float().softmax(-1)
+        token = self.speech.no_speech
+        no_speech = [0.0] * len(rows) if token is None else probabilities[:, token].tolist()
         most = self.limit or 2 * round(self.speech.seconds / TICK)
         limits = [max(1, min(most // 2, most + 1 - len(prompt))) for prompt in prompts]
-        rules = Rules(self.speech, timed, self.device)
-        spec = DecodingSpec(listening.decoding(temperature, most), self.speech.end, logits_processor=rules)
+        rules = TimestampRules(self.speech, timed, self.device)
+        spec = DecodingSpec(options.decoding(temperature, most), self.speech.end, logits_processor=rules)
         requests = [
             RequestState(Request(prompt, limit, (track.number, track.at)), spec, limit)
             for prompt, limit, track in zip(prompts, limits, tracks, strict=True)
         ]
         RunningBatch(self.model, states, [(spec, requests)]).run(hidden[rows, lasts])
         return [
-            self._answer(listening.best(request.hypotheses), quiet, temperature)
-            for request, quiet in zip(requests, silence, strict=True)
+            self._result(options.best(request.hypotheses), probability, temperature)
+            for request, probability in zip(requests, no_speech, strict=True)
         ]
 
-    def _answer(self, found: Hypothesis, silence: float, temperature: float) -> Answer:
-        belief = found.log_prob / (len(found.tokens) + 1)
-        return Answer(found.tokens, self._text(found.tokens), belief, silence, temperature)
+    def _result(self, found: Hypothesis, no_speech: float, temperature: float) -> WindowResult:
+        mean_log_prob = found.log_prob / (len(found.tokens) + 1)
+        return WindowResult(found.tokens, self._text(found.tokens), mean_log_prob, no_speech, temperature)
 
     def _text(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode([token for token in tokens if token < self.speech.end]).strip()
 
-    def _note(self, track: Track, answer: Answer, timed: bool, listening: Listening) -> None:
-        """Write down what was said in this window, and go on to the next."""
+    def _add_segments(self, track: Track, result: WindowResult, timed: bool, options: TranscriptionOptions) -> None:
+        """Append the segments of this window and advance to the next."""
         left = min(self.window, track.total - track.at)
-        if listening.nobody(answer):
+        if options.is_silence(result):
             track.at += left
             return
         begin = track.at
-        found, step = pieces(answer.tokens, self.speech.first_time, left)
-        for piece in found:
-            text = self._text(piece.tokens)
-            start, end = (min(begin + frame, track.total) * HOP / RATE for frame in (piece.begin, piece.end))
-            if text and start < end:  # what is said after the sound has ended was not heard
+        found, step = split_segments(result.tokens, self.speech.first_time, left)
+        for segment in found:
+            text = self._text(segment.tokens)
+            start, end = (min(begin + frame, track.total) * HOP / RATE for frame in (segment.begin, segment.end))
+            if text and start < end:  # text after the end of the sound is hallucinated
                 track.segments.append(Segment(start, end, text))
-                track.said += piece.tokens
-                track.told += piece.tokens
-        if not listening.goes_on(answer):
-            track.told.clear()
+                track.tokens += segment.tokens
+                track.context += segment.tokens
+        if not options.is_context(result):
+            track.context.clear()
         track.at += step if timed else left
 
-    def _told(self, track: Track) -> Transcript:
+    def _transcript(self, track: Track) -> Transcript:
         notes = track.notes
         if not track.segments and not notes:
-            notes = ["nobody speaks, as far as the model can hear"]
+            notes = ["no speech detected"]
         return Transcript(
-            self._text(track.said),
+            self._text(track.tokens),
             track.segments,
             track.seconds,
             track.language if self.speech.languages else None,
@@ -314,18 +320,18 @@ class Transcriber(Predictor):
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
-    ) -> Judged:
-        """Examples of `texts`: a sound file and what is said in it."""
+    ) -> EvaluationResult:
+        """Examples of `texts`: a sound file and its transcript."""
         changes = {} if decoding is None else {"beam": decoding.beam if decoding.method == "beam" else 1}
         found = self.transcribe([example.texts[0] for example in examples], **changes)
         expected = [example.texts[1] for example in examples]
         figures = {"wer": word_error_rate(found, expected), "cer": character_error_rate(found, expected)}
         text = f"word error rate      {figures['wer']:5.1f} %\ncharacter error rate {figures['cer']:5.1f} %"
         samples = [
-            {"sound": str(example.texts[0]), "expected": example.texts[1], "heard": heard}
-            for example, heard in spread(list(zip(examples, found, strict=True)), show)
+            {"sound": str(example.texts[0]), "expected": example.texts[1], "found": text}
+            for example, text in evenly_spaced(list(zip(examples, found, strict=True)), show)
         ]
-        return Judged(figures, f"{text}  of {len(found)} sounds, case and punctuation aside", samples)
+        return EvaluationResult(figures, f"{text}  of {len(found)} sounds, case and punctuation aside", samples)
 
 
 def _samples(sound: SoundLike) -> Tensor:
@@ -336,10 +342,10 @@ def _samples(sound: SoundLike) -> Tensor:
     if isinstance(values, np.ndarray):
         values = torch.from_numpy(np.ascontiguousarray(values))
     if not isinstance(values, Tensor) or values.dim() != 1 or not isinstance(rate, int):
-        said = (
+        got = (
             f"{type(values).__name__} of {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         )
-        raise UserError(f"a sound is a path, a row of samples (mono), or (samples, rate); this is {said}")
+        raise UserError(f"expected a path, mono samples, or (samples, rate), got {got}")
     if not values.is_floating_point():
-        raise UserError(f"sound as {values.dtype}: samples must be numbers between -1 and 1; divide by their maximum")
+        raise UserError(f"sound as {values.dtype}: expected floats between -1 and 1; divide by its maximum")
     return to_rate(Sound(values.float().cpu(), rate))

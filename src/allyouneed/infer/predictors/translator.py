@@ -1,4 +1,4 @@
-"""Text in, text out: lines and whitespace are kept, long texts are split and joined, nothing is cut silently."""
+"""Translation: lines and whitespace are kept, long texts are split and joined, nothing is truncated silently."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ from allyouneed.evaluate.translation import TranslationScores, evaluate
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.predictors.base import Judged, Predictor, checked, spread
+from allyouneed.infer.engine import Engine
+from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
+from allyouneed.infer.predictors.generating import GeneratingPredictor
 from allyouneed.infer.speculative.decode import DraftStats, check_draft_options, total_stats
 from allyouneed.infer.speculative.drafts import Draft, draft_for
-from allyouneed.infer.translation.alignment import attention
-from allyouneed.infer.translation.frames import Frame, guessing, plain_frame, write
+from allyouneed.infer.translation.alignment import cross_attention
+from allyouneed.infer.translation.frames import Frame, default_frame, draft_engine, generate_targets, sequence_engine
 from allyouneed.infer.translation.routes import Route, Routes
-from allyouneed.infer.translation.split import Cutter, Piece, Plan, quoted
+from allyouneed.infer.translation.split import Chunk, Splitter, SplitText, quote
 
-TOGETHER = 64
+WHOLE = 64  # tokens of a line that is not split into sentences
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One whole translation; `score` is the mean of its parts' scores (log-probability over length penalty)."""
+    """One translation; `score`: the mean over its chunks of log-probability over length penalty."""
 
     text: str
     score: float
 
 
 @dataclass(frozen=True)
-class Link:
-    """A target token and the source token it looked at most, as text and as places in the two whole texts."""
+class AlignmentLink:
+    """A target token and the source token it attends to most, as text and as character spans."""
 
     source: str
     target: str
@@ -48,14 +50,14 @@ class Link:
 
 @dataclass(frozen=True)
 class Translation:
-    """A translation and all there is to say about it."""
+    """A translation with candidates, notes and alignment."""
 
     source: str
     candidates: list[Candidate]  # best first
-    notes: list[str] = field(default_factory=list)  # what a reader should know: splits, missing ends
-    alignment: list[Link] | None = None  # of the best candidate, when asked for
-    route: list[str] = field(default_factory=list)  # the languages it went through, of a model that tells them apart
-    guesses: DraftStats | None = None  # how often a draft was right, where there was one
+    notes: list[str] = field(default_factory=list)  # e.g. splits, missing end tokens
+    alignment: list[AlignmentLink] | None = None  # of the best candidate, if requested
+    route: list[str] = field(default_factory=list)  # languages, source first; for models with a detector
+    guesses: DraftStats | None = None  # acceptance of draft tokens, with speculative decoding
 
     @property
     def text(self) -> str:
@@ -66,22 +68,25 @@ class Translation:
         return self.candidates[0].score
 
 
-class Translator(Predictor):
-    """Translates with a model folder.
+class Translator(GeneratingPredictor):
+    """Translates texts.
 
-    A line is translated whole while it has at most `together` tokens, or is one sentence of at most `max_tokens`;
-    otherwise sentence by sentence. A sentence of more than `max_tokens` (what the model was trained for) is translated
-    in parts, and a note says so.
+    A line of at most `together` tokens, or of one sentence of at most `max_tokens`, is translated whole; otherwise
+    sentence by sentence. A sentence of more than `max_tokens` (the training length) is translated in parts, with a
+    note.
     """
 
     def __init__(self, folder: Folder, max_tokens: int | None = None, together: int | None = None) -> None:
         super().__init__(folder)
-        self._places: int | None = getattr(getattr(self.model, "embed", None), "limit", None)
+        self._limit: int | None = getattr(getattr(self.model, "embed", None), "limit", None)
         trained = max_tokens or folder.max_tokens
-        self.max_tokens = trained if self._places is None else min(trained, self._places)
-        whole = next(number for number in (together, folder.together, TOGETHER) if number is not None)
+        self.max_tokens = trained if self._limit is None else min(trained, self._limit)
+        whole = next(number for number in (together, folder.together, WHOLE) if number is not None)
         self.together = min(whole, self.max_tokens)
         self.routes = Routes(folder.directions, folder.detector)
+
+    def build_engine(self) -> Engine:
+        return sequence_engine(self.model, self.folder.tokenizers, self._limit)
 
     @property
     def source(self) -> Tokenizer:
@@ -93,7 +98,7 @@ class Translator(Predictor):
 
     @property
     def languages(self) -> list[str]:
-        """The languages `to` may name; none for a model that knows only one."""
+        """The values of `to`; empty for a model with one target language."""
         return sorted(self.source.languages)
 
     @overload
@@ -103,7 +108,7 @@ class Translator(Predictor):
     def translate(self, texts: Sequence[str], to: str | None = None, **options: Any) -> list[str]: ...
 
     def translate(self, texts: str | Sequence[str], to: str | None = None, **options: Any) -> str | list[str]:
-        """The translation of a text, or of each text of a list. `options` are those of `translate_full`: `beam=1`, …"""
+        """The translation of a text, or of each text of a list. `options`: see `translate_full`."""
         many = [texts] if isinstance(texts, str) else texts
         found = [full.text for full in self.translate_full(many, to, **options)]
         return found[0] if isinstance(texts, str) else found
@@ -122,95 +127,97 @@ class Translator(Predictor):
         ahead: int | None = None,
         **changes: Any,
     ) -> list[Translation]:
-        """Translations with scores, the n best (`best=5`), notes and, with `align`, who looked at whom.
+        """Translations with scores, the n best (`best=5`), notes and, with `align`, an alignment.
 
-        A model with a detector sees by itself which language a text is in, and chooses the one to translate into when
-        `to` does not. `first` is the place of the first text in a longer request; samples depend on it and on the seed
-        alone. `draft`: a smaller model, or "lookup", that guesses `ahead` tokens at a time, so that they come sooner.
+        A model with a language detector detects `from_`, and chooses a default for `to`. `first`: the index of the
+        first text in a longer request; samples depend on it and on the seed alone. `draft`: a smaller model, or
+        "lookup", that drafts `ahead` tokens per step (speculative decoding).
         """
-        texts = checked(texts, "translate_full")
-        self._checked(to, from_)
+        texts = check_texts(texts, "translate_full")
+        self._check_languages(to, from_)
         defaults = self.folder.decoding if decoding is None else tree_of(decoding)
-        settled = Decoding.of(defaults, **changes)
-        guesser = draft_for(self, draft, ahead, guessing)
-        if guesser is not None:
-            check_draft_options(settled)
-        ways: dict[Route, list[int]] = {}
+        options = Decoding.of(defaults, **changes)
+        drafter = draft_for(self, draft, ahead, draft_engine)
+        if drafter is not None:
+            check_draft_options(options)
+        by_route: dict[Route, list[int]] = {}
         for number, text in enumerate(texts):
-            ways.setdefault(self.routes.of(text, to, from_), []).append(number)
+            by_route.setdefault(self.routes.of(text, to, from_), []).append(number)
         found: dict[int, Translation] = {}
-        for way, numbers in ways.items():
-            some, places = [texts[number] for number in numbers], [first + number for number in numbers]
-            found |= zip(numbers, self._along(way, some, places, settled, align, on_progress, guesser), strict=True)
+        for route, numbers in by_route.items():
+            some, indices = [texts[number] for number in numbers], [first + number for number in numbers]
+            found |= zip(
+                numbers, self._translate_route(route, some, indices, options, align, on_progress, drafter), strict=True
+            )
         for number, text in enumerate(texts):
             if self.routes.detector is not None and from_ is None and self.routes.detector.is_unfamiliar(text):
                 known = ", ".join(self.routes.detector.languages)
-                note = f"{quoted(text)}: is written as none of its languages is ({known})"
+                note = f"{quote(text)}: its script is not that of a known language ({known})"
                 found[number] = replace(found[number], notes=[note, *found[number].notes])
         return [found[number] for number in range(len(texts))]
 
-    def _along(
+    def _translate_route(
         self,
-        way: Route,
+        route: Route,
         texts: Sequence[str],
-        places: list[int],
-        settled: Decoding,
+        indices: list[int],
+        decoding: Decoding,
         align: bool,
         on_progress: Any,
         draft: Draft | None,
     ) -> list[Translation]:
-        """Texts of one route: left alone, translated, or translated again from the best translation into another."""
-        route = way.named if self.routes.detector is not None else []
-        if not way.into:
-            note = f"is in {way.here} already"
+        """Texts of one route: unchanged, translated, or translated via a pivot language."""
+        names = route.named if self.routes.detector is not None else []
+        if not route.into:
+            note = f"is already in {route.here}"
             return [
-                Translation(t, [Candidate(t, 0.0)], [f"{quoted(t)}: {note}"], [] if align else None, route)
+                Translation(t, [Candidate(t, 0.0)], [f"{quote(t)}: {note}"], [] if align else None, names)
                 for t in texts
             ]
-        if align and len(way.into) > 1:
-            raise UserError(f"alignment is of one step, and this goes {' → '.join(route)}; name another --to")
-        asked = list(texts)
+        if align and len(route.into) > 1:
+            raise UserError(f"alignment requires a direct direction, not {' → '.join(names)}; set another --to")
+        sources = list(texts)
         notes: list[list[str]] = [[] for _ in texts]
-        for there in way.into[:-1]:
-            once = settled.model_copy(update={"best": 1})
-            hop = self._hop(asked, places, self._frame(there, None), once, draft=draft)
-            asked, notes = [one.text for one in hop], [one.notes for one in hop]
-        frame = self._frame(way.into[-1], None if self.routes.detector is not None else way.here)
-        last = self._hop(asked, places, frame, settled, align, on_progress, draft)
+        for pivot in route.into[:-1]:
+            best = decoding.model_copy(update={"best": 1})
+            step = self._translate_direct(sources, indices, self._frame(pivot, None), best, draft=draft)
+            sources, notes = [one.text for one in step], [one.notes for one in step]
+        frame = self._frame(route.into[-1], None if self.routes.detector is not None else route.here)
+        last = self._translate_direct(sources, indices, frame, decoding, align, on_progress, draft)
         return [
-            replace(one, source=text, notes=[*said, *one.notes], route=route)
-            for text, said, one in zip(texts, notes, last, strict=True)
+            replace(one, source=text, notes=[*before, *one.notes], route=names)
+            for text, before, one in zip(texts, notes, last, strict=True)
         ]
 
-    def _hop(
+    def _translate_direct(
         self,
         texts: Sequence[str],
-        numbers: Sequence[int],
+        indices: Sequence[int],
         frame: Frame,
-        settled: Decoding,
+        decoding: Decoding,
         align: bool = False,
         on_progress: Progress | None = None,
         draft: Draft | None = None,
     ) -> list[Translation]:
-        """From one language into another; `numbers`: the places of the texts in the whole request."""
-        plans = Cutter(self.source, self.max_tokens, self.together, frame.marks).plans(texts)
-        pieces = [piece for plan in plans for piece in plan.pieces]
-        places = [
-            (number, part) for number, plan in zip(numbers, plans, strict=True) for part in range(len(plan.pieces))
+        """From one language into another; `indices`: of the texts in the whole request."""
+        splits = Splitter(self.source, self.max_tokens, self.together, frame.marks).split(texts)
+        chunks = [chunk for split in splits for chunk in split.chunks]
+        keys = [
+            (index, part) for index, split in zip(indices, splits, strict=True) for part in range(len(split.chunks))
         ]
-        encoded = self.source.encode_batch([piece.text for piece in pieces])
+        encoded = self.source.encode_batch([chunk.text for chunk in chunks])
         sources = [frame.source(ids) for ids in encoded]
-        both, options = self.folder.tokenizers, {"on_progress": on_progress, "sample_keys": places, "draft": draft}
-        answers = iter(write(self.model, both, frame, sources, settled, self._places, self.exact, **options))
-        return [self._assembled(p, list(islice(answers, len(p.pieces))), settled.best, frame, align) for p in plans]
+        options = {"on_progress": on_progress, "sample_keys": keys, "draft": draft}
+        found = iter(generate_targets(self.engine, frame, sources, decoding, **options))
+        return [self._assemble(s, list(islice(found, len(s.chunks))), decoding.best, frame, align) for s in splits]
 
     def translate_stream(
         self, texts: Iterable[str], to: str | None = None, *, chunk: int = 1000, **options: Any
     ) -> Iterator[Translation]:
-        """Any number of texts, e.g. the lines of a file, in order; at most `chunk` of them are held at a time."""
-        self._checked(to, options.get("from_"))
+        """Translate any number of texts lazily, in order, `chunk` at a time: e.g. the lines of a file."""
+        self._check_languages(to, options.get("from_"))
         if isinstance(texts, str) or not isinstance(texts, Iterable):
-            raise UserError(f"texts come one by one from a list, a file or the like, not from {type(texts).__name__}")
+            raise UserError(f"expected an iterable of texts, got {type(texts).__name__}")
         return self._stream(iter(texts), to, chunk, options)
 
     def _stream(
@@ -223,31 +230,33 @@ class Translator(Predictor):
 
     def judge(
         self, examples: Sequence[Pair], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
-    ) -> Judged:
-        """BLEU and chrF from 0 to 100, and which share is exactly right, in per cent."""
+    ) -> EvaluationResult:
+        """BLEU and chrF from 0 to 100, and the percentage of exact matches; with several directions, their mean."""
         found = [""] * len(examples)
         several: dict[str, TranslationScores] = {}
-        for way in dict.fromkeys((pair.from_, pair.to) for pair in examples):
-            numbers = [n for n, pair in enumerate(examples) if (pair.from_, pair.to) == way]
-            here = way[0] if self.routes.detector is not None else None  # else it changes nothing
-            texts = self.translate([examples[n].source for n in numbers], way[1], from_=here, decoding=decoding)
+        for direction in dict.fromkeys((pair.from_, pair.to) for pair in examples):
+            numbers = [n for n, pair in enumerate(examples) if (pair.from_, pair.to) == direction]
+            from_ = direction[0] if self.routes.detector is not None else None  # else it has no effect
+            texts = self.translate([examples[n].source for n in numbers], direction[1], from_=from_, decoding=decoding)
             for n, text in zip(numbers, texts, strict=True):
                 found[n] = text
-            name, targets = "-".join(filter(None, way)), [examples[n].target for n in numbers]
-            several[name] = evaluate(texts, targets, way[1], resamples=resamples)
+            name, targets = "-".join(filter(None, direction)), [examples[n].target for n in numbers]
+            several[name] = evaluate(texts, targets, direction[1], resamples=resamples)
         samples = [
             {"source": pair.source, "reference": pair.target, "hypothesis": text}
-            for pair, text in spread(list(zip(examples, found, strict=True)), show)
+            for pair, text in evenly_spaced(list(zip(examples, found, strict=True)), show)
         ]
         every = [{"bleu": one.bleu, "chrf": one.chrf, "exact": 100 * one.exact} for one in several.values()]
-        figures = {name: sum(one[name] for one in every) / len(every) for name in every[0]}  # of all directions alike
+        figures = {
+            name: sum(one[name] for one in every) / len(every) for name in every[0]
+        }  # the unweighted mean over directions
         if len(several) == 1:
-            return Judged(figures, next(iter(several.values())).text(), samples)
+            return EvaluationResult(figures, next(iter(several.values())).text(), samples)
         figures |= {f"bleu/{name}": one.bleu for name, one in several.items()}
-        return Judged(figures, "\n".join(f"{name}\n{one.text()}" for name, one in several.items()), samples)
+        return EvaluationResult(figures, "\n".join(f"{name}\n{one.text()}" for name, one in several.items()), samples)
 
-    def _checked(self, to: str | None, from_: str | None) -> None:
-        """Refuse languages the model does not know, before anything is translated."""
+    def _check_languages(self, to: str | None, from_: str | None) -> None:
+        """Refuse unknown languages before anything is translated."""
         detector = self.routes.detector
         if detector is None:
             self._frame(to, from_)
@@ -255,44 +264,42 @@ class Translator(Predictor):
         unknown = from_ is not None and from_ not in detector.languages
         if unknown and to is None:
             names = detector.languages
-            raise UserError(
-                f"this model does not translate from {from_!r}{near(from_, names)}; it knows: {', '.join(names)}"
-            )
+            raise UserError(f"unknown source language {from_!r}{near(from_, names)} (allowed: {', '.join(names)})")
         if to is not None:
             self._frame(to, from_ if unknown else None)
 
     def _frame(self, to: str | None, from_: str | None) -> Frame:
-        """What stands around every source, and how its target begins, for these languages."""
-        known, plain = self.languages, plain_frame(self.folder.tokenizers)
+        """The special tokens around every source and at the start of its target, for these languages."""
+        known, plain = self.languages, default_frame(self.folder.tokenizers)
         if self.source.template.language is not None:
-            return self._spoken(plain, to, from_)
+            return self._language_frame(plain, to, from_)
         if not known:
             if to is not None or from_ is not None:
-                raise UserError(f"this model translates into one language only; leave out {to or from_!r}")
+                raise UserError(f"this model has one target language; remove {to or from_!r}")
             return plain
         if to is None and len(known) > 1:
-            raise UserError(f"this model translates into several languages; say which: {', '.join(known)}")
+            raise UserError(f"this model has several target languages; set one: {', '.join(known)}")
         to = to or known[0]
         if to not in known:
-            raise UserError(f"this model does not translate into {to!r}{near(to, known)}; it knows: {', '.join(known)}")
+            raise UserError(f"unknown target language {to!r}{near(to, known)} (allowed: {', '.join(known)})")
         sources = sorted({source for source, target in self.folder.directions if source and target == to})
         if from_ is not None and from_ not in sources:
-            meant = near(from_, sources)
+            hint = near(from_, sources)
             raise UserError(
-                f"this model has not learned to translate from {from_!r} into {to!r}{meant}; from: {sources}"
+                f"this model was not trained to translate from {from_!r} into {to!r}{hint}; from: {sources}"
             )
         return replace(plain, before=(*plain.before, self.source.language(to)))
 
-    def _spoken(self, plain: Frame, to: str | None, from_: str | None) -> Frame:
-        """A model that hears which language a source is in, and begins with the one it is to say."""
+    def _language_frame(self, plain: Frame, to: str | None, from_: str | None) -> Frame:
+        """For models with language tokens on both sides: the source's around it, the target's at its start."""
         source, codes = self.source, set(self.source.languages.values())
         begins = next((number for number in (*plain.forced, *plain.opening) if number in codes), None)
         here = source.template.spoken if from_ is None else source.language(from_)
         there = begins if to is None else source.language(to)
         if here is None or there is None:
-            what = 'which language a text is in (from_="…")' if here is None else 'which to translate into (to="…")'
-            raise UserError(f"this model knows {len(codes)} languages; say {what}: {', '.join(self.languages)}")
-        if plain.opening[0] in codes:  # the language itself is where it starts
+            what = 'the source language (from_="…")' if here is None else 'the target language (to="…")'
+            raise UserError(f"this model has {len(codes)} languages; set {what}: {', '.join(self.languages)}")
+        if plain.opening[0] in codes:  # the language token is the begin token
             plain = replace(plain, opening=(there,), forced=())
         else:
             plain = replace(plain, forced=(there,))
@@ -300,45 +307,49 @@ class Translator(Predictor):
             return replace(plain, before=(here, *plain.before))
         return replace(plain, after=(*plain.after, here))
 
-    def _assembled(
-        self, plan: Plan, answers: list[list[Hypothesis]], best: int, frame: Frame, align: bool
+    def _assemble(
+        self, split: SplitText, answers: list[list[Hypothesis]], best: int, frame: Frame, align: bool
     ) -> Translation:
-        chosen: list[tuple[float, list[int]]] = [(0.0, [])]  # the best ways to combine the pieces' hypotheses
+        chosen: list[tuple[float, list[int]]] = [(0.0, [])]  # the best combinations of the chunks' hypotheses
         for hypotheses in answers:
-            ways = [(s + h.score, [*ranks, r]) for s, ranks in chosen for r, h in enumerate(hypotheses)]
-            chosen = sorted(ways, key=lambda way: -way[0])[:best]
+            combined = [(s + h.score, [*ranks, r]) for s, ranks in chosen for r, h in enumerate(hypotheses)]
+            chosen = sorted(combined, key=lambda one: -one[0])[:best]
         texts = [[_one_line(t) for t in self.target.decode_batch([h.tokens for h in hs])] for hs in answers]
-        candidates, places = [], []
+        candidates, offsets = [], []
         for total, ranks in chosen:
-            text, starts = plan.joined([piece[rank] for piece, rank in zip(texts, ranks, strict=True)])
+            text, starts = split.join([chunk[rank] for chunk, rank in zip(texts, ranks, strict=True)])
             candidates.append(Candidate(text, total / max(1, len(answers))))
-            places.append(starts)
+            offsets.append(starts)
         firsts = [hypotheses[rank] for hypotheses, rank in zip(answers, chosen[0][1], strict=True)]
-        notes = plan.notes + [_unfinished(p, h) for p, h in zip(plan.pieces, firsts, strict=True) if not h.finished]
-        links = self._links(plan, firsts, places[0], candidates[0].text, frame) if align else None
-        return Translation(plan.source, candidates, notes, links, guesses=total_stats(answers))
+        notes = split.notes + [
+            _unfinished_note(c, h) for c, h in zip(split.chunks, firsts, strict=True) if not h.finished
+        ]
+        links = self._align(split, firsts, offsets[0], candidates[0].text, frame) if align else None
+        return Translation(split.source, candidates, notes, links, guesses=total_stats(answers))
 
-    def _links(self, plan: Plan, answers: list[Hypothesis], starts: list[int], text: str, frame: Frame) -> list[Link]:
-        """The source token (not the marks around the sentence) that weighs most for each target token."""
+    def _align(
+        self, split: SplitText, answers: list[Hypothesis], starts: list[int], text: str, frame: Frame
+    ) -> list[AlignmentLink]:
+        """For each target token the source token, special tokens excluded, with the largest attention weight."""
         links = []
-        for piece, answer, at in zip(plan.pieces, answers, starts, strict=True):
-            heard = self.source.encode(piece.text)
-            if not heard or not answer.tokens:
+        for chunk, answer, at in zip(split.chunks, answers, starts, strict=True):
+            ids = self.source.encode(chunk.text)
+            if not ids or not answer.tokens:
                 continue
-            said = [*frame.begin, *answer.tokens[:-1]]
-            (weights,) = attention(self.model, [frame.source(heard)], [said], self.source.pad)
+            target = [*frame.begin, *answer.tokens[:-1]]
+            (weights,) = cross_attention(self.model, [frame.source(ids)], [target], self.source.pad)
             first = len(frame.before)
-            looks = weights[len(frame.begin) - 1 :, first : first + len(heard)].argmax(-1).tolist()
-            spans = self.source.spans(piece.text)
-            for look, (begin, end) in zip(looks, self._target_spans(answer.tokens), strict=True):
-                left, right = (place + piece.start for place in spans[look])
+            best = weights[len(frame.begin) - 1 :, first : first + len(ids)].argmax(-1).tolist()
+            spans = self.source.spans(chunk.text)
+            for token, (begin, end) in zip(best, self._target_spans(answer.tokens), strict=True):
+                left, right = (offset + chunk.start for offset in spans[token])
                 if begin < end:
                     here = (at + begin, at + end)
-                    links.append(Link(plan.source[left:right], text[slice(*here)], (left, right), here))
+                    links.append(AlignmentLink(split.source[left:right], text[slice(*here)], (left, right), here))
         return links
 
     def _target_spans(self, ids: list[int]) -> list[tuple[int, int]]:
-        """The characters of the stripped text each token stands for; tokens that share a character share its place."""
+        """(begin, end) characters of each token in the stripped text; tokens that share a character share its span."""
         whole = self.target.decode(ids)
         size = len(_one_line(whole))
         shift = len(whole) - len(whole.lstrip())
@@ -353,21 +364,19 @@ class Translator(Predictor):
 
 
 def _one_line(text: str) -> str:
-    """A piece holds no line break, so its translation gets none: lines stay lines."""
+    """A chunk has no line break, so its translation must not have one."""
     return re.sub(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", " ", text).strip()
 
 
-def _unfinished(piece: Piece, answer: Hypothesis) -> str:
+def _unfinished_note(chunk: Chunk, answer: Hypothesis) -> str:
     if answer.repeats:
-        return (
-            f"{quoted(piece.text)}: repeats itself; stopped after {len(answer.tokens)} tokens (loops=0 lets it go on)"
-        )
-    loops = "; it repeats itself" if repeats(answer.tokens) else ""
-    return f"{quoted(piece.text)}: stopped after {len(answer.tokens)} tokens without coming to an end{loops}"
+        return loop_note(chunk.text, len(answer.tokens))
+    suffix = "; it repeats itself" if ends_in_loop(answer.tokens) else ""
+    return f"{quote(chunk.text)}: stopped after {len(answer.tokens)} tokens without an end token{suffix}"
 
 
-def repeats(tokens: Sequence[int], times: int = 4, longest: int = 10) -> bool:
-    """Does it end with the same few tokens, `times` times over?"""
+def ends_in_loop(tokens: Sequence[int], times: int = 4, longest: int = 10) -> bool:
+    """Whether it ends with the same few tokens, repeated `times` times."""
     return any(
         len(tokens) >= times * size and list(tokens[-size:]) * times == list(tokens[-size * times :])
         for size in range(1, longest + 1)

@@ -1,4 +1,4 @@
-"""Neighbours of texts: an index, and the frozen encoder whose vectors it holds."""
+"""Retrieval of neighbours: an index of chunks, and the frozen encoder of its vectors."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.files import sha256
 from allyouneed.folder import Folder
-from allyouneed.infer.predictors.base import in_batches
+from allyouneed.infer.predictors.base import run_in_batches
 from allyouneed.interop.load import load, weight_files
 from allyouneed.nn.batch import Batch, Neighbours, Rows
 
-ENCODE = 1024  # documents that are encoded together
+ENCODE = 1024  # documents tokenized at a time
 
 
 class ChunkEncoder:
-    """One vector a chunk, by any model of one stack that reads text: the vector its head makes of a text, or, where it
-    makes none (a masked language model), the mean of its tokens' hidden states, as the paper's BERT."""
+    """One vector per chunk, from an encoder or a decoder: its pooled head, or else (a masked language model) the mean
+    hidden state of the tokens, as with the paper's BERT."""
 
     def __init__(self, folder: Folder, tokenizer: Tokenizer) -> None:
         self.folder, self.model, self.tokenizer = folder, folder.model, tokenizer
         self.own: Tokenizer = folder.tokenizers.target
         config: Any = folder.model.config
         if config.kind not in ("encoder", "decoder") or config.vocabs is None:
-            raise UserError(f"{folder.path}: a model of kind {config.kind}; chunks are read by an encoder or a decoder")
+            raise UserError(f"{folder.path}: is a model of kind {config.kind}; expected encoder or decoder")
         self.pooled = config.head.kind == "pooled"
         longest = folder.max_tokens if config.limit is None else min(folder.max_tokens, config.limit)
         self.room = longest - self.own.template.count()
@@ -41,7 +41,7 @@ class ChunkEncoder:
     @property
     def about(self) -> dict[str, str]:
         assert self.folder.path is not None
-        # the config of a folder of ours has the checksums of its files
+        # config.json of our folders contains the checksums of the files
         files = weight_files(self.folder.path) if self.folder.origin else [self.folder.path / "config.json"]
         return {"folder": str(self.folder.path), "sha256": " ".join(sha256(file) for file in files)}
 
@@ -56,7 +56,7 @@ class ChunkEncoder:
         def answer(batch: list[int]) -> list[Any]:
             return list(self._vectors(Batch(Rows.of([rows[n] for n in batch], self.own.pad).to(device))))
 
-        return np.stack(in_batches(self.model, [len(row) for row in rows], answer))
+        return np.stack(run_in_batches(self.model, [len(row) for row in rows], answer))
 
     def _vectors(self, batch: Batch) -> Vectors:
         model: Any = self.model
@@ -78,7 +78,7 @@ def index_corpus(
     document: str = "paragraph",
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[ChunkIndex, Report]:
-    """Read texts and give every chunk of them its vector."""
+    """Read texts and embed every chunk of them."""
     tokenizer, report = tokenizer or encoder.tokenizers.target, Report()
     files = TextFiles.model_validate({"path": list(corpus), "document": document})
 
@@ -87,7 +87,7 @@ def index_corpus(
         for one in files.read(report):
             held.append(one.text)
             if len(held) == ENCODE:
-                yield from encode_texts(tokenizer, held)  # as training does, so that it knows its documents again
+                yield from encode_texts(tokenizer, held)  # as in training, so that it recognizes its own documents
                 held = []
         yield from encode_texts(tokenizer, held)
 
@@ -96,40 +96,38 @@ def index_corpus(
 
 
 class Retriever:
-    """Looks up the chunks of texts. `encoder`: where it lies, if not where it lay when the index was made."""
+    """Retrieves neighbours of chunks. `encoder`: its path, if it has moved since the index was built."""
 
     def __init__(self, index: ChunkIndex | Path | str, encoder: Path | str | None = None, device: str = "cpu") -> None:
         self.index = index if isinstance(index, ChunkIndex) else ChunkIndex.load(index)
         self.path = None if isinstance(index, ChunkIndex) else Path(index)
         folder = Path(encoder or self.index.encoder["folder"])
         if not folder.is_dir():
-            raise UserError(f"{folder}: the encoder of this index is not there; say where it is (encoder=…)")
+            raise UserError(f"{folder}: the encoder of this index is missing; set its path with encoder=…")
         self.encoder = ChunkEncoder(load(folder, device), self.index.tokenizer)
         if self.encoder.about["sha256"] != self.index.encoder["sha256"]:
-            raise UserError(
-                f"{folder}: is not the encoder this index was made with; its vectors would be compared amiss"
-            )
+            raise UserError(f"{folder}: is not the encoder of this index; their vectors are not comparable")
 
     @property
     def about(self) -> str:
-        """A checksum of all that is found in it."""
+        """A checksum of the index."""
         assert self.path is not None
         return sha256(self.path / "meta.json")
 
-    def check(self, config: Any, tokenizer: Tokenizer, whose: str) -> None:
-        """Refuse a model that cannot read what is found here."""
+    def check(self, config: Any, tokenizer: Tokenizer, name: str) -> None:
+        """Refuse a model that does not fit this index."""
         if config.kind != "retro":
-            raise UserError(f"{whose}: a model of kind {config.kind} reads no neighbours; 'retro' does")
+            raise UserError(f"{name}: a model of kind {config.kind} does not retrieve; expected retro")
         if self.index.tokenizer.hash != tokenizer.hash:
-            raise UserError(f"{self.path}: holds tokens of another tokenizer; make the index with --tokenizer {whose}")
+            raise UserError(f"{self.path}: was built with another tokenizer; rebuild it with --tokenizer {name}")
         if self.index.chunk != config.chunk:
             raise UserError(
-                f"{self.path}: has chunks of {self.index.chunk} tokens, the model reads {config.chunk}; make the index "
+                f"{self.path}: has chunks of {self.index.chunk} tokens, the model needs {config.chunk}; rebuild it "
                 f"with --chunk {config.chunk}"
             )
 
     def search(self, chunks: Sequence[Sequence[int]], count: int = 2) -> list[list[list[int]]]:
-        """For each chunk its nearest neighbours, each a chunk and what followed it."""
+        """The nearest neighbours of each chunk, each with the chunk that follows it."""
         found = self.index.nearest(self.encoder(chunks), count) if chunks else []
         return [[self.index.value(number) for number in numbers] for numbers in found]
 
@@ -139,8 +137,8 @@ class Retriever:
         count: int = 2,
         documents: Sequence[Sequence[int]] | None = None,
     ) -> Neighbours:
-        """Of all full chunks of these texts. `documents`: what each text is a piece of, itself when not given; a chunk
-        never finds its own document."""
+        """The neighbours of all full chunks of these texts. `documents`: the document of each text, by default the
+        text; a chunk's own document is excluded."""
         whole = texts if documents is None else documents
         cuts = [split_chunks(text, self.index.chunk) for text in texts]
         flat = [chunk for chunks in cuts for chunk in chunks]

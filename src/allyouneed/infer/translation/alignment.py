@@ -1,4 +1,4 @@
-"""Which source token each target token looked at: cross-attention weights, recomputed for finished translations."""
+"""Alignment of finished translations: cross-attention weights, recomputed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from torch import Tensor
 from allyouneed.nn.batch import Batch, Rows
 
 
-def attention(
+def cross_attention(
     model: Any, sources: Sequence[Sequence[int]], inputs: Sequence[Sequence[int]], pad: int, layer: int | None = None
 ) -> list[Tensor]:
-    """For each pair, the weights (target tokens, source tokens) with which the decoder looked at the source.
+    """Cross-attention weights (target tokens, source tokens) of each pair, averaged over the heads of one layer.
 
-    `inputs` are targets as the decoder reads them, begin mark first: row i is the look that chose token i.
-    The mean over the heads of one layer, the last but one unless told otherwise: of a trained Transformer's layers its
-    mean comes closest to word alignments (Garg et al. 2019, 3.1).
+    `inputs`: targets as the decoder reads them, begin token first; row i belongs to the prediction of token i. `layer`:
+    default: the last but one, which comes closest to word alignments in trained Transformers (Garg et al. 2019, 3.1).
     """
     crosses = [number for number, block in enumerate(model.decoder.blocks) if "cross" in block.sublayers]
     chosen = crosses[max(len(crosses) - 2, 0) if layer is None else layer]

@@ -1,4 +1,4 @@
-"""How a model that reads one text and writes another is set to work: what frames its source, how its target begins."""
+"""Special tokens around the source and at the start of the target, and decoding of framed sources."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from allyouneed.infer.engine import Engine
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands before and after a source, and what its target begins with: `opening` is given, `forced` counts as
-    said."""
+    """Tokens before and after a source, and at the start of its target: `opening` is the prompt, `forced` tokens follow
+    it and count as generated."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -25,6 +25,7 @@ class Frame:
 
     @property
     def marks(self) -> int:
+        """Special tokens added to a source."""
         return len(self.before) + len(self.after)
 
     def source(self, ids: Sequence[int]) -> list[int]:
@@ -35,62 +36,65 @@ class Frame:
         return [*self.opening, *self.forced]
 
 
-def plain_frame(vocabularies: Vocabularies) -> Frame:
-    """For a model that is not told any languages."""
+def default_frame(vocabularies: Vocabularies) -> Frame:
+    """For a model without language tokens."""
     target = vocabularies.target
     return Frame(*vocabularies.source.source_affixes, target.opening, target.template.forced)
 
 
-def never_said(target: Tokenizer) -> list[int]:
-    """Ours say no special tokens; what a foreign model may not say is its maker's affair."""
+def forbidden_tokens(target: Tokenizer) -> list[int]:
+    """Tokens that must not be generated: special tokens, or what an imported model's config lists."""
     if target.foreign:
         return list(target.template.never)
     return [target.pad, target.bos, *target.languages.values()]
 
 
-def guessing(model: Any) -> Engine:
-    """What a model guesses with for another."""
-    both = model.folder.tokenizers
-    return Engine(model.model, both.target.bos, both.target.eos, both.source.pad, limit=model.limit)
-
-
-def write(
-    model: Any,
-    vocabularies: Vocabularies,
-    frame: Frame,
-    sources: Sequence[Sequence[int]],
-    decoding: Decoding,
-    limit: int | None,
-    exact: bool = False,
-    **options: Any,
-) -> list[list[Hypothesis]]:
-    """The best targets of each source (framed); the forced beginning is not repeated in them."""
+def sequence_engine(model: Any, vocabularies: Vocabularies, limit: int | None) -> Engine:
+    """The engine of a model that reads a source and generates a target."""
     source, target = vocabularies.source, vocabularies.target
+    template = target.template
+    return Engine(
+        model,
+        target.opening[0] if target.opening else target.bos,
+        target.eos,
+        source.pad,
+        forbidden_tokens(target),
+        limit,
+        ends=template.stops,
+        ended=template.ended,
+    )
+
+
+def draft_engine(predictor: Any) -> Engine:
+    """The engine of a predictor that drafts for another model (speculative decoding)."""
+    both = predictor.folder.tokenizers
+
+    def build() -> Engine:
+        return Engine(predictor.model, both.target.bos, both.target.eos, both.source.pad, limit=predictor.limit)
+
+    engine: Engine = predictor.cached_engine("draft", build)
+    return engine
+
+
+def generate_targets(
+    engine: Engine, frame: Frame, sources: Sequence[Sequence[int]], decoding: Decoding, **options: Any
+) -> list[list[Hypothesis]]:
+    """The hypotheses of each framed source, best first, without the forced tokens. A source that repeats itself is
+    decoded without loop detection, since its target may repeat as well."""
     forced = len(frame.forced)
     if forced and decoding.max_length is not None:
         decoding = decoding.model_copy(update={"max_length": max(1, decoding.max_length - forced)})
-    engine = Engine(
-        model,
-        frame.opening[0],
-        target.eos,
-        source.pad,
-        never_said(target),
-        limit,
-        ends=target.template.stops,
-        counted=forced,
-        ended=target.template.ended,
-        exact=exact,
-    )
-    given: dict[str, Any] = {
-        "prefix": [frame.begin[1:]] * len(sources),
+    per_source: dict[str, Any] = {
+        "prompts": [frame.begin] * len(sources),
         "sample_keys": [(number,) for number in range(len(sources))],
+        "counted": forced,
     } | options
-    echoing = [decoding.loops is not None and has_repeats(source, decoding.loops) for source in sources]
-    if not any(echoing):
-        return engine.generate(sources, decoding, **given)
+    repetitive = [decoding.loops is not None and has_repeats(source, decoding.loops) for source in sources]
+    if not any(repetitive):
+        return engine.generate(sources, decoding, **per_source)
     found: dict[int, list[Hypothesis]] = {}
-    for echo, way in ((False, decoding), (True, decoding.model_copy(update={"loops": None}))):
-        numbers = [number for number, one in enumerate(echoing) if one == echo]
-        own = {name: [given[name][number] for number in numbers] for name in ("prefix", "sample_keys")}
-        found |= zip(numbers, engine.generate([sources[n] for n in numbers], way, **given | own), strict=True)
+    for repeats, settings in ((False, decoding), (True, decoding.model_copy(update={"loops": None}))):
+        numbers = [number for number, one in enumerate(repetitive) if one == repeats]
+        own = {name: [per_source[name][number] for number in numbers] for name in ("prompts", "sample_keys")}
+        found |= zip(numbers, engine.generate([sources[n] for n in numbers], settings, **per_source | own), strict=True)
     return [found[number] for number in range(len(sources))]

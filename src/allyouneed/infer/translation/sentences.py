@@ -1,7 +1,7 @@
-"""Where a text may be cut so that each part can be translated by itself. Parts joined are the text, to the character.
+"""Split a text into parts that can be translated separately. The parts joined are the text, character for character.
 
-Three knives, from fine to blunt: between sentences, between clauses, and, if nothing else helps, between words or
-characters. A part keeps the quotes and brackets that close it and the whitespace after it.
+A text is split between sentences; long sentences between clauses; long clauses between words or characters. A part
+keeps its closing quotes and brackets and the whitespace after it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Literal, NamedTuple
 
 CLOSERS = r"""[\"'”’」』）】》〉〕\)\]\}»›]"""
 OPENERS = "\"'“‘「『（【《〈〔([{«‹¿¡-–—•"
-# Full-width stops end a sentence wherever they stand; the others only before whitespace, or before Chinese or Japanese.
+# Full-width stops always end a sentence; the others only before whitespace, or before Chinese or Japanese.
 STOP = re.compile("(?P<wide>[。｡！？；][。｡！？；!?…]*)|(?P<stop>[.!?…।॥؟۔።។။]+)")
 TAIL = re.compile(rf"{CLOSERS}*\s*")
 CLAUSE = re.compile(r"[，、：；](?:[”’」』）】》]*)\s*|[,;:–—]\s+|\s[–—-]\s+")
 EAST_ASIAN = re.compile("[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003134f]")
-# Words that end in a stop without ending a sentence; single letters (J. S. Bach, z. B., p. m.) need no entry.
+# Words whose stop does not end a sentence; single letters (J. S. Bach, z. B., p. m.) need no entry.
 ABBREVIATIONS = re.compile(
     "mr mrs ms dr prof st sr jr rev gen col sgt capt lt hon gov sen rep pres vs etc cf al inc ltd co corp dept univ "
     "approx fig figs no nos vol pp ed eds jan feb mar apr jun jul aug sep sept oct nov dec ave blvd rd "
@@ -29,12 +29,12 @@ ABBREVIATIONS = re.compile(
 )
 
 
-class Part(NamedTuple):
+class SentencePart(NamedTuple):
     text: str
-    cut: Literal["end", "sentence", "clause", "word"]  # what follows it: nothing, or where it was cut off
+    cut: Literal["end", "sentence", "clause", "word"]  # the boundary after it
 
 
-Spans = Callable[[str], list[tuple[int, int]]]  # for each token of a text, the characters it stands for
+Spans = Callable[[str], list[tuple[int, int]]]  # (begin, end) characters of each token of a text
 
 
 def sentences(text: str) -> list[str]:
@@ -43,25 +43,25 @@ def sentences(text: str) -> list[str]:
 
 
 def clauses(text: str) -> list[str]:
-    """What stands between commas, colons and dashes (not between digits: 1,000 stays whole)."""
+    """Split at commas, colons and dashes (not between digits: 1,000 stays whole)."""
     return list(_between(text, (match.end() for match in CLAUSE.finditer(text))))
 
 
-def fit(text: str, budget: int, spans: Spans) -> list[Part]:
-    """One part a sentence, each of at most `budget` tokens: a longer one is cut between clauses, as seldom as possible,
-    and a clause that is still too long between words, or between characters where there are no words."""
-    parts: list[Part] = []
+def fit(text: str, budget: int, spans: Spans) -> list[SentencePart]:
+    """One part per sentence, of at most `budget` tokens. A longer sentence is split between clauses, into as few parts
+    as possible, and a longer clause between words, or between characters where there are no spaces."""
+    parts: list[SentencePart] = []
     for sentence in sentences(text):
         if len(spans(sentence)) <= budget:
-            parts.append(Part(sentence, "sentence"))
+            parts.append(SentencePart(sentence, "sentence"))
             continue
         packed = ""
         for clause in clauses(sentence):
             if packed and len(spans(packed + clause)) > budget:
-                parts.extend(_chopped(packed, budget, spans))
+                parts.extend(_split_words(packed, budget, spans))
                 packed = ""
             packed += clause
-        parts.extend(_chopped(packed, budget, spans))
+        parts.extend(_split_words(packed, budget, spans))
         parts[-1] = parts[-1]._replace(cut="sentence")
     if parts:
         parts[-1] = parts[-1]._replace(cut="end")
@@ -69,10 +69,10 @@ def fit(text: str, budget: int, spans: Spans) -> list[Part]:
 
 
 def join(left: str, space: str, right: str, cut: str = "sentence", source: str = "") -> str:
-    """What belongs between two translated parts: the whitespace of the source, unless the script wants it otherwise.
+    """The separator of two translated parts: the whitespace of the source, adapted to the target script.
 
-    Chinese and Japanese put no space between sentences, others do. `source` holds the two characters around the cut: a
-    word that was cut in two is put together again without a space.
+    Chinese and Japanese have no space between sentences, other scripts do. `source`: the two characters around the
+    cut; a word that was split is joined without a space.
     """
     if not left or not right:
         return space
@@ -102,7 +102,7 @@ def _sentence_ends(text: str) -> Iterator[int]:
 
 
 def _is_end(text: str, match: re.Match[str], tail: re.Match[str]) -> bool:
-    """Does a stop that may also stand inside a sentence end one here?"""
+    """Whether an ambiguous stop ends a sentence here."""
     before, after = text[max(0, match.start() - 1) : match.start()], text[tail.end()]
     if not tail[0][-1:].isspace():
         firm = match["stop"] != "…" * len(match["stop"]) and (match["stop"][0] != "." or EAST_ASIAN.match(before))
@@ -114,33 +114,33 @@ def _is_end(text: str, match: re.Match[str], tail: re.Match[str]) -> bool:
     word = re.search(r"[\w.]*$", text[: match.start()][-30:])
     last = word[0].rpartition(".")[2] if word else ""
     if last.isdigit():
-        return len(last) > 2  # am 3. Oktober, 1. First: an ordinal or a list; in 1999. Then: an end
+        return len(last) > 2  # "am 3. Oktober", "1. First": an ordinal or a list; "in 1999. Then": an end
     return not (len(last) == 1 and not EAST_ASIAN.match(last)) and not ABBREVIATIONS.fullmatch(last)
 
 
-def _chopped(text: str, budget: int, spans: Spans) -> Iterator[Part]:
-    """Parts of at most `budget` tokens, cut at whitespace in their second half, or anywhere between characters."""
-    while len(places := spans(text)) > budget:
-        end = max(1, places[budget - 1][1])
+def _split_words(text: str, budget: int, spans: Spans) -> Iterator[SentencePart]:
+    """Parts of at most `budget` tokens, split at whitespace in their second half, or else between characters."""
+    while len(characters := spans(text)) > budget:
+        end = max(1, characters[budget - 1][1])
         while True:
             space = max((m.end() for m in re.finditer(r"\s+", text[:end]) if 2 * m.end() >= end), default=0)
             cut = space or _character_start(text, end)
             if cut <= 1 or len(spans(text[:cut])) <= budget:
                 break
-            end = min(end - 1, end * 9 // 10)  # a cut word may take more tokens than the whole did
-        yield Part(text[:cut], "word")
+            end = min(end - 1, end * 9 // 10)  # a split word may have more tokens than the whole
+        yield SentencePart(text[:cut], "word")
         text = text[cut:]
     if text:
-        yield Part(text, "clause")
+        yield SentencePart(text, "clause")
 
 
-def _character_start(text: str, place: int) -> int:
-    """The last place up to this one that does not tear marks off their letter or an emoji apart."""
-    start = place
-    while start > 1 and (_joins(text[start : start + 1]) or text[start - 1] == "\u200d"):
+def _character_start(text: str, position: int) -> int:
+    """The last position up to this one that does not split a combining sequence or an emoji."""
+    start = position
+    while start > 1 and (_is_combining(text[start : start + 1]) or text[start - 1] == "\u200d"):
         start -= 1
-    return start if start > 1 else place
+    return start if start > 1 else position
 
 
-def _joins(char: str) -> bool:
+def _is_combining(char: str) -> bool:
     return bool(char) and (unicodedata.category(char) in ("Mn", "Mc", "Me") or char in "\u200d\ufe0f")

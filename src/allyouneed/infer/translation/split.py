@@ -1,4 +1,4 @@
-"""A text as pieces to translate and all that stands between them, so that the translation can be put together again."""
+"""Split texts into chunks to translate, keeping what is between them, and join the translations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ NEWLINE = re.compile(r"(\r\n|\n|\r)")
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What is translated in one go: `start` is its place in the text, `before` all that stands between it and the piece
-    before it (whitespace, line breaks), `cut` how the two were parted: `line`, or as `sentences.fit` did it."""
+class Chunk:
+    """A part of a text that is translated at once. `start`: its offset in the text; `before`: the characters between it
+    and the previous chunk (whitespace, line breaks); `cut`: the boundary before it: `line`, or as in
+    `sentences.fit`."""
 
     text: str
     start: int
@@ -25,23 +26,23 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A text taken apart; `after` stands behind the last piece."""
+class SplitText:
+    """A text as chunks; `after`: the characters after the last chunk."""
 
     source: str
-    pieces: list[Piece]
+    chunks: list[Chunk]
     after: str
     notes: list[str]
 
-    def joined(self, texts: Sequence[str]) -> tuple[str, list[int]]:
-        """The text with these in place of the pieces, and where in it each of them begins."""
+    def join(self, texts: Sequence[str]) -> tuple[str, list[int]]:
+        """The text with these in place of the chunks, and the offset of each."""
         whole, starts = "", []
-        for number, (piece, text) in enumerate(zip(self.pieces, texts, strict=True)):
-            between = piece.before
-            if piece.cut != "line":
-                last = piece.start - len(between) - 1  # of the piece before
-                around = self.source[last] + self.source[piece.start]
-                between = join(texts[number - 1], between, text, piece.cut, around)
+        for number, (chunk, text) in enumerate(zip(self.chunks, texts, strict=True)):
+            between = chunk.before
+            if chunk.cut != "line":
+                last = chunk.start - len(between) - 1  # character of the previous chunk
+                around = self.source[last] + self.source[chunk.start]
+                between = join(texts[number - 1], between, text, chunk.cut, around)
             whole += between
             starts.append(len(whole))
             whole += text
@@ -49,26 +50,26 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Cutter:
-    """Takes texts apart: a line stays whole while it has at most `together` tokens, or is one sentence of at most
-    `most`; else each sentence is a piece, and a sentence of more than `most` is several, and a note says so.
-    `marks` more tokens (language, end) go with every piece."""
+class Splitter:
+    """Splits texts. A line of at most `whole` tokens, or of one sentence of at most `most` tokens, is one chunk; else
+    each sentence is a chunk. A sentence of more than `most` tokens is split further, with a note. `marks`: special
+    tokens (language, end) added to every chunk."""
 
     tokenizer: Tokenizer
     most: int
-    together: int
+    whole: int
     marks: int
 
-    def plans(self, texts: Sequence[str]) -> list[Plan]:
-        rows = []  # of each text: line, break, line, break, …, line
+    def split(self, texts: Sequence[str]) -> list[SplitText]:
+        rows = []  # per text: line, break, line, break, …, line
         for text in texts:
             if not isinstance(text, str):
-                raise UserError(f"a text to translate must be a string, not {type(text).__name__}")
+                raise UserError(f"expected a string, got {type(text).__name__}")
             rows.append(NEWLINE.split(text))
         lengths = iter(map(len, self.tokenizer.encode_batch([line.strip() for row in rows for line in row[::2]])))
-        plans = []
+        found = []
         for text, row in zip(texts, rows, strict=True):
-            pieces: list[Piece] = []
+            chunks: list[Chunk] = []
             notes: list[str] = []
             between, at = "", 0
             for number, line in enumerate(row):
@@ -76,38 +77,38 @@ class Cutter:
                 tokens = 0 if number % 2 else next(lengths)
                 if core:
                     lead = line[: line.index(core)]
-                    pieces += self._cut(core, at + len(lead), between + lead, tokens + self.marks, notes)
+                    chunks += self._split_line(core, at + len(lead), between + lead, tokens + self.marks, notes)
                     between = line[len(lead) + len(core) :]
                 else:
                     between += line
                 at += len(line)
-            plans.append(Plan(text, pieces, between, notes))
-        return plans
+            found.append(SplitText(text, chunks, between, notes))
+        return found
 
-    def _cut(self, core: str, at: int, before: str, tokens: int, notes: list[str]) -> list[Piece]:
-        if tokens <= self.together:
-            return [Piece(core, at, before, "line")]
-        pieces: list[Piece] = []
+    def _split_line(self, core: str, at: int, before: str, tokens: int, notes: list[str]) -> list[Chunk]:
+        if tokens <= self.whole:
+            return [Chunk(core, at, before, "line")]
+        chunks: list[Chunk] = []
         parts = fit(core, max(1, self.most - self.marks), self.tokenizer.spans)
         cut = "line"
         for part in parts:
             text = part.text.strip()
             if text:
                 lead = part.text[: part.text.index(text)]
-                pieces.append(Piece(text, at + len(lead), before + lead, cut))
+                chunks.append(Chunk(text, at + len(lead), before + lead, cut))
                 before, cut = part.text[len(lead) + len(text) :], part.cut
             else:
                 before += part.text
             at += len(part.text)
-        torn = sum(part.cut in ("clause", "word") for part in parts)
-        if torn:
+        splits = sum(part.cut in ("clause", "word") for part in parts)
+        if splits:
             notes.append(
-                f"{quoted(core)}: a sentence has more than the {self.most} tokens the model was trained for; "
-                f"it was cut in {torn} place{'s' if torn > 1 else ''} and translated in parts"
+                f"{quote(core)}: a sentence exceeds the training length of {self.most} tokens; "
+                f"it was split in {splits} place{'s' if splits > 1 else ''} and translated in parts"
             )
-        return pieces
+        return chunks
 
 
-def quoted(text: str, most: int = 40) -> str:
+def quote(text: str, length: int = 40) -> str:
     """The beginning of a text, for a note about it."""
-    return repr(text if len(text) <= most else text[: most - 1] + "…")
+    return repr(text if len(text) <= length else text[: length - 1] + "…")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
-from allyouneed.mapped import MappedFile, once
+from allyouneed.mapped import MappedFile, unique_keys
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 MODULES = "modules.json"  # marks a folder of sentence-transformers
@@ -116,7 +116,9 @@ def read_json(path: Path, name: str, needed: bool = True) -> dict[str, Any]:
     if file.stat().st_size > MAX_JSON_BYTES:
         raise UserError(f"{file}: {file.stat().st_size:,} bytes; at most {MAX_JSON_BYTES:,} are read")
     try:
-        found = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=once, parse_constant=_reject_constant)
+        found = json.loads(
+            file.read_text(encoding="utf-8"), object_pairs_hook=unique_keys, parse_constant=_reject_constant
+        )
     except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(found, dict):

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from allyouneed.config import parse, tree_of
 from allyouneed.errors import UserError
 from allyouneed.interop.hf.config_writer import ModelTree, canonical_tree, differences
-from allyouneed.mapped import give_back
+from allyouneed.mapped import release_pages
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import assign_weights, meta_model
 
@@ -166,7 +166,7 @@ class Family:
                 elif not problems:
                     ready[name] = found.to(device, dtype if found.is_floating_point() else None).contiguous()
                     if ready[name].data_ptr() != found.data_ptr():
-                        give_back(found)
+                        release_pages(found)
         unused = [name for name in weights if name not in used and not _matches(name, (*self.ignore, *self.preserve))]
         problems += [f"{name}: not used" for name in unused]
         if problems:
@@ -204,7 +204,7 @@ class Family:
         except (RuntimeError, IndexError):  # wrong number of dimensions for a transform or the concatenation
             return " + ".join(str(tuple(tensor.shape)) for tensor in given)
         for tensor in given if len(parts) > 1 else ():
-            give_back(tensor)
+            release_pages(tensor)
         return found.detach() if found.shape == shape else str(tuple(found.shape))
 
     def _to_ours(self, tensor: Tensor, term: Term, config: HfConfig) -> Tensor:

@@ -32,6 +32,9 @@ class FrameEmbed(Embed):
     mels: Size = 80
     positions: Positions = NoPositions()
 
+    def inputs(self) -> dict[str, bool]:
+        return {"features": True}
+
     @property
     def limit(self) -> int | None:
         return self.positions.limit

@@ -55,6 +55,9 @@ class PatchEmbed(Embed):
     norm: Norm | None = None
     patch_norm: Norm | None = None
 
+    def inputs(self) -> dict[str, bool]:
+        return {"pixels": True}
+
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of patches."""

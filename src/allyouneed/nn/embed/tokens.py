@@ -84,6 +84,9 @@ class TokenEmbed(Embed):
     asks: bool = False
     chosen: Literal["none", "first"] = "none"
 
+    def inputs(self) -> dict[str, bool]:
+        return {"tokens": True, "lengths": False} | ({} if self.types is None else {"types": False})
+
     @property
     def ties(self) -> bool:
         return self.tied

@@ -55,6 +55,9 @@ class EncoderDecoder(Model):
     decoder: Layers
     head: Head = VocabularyHead()
 
+    def inputs(self) -> dict[str, bool]:
+        return {"targets": False}
+
     @property
     def vocabs(self) -> Vocab:
         return self.vocab if isinstance(self.vocab, Vocab) else Vocab(source=self.vocab, target=self.vocab)

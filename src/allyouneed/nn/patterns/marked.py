@@ -27,6 +27,9 @@ class Chosen(Anywhere):
 
     kind: Literal["chosen"] = "chosen"
 
+    def inputs(self) -> dict[str, bool]:
+        return {"global_positions": False}
+
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (self.feature(query) > 0) | (self.feature(key) > 0)
 
@@ -76,6 +79,9 @@ class Permuted(Anywhere):
     """
 
     kind: Literal["permuted"] = "permuted"
+
+    def inputs(self) -> dict[str, bool]:
+        return {"order": False, "targets": False}
 
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         query_order, key_order = self.feature(query), self.feature(key)

@@ -28,6 +28,9 @@ class XLNetRelative(Relative):
     types: Annotated[int, Field(gt=0)] = 4
     clamp: Annotated[int, Field(gt=0)] | None = None  # as in transformer-xl
 
+    def inputs(self) -> dict[str, bool]:
+        return {"types": False}
+
     @property
     def features(self) -> int:
         return self.types

@@ -37,6 +37,9 @@ class Longformer(Mixer):
     bias: bool = True
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
+    def inputs(self) -> dict[str, bool]:
+        return {"global_positions": False}
+
     @property
     def causal(self) -> bool:
         return False

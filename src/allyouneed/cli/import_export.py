@@ -1,4 +1,4 @@
-"""Commands that bring models in from elsewhere and give ours to others."""
+"""Commands that import models of other libraries and export ours."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from allyouneed.errors import UserError
 if TYPE_CHECKING:
     from allyouneed.lab.selfcheck import Check
 
-OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="the folder to write; it must not exist, or be empty")]
-NoCheckOption = Annotated[bool, option("--no-check", help="do not compare with the original afterwards")]
+OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="the folder to write; new or empty")]
+NoCheckOption = Annotated[bool, option("--no-check", help="skip the comparison with the original")]
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="MODEL", help="a Hugging Face folder, or a model that is one file")],
+    source: Annotated[Path, typer.Argument(metavar="MODEL", help="a Hugging Face folder, or a single-file model")],
     out: OutArgument,
     *,
     dtype: Annotated[
         str | None,
-        option("--dtype", metavar="float32|bfloat16|float16", help="store the weights so; as they are if not given"),
+        option("--dtype", metavar="float32|bfloat16|float16", help="precision of the weights; default: unchanged"),
     ] = None,
     tokenizer: Annotated[
-        Path | None, option("--tokenizer", metavar="FILE", help="the tokenizer of a model that is one file")
+        Path | None, option("--tokenizer", metavar="FILE", help="the tokenizer of a single-file model")
     ] = None,
     no_check: NoCheckOption = False,
 ) -> None:
-    """Write somebody else's model as a folder of ours, and compare the two."""
+    """Convert a model of another library to a folder of ours, and compare the two."""
     from allyouneed.folder import as_dtype
     from allyouneed.interop.hf.checkpoint import is_hf_folder
     from allyouneed.interop.load import load
 
     as_dtype(dtype)
-    _free(out)
+    check_free(out)
     if source.is_dir() and not is_hf_folder(source) and (source / "config.json").is_file():
-        load(source)  # says what is wrong with it
-        raise UserError(f"{source}: is a folder of ours already; copy it, or use `allyouneed export`")
+        load(source)  # reports what is wrong with it
+        raise UserError(f"{source}: is already a folder of allyouneed; copy it, or use `allyouneed export`")
     folder = load(source, dtype=dtype, as_stored=True, tokenizer=tokenizer)
     folder.save(out)
     for note in folder.notes:
@@ -56,19 +56,19 @@ def export(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder")],
     out: OutArgument,
     *,
-    to: Annotated[str, option("--to", metavar="hf|ctranslate2", help="who is to read it")],
+    to: Annotated[str, option("--to", metavar="hf|ctranslate2", help="format to write")],
     no_check: NoCheckOption = False,
 ) -> None:
-    """Write a model for other people's programs, and compare the two."""
+    """Export a model for another library, and compare the two."""
     from allyouneed.files import write_folder
     from allyouneed.interop.export import writer
     from allyouneed.interop.load import load
 
     write = writer(to)
-    _free(out)
+    check_free(out)
     folder = load(model, as_stored=True)
     notes: list[str] = []
-    write_folder(out, lambda place: notes.extend(write(folder, place)))
+    write_folder(out, lambda path: notes.extend(write(folder, path)))
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     print(f"{out}: written for {to}", file=sys.stderr)
@@ -76,9 +76,9 @@ def export(
         _report(CHECKS[to](model, out))
 
 
-def _free(out: Path) -> None:
+def check_free(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: is in the way; name a folder that does not exist yet")
+        raise UserError(f"{out}: already exists; name a new folder")
 
 
 def _against_transformers(ours: Path, theirs: Path, dtype: str | None = None) -> Check | None:
@@ -91,12 +91,12 @@ def _against_transformers(ours: Path, theirs: Path, dtype: str | None = None) ->
 
 
 def _against_ctranslate2(ours: Path, theirs: Path) -> Check | None:
-    from allyouneed.lab.selfcheck_ctranslate2 import against_ctranslate2  # the library is there: it has written
+    from allyouneed.lab.selfcheck_ctranslate2 import against_ctranslate2  # installed, for it has written
 
     return against_ctranslate2(ours, theirs)
 
 
-# (a folder, what was written)
+# format -> (our folder, the exported one)
 CHECKS: dict[str, Callable[[Path, Path], Check | None]] = {
     "hf": _against_transformers,
     "ctranslate2": _against_ctranslate2,
@@ -104,7 +104,7 @@ CHECKS: dict[str, Callable[[Path, Path], Check | None]] = {
 
 
 def _report(check: Check | None) -> None:
-    """Say what was compared; exit code 1 when it is not the same."""
+    """Print the comparison; exit with code 1 if the two differ."""
     if check is None:
         return
     for line in check.lines:

@@ -20,11 +20,10 @@ from typing import Any
 import pytest
 
 import allyouneed as ayn
-from allyouneed.cli import main, texts
+from allyouneed.cli import main, resumable_output, text_commands
 from allyouneed.cli import streams as streams_module
-from allyouneed.cli import unfinished as unfinished_module
-from allyouneed.cli.texts import Use, run
-from allyouneed.cli.unfinished import Unfinished
+from allyouneed.cli.resumable_output import ResumableOutput
+from allyouneed.cli.text_commands import TextCommand, run
 from allyouneed.errors import UserError
 from small_model import small_folder
 
@@ -32,28 +31,30 @@ LINES = [f"line {n}" if n % 7 else "" for n in range(1, 200)]
 
 
 @dataclass(frozen=True)
-class Said:
+class Shout:
     text: str
     notes: tuple[str, ...] = ()
 
 
-def loud(blanks: bool = True, chunk: int = 16, bad: str = "", odd: str = "") -> Use[Said]:
-    """Says each line louder, and which place it has among those that were asked."""
+def shout(blanks: bool = True, chunk: int = 16, bad: str = "", odd: str = "") -> TextCommand[Shout]:
+    """Upper-cases each line and numbers it."""
 
-    def ask(asked: list[str], first: int) -> list[Said]:
-        if bad and bad in asked:
+    def predict(texts: list[str], first: int) -> list[Shout]:
+        if bad and bad in texts:
             raise UserError("a bad line")
         return [
-            Said(f"{first + n}: {text.upper()}", ("odd",) if odd and odd in text else ())
-            for n, text in enumerate(asked)
+            Shout(f"{first + n}: {text.upper()}", ("odd",) if odd and odd in text else ())
+            for n, text in enumerate(texts)
         ]
 
-    return Use("shouting", ask, lambda one: one.text + "\n", lambda one: {"said": one.text}, blanks=blanks, chunk=chunk)
+    return TextCommand(
+        "shouting", predict, lambda one: one.text + "\n", lambda one: {"said": one.text}, blanks=blanks, chunk=chunk
+    )
 
 
 @pytest.fixture
 def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(texts, "FEW", 4)
+    monkeypatch.setattr(text_commands, "FIRST_CHUNK", 4)
     path = tmp_path / "book.txt"
     path.write_text("\n".join(LINES) + "\n")
     return path
@@ -68,7 +69,7 @@ def out(tmp_path: Path) -> Path:
 
 def truth(book: Path, folder: Path, **more: Any) -> bytes:
     whole = folder / "whole"
-    run(loud(**more), None, book, whole)
+    run(shout(**more), None, book, whole)
     found = whole.read_bytes()
     whole.unlink()
     return found
@@ -88,7 +89,7 @@ class Killer:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: float = float("inf")
         self.count = 0
-        monkeypatch.setattr(Unfinished, "__exit__", lambda work, *_: work._close())  # nobody tidies up
+        monkeypatch.setattr(ResumableOutput, "__exit__", lambda work, *_: work._close())  # nobody tidies up
         for place, name in ((os, "write"), (os, "fsync"), (os, "ftruncate"), (Path, "replace"), (Path, "unlink")):
             monkeypatch.setattr(place, name, self.deadly(getattr(place, name), name))
 
@@ -108,7 +109,7 @@ class Killer:
 
 
 @pytest.mark.parametrize("blanks", [True, False])
-def test_killed_at_any_moment_the_file_becomes_what_it_would_have_been(
+def test_resuming_after_a_kill_at_any_moment_gives_the_same_file(
     book: Path, out: Path, monkeypatch: pytest.MonkeyPatch, blanks: bool
 ) -> None:
     expected = truth(book, out.parent, blanks=blanks)
@@ -117,12 +118,12 @@ def test_killed_at_any_moment_the_file_becomes_what_it_would_have_been(
     while True:
         killer.left = moments
         try:
-            run(loud(blanks), None, book, out)
+            run(shout(blanks), None, book, out)
         except KilledError:
             assert not out.exists() or out.read_bytes() == expected, "under its name it is whole"
             killer.left = float("inf")
             if left(out) != [out.name]:
-                run(loud(blanks), None, book, out)
+                run(shout(blanks), None, book, out)
             moments += 1
             assert (left(out), out.read_bytes()) == ([out.name], expected)
             out.unlink()
@@ -140,7 +141,7 @@ def test_killed_again_and_again(book: Path, out: Path, monkeypatch: pytest.Monke
         while True:
             killer.left = dice.randrange(12)
             try:
-                run(loud(), None, book, out)
+                run(shout(), None, book, out)
                 break
             except KilledError:
                 kills += 1
@@ -158,17 +159,17 @@ def unpacked(path: Path) -> Iterator[bytes]:
     return raw_lines(path)
 
 
-def test_packed_files_are_read_by_others(book: Path, out: Path) -> None:
+def test_compressed_files_are_valid(book: Path, out: Path) -> None:
     packed, empty = out.with_suffix(".gz"), out.with_name("empty.gz")
-    run(loud(), None, book, packed)
+    run(shout(), None, book, packed)
     with gzip.open(packed) as file:
         assert file.read() == truth(book, out.parent)
     (out.parent / "nothing").touch()
-    run(loud(), None, out.parent / "nothing", empty)
+    run(shout(), None, out.parent / "nothing", empty)
     with gzip.open(empty) as file:
         assert file.read() == b"" and empty.stat().st_size
     packed.rename(out.parent / "again.gz")
-    run(loud(), None, out.parent / "again.gz", out)
+    run(shout(), None, out.parent / "again.gz", out)
     assert out.read_text().splitlines()[-1] == f"{len(LINES) - 1}: {len(LINES) - 1}: LINE {len(LINES)}"
 
 
@@ -184,36 +185,36 @@ def half(book: Path, out: Path) -> Path:
 
 
 def stop_at(book: Path, out: Path, where: str, **more: Any) -> None:
-    use = loud()
+    use = shout()
 
-    def plain(one: Said) -> str:
+    def plain(one: Shout) -> str:
         if where in one.text:
             raise KeyboardInterrupt
         return use.plain(one)
 
     with pytest.raises(KeyboardInterrupt):
-        run(Use(use.doing, use.ask, plain, use.tree, chunk=16), None, book, out, **more)
+        run(TextCommand(use.doing, use.predict, plain, use.tree, chunk=16), None, book, out, **more)
 
 
-def test_ctrl_c_says_how_to_go_on(book: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_says_how_to_resume(book: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stop_at(book, out, "LINE 60")
-    assert capsys.readouterr().err == f"note: {out}: 48 lines are done; the same command goes on there\n"
+    assert capsys.readouterr().err == f"note: {out}: 48 lines are done; run the same command to resume\n"
     stop_at(book, out, "LINE 60", restart=True)
-    assert "48 lines are done; the same command without --restart goes on" in capsys.readouterr().err
+    assert "48 lines are done; run the same command without --restart to resume" in capsys.readouterr().err
     stop_at(book, out, "LINE 50")  # nothing more was done, and nothing is lost
-    going = f"note: {out}: going on after line 48\n"
-    assert capsys.readouterr().err == going + f"note: {out}: 48 lines are done; the same command goes on there\n"
-    run(loud(), None, book, out)
+    going = f"note: {out}: resuming after line 48\n"
+    assert capsys.readouterr().err == going + f"note: {out}: 48 lines are done; run the same command to resume\n"
+    run(shout(), None, book, out)
     assert capsys.readouterr().err == going
     assert out.read_bytes() == truth(book, out.parent)
     out.unlink()
     stop_at(book, out, "LINE 2")
-    assert capsys.readouterr().err == f"note: {out}: no line is done yet; the same command goes on there\n"
+    assert capsys.readouterr().err == f"note: {out}: no line is done yet; run the same command to resume\n"
     assert not left(out)
 
 
 @pytest.mark.parametrize("moment", range(12))
-def test_ctrl_c_at_any_moment_says_what_is_true(
+def test_ctrl_c_at_any_moment_reports_the_finished_lines(
     book: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moment: int
 ) -> None:
     """Before, in the middle of and after each thing that is asked of the disk."""
@@ -230,73 +231,80 @@ def test_ctrl_c_at_any_moment_says_what_is_true(
     for name in ("write", "fsync"):
         monkeypatch.setattr(os, name, partial(interrupted, getattr(os, name)))
     with pytest.raises(KeyboardInterrupt):
-        run(loud(), None, book, out)
+        run(shout(), None, book, out)
     said = capsys.readouterr().err
     journal = out.with_name(out.name + ".journal")
     done = json.loads(journal.read_bytes().splitlines()[-1])["lines"] if journal.exists() else 0
     assert said == f"note: {out}: {f'{done} lines are' if done else 'no line is'} done{'' if done else ' yet'}; " + (
-        "the same command goes on there\n"
+        "run the same command to resume\n"
     )
-    run(loud(), None, book, out)
+    run(shout(), None, book, out)
     assert out.read_bytes() == truth(book, out.parent)
 
 
-def test_nothing_is_asked_twice(book: Path, half: Path) -> None:
-    use, asked = loud(), list[str]()
-    counted = Use(use.doing, lambda some, first: asked.extend(some) or use.ask(some, first), use.plain, use.tree)  # type: ignore[func-returns-value]
+def test_no_line_is_predicted_twice(book: Path, half: Path) -> None:
+    use, asked = shout(), list[str]()
+    counted = TextCommand(
+        use.doing, lambda some, first: asked.extend(some) or use.predict(some, first), use.plain, use.tree
+    )  # type: ignore[func-returns-value]
     run(counted, None, book, half)
     assert asked == LINES[48:]
 
 
-def test_another_input_is_refused_but_not_one_that_goes_on_otherwise(book: Path, half: Path) -> None:
+def test_a_changed_input_is_refused_but_not_one_that_was_extended(book: Path, half: Path) -> None:
     was = book.read_text()
     book.write_text(was.replace("line 5\n", "line five\n"))
-    with pytest.raises(UserError, match=r"48 lines of it are done, but .*book\.txt does not begin with .* --restart"):
-        run(loud(), None, book, half)
+    with pytest.raises(
+        UserError, match=r"48 lines are done, but the first lines of .*book\.txt have changed since; --restart"
+    ):
+        run(shout(), None, book, half)
     book.write_text("\n".join(LINES[:20]))
-    with pytest.raises(UserError, match="does not begin with the lines"):
-        run(loud(), None, book, half)
+    with pytest.raises(UserError, match="have changed since"):
+        run(shout(), None, book, half)
     book.write_text(was.replace("line 150\n", "line of dread\n") + "one more\n")
-    run(loud(), None, book, half)
+    run(shout(), None, book, half)
     assert half.read_bytes() == truth(book, half.parent), "what was done is the same, so it counts"
 
 
-def test_restart_begins_anew(book: Path, half: Path) -> None:
+def test_restart_starts_over(book: Path, half: Path) -> None:
     book.write_text("other\nlines\n")
-    run(loud(), None, book, half, restart=True)
+    run(shout(), None, book, half, restart=True)
     assert half.read_text() == "0: OTHER\n1: LINES\n" and left(half) == [half.name]
 
 
-def test_other_options_are_refused_and_named(half: Path, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"48 lines were done in another way \(json was False\); go on in that way, or"):
-        run(loud(), None, book, half, as_json=True)
-    monkeypatch.setattr(texts, "said", lambda: {"beam": 2, "model": "abc"})
-    with pytest.raises(UserError, match=r"\(beam was not given, model was not given\)"):
-        run(loud(), None, book, half)
+def test_changed_options_are_refused_and_named(half: Path, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UserError,
+        match=r"48 lines were written with other settings \(json was False\); use the same settings to resume, or",
+    ):
+        run(shout(), None, book, half, as_json=True)
+    monkeypatch.setattr(text_commands, "recorded_options", lambda: {"beam": 2, "model": "abc"})
+    with pytest.raises(UserError, match=r"\(beam was not set, model was not set\)"):
+        run(shout(), None, book, half)
 
 
-def test_a_file_that_is_there_is_not_replaced_unless_told(book: Path, out: Path) -> None:
+def test_an_existing_file_is_not_replaced_without_force(book: Path, out: Path) -> None:
     out.write_text("mine")
-    with pytest.raises(UserError, match="is there already; --force replaces it, or name another file"):
-        run(loud(), None, book, out)
-    with pytest.raises(UserError, match="is there already; --force replaces it, or name another file"):
-        run(loud(), ["x"], None, out)
+    with pytest.raises(UserError, match="already exists; --force overwrites it, or name another file"):
+        run(shout(), None, book, out)
+    with pytest.raises(UserError, match="already exists; --force overwrites it, or name another file"):
+        run(shout(), ["x"], None, out)
     assert out.read_text() == "mine" and left(out) == [out.name]
     stop_at(book, out, "LINE 60", force=True)
     assert out.read_text() == "mine"
-    run(loud(), None, book, out, force=True)
+    run(shout(), None, book, out, force=True)
     assert out.read_bytes() == truth(book, out.parent)
 
 
-def test_made_by_somebody_else_meanwhile(book: Path, half: Path) -> None:
-    use = loud()
+def test_a_file_created_by_another_process_meanwhile(book: Path, half: Path) -> None:
+    use = shout()
 
     def ask(asked: list[str], first: int) -> Any:
         half.write_text("theirs") if asked else None
-        return use.ask(asked, first)
+        return use.predict(asked, first)
 
-    with pytest.raises(UserError, match="somebody else has made it meanwhile"):
-        run(Use(use.doing, ask, use.plain, use.tree), None, book, half)
+    with pytest.raises(UserError, match="was created by another process meanwhile"):
+        run(TextCommand(use.doing, ask, use.plain, use.tree), None, book, half)
     assert half.read_text() == "theirs"
     half.unlink()
     run(use, None, book, half)
@@ -305,7 +313,7 @@ def test_made_by_somebody_else_meanwhile(book: Path, half: Path) -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("way", ["its name", "a link to the output", "a link to the input", "another name"])
-def test_no_file_is_written_onto_itself(book: Path, way: str, whole: bool) -> None:
+def test_the_input_is_never_the_output(book: Path, way: str, whole: bool) -> None:
     was, link = book.read_bytes(), book.with_name("link.txt")
     if way == "another name":
         link.hardlink_to(book)
@@ -315,70 +323,70 @@ def test_no_file_is_written_onto_itself(book: Path, way: str, whole: bool) -> No
     output = book if way in ("its name", "a link to the input") else link
     names = left(book)
     for restart in (False, True):
-        with pytest.raises(UserError, match=r"\.txt: is the file that is read; name another file"):
-            run(loud(), None, given, output, whole=whole, force=True, restart=restart)
+        with pytest.raises(UserError, match=r"\.txt: is the input file; name another file"):
+            run(shout(), None, given, output, whole=whole, force=True, restart=restart)
     assert book.read_bytes() == was and left(book) == names
 
 
-def test_standard_input_is_not_written_onto_itself(book: Path, model: Path) -> None:
+def test_redirected_standard_input_is_never_the_output(book: Path, model: Path) -> None:
     was = book.read_bytes()
     command = [sys.executable, "-m", "allyouneed", "translate", "-m", str(model), "--force", "-o", str(book)]
     with book.open("rb") as file:
         found = subprocess.run(command, stdin=file, capture_output=True, text=True, timeout=300)
-    assert found.returncode == 2 and "is the file that is read; name another file" in found.stderr
+    assert found.returncode == 2 and "is the input file; name another file" in found.stderr
     assert book.read_bytes() == was and left(book) == [book.name]
 
 
-def test_named_but_not_told_so_ends_well_and_another_input_is_not_taken_for_it(
+def test_a_kill_after_the_rename_is_recovered_and_another_input_is_refused(
     book: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between the last two things: the file has its name, the journal is still there."""
     expected = truth(book, out.parent)
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(Unfinished, "__exit__", lambda work, *_: work._close())
+        patch.setattr(ResumableOutput, "__exit__", lambda work, *_: work._close())
         patch.setattr(Path, "unlink", lambda *_: (_ for _ in ()).throw(KilledError))
-        run(loud(), None, book, out)
+        run(shout(), None, book, out)
     assert left(out) == [out.name, out.name + ".journal"] and out.read_bytes() == expected
     was = book.read_text()
     book.write_text(was.replace("line 5\n", "line five\n"))
-    with pytest.raises(UserError, match="does not begin with the lines"):
-        run(loud(), None, book, out)
+    with pytest.raises(UserError, match="have changed since"):
+        run(shout(), None, book, out)
     book.write_text(was)
-    run(loud(), None, book, out)
+    run(shout(), None, book, out)
     assert left(out) == [out.name] and out.read_bytes() == expected
 
 
-def test_two_at_once_are_refused(book: Path, half: Path) -> None:
-    with Unfinished(half, {"json": False}), pytest.raises(UserError, match="somebody else is writing it"):
-        run(loud(), None, book, half)
-    run(loud(), None, book, half)
+def test_concurrent_runs_are_refused(book: Path, half: Path) -> None:
+    with ResumableOutput(half, {"json": False}), pytest.raises(UserError, match="another process is writing it"):
+        run(shout(), None, book, half)
+    run(shout(), None, book, half)
 
 
-def test_files_that_are_not_ours_are_left_alone(book: Path, half: Path) -> None:
-    with pytest.raises(UserError, match=r"some of it was made from a file; finish that first, or delete"):
-        run(loud(), ["x"], None, half)
+def test_foreign_journals_are_left_alone(book: Path, half: Path) -> None:
+    with pytest.raises(UserError, match=r"an interrupted run is writing it; finish that run first, or delete"):
+        run(shout(), ["x"], None, half)
     part, journal = half.with_name(half.name + ".part"), half.with_name(half.name + ".journal")
     part.write_bytes(part.read_bytes()[:-5])
-    with pytest.raises(UserError, match=r"\.part: some of it is missing; --restart begins anew"):
-        run(loud(), None, book, half)
+    with pytest.raises(UserError, match=r"\.part: shorter than its journal says; --restart begins again"):
+        run(shout(), None, book, half)
     for content in ("dear diary", "dear diary\n", '{"settings": {}}\nrubbish\n'):
         journal.write_text(content)
-        with pytest.raises(UserError, match=r"\.journal: no journal of ours; move it away"):
-            run(loud(), None, book, half)
+        with pytest.raises(UserError, match=r"\.journal: not a journal of allyouneed; move it away"):
+            run(shout(), None, book, half)
         assert journal.read_text() == content
 
 
-def test_a_part_that_is_not_ours_is_left_alone(book: Path, out: Path) -> None:
+def test_foreign_part_files_are_left_alone(book: Path, out: Path) -> None:
     part = out.with_name(out.name + ".part")
     part.write_text("theirs")
     for more in ({}, {"restart": True}, {"force": True}):
-        with pytest.raises(UserError, match=r"\.part: no work of ours goes on there; move it away"):
-            run(loud(), None, book, out, **more)
-    with pytest.raises(UserError, match=r"\.part: is there already; --force replaces it, or move it away"):
-        run(loud(), ["x"], None, out)
+        with pytest.raises(UserError, match=r"\.part: has no journal, so it cannot be resumed; move it away"):
+            run(shout(), None, book, out, **more)
+    with pytest.raises(UserError, match=r"\.part: already exists; --force overwrites it, or move it away"):
+        run(shout(), ["x"], None, out)
     assert part.read_text() == "theirs" and left(out) == [part.name]
     part.unlink()
-    run(loud(), None, book, out)
+    run(shout(), None, book, out)
     assert left(out) == [out.name]
 
 
@@ -395,43 +403,43 @@ def test_a_full_disk_keeps_what_was_finished(
         room -= done
         return done
 
-    monkeypatch.setattr(unfinished_module.os, "write", full)
-    with pytest.raises(UserError, match=r"book\.up\.txt: cannot be written: No space left on device"):
-        run(loud(), None, book, out)
-    assert "lines are done; the same command goes on" in capsys.readouterr().err
+    monkeypatch.setattr(resumable_output.os, "write", full)
+    with pytest.raises(UserError, match=r"book\.up\.txt: cannot write: No space left on device"):
+        run(shout(), None, book, out)
+    assert "lines are done; run the same command to resume" in capsys.readouterr().err
     monkeypatch.undo()
-    run(loud(), None, book, out)
+    run(shout(), None, book, out)
     assert out.read_text().splitlines() == [f"{n}: {line.upper()}" for n, line in enumerate(LINES)]
 
 
 def test_a_bad_line_is_named_and_those_before_it_are_kept(book: Path, out: Path) -> None:
     with pytest.raises(UserError, match=r"book\.txt:101: a bad line"):
-        run(loud(bad="line 101"), None, book, out)
+        run(shout(bad="line 101"), None, book, out)
     assert out.with_name(out.name + ".part").read_text().splitlines()[-1] == f"99: {LINES[99].upper()}"
     book.write_text(book.read_text().replace("line 101\n", "a good line\n"))
-    run(loud(bad="line 101"), None, book, out)
+    run(shout(bad="line 101"), None, book, out)
     assert out.read_text().splitlines()[100] == "100: A GOOD LINE"
 
 
-def test_of_very_many_notes_a_few_are_shown(book: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(loud(odd="line 100"), None, book, out)
+def test_many_notes_are_counted(book: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(shout(odd="line 100"), None, book, out)
     notes = capsys.readouterr().err.splitlines()
     assert notes == [f"note: {book}:100: odd"]
     out.unlink()
-    run(loud(odd="line"), None, book, out)
+    run(shout(odd="line"), None, book, out)
     notes = capsys.readouterr().err.splitlines()
-    assert len(notes) == 21 and notes[-1] == f"note: {book}: 151 more notes; --json has them all"
+    assert len(notes) == 21 and notes[-1] == f"note: {book}: 151 more notes; --json includes all of them"
 
 
-def test_how_far_it_is_is_said_also_where_nobody_sees_a_bar(
+def test_progress_is_reported_without_a_terminal(
     book: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter(range(10**6))
     monkeypatch.setattr(streams_module, "monotonic", lambda: float(next(clock)))
-    run(loud(), None, book, out)
+    run(shout(), None, book, out)
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "shouting: 30 of 199 (15.1%), about 0:02:49 left, 1.0 a second"
-    assert said[-1] == "shouting: 180 of 199 (90.5%), about 0:00:19 left, 1.0 a second" and len(said) == 6
+    assert said[0] == "shouting: 30 of 199 (15.1%), about 0:02:49 left, 1.0 per second"
+    assert said[-1] == "shouting: 180 of 199 (90.5%), about 0:00:19 left, 1.0 per second" and len(said) == 6
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
@@ -443,7 +451,7 @@ def peak(folder: Path, lines: int) -> int:
     with book.open("w") as file:
         file.writelines(f"line {n} of very many that are not held at a time\n" for n in range(lines))
     tracemalloc.start()
-    run(loud(chunk=512), None, book, out)
+    run(shout(chunk=512), None, book, out)
     found = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     with out.open() as file:
@@ -509,12 +517,12 @@ def test_two_files_are_an_input_and_an_output(
         ("none.txt", "out.txt", "none.txt: no such file; check the path"),
         (".", "out.txt", "is a folder; name a file in it"),
         ("dates.txt", ".", "is a folder; name a file in it"),
-        ("dates.txt", "no/out.txt", "there is no folder no; make it first"),
-        ("dates.txt", "dates.txt", "is the file that is read; name another file"),
-        ("dates.txt", "./dates.txt", "is the file that is read; name another file"),
+        ("dates.txt", "no/out.txt", "there is no folder no; create it first"),
+        ("dates.txt", "dates.txt", "is the input file; name another file"),
+        ("dates.txt", "./dates.txt", "is the input file; name another file"),
     ],
 )
-def test_what_is_wrong_with_files_is_said(
+def test_problems_with_files_are_one_message(
     model: Path,
     dates: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -535,28 +543,31 @@ def test_a_file_name_as_a_text_is_noted(
 ) -> None:
     monkeypatch.chdir(dates.parent)
     assert command("translate", "-m", model, "dates.txt") == 0
-    assert "'dates.txt' is taken for a text; --input reads the file" in capsys.readouterr().err
+    assert "'dates.txt' is read as a text; use --input to read the file" in capsys.readouterr().err
 
 
-def test_options_and_the_model_decide_whether_it_goes_on(
+def test_options_and_model_decide_whether_a_run_is_resumed(
     model: Path, dates: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "iso.txt"
-    monkeypatch.setattr(texts, "FEW", 32)
-    add, room = Unfinished.add, [2]
+    monkeypatch.setattr(text_commands, "FIRST_CHUNK", 32)
+    add, room = ResumableOutput.add, [2]
 
-    def tired(work: Unfinished, *args: Any, **more: Any) -> None:
+    def tired(work: ResumableOutput, *args: Any, **more: Any) -> None:
         room[0] -= 1
         if not room[0]:
             raise KeyboardInterrupt
         add(work, *args, **more)
 
-    monkeypatch.setattr(Unfinished, "add", tired)
+    monkeypatch.setattr(ResumableOutput, "add", tired)
     assert command("translate", "-m", model, "--beam", 1, dates, out) == 130
-    assert capsys.readouterr().err.endswith(f"note: {out}: 32 lines are done; the same command goes on there\n")
+    assert capsys.readouterr().err.endswith(f"note: {out}: 32 lines are done; run the same command to resume\n")
     room[0] = -1
     assert command("translate", "-m", model, "--beam", 2, "-i", dates, "-o", out) == 2
-    assert "32 lines were done in another way (beam was 1); go on in that way" in capsys.readouterr().err
+    assert (
+        "32 lines were written with other settings (beam was 1); use the same settings to resume"
+        in capsys.readouterr().err
+    )
     copy = tmp_path / "copy"
     copy.mkdir()
     for path in model.iterdir():
@@ -565,7 +576,7 @@ def test_options_and_the_model_decide_whether_it_goes_on(
     assert out.read_text("utf-8").splitlines() == ayn.load(model).translate(DATES[:4], beam=1) * 30
 
 
-def test_where_standard_output_is_closed_it_ends_without_many_words(model: Path, dates: Path) -> None:
+def test_a_closed_standard_output_ends_the_command_quietly(model: Path, dates: Path) -> None:
     def closed(*args: Any) -> tuple[int, str]:
         command = ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "allyouneed", "translate", "-m", model, *args]
         found = subprocess.run([str(part) for part in command], stderr=subprocess.PIPE, text=True, timeout=300)
@@ -581,11 +592,11 @@ KILLS = """
 import os, random, signal, sys, time
 from functools import partial
 import torch
-import allyouneed.cli.write as write
+import allyouneed.cli.generation as generation
 from allyouneed.cli import main
 import allyouneed.infer.predictors.translator
 torch.set_num_threads(1)
-write.Use = partial(write.Use, chunk=20)  # some pieces
+generation.TextCommand = partial(generation.TextCommand, chunk=20)
 seed, rounds, *command = sys.argv[1:]
 out = command[-1]
 dice, kills = random.Random(int(seed)), 0
@@ -637,10 +648,10 @@ def killed(model: Path, dates: Path, rounds: int) -> int:
     return int(shown[(rounds - 1) * 121])
 
 
-def test_a_process_that_is_killed_loses_no_line_and_says_none_twice(model: Path, dates: Path) -> None:
+def test_a_killed_process_loses_and_repeats_no_line(model: Path, dates: Path) -> None:
     assert killed(model, dates, 1) >= 1
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_very_often(model: Path, dates: Path) -> None:
+def test_a_process_killed_very_often(model: Path, dates: Path) -> None:
     assert killed(model, dates, 12) >= 12

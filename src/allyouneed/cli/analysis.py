@@ -1,0 +1,273 @@
+"""Commands that analyse texts: fill-mask, classify, tag, embed, similarity."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from allyouneed.cli.loading import predictor_with
+from allyouneed.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    ForceOption,
+    InputOption,
+    JsonOption,
+    ModelOption,
+    OutputOption,
+    RestartOption,
+    TopOption,
+    WholeOption,
+    option,
+)
+from allyouneed.cli.streams import atomic_file, json_text, progress
+from allyouneed.cli.text_commands import (
+    TextCommand,
+    check_not_input,
+    one_line,
+    open_input,
+    ranked_lines,
+    results,
+    run,
+    warnings_as_notes,
+    write_results,
+)
+from allyouneed.errors import UserError
+
+if TYPE_CHECKING:
+    from allyouneed.infer.predictors.classifier import TextClass
+    from allyouneed.infer.predictors.tagger import TaggedSentence
+
+
+@dataclass(frozen=True)
+class TextResult:
+    """An input and its prediction."""
+
+    text: Any
+    found: Any
+
+
+def _pair_up(texts: list[Any], found: list[Any]) -> list[TextResult]:
+    return [TextResult(text, one) for text, one in zip(texts, found, strict=True)]
+
+
+def fill_mask(
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="texts with <mask>; default: standard input"),
+    ] = None,
+    *,
+    model: ModelOption,
+    top: Annotated[int, option(min=1, show_default=True, help="number of tokens to show per mask")] = 5,
+    as_json: JsonOption = False,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    input_: InputOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
+    whole: WholeOption = False,
+) -> None:
+    """Fill each `<mask>` of a text with the most likely tokens.
+
+    Each line has probability, token and the filled text; an empty line follows each input. A model trained on span
+    corruption fills gaps of any length and prints one filled text instead.
+    """
+    filler = predictor_with(model, device, dtype, ("fill_mask", "fill"), "fill masks")
+
+    def plain(one: TextResult) -> str:
+        rows = [f"{f.score:.4f}\t{one_line(f.token)}\t{one_line(f.text)}\n" for mask in one.found for f in mask]
+        return "".join(rows) + "\n"
+
+    masks: TextCommand[TextResult] = TextCommand(
+        "filling",
+        lambda texts, first: _pair_up(texts, filler.fill_mask(texts, top)),
+        plain,
+        lambda one: {"text": one.text, "masks": [[asdict(filling) for filling in mask] for mask in one.found]},
+        blanks=False,
+    )
+    gaps: TextCommand[TextResult] = TextCommand(  # span corruption: gaps of any length, one result
+        "filling",
+        lambda texts, first: _pair_up(texts, filler.fill(texts)),
+        lambda one: one_line(one.found) + "\n",
+        lambda one: {"text": one.text, "filled": one.found},
+        blanks=False,
+    )
+    run(masks if hasattr(filler, "fill_mask") else gaps, texts, input_, output, as_json, whole, force, restart)
+
+
+def classify(
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="texts, or pairs of texts separated by a tab; default: standard input"),
+    ] = None,
+    *,
+    model: ModelOption,
+    top: TopOption = None,
+    as_json: JsonOption = False,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    input_: InputOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
+    whole: WholeOption = False,
+) -> None:
+    """Classify texts or pairs of texts."""
+    classifier = predictor_with(model, device, dtype, "classify_full", "classify texts")
+
+    def tree(one: TextClass) -> dict[str, Any]:
+        text = one.text if isinstance(one.text, str) else list(one.text)
+        scores = dict(list(one.scores.items())[:top])
+        return {"text": text, "label": one.label, "scores": scores, "notes": one.notes}
+
+    command = TextCommand(
+        "classifying",
+        lambda texts, first: classifier.classify_full(texts),
+        lambda one: ranked_lines(top is not None, [(s, label) for label, s in list(one.scores.items())[: top or 1]]),
+        tree,
+        parse=_one_or_two,
+        blanks=False,
+    )
+    run(command, texts, input_, output, as_json, whole, force, restart)
+
+
+def tag(
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="sentences; default: standard input")
+    ] = None,
+    *,
+    model: ModelOption,
+    as_json: JsonOption = False,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    input_: InputOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
+) -> None:
+    """Tag the words of sentences.
+
+    Prints one word and its tag per line and an empty line after each sentence; `--json` includes the spans.
+    """
+    tagger = predictor_with(model, device, dtype, "tag_full", "tag words")
+
+    def tree(one: TextResult) -> dict[str, Any]:
+        tags: TaggedSentence = one.found
+        spans = [
+            {"kind": span.kind, "begin": span.begin, "end": span.end, "words": tags.words[span.begin : span.end]}
+            for span in tags.places
+        ]
+        return {"text": one.text, "words": tags.words, "tags": tags.tags, "spans": spans}
+
+    def plain(one: TextResult) -> str:
+        return "".join(f"{word}\t{label}\n" for word, label in zip(one.found.words, one.found.tags, strict=True)) + "\n"
+
+    command = TextCommand(
+        "tagging", lambda texts, first: _pair_up(texts, tagger.tag_full(texts)), plain, tree, blanks=False
+    )
+    run(command, texts, input_, output, as_json, force=force, restart=restart)
+
+
+def embed(
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="texts; default: standard input")] = None,
+    *,
+    model: ModelOption,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    input_: InputOption = None,
+    output: Annotated[
+        Path | None,
+        option(
+            "--output", "-o", panel="Files", metavar="FILE", help="JSON lines, or one array if the name ends in .npy"
+        ),
+    ] = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
+    whole: WholeOption = False,
+) -> None:
+    """Embed texts: a line of JSON per text, or one NumPy array."""
+    embedder = predictor_with(model, device, dtype, "embed", "embed texts", task="similarity")
+    command: TextCommand[TextResult] = TextCommand(
+        "embedding",
+        lambda texts, first: _pair_up(texts, embedder.embed(texts).tolist()),
+        lambda one: json_text({"text": one.text, "vector": one.found}),
+        lambda one: {"text": one.text, "vector": one.found},
+    )
+    if output is None or output.suffix != ".npy":
+        run(command, texts, input_, output, False, whole, force, restart)
+        return
+    import numpy as np
+
+    source = open_input(texts, input_, whole)
+    with atomic_file(output, force) as file, warnings_as_notes():
+        found = results(command, source)
+        bar = progress(found, source.total, command.doing)
+        rows = [np.array(one.found, dtype=np.float32) for _, one in bar if one is not None]
+        np.save(file, np.stack(rows) if rows else embedder.embed([]).numpy())
+
+
+def similarity(
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="two texts; default: pairs separated by a tab, from standard input"),
+    ] = None,
+    *,
+    model: ModelOption,
+    query: Annotated[str | None, option(metavar="TEXT", help="compare every text with this one")] = None,
+    top: Annotated[int | None, option(min=1, help="with --query: print the N most similar, best first")] = None,
+    as_json: JsonOption = False,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    input_: InputOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    restart: RestartOption = False,
+) -> None:
+    """Compute the similarity of two texts, -1 to 1: of one pair, of a pair per line, or of one text with many."""
+    if top is not None and query is None:
+        raise UserError("--top requires --query")
+    if query is None and texts:
+        if len(texts) != 2:
+            raise UserError(f"expected two texts, got {len(texts)}; for more, use lines with a tab, or --query")
+        texts = ["\t".join(text.replace("\t", " ") for text in texts)]
+    embedder = predictor_with(model, device, dtype, "similarity", "compare texts", task="similarity")
+
+    def predict(texts: list[Any], first: int) -> list[TextResult]:
+        pairs = texts if query is None else [(query, text) for text in texts]
+        return _pair_up(texts, embedder.similarity(pairs))
+
+    command: TextCommand[TextResult] = TextCommand(
+        "comparing",
+        predict,
+        lambda one: f"{one.found:.4f}" + ("\n" if query is None else f"\t{one.text}\n"),
+        lambda one: {"texts": list(one.text) if query is None else [query, one.text], "similarity": one.found},
+        parse=_two if query is None else str,
+        blanks=False,
+    )
+    if top is None:
+        run(command, texts, input_, output, as_json, force=force, restart=restart)
+        return
+    source = open_input(texts, input_)
+    check_not_input(source.path, output)
+    found = (one for _, one in results(command, source) if one is not None)
+    with warnings_as_notes():
+        best = heapq.nlargest(top, found, key=lambda one: one.found)
+    write_results(command, ((one.text, one) for one in best), output, as_json, force=force)
+
+
+def _one_or_two(line: str) -> Any:
+    texts = tuple(line.split("\t"))
+    if len(texts) > 2:
+        raise UserError(f"{len(texts)} columns; expected one text, or two separated by a tab")
+    return texts[0] if len(texts) == 1 else texts
+
+
+def _two(line: str) -> Any:
+    texts = tuple(line.split("\t"))
+    if len(texts) != 2:
+        raise UserError(f"{len(texts)} column{'s' if len(texts) > 1 else ''}; expected two texts separated by a tab")
+    return texts

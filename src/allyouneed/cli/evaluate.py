@@ -1,0 +1,130 @@
+"""The command that scores a model, or a file of translations."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from allyouneed.cli.loading import load_predictor, predictor_with
+from allyouneed.cli.options import FILES, BeamOption, DeviceOption, FromOption, JsonOption, ToOption, option
+from allyouneed.cli.streams import open_output, progress, read_lines
+from allyouneed.cli.text_commands import check_not_input, show_notes
+from allyouneed.errors import UserError
+
+
+def evaluate(
+    pairs: Annotated[
+        Path | None, typer.Argument(metavar="PAIRS", help="test pairs: TSV or JSONL (.gz, .zst too)")
+    ] = None,
+    model: Annotated[Path | None, option("--model", "-m", metavar="FOLDER", help="the model to score")] = None,
+    hypotheses: Annotated[
+        Path | None, option(metavar="FILE", help="score these translations instead, one per line")
+    ] = None,
+    tokenize: Annotated[str | None, option(metavar="NAME", help="sacreBLEU's: 13a, intl, zh, char or none")] = None,
+    lowercase: Annotated[bool, option("--lowercase", "-lc", help="ignore case")] = False,
+    as_json: JsonOption = False,
+    device: DeviceOption = "cpu",
+    source: Annotated[
+        Path | None, option(panel=FILES, metavar="FILE", help="instead of PAIRS: the sources, one per line")
+    ] = None,
+    target: Annotated[
+        Path | None, option(panel=FILES, metavar="FILE", help="instead of PAIRS: the references, one per line")
+    ] = None,
+    output: Annotated[
+        Path | None, option("--output", "-o", panel=FILES, metavar="FILE", help="save the translations here")
+    ] = None,
+    to: ToOption = None,
+    from_: FromOption = None,
+    beam: BeamOption = None,
+) -> None:
+    """Score a model with the metrics of its task; translations, or a file of them, with BLEU and chrF."""
+    from allyouneed.evaluate.translation import WORDS
+    from allyouneed.evaluate.translation import evaluate as score
+    from allyouneed.infer.translation.direction import find_direction
+
+    if (model is None) == (hypotheses is None):
+        raise UserError("give one of --model (translate, then score) and --hypotheses (score a file)")
+    if tokenize is not None and tokenize not in WORDS:
+        raise UserError(f"--tokenize {tokenize}: expected {', '.join(WORDS)}")
+    if hypotheses is not None and (beam is not None or from_ is not None or output is not None):
+        raise UserError("--beam, --from and --output require --model; --hypotheses translates nothing")
+    if model is not None and pairs is not None and not _is_translator(model):
+        given = {
+            "--tokenize": tokenize, "--lowercase": lowercase or None, "--source": source, "--target": target,
+            "--output": output, "--to": to, "--from": from_, "--beam": beam,
+        }  # fmt: skip
+        for name, value in given.items():
+            if value is not None:
+                raise UserError(f"{name} is for translation, and {model} has another task; remove it")
+        _evaluate_examples(pairs, model, device, as_json)
+        return
+    for read in (pairs, source, target):
+        check_not_input(read, output)
+    sources, references = _test_pairs(pairs, source, target, needs_source=model is not None)
+    if hypotheses is not None:
+        found = list(read_lines(hypotheses))
+    else:
+        assert model is not None
+        translator = predictor_with(model, device, None, "translate_stream", "translate")
+        options: dict[str, Any] = {} if beam is None else {"beam": beam}
+        if (routes := getattr(translator, "routes", None)) is not None:
+            direction = find_direction(routes, sources, references, to, from_)
+            to, from_ = direction.to, direction.from_
+            if direction.note:
+                show_notes([direction.note])
+        stream = translator.translate_stream(sources, to, from_=from_, chunk=256, **options)
+        if to is None and len(translator.languages) == 1:
+            to = translator.languages[0]
+        found = []
+        with ExitStack() as stack:
+            write = None if output is None else stack.enter_context(open_output(output))
+            for one in progress(stream, len(sources), "translating"):
+                found.append(one.text)
+                if write is not None:
+                    write(one.text + "\n")
+    scores = score(found, references, to, tokenize=tokenize, lowercase=lowercase)
+    print(json.dumps(scores.tree(), ensure_ascii=False) if as_json else scores.text())
+
+
+def _is_translator(folder: Path) -> bool:
+    from allyouneed.interop.load import about
+
+    return about(folder)["task"].get("kind") == "translation"
+
+
+def _evaluate_examples(path: Path, model: Path, device: str, as_json: bool) -> None:
+    """For every task but translation: read the file like the training data."""
+    from allyouneed.infer.evaluate import evaluate as evaluate_file
+
+    result, report = evaluate_file(load_predictor(model, device), path)
+    if report.dropped:
+        show_notes([report.text()])
+    show_notes(result.notes)
+    print(json.dumps(result.figures) if as_json else result.text)
+
+
+def _test_pairs(
+    pairs: Path | None, source: Path | None, target: Path | None, needs_source: bool
+) -> tuple[list[str], list[str]]:
+    from allyouneed.config import parse
+    from allyouneed.data.files.pairs import PairFiles
+    from allyouneed.data.files.readers import Report
+
+    if not needs_source and pairs is None and source is None and target is not None:
+        return [], list(read_lines(target))
+    if (pairs is None) == (source is None and target is None) or (source is None) != (target is None):
+        raise UserError("give PAIRS (one file with both sides), or --source and --target (aligned line by line)")
+    given = {"path": pairs, "source": source, "target": target}
+    files = parse(PairFiles, {key: str(path) for key, path in given.items() if path is not None}, "test pairs")
+    report = Report()
+    found = list(files.read(report))
+    if not found:
+        raise UserError(f"no usable test pair: {report.text()}")
+    if report.dropped:
+        print(f"note: test pairs: {report.text()}", file=sys.stderr)
+    return [pair.source for pair in found], [pair.target for pair in found]

@@ -1,0 +1,325 @@
+"""The loop of every command that uses a model: arguments, lines or a file in; results out in order, plain or JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Generic, TextIO, TypeVar
+
+from allyouneed.cli.options import recorded_options
+from allyouneed.cli.resumable_output import ResumableOutput
+from allyouneed.cli.streams import compressor, count_lines, is_regular, json_text, open_output, progress, read_lines
+from allyouneed.errors import UserError
+
+CHUNK = 512  # texts per call of the model
+FIRST_CHUNK = 64  # of the first call, so that results appear soon
+NOTES = 20  # notes about the lines of a file that are printed; the rest are counted
+FILE_NAME = re.compile(r"\S*\.(txt|tsv|csv|jsonl?|md|gz|zst)")  # an argument that can only be a file
+R = TypeVar("R")
+Item = tuple[str, str]  # where the text comes from, for error messages, and the text
+
+
+@dataclass(frozen=True)
+class TextCommand(Generic[R]):
+    """`predict(inputs, first)`: the results of some inputs; `first` is the index of the first of them among all.
+    `parse` turns a line into an input. With `blanks` false, a blank line gives a blank line and is not predicted."""
+
+    doing: str  # label of the progress bar
+    predict: Callable[[list[Any], int], Sequence[R]]
+    plain: Callable[[R], str]
+    tree: Callable[[R], dict[str, Any]]
+    parse: Callable[[str], Any] = str
+    blanks: bool = True
+    chunk: int = CHUNK
+
+
+@dataclass(frozen=True)
+class InputSource:
+    """The texts of a command: `interactive` (typed, answered one at a time), given as `arguments`, or lines that are
+    read. `name`: of what is read line by line, else None. `path`: the file that is read."""
+
+    items: Iterator[Item]
+    total: int | None
+    interactive: bool = False
+    arguments: bool = False
+    name: str | None = None
+    path: Path | None = None
+
+
+def file_arguments(
+    texts: list[str] | None, input_: Path | None, output: Path | None
+) -> tuple[list[str] | None, Path | None, Path | None]:
+    """Two arguments of which the first is a file are input and output; `-` is a standard stream."""
+    if texts and len(texts) == 2 and input_ is None and output is None:
+        first, second = texts
+        both = bool(FILE_NAME.fullmatch(second)) and (os.path.isdir(first) or bool(FILE_NAME.fullmatch(first)))
+        if first == "-" or os.path.isfile(first) or both:
+            return None, Path(first), Path(second)
+    for text in texts or ():
+        if os.path.isfile(text):
+            print(f"note: {text!r} is read as a text; use --input to read the file", file=sys.stderr)
+    return texts, input_, output
+
+
+def open_input(texts: Sequence[str] | None, input_: Path | None, whole: bool = False) -> InputSource:
+    if texts and input_ is not None:
+        raise UserError("texts and --input are exclusive; give one of them")
+    if texts and whole:
+        raise UserError("--whole is for --input and standard input; each argument is one text already")
+    if texts:
+        return InputSource((("", text) for text in texts), len(texts), arguments=True)
+    input_ = _unless_standard(input_)
+    where = input_ or "standard input"
+    items = ((f"{where}:{number}: ", line) for number, line in enumerate(read_lines(input_), 1))
+    interactive = input_ is None and sys.stdin is not None and sys.stdin.isatty()
+    if interactive:
+        print("Type a text; Ctrl-D ends it." if whole else "Type a text and Enter; Ctrl-D ends.", file=sys.stderr)
+    path = input_ or Path("/dev/stdin")
+    if whole:
+        return InputSource(_join_lines(items), 1, path=path)
+    return InputSource(items, count_lines(input_), interactive, name=str(where), path=path)
+
+
+def _unless_standard(path: Path | None) -> Path | None:
+    return None if path == Path("-") else path
+
+
+def _join_lines(items: Iterator[Item]) -> Iterator[Item]:
+    yield "", "\n".join(line for _, line in items)
+
+
+def run(
+    command: TextCommand[R],
+    texts: Sequence[str] | None,
+    input_: Path | None = None,
+    output: Path | None = None,
+    as_json: bool = False,
+    whole: bool = False,
+    force: bool = False,
+    restart: bool = False,
+) -> None:
+    """Predict all texts and write the results: one line, or one JSON object, per line of input."""
+    process(command, open_input(texts, input_, whole), output, as_json, force, restart)
+
+
+def process(
+    command: TextCommand[R],
+    source: InputSource,
+    output: Path | None,
+    as_json: bool,
+    force: bool = False,
+    restart: bool = False,
+) -> None:
+    """`force`: overwrite an existing file. `restart`: discard an interrupted run."""
+    output = _unless_standard(output)
+    check_not_input(source.path, output)
+    if output is None or not is_regular(output) or source.interactive or source.name is None:
+        found = results(command, source)
+        write_results(command, found, output, as_json, source.total, force)
+    else:
+        command.predict([], 0)  # refuses invalid options before any input is read
+        _write_resumable(command, source, output, as_json, force, restart)
+
+
+def check_not_input(read: Path | None, output: Path | None) -> None:
+    """Refuse to overwrite the input, also through a link."""
+    if output is not None and output.is_file() and read is not None and read.exists() and output.samefile(read):
+        raise UserError(f"{output}: is the input file; name another file")
+
+
+def write_results(
+    command: TextCommand[R],
+    found: Iterator[tuple[str, R | None]],
+    output: Path | None,
+    as_json: bool,
+    total: int | None = None,
+    force: bool = False,
+) -> None:
+    output = _unless_standard(output)
+    on_terminal = output is None and sys.stdout.isatty()
+    with open_output(output, force) as write, warnings_as_notes():
+        for text, one in progress(_with_draft_note(found, as_json), total, command.doing, quiet=on_terminal):
+            write(_result_text(command, text, one, as_json))
+            if not as_json:
+                show_notes(getattr(one, "notes", ()))
+
+
+def _with_draft_note(found: Iterator[tuple[str, R | None]], quiet: bool) -> Iterator[tuple[str, R | None]]:
+    """Pass the results on; at the end, a note on the acceptance rate of speculative decoding."""
+    total: Any = None
+    for text, one in found:
+        guesses = getattr(one, "guesses", None)
+        total = guesses if total is None else total if guesses is None else total + guesses
+        yield text, one
+    if total is not None and not quiet:
+        show_notes([f"draft: {total}"])
+
+
+def _result_text(command: TextCommand[R], text: str, one: R | None, as_json: bool) -> str:
+    if one is None:
+        return json_text({"text": text}) if as_json else text + "\n"
+    return json_text(command.tree(one)) if as_json else command.plain(one)
+
+
+def _write_resumable(
+    command: TextCommand[R], source: InputSource, output: Path, as_json: bool, force: bool, restart: bool
+) -> None:
+    """Write line after line to a file, resuming an interrupted run. At most one chunk of lines is in memory."""
+    compress, notes = compressor(output), _LineNotes(source.name or "")
+    settings = recorded_options() | {"json": as_json}
+    with ResumableOutput(output, settings, force, restart) as out, warnings_as_notes():
+        point, digest, reader = out.point, _LineDigest(), _CountingReader(source.items)
+        for _, text in islice(reader, point.lines):
+            digest.add(text)
+        same = (reader.count, digest.text if point.lines else "") == (point.lines, point.read)
+        if not same or (point.whole and next(reader, None)):
+            raise UserError(
+                f"{output}: {point.lines:,} lines are done, but the first lines of {source.name} have changed since; "
+                "--restart begins again"
+            )
+        if point.whole:
+            out.rename()
+            return
+        if point.lines:
+            show_notes([f"{output}: resuming after line {point.lines:,}"])
+        number, predicted, held = point.lines, point.asked, list[str]()
+        found = _predict_all(command, replace(source, items=reader), command.blanks, predicted, number)
+        try:
+            for text, one in progress(_with_draft_note(found, as_json), source.total, command.doing, done=number):
+                held.append(_result_text(command, text, one, as_json))
+                digest.add(text)
+                number, predicted = number + 1, predicted + (one is not None)
+                notes.add(number, () if as_json else getattr(one, "notes", ()))
+                if number == reader.count:  # every line read so far has its result
+                    out.add(compress("".join(held).encode()), number, predicted, digest.text)
+                    held = []
+        except UserError:  # about one line; keep the results before it
+            if held and number < reader.count:
+                out.add(compress("".join(held).encode()), number, predicted, digest.text)
+            raise
+        out.finish(compress(b"") if not out.point.size else b"")
+    notes.end()
+
+
+class _CountingReader:
+    """Counts the items that are read."""
+
+    def __init__(self, items: Iterator[Item]) -> None:
+        self.items, self.count = items, 0
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        item = next(self.items)
+        self.count += 1
+        return item
+
+
+class _LineDigest:
+    """A digest of lines, to recognize the same input on resume."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, line: str) -> None:
+        self._hash.update(line.encode("utf-8", "surrogatepass") + b"\n")
+
+    @property
+    def text(self) -> str:
+        return self._hash.hexdigest()
+
+
+class _LineNotes:
+    """Prints the first notes about the lines of a file and counts the rest."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.count = name, 0
+
+    def add(self, number: int, notes: Iterable[str]) -> None:
+        for note in notes:
+            self.count += 1
+            if self.count <= NOTES:
+                show_notes([f"{self.name}:{number}: {note}"])
+
+    def end(self) -> None:
+        if self.count > NOTES:
+            show_notes([f"{self.name}: {self.count - NOTES:,} more notes; --json includes all of them"])
+
+
+def results(command: TextCommand[R], source: InputSource) -> Iterator[tuple[str, R | None]]:
+    """Each text and its result, in order; None for a blank line that is not predicted."""
+    command.predict([], 0)  # refuses invalid options before any input is read
+    return _predict_all(command, source, command.blanks or source.arguments)
+
+
+def _predict_all(
+    command: TextCommand[R], source: InputSource, blanks: bool, first: int = 0, done: int = 0
+) -> Iterator[tuple[str, R | None]]:
+    """Predict in chunks. After an error the chunk is repeated text by text: those before the bad one keep their result,
+    and the message names its line. `first` inputs in `done` lines precede; the chunks depend on nothing else."""
+    while held := list(islice(source.items, 1 if source.interactive else min(command.chunk, max(FIRST_CHUNK, done)))):
+        kept = [(where, text) for where, text in held if blanks or text.strip()]
+        try:
+            found = iter(command.predict([command.parse(text) for _, text in kept], first))
+        except UserError:
+            found = _predict_one_by_one(command, kept, first)
+        for _, text in held:
+            yield text, next(found) if blanks or text.strip() else None
+        first, done = first + len(kept), done + len(held)
+
+
+def _predict_one_by_one(command: TextCommand[R], items: list[Item], first: int) -> Iterator[R]:
+    for number, (where, text) in enumerate(items):
+        try:
+            yield from command.predict([command.parse(text)], first + number)
+        except UserError as error:
+            raise UserError(f"{where}{error}") from None
+
+
+def show_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Print warnings of the library as notes."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+        warnings.simplefilter("always", UserWarning)
+
+        def note(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if "allyouneed" in Path(filename).parts:
+                show_notes([str(message)])
+            else:
+                show(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = note
+        yield
+
+
+def one_line(text: str) -> str:
+    r"""The text on one line: line breaks are written as \n."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\n", "\\n")
+
+
+def ranked_lines(with_scores: bool, candidates: Iterable[tuple[float, str]]) -> str:
+    """A line per candidate; with scores, `score<TAB>text` lines and an empty line after them."""
+    lines = [f"{score:.4f}\t{text}" if with_scores else text for score, text in candidates]
+    return "\n".join(lines) + ("\n\n" if with_scores else "\n")
