@@ -173,8 +173,8 @@ def test_the_table_has_figures_and_ratios() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--rows", "1,x"], "--rows 1,x: numbers from 1"),
-        (["--rows", "0"], "--rows 0: numbers from 1"),
+        (["--rows", "1,x"], "--rows 1,x: expected numbers from 1"),
+        (["--rows", "0"], "--rows 0: expected numbers from 1"),
         (["--compare", "int3"], "--compare int3: expected int8 or bf16"),
         (["--against", "torch"], "--against torch: expected hf or ctranslate2"),
         (["--data", "nowhere.txt"], "nowhere.txt: no such file"),
@@ -191,7 +191,7 @@ def test_what_cannot_be_measured_is_reported(
 def test_errors_of_a_process_are_reported(places: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"as it is: cannot be measured: .*no such model folder"):
         Worker(Peer("ours", "as it is", str(tmp_path / "none")), work(places["gpt2"]))
-    with pytest.raises(UserError, match="--against is for models that write"):
+    with pytest.raises(UserError, match="--against is for models that generate text"):
         from allyouneed.cli.bench import bench
 
         bench(places["bert"], rows="1", beam=1, length=4, against=["hf"], turns=1, threads=1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.ops.unpack import sentences
+from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
 from allyouneed.nn.sublayer import Mixer, SubLayer
@@ -47,9 +47,9 @@ class PluginGLAModule(SubLayer):
         inputs = self.into(x)
         if isinstance(state, Recurrent):
             y, carry = self.scan(state.carry(len(x), x), inputs, context.queries.real)
-            state.keep(inputs, carry, context)
+            state.update(inputs, carry, context)
             return self.out(y)
-        unpacked = sentences(context)
+        unpacked = unpack_rows(context)
         rows = unpacked.gather(inputs)
         y, _ = self.scan(self.begin(len(rows), rows), rows, unpacked.real)
         return self.out(unpacked.scatter(y, x))
