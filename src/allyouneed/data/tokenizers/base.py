@@ -187,6 +187,8 @@ class Tokenizer:
         """One text, or two read together, with special tokens; and the type of each token."""
         return self.template.frame(ids, second)
 
+    framed = frame  # the documented name of 0.1
+
     def encode_masked(self, text: str) -> list[int]:
         """Encode text that contains `<mask>` or the tokenizer's own spelling of it. A foreign tokenizer parses it as
         the original does, other special tokens included, because some masks absorb the space before them."""
