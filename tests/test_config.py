@@ -240,7 +240,7 @@ def test_an_override_may_say_more_about_a_bare_word():
         ("width={", "--set 'width={': '{' is not a valid YAML value"),
         ("encoder[3].repeat=1", "--set 'encoder[3].repeat=1': encoder has entries 0 to 0, not '3'"),
         ("encoder.mixer.heads=1", "--set 'encoder.mixer.heads=1': encoder has entries 0 to 0, not 'mixer'"),
-        ("width.x=1", "--set 'width.x=1': width is a value, it has no keys"),
+        ("width.x=1", "--set 'width.x=1': width is a value and has no keys"),
     ],
 )
 def test_a_bad_override_is_named(assignment, said):

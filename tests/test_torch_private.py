@@ -16,7 +16,7 @@ SOURCE = Path(allyouneed.__file__).parent
 PRIVATE = re.compile(
     r"\btorch(\.\w+)*\._(?!_version__)|\btorch\.ops\.|from torch(\.\w+)*\._|import torch(\.\w+)*\._|_aten\("
 )
-VERSION = torch.__version__
+VERSION = str(torch.__version__)  # a plain string, which xdist can send
 
 
 @pytest.fixture(autouse=True)

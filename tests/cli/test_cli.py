@@ -449,7 +449,7 @@ def test_an_unreadable_recipe_is_named(refused, tmp_path):
     assert "none.yaml: cannot read" in refused("train", tmp_path / "none.yaml")
     assert f"{tmp_path}: cannot read" in refused("train", tmp_path)
     (tmp_path / "empty.yaml").touch()
-    assert "empty.yaml: a recipe is a set of keys" in refused("train", tmp_path / "empty.yaml")
+    assert "empty.yaml: a recipe is a mapping, this is NoneType" in refused("train", tmp_path / "empty.yaml")
     (tmp_path / "odd.yaml").write_text("model: [")
     assert "odd.yaml: not valid YAML" in refused("train", tmp_path / "odd.yaml")
 

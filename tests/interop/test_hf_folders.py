@@ -97,7 +97,7 @@ def test_a_model_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
     for row, ids in zip(found, tokens, strict=True):
         expected = theirs(torch.tensor([ids])).last_hidden_state[0]
         assert (row[: len(ids)] - expected).abs().max() < 1e-5
-    with pytest.raises(UserError, match="has no tokenizer, so it cannot read texts"):
+    with pytest.raises(UserError, match="has no tokenizer; give it token ids instead of texts"):
         model.embed("a text")
     folder = load(tmp_path / "b")
     folder.save(tmp_path / "ours")
