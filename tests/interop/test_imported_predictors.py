@@ -205,7 +205,7 @@ def test_multilingual_models_require_languages(tmp_path: Path) -> None:
     ours = m2m(tmp_path).ours
     with pytest.raises(UserError, match="set the source language"):
         ours.translate("Hello", to="de")
-    with pytest.raises(UserError, match="which to translate into"):
+    with pytest.raises(UserError, match="set the target language"):
         ours.translate("Hello", from_="en")
     with pytest.raises(UserError, match="has no language 'klingon'"):
         ours.translate("Hello", to="klingon", from_="en")
