@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+    if "torch._dynamo" in sys.modules:  # a failed compilation disables it for the rest of the process
+        torch.compiler.set_stance("default")
 
 
 @pytest.fixture(scope="session")

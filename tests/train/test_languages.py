@@ -176,16 +176,16 @@ def test_evaluate_finds_the_direction(
 ) -> None:
     words = ["evaluate", write(tmp_path / "test.tsv", WORDS, letters), "--model", first / "run" / "model", "--json"]
     code, out, note = told(capsys, *words)
-    assert code == 0 and f"note: taken for la → {there}" in note
+    assert code == 0 and f"note: detected direction la → {there}" in note
     assert (0, out) == told(capsys, *words, "--to", there, "--from", "la")[:2]
-    assert "taken for" not in told(capsys, *words, "--to", there)[2]
+    assert "detected direction" not in told(capsys, *words, "--to", there)[2]
 
 
 def test_quantize_finds_the_direction(first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write(tmp_path / "test.tsv", WORDS, CYRILLIC)
     words = ["quantize", first / "run" / "model", tmp_path / "small", "--to", "bf16", "--limit", 100, "--data", data]
     code, _, said = told(capsys, *words)
-    assert code == 0 and f"note: {data}: taken for la → cy" in said
+    assert code == 0 and f"note: {data}: detected direction la → cy" in said
     model = ayn.load(first / "run" / "model")
     judged = judge(model, data)[0]
     assert judged.figures == judge(model, data, to="cy", from_="la")[0].figures
@@ -208,7 +208,7 @@ def test_without_a_detector_the_directions_are_named(
         ),
     ):
         code, _, said = told(capsys, *words)
-        assert code == 2 and "la → gr, gr → la, la → cy, cy → la" in said and f"say which one with {options}" in said
+        assert code == 2 and "la → gr, gr → la, la → cy, cy → la" in said and f"set one with {options}" in said
         more = [] if words[0] == "evaluate" else ["--limit", 100]
         assert told(capsys, *words, way, "cy", *more)[0] == 0
 
@@ -262,4 +262,4 @@ def test_without_a_shipped_model_the_error_says_what_to_do(
     with pytest.raises(SystemExit) as stop:
         main(["translate", "bad"])
     assert stop.value.code == 2
-    assert "name a model with --model FOLDER, or train one" in capsys.readouterr().err
+    assert "set --model FOLDER, or train one" in capsys.readouterr().err

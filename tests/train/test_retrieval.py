@@ -193,7 +193,7 @@ def test_mistakes_are_reported_before_training(work, made, tmp_path):
     with pytest.raises(UserError, match=r"none: not an index \(no meta\.json\); build one with"):
         train(recipe(work, tmp_path / "run", retrieval=str(tmp_path / "none")))
     cross = "model.decoder[1].cross.chunk=4"
-    with pytest.raises(UserError, match="has chunks of 8 tokens, the model reads 4; make the index with --chunk 4"):
+    with pytest.raises(UserError, match="has chunks of 8 tokens, the model needs 4; rebuild it with --chunk 4"):
         train(recipe(work, tmp_path / "run", cross))
     with pytest.raises(ConfigError, match="'retrieval' uses the tokenizer of its index; remove 'tokenizer'"):
         recipe(work, tmp_path / "run", tokenizer={"vocab": 300})
@@ -204,7 +204,7 @@ def test_mistakes_are_reported_before_training(work, made, tmp_path):
     other = learn(TokenizerConfig(vocab=280), ["the cat sees the moon"] * 3)
     model = Folder.load(made[0] / "model").model
     Folder(model, Vocabularies(other, other), {"kind": "causal-lm"}).save(tmp_path / "other")
-    with pytest.raises(UserError, match="was built with another tokenizer; make the index with --tokenizer"):
+    with pytest.raises(UserError, match="was built with another tokenizer; rebuild it with --tokenizer"):
         train(recipe(work, tmp_path / "run", model=None, start=str(tmp_path / "other")))
     assert not (tmp_path / "run" / "checkpoints").exists()
 

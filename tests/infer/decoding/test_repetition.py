@@ -168,7 +168,8 @@ def test_generate_reports_it(tokenizer: Tokenizer) -> None:
     (full,) = model.generate_full(["the cat"], method="greedy", max_length=300)
     said = full.candidates[0].tokens
     assert any(
-        note == f"'the cat': repeats itself; stopped after {said} tokens (loops=0 lets it go on)" for note in full.notes
+        note == f"'the cat': stopped after {said} tokens because it repeats itself; loops=0 disables this"
+        for note in full.notes
     )
     (free,) = model.generate_full(["the cat"], method="greedy", max_length=300, loops=None)
     assert free.candidates[0].tokens == 300 and free.text.startswith(full.text) and said < 300
@@ -181,7 +182,9 @@ def test_translate_and_seq2seq_report_it(tokenizer: Tokenizer, name: str) -> Non
     ask_full: Callable[..., Any] = getattr(model, f"{name}_full")
     for method in ("greedy", "beam"):
         (full,) = ask_full(["the lazy dog"], method=method, extra=300)
-        assert [note for note in full.notes if "'the lazy dog': repeats itself; stopped after" in note], full.notes
+        assert [note for note in full.notes if "'the lazy dog': stopped after" in note and "repeats itself" in note], (
+            full.notes
+        )
 
 
 def test_a_repeating_source_may_have_a_repeating_translation(echo: Callable[..., Folder], tokenizer: Tokenizer) -> None:
@@ -204,10 +207,10 @@ def test_a_text_that_runs_out_of_positions_reports_it(tokenizer: Tokenizer) -> N
     both = Vocabularies(tokenizer, tokenizer)
     model = Generator(Folder(module.eval(), both, task={"kind": "causal-lm"}, max_tokens=20))
     (full,) = model.generate_full(["the cat"], method="greedy", max_length=300)
-    assert any("for the model has places for 20" in note for note in full.notes) and full.candidates[0].tokens < 21
+    assert any("at the model's limit of 20" in note for note in full.notes) and full.candidates[0].tokens < 21
     (short,) = model.generate_full(["the cat"], method="greedy", max_length=5)
     assert not short.notes
-    with pytest.raises(UserError, match="the model has places for 20; shorten it"):
+    with pytest.raises(UserError, match="more than the model's 20; shorten it"):
         model.generate_full(["the cat " * 30])
 
 

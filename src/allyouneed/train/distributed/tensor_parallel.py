@@ -49,7 +49,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
         plan |= {name: RowwiseParallel() for name in ROW_PARALLEL if _has(part, name)}
         parallelize_module(part, mesh, plan, src_data_rank=None)
         if isinstance(part, ATTENTION):
-            for size in ("heads", "kv_heads", "inner", "narrow"):
+            for size in ("heads", "kv_heads", "inner", "kv_width"):
                 setattr(part, size, getattr(part, size) // degree)
             for norm in (part.q_norm, part.k_norm):
                 if norm is not None:
