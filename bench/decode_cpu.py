@@ -256,7 +256,7 @@ def native_product(linear: Any, x: Any) -> Callable[[], Any] | None:
     from allyouneed.kernels.cpu import build as native
     from allyouneed.runtime.cpu.instructions import Instructions
     from allyouneed.runtime.cpu.lower import lower
-    from allyouneed.runtime.cpu.native_program import Batch, NativeProgram, arena_for
+    from allyouneed.runtime.cpu.native_program import NativeProgram, PassInputs, arena_for
 
     library = native.native_library()
     if library is None:
@@ -265,7 +265,7 @@ def native_product(linear: Any, x: Any) -> Callable[[], Any] | None:
     code.outputs.append(lower(linear, code.register(x.shape[1]), code))
     program = NativeProgram(code, library, arena_for(library, code))
     ones = [1] * len(x)
-    return lambda: program.run(Batch(len(x), 1, None, ones, ones), x=x)
+    return lambda: program.run(PassInputs(len(x), 1, None, ones, ones), x=x)
 
 
 def ceiling(job: Job, most: Ceilings) -> float:

@@ -40,7 +40,7 @@ class ModelRunner:
         ended: bool = False,
         exact: bool = False,
     ) -> None:
-        self.model = model  # an nn.Module that is a `Decoder`
+        self.model = model  # an nn.Module that is a `DecodableModel`
         self.bos, self.eos, self.pad = bos, eos, pad
         self.forbidden = [token for token in dict.fromkeys(forbidden) if token != eos]
         self.ends, self.counted, self.ended = ends, counted, ended

@@ -15,7 +15,7 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
 
 
-class Decoder(Protocol):
+class DecodableModel(Protocol):
     """What decoding needs of a model."""
 
     head: Any  # hidden states -> logits
@@ -32,7 +32,7 @@ def start(model: Any, sources: Rows | int, retrieve: Callable[..., Any] | None =
     return states
 
 
-def prefill(model: Decoder, states: States, tokens: Rows, bidirectional: bool = False) -> Tensor:
+def prefill(model: DecodableModel, states: States, tokens: Rows, bidirectional: bool = False) -> Tensor:
     """Read one chunk of each row's prompt; hidden states of the last tokens (rows, width). `bidirectional`: tokens of
     the chunk attend to each other, so that it must be the whole prompt."""
     if bidirectional:
@@ -46,7 +46,7 @@ def prefill(model: Decoder, states: States, tokens: Rows, bidirectional: bool = 
 class PrefillBatch:
     """Requests whose prompts are being read, and how many tokens of each have been."""
 
-    model: Decoder
+    model: DecodableModel
     states: States
     requests: list[RequestState]
     read: list[int]

@@ -12,7 +12,7 @@ from torch import Tensor
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState, Search
 from allyouneed.infer.decoding.beam import BeamSearch
 from allyouneed.infer.decoding.sample import IndependentSearch
-from allyouneed.infer.prefill import Decoder
+from allyouneed.infer.prefill import DecodableModel
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
 
@@ -42,7 +42,7 @@ class RunningBatch:
 
     def __init__(
         self,
-        model: Decoder,
+        model: DecodableModel,
         states: States,
         groups: Sequence[tuple[DecodingSpec, Sequence[RequestState]]],
         limit: int | None = None,

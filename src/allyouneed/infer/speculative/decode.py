@@ -22,7 +22,7 @@ from allyouneed.infer.decoding.rules import choose_tokens
 from allyouneed.infer.decoding.sample import DROP_SHARE
 from allyouneed.infer.decoding.sampling import token_probs, uniform_stream
 from allyouneed.infer.decoding.topk import token_log_probs
-from allyouneed.infer.prefill import Decoder
+from allyouneed.infer.prefill import DecodableModel
 from allyouneed.infer.speculative.acceptance import PositionRules, is_accepted, resample
 from allyouneed.infer.speculative.drafts import Draft, DraftRow, DraftTokens
 from allyouneed.nn.batch import Rows
@@ -74,7 +74,7 @@ def check_draft_options(decoding: Decoding) -> None:
 class SpeculativeDecoder:
     """Decodes `group` rows for each request with a draft; a `step` is one forward pass of the model."""
 
-    def __init__(self, model: Decoder, states: States, last: Tensor, requests: Sequence[RequestState]) -> None:
+    def __init__(self, model: DecodableModel, states: States, last: Tensor, requests: Sequence[RequestState]) -> None:
         """`last`: hidden states of the last token of each prompt (requests, width)."""
         self.model, self.states, self.device = model, states, states.device
         self.spec = requests[0].spec

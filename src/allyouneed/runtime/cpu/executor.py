@@ -22,7 +22,7 @@ from allyouneed.nn.states.base import States
 from allyouneed.nn.states.kv_cache import KVCache
 from allyouneed.runtime.cpu.instructions import FORMATS, Instructions, PartCall, Register
 from allyouneed.runtime.cpu.lower import lower, lower_embed, lower_program, lower_source
-from allyouneed.runtime.cpu.native_program import Batch, CacheBinding, NativeProgram, arena_for
+from allyouneed.runtime.cpu.native_program import CacheBinding, NativeProgram, PassInputs, arena_for
 from allyouneed.runtime.eager import apply
 from allyouneed.runtime.program import Call, Unsupported
 from allyouneed.runtime.trace import require_traced_model, trace
@@ -96,7 +96,7 @@ class PartCaller:
     embeddings."""
 
     program: NativeProgram
-    batch: Batch
+    batch: PassInputs
     embed: Any
     rows: Rows
     context: Context
@@ -155,7 +155,7 @@ class CpuExecutor:
             return model.start(source)
         lengths = [time] * rows if source.lengths is None else source.lengths.tolist()
         layout = self.source_embed.layout(source)
-        batch = Batch(rows, time, source.tokens.contiguous(), [0] * rows, lengths, time, time)
+        batch = PassInputs(rows, time, source.tokens.contiguous(), [0] * rows, lengths, time, time)
         caller = None
         if encoder.calls:
             caller = PartCaller(encoder, batch, self.source_embed, source, Context(layout), None, self.dtype)
@@ -180,7 +180,7 @@ class CpuExecutor:
             return self.model.advance(new, self.restore_dtype(states), last)
         lengths = [time] * rows if new.lengths is None else new.lengths.tolist()
         sources = 0 if states.memory is None else states.memory.layout.time
-        batch = Batch(rows, time, new.tokens.contiguous(), states.lengths, lengths, end, max(end, sources))
+        batch = PassInputs(rows, time, new.tokens.contiguous(), states.lengths, lengths, end, max(end, sources))
         batch.caches, batch.group = ctypes.addressof(binding.caches), states.group
         batch.sources = binding.source_lengths
         caller = None
@@ -262,7 +262,7 @@ class CpuExecutor:
         ):
             return self.model.head(x.to(self.dtype) if self.scores is None else x)
         ones = [1] * len(x)
-        (logits,) = self.scores.run(Batch(len(x), 1, None, ones, ones), x=x.contiguous())
+        (logits,) = self.scores.run(PassInputs(len(x), 1, None, ones, ones), x=x.contiguous())
         return logits
 
 

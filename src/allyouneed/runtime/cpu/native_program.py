@@ -56,7 +56,7 @@ def arena_for(library: ctypes.CDLL, *programs: Instructions | None) -> Arena:
     return Arena(library, sum(packed_bytes(step.linear) for step in steps if is_packed(step)) or 1)
 
 
-class Segment(NamedTuple):
+class InstructionRun(NamedTuple):
     """Instructions that run without a part call between them."""
 
     address: int
@@ -67,7 +67,7 @@ CallPart = Callable[[PartCall, list[Tensor]], Tensor]  # of tensors (rows, time,
 
 
 @dataclass
-class Batch:
+class PassInputs:
     """The new tokens of one pass. `starts`: tokens before them, by row. `end`: positions are below it. `keys`: the most
     keys a token reads. `caches`, `sources`: addresses of the KV caches and of the source lengths."""
 
@@ -119,15 +119,15 @@ class NativeProgram:
             tables=ctypes.addressof(self._tables),
         )
 
-    def _steps(self, code: Instructions, chosen: list[int]) -> list[Segment | PartCall]:
-        found: list[Segment | PartCall] = []
+    def _steps(self, code: Instructions, chosen: list[int]) -> list[InstructionRun | PartCall]:
+        found: list[InstructionRun | PartCall] = []
         first = count = 0
         for step in [*code.steps, None]:
             if isinstance(step, Instruction):
                 count += 1
                 continue
             if count:
-                found.append(Segment(ctypes.addressof(self.program) + first * ctypes.sizeof(Instruction), count))
+                found.append(InstructionRun(ctypes.addressof(self.program) + first * ctypes.sizeof(Instruction), count))
                 first, count = first + count, 0
             if step is not None:
                 inputs = tuple(chosen[number] for number in step.inputs)
@@ -154,7 +154,7 @@ class NativeProgram:
             self.tables = [make(self.positions) for make in self.table_makers]
             self._tables[: len(self.tables)] = [table.data_ptr() for table in self.tables]
 
-    def run(self, batch: Batch, x: Tensor | None = None, call_part: CallPart | None = None) -> list[Tensor]:
+    def run(self, batch: PassInputs, x: Tensor | None = None, call_part: CallPart | None = None) -> list[Tensor]:
         """The outputs (rows · time, width). `x`: the input in the first register. `call_part`: runs a part call."""
         given, rows, tokens = self.given, batch.rows, batch.rows * batch.time
         with self.lock:
@@ -173,7 +173,7 @@ class NativeProgram:
             given.threads = count.current
             seconds = 0.0
             for step in self.steps:
-                if isinstance(step, Segment):
+                if isinstance(step, InstructionRun):
                     given.instructions, given.count = step
                     began = perf_counter()
                     if self.library.run(ctypes.addressof(given)):
@@ -188,7 +188,7 @@ class NativeProgram:
             count.record(given.threads, seconds)
         return out
 
-    def view(self, number: int, batch: Batch) -> Tensor:
+    def view(self, number: int, batch: PassInputs) -> Tensor:
         """What stands in a register, (rows, time, width)."""
         width = self.widths[number]
         return self.buffers[number][: batch.rows * batch.time * width].view(batch.rows, batch.time, width)
