@@ -33,7 +33,8 @@ RECIPE: dict[str, Any] = toy_texts.RECIPE | {
 
 
 def command(*args: object, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | ({} if path is None else {"PYTHONPATH": f"{path}{os.pathsep}{os.environ['PYTHONPATH']}"})
+    paths = [str(path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | ({} if path is None else {"PYTHONPATH": os.pathsep.join(paths)})
     return subprocess.run(
         [sys.executable, "-m", "allyouneed", *map(str, args)], cwd=cwd, env=environment, capture_output=True, text=True
     )

@@ -112,7 +112,7 @@ def test_images(tmp_path: Path) -> None:
     near(call.logits({"pixels": list(pixels)}), expected.logits)
     near(call.hidden({"pixels": pixels}, 1), expected.hidden_states[1])
     near(call.hidden({"pixels": pixels}), theirs.vit(pixels).last_hidden_state)
-    with pytest.raises(UserError, match="does not fit this model, which reads 3×8×8"):
+    with pytest.raises(UserError, match="does not match the model's input 3×8×8"):
         call.logits({"pixels": pixels[:, :, :4]})
 
 
@@ -175,7 +175,7 @@ def test_global_positions(tmp_path: Path) -> None:
     near(call.logits({"tokens": texts, "global_positions": places}), expected, real)
     near(call.logits({"tokens": texts, "global_positions": marks.bool()}), expected, real)
     assert judge.difference(call.logits({"tokens": texts})[real], expected[real]) > 0.01
-    with pytest.raises(UserError, match="for each of the 2 texts a list of places from 0 to 15"):
+    with pytest.raises(UserError, match="expected 2 lists of positions from 0 to 15"):
         call.logits({"tokens": texts, "global_positions": [[16], []]})
 
 
@@ -253,13 +253,13 @@ def test_missing_layers() -> None:
     call = NamedForward(ayn.build({"kind": "decoder", "vocab": 31, "width": 8, "decoder": [layer | {"repeat": 2}]}))
     assert len(call.hidden({"tokens": TEXTS}, "all")) == 3
     for number in (3, -4, "last"):
-        with pytest.raises(UserError, match=r"from 0 \(what goes in\) to 2, or 'all'"):
+        with pytest.raises(UserError, match=r"expected 0 \(the input\) to 2, or 'all'"):
             call.hidden({"tokens": TEXTS}, number)
     wide = NamedForward(
         ayn.build({"kind": "decoder", "vocab": 31, "width": 8, "decoder": [layer | {"wiring": "resi-dual"}]})
     )
     wide.hidden({"tokens": TEXTS})
-    with pytest.raises(UserError, match="only the last are told"):
+    with pytest.raises(UserError, match="only the last layer is available"):
         wide.hidden({"tokens": TEXTS}, 0)
 
 

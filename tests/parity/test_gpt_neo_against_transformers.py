@@ -64,5 +64,5 @@ def test_unsupported_settings_are_refused_by_name(key, value):
 
 def test_incomplete_layer_lists_are_refused():
     config = GPTNeoConfig(**SMALL).to_dict() | {"num_layers": 5}
-    with pytest.raises(UserError, match="attention_types: 2 layers where num_layers is 5"):
+    with pytest.raises(UserError, match="attention_types: 2 layers, but num_layers is 5"):
         FAMILIES["gpt_neo"].tree(config)

@@ -197,7 +197,7 @@ def test_matches_their_pipeline(files, tmp_path):
         assert ours.scores == pytest.approx(expected, abs=1e-5)
         assert all(-1 <= cosine <= 1 for cosine in ours.cosines.values())
     assert model.match_image(files, texts) == [ours.text for ours in found]
-    with pytest.warns(UserWarning, match="only the first 7 were read"):
+    with pytest.warns(UserWarning, match="truncated to 7"):
         model.embed_texts(["a " * 20])
 
 

@@ -99,7 +99,7 @@ def test_yarn_sharpens_whole_scores(record_difference):
 def both_forms(module, x, layout):
     context = Context(layout)
     q, both = module.project(x, context)
-    return [look(q, both, context, layout) for look in (module.look_plain, module.look_absorbed)]
+    return [look(q, both, context, layout) for look in (module.attend_expanded, module.attend_absorbed)]
 
 
 @given(
@@ -126,8 +126,8 @@ def test_the_cheaper_form_is_chosen():
     sizes = {"heads": 128, "kv_rank": 512, "nope_width": 128, "rope_width": 64, "value_width": 128}
     with torch.device("meta"):
         module = build_mixer(512, {"kind": "mla", "pattern": "causal"} | sizes)
-    assert module.absorbs(1, 1000) and module.absorbs(16, 100_000)
-    assert not module.absorbs(1000, 1000) and not module.absorbs(1, 1)
+    assert module.should_absorb(1, 1000) and module.should_absorb(16, 100_000)
+    assert not module.should_absorb(1000, 1000) and not module.should_absorb(1, 1)
 
 
 def test_only_latents_are_cached():

@@ -111,5 +111,5 @@ def test_the_order_of_products_does_not_matter(queries):
     expected = torch.einsum("bhqd,hdw,nw->bhqn", looking, relative.far.weight.unflatten(0, (3, 4)), every)
     asked = []
     relative.far.register_forward_hook(lambda *_: asked.append(1))
-    assert max_difference(relative.scored(looking, every), expected) < 1e-12
+    assert max_difference(relative.score_distances(looking, every), expected) < 1e-12
     assert len(asked) == (queries == 40)
