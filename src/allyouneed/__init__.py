@@ -46,18 +46,24 @@ def load(
     return predictor(load_folder(folder, device, dtype, task))
 
 
-def model_config(model: str | dict[str, Any], changes: list[str] | None = None, **values: Any) -> Model:
-    """The config of a preset, a YAML file or a tree. `changes` are dotted: `encoder[0].mixer.heads=4`."""
+def model_config(model: str | Path | dict[str, Any], changes: list[str] | None = None, **values: Any) -> Model:
+    """The config of a preset, a YAML file, a model folder or a tree. `changes` are dotted:
+    `encoder[0].mixer.heads=4`."""
     from allyouneed import nn as parts  # noqa: F401  # registers every part before a config is read
     from allyouneed.config import override, parse, preset_tree
     from allyouneed.nn.models.base import Model
 
-    tree = preset_tree(model) if isinstance(model, str) else model
-    where = model if isinstance(model, str) else ""
+    if isinstance(model, Path) or (isinstance(model, str) and Path(model).is_dir()):
+        from allyouneed.interop.load import about
+
+        tree = about(model)["model"]
+    else:
+        tree = preset_tree(model) if isinstance(model, str) else model
+    where = "" if isinstance(model, dict) else str(model)
     return parse(Model, override(tree, changes or []) | values, where)  # type: ignore[type-abstract]
 
 
-def build(model: str | dict[str, Any], changes: list[str] | None = None, **values: Any) -> nn.Module:
+def build(model: str | Path | dict[str, Any], changes: list[str] | None = None, **values: Any) -> nn.Module:
     """A freshly initialized module: `ayn.build("transformer-base", vocab=37000)`."""
     return model_config(model, changes, **values).build()
 

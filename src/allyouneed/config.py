@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationErro
 from pydantic import model_validator as model_validator  # re-exported: parts validate with it
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-from allyouneed import plugins
+from allyouneed import models, plugins
 from allyouneed.errors import UserError
 
 PRESETS = Path(__file__).parent / "presets"
@@ -204,13 +204,16 @@ def preset_names() -> list[str]:
 
 
 def preset_tree(name: str) -> dict[str, Any]:
-    """The tree of a preset (by name) or of a YAML file (by path)."""
+    """The tree of a preset or of a bundled model (by name), or of a YAML file (by path)."""
     if name in preset_names():
         tree = read_tree(PRESETS / f"{name}.yaml")
+    elif models.is_bundled(name):
+        tree = read_tree(models.shipped(name) / "config.json")["model"]
     elif name.endswith((".yaml", ".yml", ".json")):
         tree = read_tree(name)
     else:
-        raise UserError(f"{name!r}: unknown preset, and not a YAML file{_suggest(name, preset_names())}")
+        known = [*preset_names(), *models.NAMES]
+        raise UserError(f"{name!r}: unknown preset, and not a YAML file{_suggest(name, known)}")
     if not isinstance(tree, dict):
         raise UserError(f"{name}: expected a mapping of keys, got {type(tree).__name__}")
     return tree

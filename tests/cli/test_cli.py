@@ -149,7 +149,8 @@ def test_exit_codes_and_streams_of_a_real_process(model):
     good = shell("translate", "-m", model, "x")
     assert (good.returncode, good.stderr) == (0, b"") and good.stdout.endswith(b"\n")
     bad = shell("translate", "-m", "nowhere", "x")
-    assert (bad.returncode, bad.stdout, bad.stderr) == (2, b"", b"allyouneed: nowhere: no such model folder\n")
+    said = b"allyouneed: nowhere: no such model folder; nothing is downloaded, so give a local path\n"
+    assert (bad.returncode, bad.stdout, bad.stderr) == (2, b"", said)
 
 
 def test_a_bug_keeps_its_traceback(ask, monkeypatch):

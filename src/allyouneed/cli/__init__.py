@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, TextIO
 
 import typer
 
@@ -91,7 +91,7 @@ app.command(rich_help_panel=TRAIN)(accept_plugins(evaluate))
 @app.command(rich_help_panel=LOOK)
 @accept_plugins
 def describe(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="a preset, a YAML file or a model folder")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="a preset, a YAML file, a model folder or translator")],
     changes: SetOption = None,
     length: Annotated[int, option(min=1, show_default=True, help="context length for the FLOPs")] = 1024,
 ) -> None:
@@ -99,11 +99,9 @@ def describe(
     from rich.console import Console
 
     from allyouneed import model_config
-    from allyouneed.interop.load import about
     from allyouneed.look.describe import describe as look
 
-    tree: Any = about(Path(model))["model"] if Path(model).is_dir() else model
-    Console(width=WIDE, highlight=False).print(look(model_config(tree, changes), length))
+    Console(width=WIDE, highlight=False).print(look(model_config(model, changes), length))
 
 
 @app.command(rich_help_panel=TRAIN)

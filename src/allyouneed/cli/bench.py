@@ -28,7 +28,7 @@ NAMES = {"first": "first token, ms", "reading": "a prompt read, tokens/s"}
 
 
 def bench(
-    model: Annotated[Path, typer.Argument(metavar="FOLDER", help="a model folder: ours or Hugging Face's")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder: ours, Hugging Face's or translator")],
     *,
     rows: Annotated[str, option(metavar="N,N,…", show_default=True, help="batch sizes")] = "1,8,32",
     beam: Annotated[int, option(min=1, show_default=True, help="beam width, for encoder-decoders")] = 4,

@@ -21,7 +21,9 @@ def evaluate(
     pairs: Annotated[
         Path | None, typer.Argument(metavar="PAIRS", help="test pairs: TSV or JSONL (.gz, .zst too)")
     ] = None,
-    model: Annotated[Path | None, option("--model", "-m", metavar="FOLDER", help="the model to score")] = None,
+    model: Annotated[
+        Path | None, option("--model", "-m", metavar="FOLDER", help="the model to score, e.g. translator")
+    ] = None,
     hypotheses: Annotated[
         Path | None, option(metavar="FILE", help="score these translations instead, one per line")
     ] = None,

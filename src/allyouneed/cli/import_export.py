@@ -35,10 +35,11 @@ def import_(
     """Convert a model of another library to a folder of ours, and compare the two."""
     from allyouneed.folder import as_dtype
     from allyouneed.interop.hf.checkpoint import is_hf_folder
-    from allyouneed.interop.load import load
+    from allyouneed.interop.load import find_model, load
 
     as_dtype(dtype)
     check_free(out)
+    source = find_model(source)
     if source.is_dir() and not is_hf_folder(source) and (source / "config.json").is_file():
         load(source)  # reports what is wrong with it
         raise UserError(f"{source}: is already a folder of allyouneed; copy it, or use `allyouneed export`")
@@ -53,7 +54,7 @@ def import_(
 
 
 def export(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder, or translator")],
     out: OutArgument,
     *,
     to: Annotated[str, option("--to", metavar="hf|ctranslate2", help="format to write")],

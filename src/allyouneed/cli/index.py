@@ -28,9 +28,8 @@ def index(
 ) -> None:
     """Split texts into chunks and index their embeddings, for retrieval models such as RETRO."""
     from allyouneed.data.retrieval.corpus import import_faiss
-    from allyouneed.data.tokenizers.base import Vocabularies
     from allyouneed.infer.retrieval.retriever import index_corpus
-    from allyouneed.interop.load import load
+    from allyouneed.interop.load import load, vocabularies
 
     if document not in ("paragraph", "line", "file"):
         raise UserError(f"--document {document}: expected paragraph, line or file")
@@ -39,7 +38,7 @@ def index(
     if output.exists() and not (output / "meta.json").is_file():
         raise UserError(f"{output}: already exists and is not an index; name another folder")
     import_faiss()  # fails now if it is not installed
-    tokens = None if tokenizer is None else Vocabularies.load(tokenizer).target
+    tokens = None if tokenizer is None else vocabularies(tokenizer).target
     with _ProgressBar() as bar:
         chunks, report = index_corpus(corpus, load(encoder, device), chunk, tokens, document, bar.show)
     chunks.save(output)

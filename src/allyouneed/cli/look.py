@@ -37,7 +37,7 @@ def models(
     papers: Annotated[bool, option("--papers", help="show the papers")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the presets: parameters, and FLOPs and decoding state at 1k and 32k tokens."""
+    """List the presets and the bundled translator: parameters, and FLOPs and decoding state at 1k and 32k tokens."""
     from rich.console import Console
 
     from allyouneed.look.models import notes, rows, table

@@ -29,7 +29,9 @@ PluginOption = Annotated[
     option("--plugin", metavar="FILE|MODULE", help="import parts from a .py file or a module; repeatable"),
 ]
 JsonOption = Annotated[bool, option("--json", help="print JSON")]
-ModelOption = Annotated[Path, option("--model", "-m", metavar="FOLDER", help="a model folder: ours or Hugging Face's")]
+ModelOption = Annotated[
+    Path, option("--model", "-m", metavar="FOLDER", help="a model folder: ours, Hugging Face's or translator")
+]
 TranslatorOption = Annotated[
     Path | None, option("--model", "-m", metavar="FOLDER", help="a model folder; default: the bundled translator")
 ]
@@ -112,11 +114,11 @@ def record_options(name: str, command: Callable[..., None]) -> Callable[..., Non
 def recorded_options() -> dict[str, Any]:
     """The options of the running command that determine its results, as plain data."""
     from allyouneed.cli.resumable_output import model_fingerprint
-    from allyouneed.models import shipped
+    from allyouneed.models import TRANSLATOR, resolve
 
     options = dict(_recorded.get({}))
     if "model" in options:
-        options["model"] = model_fingerprint(options["model"] or shipped())
+        options["model"] = model_fingerprint(resolve(options["model"] or TRANSLATOR))
     return {
         name: value if isinstance(value, int | float | list) else str(value)
         for name, value in options.items()

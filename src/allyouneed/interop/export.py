@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
+from allyouneed.nn.models.precision import stored_as, widen
 
 TARGETS = ("hf", "ctranslate2")
+Writer = Callable[[Folder, Path], list[str]]
 
 
-def writer(target: str) -> Callable[[Folder, Path], list[str]]:
-    """`write(folder, out)` of this target: it fills the empty folder `out` and returns notes."""
+def writer(target: str) -> Writer:
+    """`write(folder, out)` of this target: it fills the empty folder `out` and returns notes.
+
+    Neither target reads our storage formats: quantized weights are widened first.
+    """
     if target == "hf":
         from allyouneed.interop.hf.export import write as write_hf
 
-        return write_hf
+        return _widen_first(write_hf)
     if target == "ctranslate2":
         from allyouneed.interop.ctranslate2.write import write as write_ctranslate2
 
-        return write_ctranslate2
+        return _widen_first(write_ctranslate2)
     raise UserError(f"--to {target}: unknown export target (allowed: {', '.join(TARGETS)})")
+
+
+def _widen_first(write: Writer) -> Writer:
+    def widen_and_write(folder: Folder, out: Path) -> list[str]:
+        stored = stored_as(folder.model)
+        if stored is None:
+            return write(folder, out)
+        note = f"the {stored} weights were widened to float32, since the target does not read our {stored} format"
+        return [note, *write(replace(folder, model=widen(folder.model)), out)]
+
+    return widen_and_write

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from allyouneed.config import preset_names
 from allyouneed.data.tokenizers.base import Vocabularies
-from allyouneed.errors import UserError
+from allyouneed.errors import UserError, near
 from allyouneed.folder import WEIGHTS, Folder, as_dtype, read_about
 from allyouneed.interop.hf.checkpoint import is_hf_folder
+from allyouneed.models import NAMES, resolve
 from allyouneed.nn.models.weights import cast_weights
 
 
@@ -25,9 +27,10 @@ def load(
     as_stored: bool = False,
     tokenizer: Path | str | None = None,
 ) -> Folder:
-    """`dtype`: the precision of the weights, by default as stored. `task`: another task than the folder's own, where
-    its weights allow it (similarity: text embeddings). `tokenizer`: that of a single-file model."""
-    path = Path(path)
+    """`path`: a folder, a single file, or `translator`. `dtype`: the precision of the weights, by default as stored.
+    `task`: another task than the folder's own, where its weights allow it (similarity: text embeddings). `tokenizer`:
+    that of a single-file model."""
+    path = find_model(path)
     check_device(device)
     if is_hf_folder(path):
         from allyouneed.interop.hf import folder as hf
@@ -48,6 +51,21 @@ def load(
     return folder
 
 
+def find_model(path: Path | str) -> Path:
+    """The path of an existing model, or of a bundled one by its name. An error explains that names of presets, and of
+    models elsewhere, are not folders."""
+    found = resolve(path)
+    if found.exists():
+        return found
+    if (name := str(path)) in preset_names():
+        raise UserError(
+            f"{name}: no such model folder. {name} is a preset: the shape of a model, without weights, and nothing is "
+            f"downloaded. Train it with `model: {name}` in a recipe (docs/training.md), or build it with new weights "
+            f"in Python: allyouneed.build({name!r})"
+        )
+    raise UserError(f"{path}: no such model folder{near(name, NAMES)}; nothing is downloaded, so give a local path")
+
+
 def check_device(device: str | torch.device) -> None:
     try:
         parsed = torch.device(device)
@@ -59,7 +77,7 @@ def check_device(device: str | torch.device) -> None:
 
 def about(path: Path | str) -> dict[str, Any]:
     """The content of our config.json: `model`, `task`, `labels`, …; for a Hugging Face folder, what importing gives."""
-    path = Path(path)
+    path = find_model(path)
     if is_hf_folder(path):
         from allyouneed.interop.hf import folder as hf
 
@@ -69,7 +87,7 @@ def about(path: Path | str) -> dict[str, Any]:
 
 def vocabularies(path: Path | str) -> Vocabularies:
     """The tokenizers of a folder, without its model."""
-    path = Path(path)
+    path = find_model(path)
     if is_hf_folder(path):
         from allyouneed.interop.hf import folder as hf
 
@@ -83,7 +101,7 @@ def vocabularies(path: Path | str) -> Vocabularies:
 
 def weight_files(path: Path | str) -> list[Path]:
     """The files that hold the weights."""
-    path = Path(path)
+    path = find_model(path)
     if is_hf_folder(path):
         from allyouneed.interop.hf import folder as hf
 

@@ -19,6 +19,8 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.forward import NamedForward, model_inputs
 from allyouneed.interop.load import load
+from allyouneed.nn.models.precision import widen
+from allyouneed.nn.models.weights import named_tensors
 
 TOLERANCE = 1e-4  # relative to the largest value, or to 1; summation order differs
 LENGTHS = (7, 3, 11, 1, 5)
@@ -70,11 +72,11 @@ def against_transformers(ours: Path, theirs: Path, rounded: str | None = None) -
     """Compare a folder of ours with a Hugging Face folder of the same model. `rounded`: the dtype ours was stored in on
     request; the original's weights are rounded to it too."""
     check = Check()
-    size = 4 * sum(parameter.numel() for parameter in load(ours).model.parameters())
+    size = 4 * count_weights(ours)
     if size > (free := _free_memory()):
         check.lines.append(f"not compared: that needs {size / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are free")
         return check
-    folder = load(ours, dtype="float32")
+    folder = load_wide(ours)
     config = json.loads((theirs / "config.json").read_text(encoding="utf-8"))
     try:
         probe = make_probe(folder, _full_config(theirs))
@@ -98,6 +100,17 @@ def against_transformers(ours: Path, theirs: Path, rounded: str | None = None) -
         same, total = tokenized
         check.add(f"tokenized text the same {same} of {total} times", same == total)
     return check
+
+
+def count_weights(path: Path) -> int:
+    return sum(tensor.numel() for tensor in named_tensors(load(path).model).values())
+
+
+def load_wide(path: Path) -> Folder:
+    """A folder in float32; quantized weights widened, as an export does, so that activations are not quantized."""
+    folder = load(path, dtype="float32")
+    folder.model = widen(folder.model)
+    return folder
 
 
 def _free_memory() -> float:

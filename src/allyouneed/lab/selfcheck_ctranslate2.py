@@ -14,8 +14,7 @@ from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.forward import NamedForward
-from allyouneed.interop.load import load
-from allyouneed.lab.selfcheck import LENGTHS, STEPS, TOLERANCE, Check, _free_memory
+from allyouneed.lab.selfcheck import LENGTHS, STEPS, TOLERANCE, Check, _free_memory, count_weights, load_wide
 from allyouneed.nn.batch import Signal
 
 Rows = list[list[int]]
@@ -24,12 +23,12 @@ Rows = list[list[int]]
 def against_ctranslate2(ours: Path, theirs: Path) -> Check:
     """Compare a folder of ours with a CTranslate2 folder of the same model; pair run in float32."""
     check = Check()
-    size = 2 * 4 * sum(parameter.numel() for parameter in load(ours).model.parameters())
+    size = 2 * 4 * count_weights(ours)
     if size > (free := _free_memory()):
         check.lines.append(f"not compared: that needs {size / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are free")
         return check
     try:
-        folder = load(ours, dtype="float32")
+        folder = load_wide(ours)
         pair = (_SpeechPair if folder.task["kind"] == "transcription" else _TextPair)(folder, theirs)
     except (RuntimeError, ValueError) as error:
         check.add(f"CTranslate2 cannot load {theirs} ({error})", False)

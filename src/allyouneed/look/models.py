@@ -16,6 +16,7 @@ from rich.table import Table
 from allyouneed import model_config
 from allyouneed.config import PRESETS, preset_names, tree_of
 from allyouneed.errors import UserError
+from allyouneed.models import NAMES, find
 from allyouneed.nn.models.base import Model
 
 LENGTHS = (1024, 32768)
@@ -61,6 +62,8 @@ def _at(config: Model, length: int) -> CostAt:
 
 def paper(name: str) -> str:
     """The source of a preset: the first sentence of its file's leading comment."""
+    if name in NAMES:
+        return "bundled with its weights (docs/translator.md)"
     lines = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
     return re.split(r";|\.(?= [A-Z])|\.$", comment)[0]
@@ -76,10 +79,10 @@ ORDERS: dict[str, Callable[[Row], Any]] = {
 
 
 def rows(wanted: Sequence[str] = (), order: str = "name", lengths: Sequence[int] = LENGTHS) -> list[Row]:
-    """Presets whose name contains one of the words; all without words."""
+    """Presets and bundled models whose name contains one of the words; all without words."""
     if order not in ORDERS:
         raise UserError(f"unknown --sort {order} (allowed: {', '.join(ORDERS)})")
-    names = preset_names()
+    names = sorted([*preset_names(), *(name for name in NAMES if find(name))])
     for word in wanted:
         if not any(word in name for name in names):
             close = difflib.get_close_matches(word, names, n=1)

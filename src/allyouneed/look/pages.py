@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import allyouneed.nn  # imports every part, which registers it
-from allyouneed.config import Part
+from allyouneed.config import Part, preset_names
 from allyouneed.files import write_text
 from allyouneed.look.models import Row, rows, short
 
@@ -54,7 +54,7 @@ def presets_table() -> str:
         return [f"`{row.name}`", row.kind, short(row.parameters), short(at.flops) + far, state, row.paper]
 
     head = ["preset", "kind", "parameters", "FLOPs per token at 1k", "state at 1k", "paper"]
-    return _table([head, *(line(row) for row in rows())])
+    return _table([head, *(line(row) for row in rows() if row.name in preset_names())])
 
 
 def families_table() -> str:

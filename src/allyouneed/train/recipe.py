@@ -19,6 +19,7 @@ from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.interop.load import about
+from allyouneed.models import resolve
 from allyouneed.nn.models.base import Model
 from allyouneed.tasks.task import MAX_TOKENS, Task
 from allyouneed.tasks.translation import Translation
@@ -38,6 +39,10 @@ def _as_tuple(value: Any) -> Any:
 
 def _parse_switch(value: Any) -> Any:
     return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
+def _find_start(value: Any) -> Any:
+    return resolve(value) if isinstance(value, str | Path) else value
 
 
 # YAML parses a bare `on` as true; `blocks`: compile blocks, but capture no CUDA graph (cuda/capture.py)
@@ -104,7 +109,8 @@ class SaveConfig(Config):
 class Recipe(Config):
     plugins: tuple[str, ...] = ()  # files or modules with parts of your own, imported before the rest is read
     model: str | dict[str, Any] | None = None
-    start: Path | None = None  # a model folder to fine-tune: its config, weights and tokenizer
+    # a model folder to fine-tune (its config, weights and tokenizer), or `translator`, the bundled model
+    start: Annotated[Path, BeforeValidator(_find_start)] | None = None
     set_: tuple[str, ...] = Field(default=(), alias="set")
     data: DataConfig
     retrieval: RetrievalConfig | None = None
@@ -326,9 +332,10 @@ def _resolve_paths(tree: dict[str, Any], base: Path) -> dict[str, Any]:
     tree = dict(tree)
     if isinstance(tree.get("model"), str) and tree["model"].endswith((".yaml", ".yml", ".json")):
         tree["model"] = anchor(tree["model"])
-    for key in ("output", "start"):
-        if isinstance(tree.get(key), str):
-            tree[key] = anchor(tree[key])
+    if isinstance(tree.get("output"), str):
+        tree["output"] = anchor(tree["output"])
+    if isinstance(tree.get("start"), str):
+        tree["start"] = str(resolve(tree["start"], base))
     if isinstance(listed := _as_tuple(tree.get("plugins")), list | tuple):  # a module has no path
         tree["plugins"] = [anchor(name) if str(name).endswith(".py") else name for name in listed]
     if isinstance(found := tree.get("retrieval"), str | dict):

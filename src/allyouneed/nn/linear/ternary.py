@@ -52,6 +52,7 @@ class PackedBitLinear(nn.Module):
         super().__init__()
         weights, step = quantize_ternary(linear.weight.detach(), linear.outputs)
         self.inputs, self.outputs = linear.in_features, linear.out_features
+        self.splits = linear.outputs
         self.norm = linear.norm
         self.register_buffer("packed", pack_weights(weights))
         self.register_buffer("step", step)
@@ -68,6 +69,14 @@ class PackedBitLinear(nn.Module):
         tokens, token_step = quantize_tokens(x)
         product = ternary_linear_cpu if x.device.type == "cpu" else ternary_linear_reference
         return rescale(product(tokens, self.packed), token_step, self.step, self.bias).to(x.dtype)
+
+    def latent_weight(self) -> Tensor:
+        """Weights (outputs, inputs) that a `BitLinear` rounds to these: their mean absolute value is the step of each
+        merged map."""
+        maps = unpack_weights(self.packed, self.inputs).to(self.step.dtype).split(list(self.splits))
+        scales = [1 / ternary.abs().mean().clamp(min=MIN_SCALE) for ternary in maps]
+        scaled = torch.cat([ternary * scale for ternary, scale in zip(maps, scales, strict=True)])
+        return scaled * self.step[:, None]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedBitLinear:
         """`model.to(bfloat16)` moves the steps without rounding them."""

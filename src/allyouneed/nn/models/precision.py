@@ -15,7 +15,8 @@ from allyouneed.nn.linear.bitlinear import BitLinear
 from allyouneed.nn.linear.dense import MergedLinear
 from allyouneed.nn.linear.int8 import Int8Linear, Int8Table, Int8Weight
 from allyouneed.nn.linear.ternary import PackedBitLinear, pack_model
-from allyouneed.nn.models.weights import cast_weights, named_tensors
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_model, named_tensors
 
 
 def to_int8(model: nn.Module) -> nn.Module:
@@ -84,15 +85,35 @@ def quantize(model: nn.Module, precision: str) -> nn.Module:
 
 
 def dequantize(model: nn.Module) -> dict[str, Tensor]:
-    """Weights under the names of the trainable model, int8 dequantized to fp32. Ternary weights cannot be restored."""
+    """Weights under the names of the trainable model, int8 dequantized to fp32. The trained weights behind ternary ones
+    are lost."""
     if (precision := stored_as(model)) == "ternary":
         raise UserError(f"weights stored as {precision} cannot be trained; start from the original model")
+    return _plain_weights(model)
+
+
+def widen(model: nn.Module) -> nn.Module:
+    """The same model with plain weights, for libraries that do not read our storage formats: int8 and ternary weights
+    become floats of the same value. A plain model is returned as it is."""
+    if stored_as(model) is None:
+        return model
+    config: Model = model.config  # type: ignore[assignment]
+    plain = meta_model(config)
+    assign_weights(plain, _plain_weights(model))
+    return plain.eval()
+
+
+def _plain_weights(model: nn.Module) -> dict[str, Tensor]:
     found, weights = named_tensors(model), {}
     for name, tensor in found.items():
         home, _, leaf = name.rpartition(".")
         if leaf == "codes":
             tensor, leaf = tensor * found[f"{home}.step"][:, None], "weight"
-        elif leaf == "step" and f"{home}.codes" in found:
+        elif leaf == "packed":
+            packed = model.get_submodule(home)
+            assert isinstance(packed, PackedBitLinear)
+            tensor, leaf = packed.latent_weight(), "weight"
+        elif leaf == "step" and (f"{home}.codes" in found or f"{home}.packed" in found):
             continue
         weights[".".join(part for part in (*home.split("."), leaf) if part != "product")] = tensor
     return weights
