@@ -143,8 +143,16 @@ def test_an_unknown_target_language_is_rejected(first: Path, tmp_path: Path) -> 
         load_recipe(adapting(tmp_path, start, {"path": path, "from": "la", "to": "ja"}))
     message = str(refused.value)
     assert f"data.train[0] ({path}): `to: ja`" in message and "(languages: cy, gr, la). Choose one of them" in message
-    with pytest.raises(UserError, match=r"`to: GR` \(did you mean 'gr'\?\)"):
-        load_recipe(adapting(tmp_path, start, {"path": path, "from": "la", "to": "GR"}))
+    with pytest.raises(UserError, match=r"`to: grr` \(did you mean 'gr'\?\)"):
+        load_recipe(adapting(tmp_path, start, {"path": path, "from": "la", "to": "grr"}))
+
+
+def test_languages_of_a_recipe_become_the_codes_of_its_start_model(first: Path, tmp_path: Path) -> None:
+    path, start = write(tmp_path / "own.tsv", WORDS, GREEK), first / "run" / "model"
+    plain = load_recipe(adapting(tmp_path, start, {"path": path, "from": "la", "to": "gr"}))
+    named = load_recipe(adapting(tmp_path, start, {"path": path, "from": "Latin", "to": "GR"}))
+    assert named == plain
+    assert load_recipe(adapting(tmp_path, start, {"path": path, "from": "拉丁语", "to": "gr"})) == plain
 
 
 @pytest.mark.parametrize(("title", "licence"), [("# Letters", "CC0"), ("# Letters", None), (None, None)])

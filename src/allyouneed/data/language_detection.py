@@ -26,6 +26,9 @@ LONGEST = 3  # characters of an n-gram
 READ = 1000  # characters of a text to use
 RARE = 70  # -10 · ln p of a script: one letter in a thousand n-grams
 SURE = 3.0  # nats between the best and the second language: twenty to one
+SHORT = 20  # letters: with fewer, a name or a loan word may decide
+EAST_ASIAN_LETTER = 3  # a Chinese, Japanese or Korean letter says as much as this many others
+EAST_ASIAN = ("<CJK>", "<HIRAGANA>", "<KATAKANA>", "<HANGUL>")
 
 
 @cache
@@ -49,15 +52,29 @@ class LanguageDetector:
 
     def detect(self, text: str, confident: bool = False) -> str | None:
         """The most likely language. None for a text without letters; with `confident`, also if another is plausible."""
+        found, nats = self.detect_odds(text)
+        return None if confident and nats < SURE else found
+
+    def detect_odds(self, text: str) -> tuple[str | None, float]:
+        """The most likely language, and its log odds against the second (nats). (None, 0) without letters."""
         known = [self.scores[run] for run in _ngrams(text) if run in self.scores]
         if not known:
-            return None
+            return None, 0.0
         totals = sorted(
             (sum(column), name) for column, name in zip(zip(*known, strict=True), self.languages, strict=True)
         )
-        if confident and len(totals) > 1 and totals[1][0] - totals[0][0] < 10 * SURE:
-            return None
-        return totals[0][1]
+        return totals[0][1], (totals[1][0] - totals[0][0]) / 10 if len(totals) > 1 else math.inf
+
+    def is_short(self, text: str) -> bool:
+        """Whether a text has too few letters to tell its language."""
+        scripts = [_script(letter) for letter in text[:READ] if letter.isalpha()]
+        return sum(EAST_ASIAN_LETTER if script in EAST_ASIAN else 1 for script in scripts) < SHORT
+
+    def can_be(self, text: str, language: str) -> bool:
+        """Whether a language uses the scripts of all letters of a text: `我是Tom` is not German."""
+        column = self.languages.index(language)
+        scripts = {_script(letter) for letter in text[:READ] if letter.isalpha()}
+        return all(self.scores.get(script, [RARE] * len(self.languages))[column] < RARE for script in scripts)
 
     def is_unfamiliar(self, text: str) -> bool:
         """Whether most letters of a text are in scripts that none of the languages uses."""

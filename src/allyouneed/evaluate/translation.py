@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from allyouneed.data.languages import parse_name
 from allyouneed.errors import UserError
 
 RESAMPLES = 1000
@@ -55,7 +56,7 @@ class TranslationScores:
 
 def tokenize_for(language: str | None) -> str:
     """The sacreBLEU tokenizer for this language: `zh-Hant` counts as `zh`; 13a where unknown."""
-    return TOKENIZE.get((language or "").replace("_", "-").split("-")[0].lower(), DEFAULT_TOKENIZE)
+    return TOKENIZE.get(parse_name(language or "").language, DEFAULT_TOKENIZE)
 
 
 def evaluate(

@@ -1,15 +1,34 @@
-"""Check the languages of a recipe's pairs against a multilingual model it starts from (`start:`)."""
+"""The languages of a recipe's pairs and of the multilingual model it starts from (`start:`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files, join_paths
+from allyouneed.data.languages import find
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError, near
 from allyouneed.interop.load import about, vocabularies
+
+
+def with_model_codes(start: Path, files: Sequence[Files]) -> tuple[Files, ...]:
+    """The same files with the model's own codes for their languages: `to: German` is its `de`."""
+    if not any(isinstance(entry, PairFiles) and (entry.to or entry.from_) for entry in files):
+        return tuple(files)
+    known = {*vocabularies(start).source.languages, *(here for here, _ in about(start).get("directions") or [] if here)}
+
+    def code(name: str | None) -> str | None:
+        found = [] if name is None else find(name, known)
+        return found[0] if len(found) == 1 else name
+
+    return tuple(
+        entry.model_copy(update={"from_": code(entry.from_), "to": code(entry.to)})
+        if isinstance(entry, PairFiles) and (entry.to or entry.from_)
+        else entry
+        for entry in files
+    )
 
 
 def language_problems(start: Path, splits: Mapping[str, Iterable[Files]]) -> list[str]:

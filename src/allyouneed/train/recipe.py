@@ -24,7 +24,7 @@ from allyouneed.nn.models.base import Model
 from allyouneed.tasks.task import MAX_TOKENS, Task
 from allyouneed.tasks.translation import Translation
 from allyouneed.train.distributed.config import ParallelConfig
-from allyouneed.train.language_checks import language_problems
+from allyouneed.train.language_checks import language_problems, with_model_codes
 from allyouneed.train.optimiser import Adam, Optimiser
 from allyouneed.train.schedule import Paper, Schedule
 
@@ -311,6 +311,8 @@ def load_recipe(path: Path | str, overrides: Iterable[str] = (), plugins: Iterab
     except ConfigError as error:
         raise ConfigError([f"model.{problem}" for problem in error.problems], str(path)) from None
     if recipe.start is not None and recipe.task.two_vocabularies:
+        named = {split: with_model_codes(recipe.start, getattr(recipe.data, split)) for split in SPLITS}
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=named)})
         problems = language_problems(recipe.start, {split: getattr(recipe.data, split) for split in SPLITS})
         if problems:
             raise ConfigError(problems, str(path))

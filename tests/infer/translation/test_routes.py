@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
+from allyouneed import models
 from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
@@ -82,10 +84,46 @@ def test_two_steps_without_a_direct_direction(translator: Translator, multilingu
         translator.translate_full([CHINESE], "fr", align=True)
 
 
+@pytest.mark.parametrize(("to", "from_"), [("FR", "English"), ("fr-CA", "en-US"), ("French", "英语"), ("法语", None)])
+def test_languages_have_many_names(translator: Translator, to: str, from_: str | None) -> None:
+    (found,) = translator.translate_full([ENGLISH], to, from_=from_)
+    assert found.route == ["en", "fr"]
+
+
+LOOKS_FRENCH = ["The entrée includes a beverage.", "Space travel is dangerous.", "Are the questions important?"]
+REALLY_FRENCH = "Je ne sais pas du tout ce que vous voulez dire par là, monsieur."
+PLAIN = ["She reads a book every evening.", "Where is the station?", "I have never seen such a thing."]
+
+
+@pytest.fixture(scope="module")
+def shipped_routes() -> Routes:
+    """Of the shipped translator, without its weights."""
+    about = json.loads((models.HERE / models.TRANSLATOR / "config.json").read_text(encoding="utf-8"))
+    detector = LanguageDetector.load(models.HERE / models.TRANSLATOR / "languages.json")
+    return Routes([(here, there) for here, there in about["directions"]], detector)
+
+
+def test_the_majority_of_a_list_decides_what_is_in_the_target_language(shipped_routes: Routes) -> None:
+    found = shipped_routes.of_all([*PLAIN, *LOOKS_FRENCH, REALLY_FRENCH, *PLAIN], "fr", None)
+    assert [route.into for route in found] == [("fr",)] * 6 + [()] + [("fr",)] * 3
+    assert {route.here for route in found[:6]} == {"en"}, "they follow the others"
+    french = shipped_routes.of_all([REALLY_FRENCH, "Il pleut depuis ce matin, hélas.", PLAIN[0], "..."], "fr", None)
+    assert [route.into for route in french] == [(), (), ("fr",), ("fr",)]
+    assert shipped_routes.of_all([REALLY_FRENCH, PLAIN[0]], "fr", None)[0].into == (), "no majority: each for itself"
+
+
+@pytest.mark.parametrize(
+    ("text", "to"), [("Oui.", "fr"), ("Je lis.", "fr"), ("你好。", "zh"), ("我是Tom Hunter，你呢？", "de")]
+)
+def test_short_and_mixed_texts_are_never_skipped(shipped_routes: Routes, text: str, to: str) -> None:
+    assert shipped_routes.of(text, to, None).into[-1:] == (to,)
+    assert all(route.into[-1:] == (to,) for route in shipped_routes.of_all([text] * 3, to, None))
+
+
 def test_a_text_in_the_target_language_is_unchanged(translator: Translator) -> None:
     (found,) = translator.translate_full([FRENCH], "fr")
     assert (found.text, translator.model.heard) == (FRENCH, [])
-    assert found.notes == [f"{FRENCH!r}: is already in fr"]
+    assert found.notes == [f"{FRENCH!r}: is already in fr"] and found.skipped
     with pytest.raises(UserError, match="source and target language are both 'fr'"):
         translator.translate(FRENCH, "fr", from_="fr")
 
@@ -95,8 +133,8 @@ def test_a_text_in_the_target_language_is_unchanged(translator: Translator) -> N
     [
         ({"to": "de"}, r"unknown target language 'de' \(allowed: en"),
         ({"from_": "de"}, r"unknown source language 'de' \(allowed: en"),
-        ({"to": "FR"}, r"unknown target language 'FR' \(did you mean 'fr'\?\)"),
-        ({"from_": "FR"}, r"unknown source language 'FR' \(did you mean 'fr'\?\)"),
+        ({"to": "frr"}, r"unknown target language 'frr' \(did you mean 'fr'\?\)"),
+        ({"from_": "frr"}, r"unknown source language 'frr' \(did you mean 'fr'\?\)"),
     ],
 )
 def test_unknown_languages_are_refused_at_once(translator: Translator, options: dict[str, str], said: str) -> None:

@@ -66,6 +66,21 @@ def test_a_long_sentence_is_split_between_clauses_then_words_then_characters() -
     assert [part.text for part in fit("e\u0301e\u0301e\u0301", 3, characters)] == ["e\u0301", "e\u0301", "e\u0301"]
 
 
+@pytest.mark.parametrize("text", ["春" * 20_000, "a" * 20_000, "word " * 4_000, "No. " * 5_000, "e\u0301" * 10_000])
+def test_splitting_takes_linear_time(text: str) -> None:
+    """Counted in characters that are tokenized: each part looks at its own surroundings, not at all of the rest."""
+    read = 0
+
+    def spans(some: str) -> list[tuple[int, int]]:
+        nonlocal read
+        read += len(some)
+        return characters(some)
+
+    parts = fit(text, 40, spans)
+    assert "".join(part.text for part in parts) == text
+    assert read <= 20 * len(text)
+
+
 @pytest.mark.parametrize(
     ("left", "space", "right", "cut", "around", "between"),
     [

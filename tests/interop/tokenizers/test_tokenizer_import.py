@@ -265,8 +265,10 @@ def test_nllb_counts_its_languages_after_the_pieces_and_knows_short_names(tmp_pa
     assert [ours.source.language(code) for code in NLLB] == list(range(first, first + 202))
     assert ours.source.mask == first + 202
     assert ours.source.language("de") == ours.source.language("deu") == ours.source.language("deu_Latn")
-    with pytest.raises(UserError, match=r"has no language 'zho' \(languages: zho_Hans, zho_Hant\)"):
-        ours.source.language("zho")
+    assert ours.source.language("zho") == ours.source.language("zh") == ours.source.language("zho_Hans")
+    assert ours.source.language("zh-TW") == ours.source.language("zho_Hant") != ours.source.language("中文")
+    with pytest.raises(UserError, match=r"has no language 'ace' \(languages: ace_Arab, ace_Latn\)"):
+        ours.source.language("ace")
 
 
 def test_the_default_languages_of_a_saved_folder_are_known(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from allyouneed.data.files.readers import (
 )
 from allyouneed.errors import UserError
 
-Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+Tag = Annotated[str, StringConstraints(pattern=r"^[^\W\d_][\w-]*$")]
 
 
 class Pair(NamedTuple):

@@ -23,6 +23,7 @@ from allyouneed.config import Config
 from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files, Report
+from allyouneed.data.languages import find as find_language
 from allyouneed.data.tokenizers.byte_level import BYTE_OF, BYTES, show_bytes
 from allyouneed.data.tokenizers.errors import translate_errors
 from allyouneed.data.tokenizers.plain import plain, unknown_id
@@ -127,15 +128,13 @@ class Tokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def language(self, tag: str) -> int:
-        """By name, or by a prefix that only one language has: "de" is "de_DE"."""
-        matches = [name for name in self.languages if name.startswith(f"{tag}_")]
-        if tag not in self.languages and len(matches) == 1:
-            return self.languages[matches[0]]
-        if tag not in self.languages:
+        """The id of a language's token. `tag`: its name in any usual form (data/languages.py): "German" is "de_DE"."""
+        matches = find_language(tag, self.languages)
+        if len(matches) != 1:
             known = ", ".join(sorted(matches or self.languages)) or "none"
             meant = "" if matches else near(tag, self.languages)
             raise UserError(f"the tokenizer has no language {tag!r}{meant} (languages: {known})")
-        return self.languages[tag]
+        return self.languages[matches[0]]
 
     def special(self, token: str) -> int:
         """The id of a special token that a task needs."""

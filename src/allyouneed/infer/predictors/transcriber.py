@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.config import parse
+from allyouneed.data.languages import parse_name, resolve
 from allyouneed.data.media.sound import HOP, RATE, log_mel
 from allyouneed.data.media.sound_files import Sound, read_sound, to_rate
 from allyouneed.data.media.speech import TASKS, TICK, Speech
@@ -122,7 +123,7 @@ class Transcriber(Predictor):
         `previous=False`, … `on_progress(done, total)`: in sounds."""
         if isinstance(sounds, str | Path | Tensor | np.ndarray | tuple):
             raise UserError("transcribe_full takes a list of sounds; use [sound] for a single one")
-        self._check(language, task)
+        language = self._check(language, task)
         options = parse(TranscriptionOptions, changes, "transcribe")
         for sound in sounds:
             if isinstance(sound, str | Path) and not Path(sound).is_file():
@@ -156,13 +157,14 @@ class Transcriber(Predictor):
             found.append(dict(sorted(zip(self.languages, probabilities, strict=True), key=lambda both: -both[1])))
         return found
 
-    def _check(self, language: str | None, task: str) -> None:
+    def _check(self, language: str | None, task: str) -> str | None:
+        """The model's code for the language; an error if it cannot do the task."""
         if task not in TASKS:
             raise UserError(f"task {task!r}: expected {', '.join(TASKS)}")
-        if not self.speech.languages and (task == "translate" or language not in (None, "en")):
+        english = language is None or parse_name(language).language == "en"
+        if not self.speech.languages and (task == "translate" or not english):
             raise UserError("this model is English-only; it has no other languages and does not translate")
-        if language is not None and self.speech.languages and language not in self.speech.languages:
-            raise UserError(f"unknown language {language!r} (allowed: {', '.join(self.languages)})")
+        return language if language is None or not self.languages else resolve(language, self.languages)
 
     def _track(self, number: int, sound: SoundLike, language: str | None) -> Track:
         samples = _samples(sound)

@@ -10,6 +10,7 @@ from typing import Any, overload
 
 from allyouneed.config import tree_of
 from allyouneed.data.files.pairs import Pair
+from allyouneed.data.languages import resolve
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError, near
 from allyouneed.evaluate.translation import TranslationScores, evaluate
@@ -58,6 +59,7 @@ class Translation:
     alignment: list[AlignmentLink] | None = None  # of the best candidate, if requested
     route: list[str] = field(default_factory=list)  # languages, source first; for models with a detector
     guesses: DraftStats | None = None  # acceptance of draft tokens, with speculative decoding
+    skipped: bool = False  # returned unchanged: it is in the target language already
 
     @property
     def text(self) -> str:
@@ -134,15 +136,15 @@ class Translator(GeneratingPredictor):
         "lookup", that drafts `ahead` tokens per step (speculative decoding).
         """
         texts = check_texts(texts, "translate_full")
-        self._check_languages(to, from_)
+        to, from_ = self._resolve_languages(to, from_)
         defaults = self.folder.decoding if decoding is None else tree_of(decoding)
         options = Decoding.of(defaults, **changes)
         drafter = draft_for(self, draft, ahead, draft_engine)
         if drafter is not None:
             check_draft_options(options)
         by_route: dict[Route, list[int]] = {}
-        for number, text in enumerate(texts):
-            by_route.setdefault(self.routes.of(text, to, from_), []).append(number)
+        for number, route in enumerate(self.routes.of_all(texts, to, from_)):
+            by_route.setdefault(route, []).append(number)
         found: dict[int, Translation] = {}
         for route, numbers in by_route.items():
             some, indices = [texts[number] for number in numbers], [first + number for number in numbers]
@@ -171,7 +173,7 @@ class Translator(GeneratingPredictor):
         if not route.into:
             note = f"is already in {route.here}"
             return [
-                Translation(t, [Candidate(t, 0.0)], [f"{quote(t)}: {note}"], [] if align else None, names)
+                Translation(t, [Candidate(t, 0.0)], [f"{quote(t)}: {note}"], [] if align else None, names, None, True)
                 for t in texts
             ]
         if align and len(route.into) > 1:
@@ -215,7 +217,7 @@ class Translator(GeneratingPredictor):
         self, texts: Iterable[str], to: str | None = None, *, chunk: int = 1000, **options: Any
     ) -> Iterator[Translation]:
         """Translate any number of texts lazily, in order, `chunk` at a time: e.g. the lines of a file."""
-        self._check_languages(to, options.get("from_"))
+        self._resolve_languages(to, options.get("from_"))
         if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise UserError(f"expected an iterable of texts, got {type(texts).__name__}")
         return self._stream(iter(texts), to, chunk, options)
@@ -255,18 +257,19 @@ class Translator(GeneratingPredictor):
         figures |= {f"bleu/{name}": one.bleu for name, one in several.items()}
         return EvaluationResult(figures, "\n".join(f"{name}\n{one.text()}" for name, one in several.items()), samples)
 
-    def _check_languages(self, to: str | None, from_: str | None) -> None:
-        """Refuse unknown languages before anything is translated."""
+    def _resolve_languages(self, to: str | None, from_: str | None) -> tuple[str | None, str | None]:
+        """The model's codes for language names in any form. Unknown ones are refused before anything is translated."""
         detector = self.routes.detector
-        if detector is None:
-            self._frame(to, from_)
-            return
-        unknown = from_ is not None and from_ not in detector.languages
-        if unknown and to is None:
-            names = detector.languages
-            raise UserError(f"unknown source language {from_!r}{near(from_, names)} (allowed: {', '.join(names)})")
-        if to is not None:
-            self._frame(to, from_ if unknown else None)
+        if to is not None and self.languages:
+            to = resolve(to, self.languages, "target language")
+        if detector is not None:
+            known = sorted({*detector.languages, *(here for here, _ in self.routes.directions if here is not None)})
+            return to, None if from_ is None else resolve(from_, known, "source language")
+        if from_ is not None and self.languages:
+            known = sorted({*self.languages, *(here for here, _ in self.folder.directions if here is not None)})
+            from_ = resolve(from_, known, "source language")
+        self._frame(to, from_)
+        return to, from_
 
     def _frame(self, to: str | None, from_: str | None) -> Frame:
         """The special tokens around every source and at the start of its target, for these languages."""
@@ -280,8 +283,6 @@ class Translator(GeneratingPredictor):
         if to is None and len(known) > 1:
             raise UserError(f"this model has several target languages; set one: {', '.join(known)}")
         to = to or known[0]
-        if to not in known:
-            raise UserError(f"unknown target language {to!r}{near(to, known)} (allowed: {', '.join(known)})")
         sources = sorted({source for source, target in self.folder.directions if source and target == to})
         if from_ is not None and from_ not in sources:
             hint = near(from_, sources)

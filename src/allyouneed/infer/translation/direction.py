@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from allyouneed.data.language_detection import LanguageDetector
+from allyouneed.data.languages import find
 from allyouneed.errors import UserError
 from allyouneed.infer.translation.routes import Routes
 
@@ -33,6 +34,8 @@ def find_direction(
     """The given direction if `to` is set or there is only one target language; else the language of most references,
     from that of most sources. `options`: how the user sets it, for errors."""
     targets = list(dict.fromkeys(there for _, there in routes.directions))
+    to = _code(to, targets)
+    from_ = _code(from_, [here for here, _ in routes.directions if here is not None])
     if to is not None or len(targets) < 2:
         return Direction(to, from_)
     known = ", ".join(f"{here or 'any'} → {there}" for here, there in routes.directions)
@@ -46,6 +49,12 @@ def find_direction(
     here = from_ or _most_frequent(routes.detector, sources, known_sources)
     route = " → ".join(routes.of("", there, here).named)
     return Direction(there, here, f"detected direction {route}; {options} override it")
+
+
+def _code(name: str | None, known: Sequence[str]) -> str | None:
+    """The model's code for a language name; the name itself where the model has no such language."""
+    found = [] if name is None else find(name, known)
+    return found[0] if len(found) == 1 else name
 
 
 def _most_frequent(detector: LanguageDetector, texts: Sequence[str], names: Collection[str]) -> str | None:

@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from allyouneed.data.language_detection import LanguageDetector
+from allyouneed.data.language_detection import SURE, LanguageDetector
 from allyouneed.errors import UserError
+
+CLEAR = 10.0  # nats of the detector: how clearly a text must be in the target language to be returned unchanged
+CERTAIN = 40.0  # where most texts of a list are in another; no sentence of 28,000 was taken for another by as much
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,36 @@ class Routes:
             return self.pivot
         return next((there for source, there in self.directions if source == here), None)
 
+    def of_all(self, texts: Sequence[str], to: str | None, from_: str | None) -> list[Route]:
+        """The route of each text of a list. A text is taken to be in the target language already if it is not short
+        and clearly is; where most others are in another language, only if that is certain."""
+        if self.detector is None or to is None or from_ is not None:
+            return [self.of(text, to, from_) for text in texts]
+        found = [self.detector.detect_odds(text) for text in texts]
+        votes = Counter(name for name, nats in found if name is not None and nats >= SURE)
+        usual = next((name for name, count in votes.items() if 2 * count > votes.total()), None)
+        routes = []
+        for text, (here, nats) in zip(texts, found, strict=True):
+            known = here if nats >= SURE else None  # an uncertain detection must not override `to`
+            if known == to and not self._is_in(text, to, nats, CLEAR if usual in (to, None) else CERTAIN):
+                known = None if usual == to else usual
+            routes.append(self._between(known, to, None))
+        return routes
+
+    def _is_in(self, text: str, language: str, nats: float, least: float) -> bool:
+        assert self.detector is not None
+        return nats >= least and not self.detector.is_short(text) and self.detector.can_be(text, language)
+
     def of(self, text: str, to: str | None, from_: str | None) -> Route:
         """The route of one text."""
         if self.detector is None:
             return Route(from_, (to,))
-        here = from_ or self.detector.detect(
-            text, confident=to is not None
-        )  # an uncertain detection must not override `to`
+        if to is not None and from_ is None:
+            return self.of_all([text], to, None)[0]
+        return self._between(from_ or self.detector.detect(text), to, from_)
+
+    def _between(self, here: str | None, to: str | None, from_: str | None) -> Route:
+        """From a language, detected or given (`from_`)."""
         there = to or self.default(here)
         sources = {source for source, target in self.directions if target == there}
         if here is None or here in sources or None in sources or there is None:

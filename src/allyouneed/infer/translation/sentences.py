@@ -111,7 +111,7 @@ def _is_end(text: str, match: re.Match[str], tail: re.Match[str]) -> bool:
         return False
     if match["stop"] != ".":
         return True
-    word = re.search(r"[\w.]*$", text[: match.start()][-30:])
+    word = re.search(r"[\w.]*$", text[max(0, match.start() - 30) : match.start()])
     last = word[0].rpartition(".")[2] if word else ""
     if last.isdigit():
         return len(last) > 2  # "am 3. Oktober", "1. First": an ordinal or a list; "in 1999. Then": an end
@@ -120,18 +120,28 @@ def _is_end(text: str, match: re.Match[str], tail: re.Match[str]) -> bool:
 
 def _split_words(text: str, budget: int, spans: Spans) -> Iterator[SentencePart]:
     """Parts of at most `budget` tokens, split at whitespace in their second half, or else between characters."""
-    while len(characters := spans(text)) > budget:
+    start, size = 0, 4 * budget
+    while True:
+        # tokenize as far as the next part can reach: all of the rest for every part would take quadratic time
+        window = text[start : start + size]
+        characters = spans(window)
+        rest = start + size < len(text)
+        if rest and len(characters) <= 2 * budget:  # its last tokens may be cut off
+            size *= 2
+            continue
+        if len(characters) <= budget:
+            break
         end = max(1, characters[budget - 1][1])
         while True:
-            space = max((m.end() for m in re.finditer(r"\s+", text[:end]) if 2 * m.end() >= end), default=0)
-            cut = space or _character_start(text, end)
-            if cut <= 1 or len(spans(text[:cut])) <= budget:
+            space = max((m.end() for m in re.finditer(r"\s+", window[:end]) if 2 * m.end() >= end), default=0)
+            cut = space or _character_start(window, end)
+            if cut <= 1 or len(spans(window[:cut])) <= budget:
                 break
             end = min(end - 1, end * 9 // 10)  # a split word may have more tokens than the whole
-        yield SentencePart(text[:cut], "word")
-        text = text[cut:]
-    if text:
-        yield SentencePart(text, "clause")
+        yield SentencePart(window[:cut], "word")
+        start += cut
+    if window:
+        yield SentencePart(window, "clause")
 
 
 def _character_start(text: str, position: int) -> int:
