@@ -311,11 +311,11 @@ def load_recipe(path: Path | str, overrides: Iterable[str] = (), plugins: Iterab
     except ConfigError as error:
         raise ConfigError([f"model.{problem}" for problem in error.problems], str(path)) from None
     if recipe.start is not None and recipe.task.two_vocabularies:
-        named = {split: with_model_codes(recipe.start, getattr(recipe.data, split)) for split in SPLITS}
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=named)})
-        problems = language_problems(recipe.start, {split: getattr(recipe.data, split) for split in SPLITS})
+        files = {split: with_model_codes(recipe.start, getattr(recipe.data, split)) for split in SPLITS}
+        problems = language_problems(recipe.start, files)
         if problems:
             raise ConfigError(problems, str(path))
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=files)})
     return recipe
 
 
