@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import allyouneed as ayn
-from allyouneed.cli import main
+from allyouneed.cli import app, main
 from allyouneed.config import preset_names
 from small_model import multilingual_folder, small_folder, write_recipe
 
@@ -162,6 +163,43 @@ def test_a_bug_keeps_its_traceback(ask, monkeypatch):
         main(["translate", "-m", "x", "hi"])
 
 
+def every_command(group, path=()):
+    for name, command in group.commands.items():
+        yield from every_command(command, (*path, name)) if hasattr(command, "commands") else [((*path, name), command)]
+
+
+def test_flags_take_no_value(ask, refused, model):
+    found = dict(every_command(get_command(app)))
+    assert len(found) > 20
+    for path in ((), *found):
+        assert "<bool>" not in ask(*path, "--help").out, path
+    said = "--json true: --json is a flag and takes no value; remove 'true' (a text goes after `--`)"
+    assert refused("translate", "-m", model, "--json", "true") == said
+    assert json.loads(ask("translate", "-m", model, "--json", "--", "true").out)["source"] == "true"
+    assert json.loads(ask("translate", "-m", model, "true", "--json").out)["source"] == "true"
+    assert refused("models", "--json", "No").startswith("--json No: --json is a flag")
+
+
+def test_shared_options_have_one_default(ask):
+    """The device is chosen alike everywhere, and whatever reports progress can be silenced."""
+    for path, command in every_command(get_command(app)):
+        options = {name: param for param in command.params for name in param.opts}
+        if "--device" in options:
+            assert options["--device"].default == "auto", path
+        if "--device" in options or path in {("train",), ("quantize",), ("import",), ("export",)}:
+            assert options["--quiet"].opts == ["--quiet", "-q"], path
+
+
+def test_quiet_prints_results_and_errors_only(ask, refused, model, truth, tmp_path):
+    broken = b"\xff\n" + "\n".join(DATES).encode()
+    assert "not UTF-8" in ask("translate", "-m", model, stdin=broken).err
+    answer = ask("translate", "-m", model, "--quiet", stdin=broken)
+    assert (answer.code, answer.err, answer.lines[1:]) == (0, "", truth)
+    assert "no such file" in refused("translate", "-q", "-m", model, "-i", tmp_path / "none.txt")
+    assert "this run is finished" in ask("train", model.parent.parent / "recipe.yaml").err
+    assert ask("train", "--quiet", model.parent.parent / "recipe.yaml").err == ""
+
+
 # --- translate ------------------------------------------------------------------------------------------------------
 
 
@@ -267,9 +305,10 @@ def test_alignment_has_a_line_per_target_token(ask, model, truth):
 
 
 def test_search_options_reach_the_search(ask, model):
-    sampling = ["translate", "-m", model, "--method", "sample", "--best", 4, "--temperature", 2.0, DATES[0]]
+    sampling = ["translate", "-m", model, "--best", 4, "--temperature", 2.0, DATES[0]]
     drawn = [ask(*sampling, "--seed", seed).out for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0] == drawn[1] != drawn[2], "--temperature selects sampling"
+    assert drawn[0] == ask(*sampling, "--seed", 1, "--method", "sample").out
     narrow = ask("translate", "-m", model, "--beam", 1, *DATES).lines
     assert narrow == ask("translate", "-m", model, "--method", "greedy", *DATES).lines
     assert narrow == ayn.load(model).translate(DATES, beam=1)
@@ -292,10 +331,10 @@ def test_a_language_for_a_bilingual_model_is_refused(refused, model):
     ("args", "said"),
     [
         (["--best", 9], "best=9: a beam of 4 finds at most 4; widen the beam"),
-        (["--temperature", 0.5], "temperature: only for method 'sample', this is 'beam'"),
+        (["--temperature", 0.5, "--method", "beam"], "temperature: only for method 'sample', this is 'beam'"),
         (["--method", "magic"], "method: 'magic' is not allowed; expected 'beam', 'greedy' or 'sample'"),
         (["--method", "sample", "--top-p", 7], "top_p: "),
-        (["--device", "tpu"], "unknown device 'tpu' (allowed: cpu, cuda)"),
+        (["--device", "tpu"], "unknown device 'tpu' (allowed: auto, cpu, cuda)"),
         (["-i", "some.txt"], "texts and --input are exclusive"),
         (["-o", "/nowhere/out.txt"], "/nowhere/out.txt: there is no folder /nowhere; create it first"),
         (["-o", "/"], "/: is a folder; name a file in it"),

@@ -22,8 +22,9 @@ import pytest
 import allyouneed as ayn
 from allyouneed.cli import main, resumable_output, text_commands
 from allyouneed.cli import streams as streams_module
+from allyouneed.cli.options import TextFileOptions
 from allyouneed.cli.resumable_output import ResumableOutput
-from allyouneed.cli.text_commands import TextCommand, run
+from allyouneed.cli.text_commands import TextCommand
 from allyouneed.errors import UserError
 from small_model import small_folder
 
@@ -50,6 +51,17 @@ def shout(blanks: bool = True, chunk: int = 16, bad: str = "", odd: str = "") ->
     return TextCommand(
         "shouting", predict, lambda one: one.text + "\n", lambda one: {"said": one.text}, blanks=blanks, chunk=chunk
     )
+
+
+def run(
+    command: TextCommand[Any],
+    texts: list[str] | None,
+    input_: Path | None = None,
+    output: Path | None = None,
+    as_json: bool = False,
+    **files: Any,
+) -> None:
+    text_commands.run(command, texts, TextFileOptions(input_=input_, output=output, **files), as_json)
 
 
 @pytest.fixture
@@ -538,12 +550,22 @@ def test_problems_with_files_are_one_message(
     assert [path.name for path in dates.parent.iterdir()] == ["dates.txt"]
 
 
-def test_a_file_name_as_a_text_is_noted(
+def test_one_argument_that_is_a_file_is_read(
     model: Path, dates: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(dates.parent)
+    assert command("translate", "-m", model, "--input", "dates.txt") == 0
+    expected = capsys.readouterr().out
     assert command("translate", "-m", model, "dates.txt") == 0
-    assert "'dates.txt' is read as a text; use --input to read the file" in capsys.readouterr().err
+    found = capsys.readouterr()
+    assert (
+        found.out == expected
+        and found.err.splitlines()[0]
+        == "note: dates.txt is a file: reading its lines; to use its name as a text, pipe it in"
+    )
+    assert command("translate", "-m", model, "dates.txt", "May 5, 2020", "1. Mai 1999") == 0
+    found = capsys.readouterr()
+    assert len(found.out.splitlines()) == 3 and "'dates.txt' is read as a text; use --input" in found.err
 
 
 def test_options_and_model_decide_whether_a_run_is_resumed(

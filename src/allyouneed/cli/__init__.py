@@ -15,34 +15,22 @@ import typer
 from allyouneed import __version__
 from allyouneed.cli import analysis, generation, media
 from allyouneed.cli.bench import bench
+from allyouneed.cli.commands import App, accept_plugins, accept_quiet, expand_groups, record_options
 from allyouneed.cli.doctor import doctor
 from allyouneed.cli.evaluate import evaluate
 from allyouneed.cli.import_export import export, import_
 from allyouneed.cli.index import index
 from allyouneed.cli.look import WIDE, look_app, models
-from allyouneed.cli.options import (
-    EXCHANGE,
-    LOOK,
-    TRAIN,
-    USE,
-    PluginOption,
-    SetOption,
-    accept_plugins,
-    option,
-    record_options,
-)
+from allyouneed.cli.options import EXCHANGE, LOOK, TRAIN, USE, PluginOption, QuietOption, SetOption, option
 from allyouneed.cli.quantize import quantize
 from allyouneed.errors import UserError
 from allyouneed.infer.predictors.registry import commands
 from allyouneed.runtime.process import use_passive_openmp
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
+app = App(
     pretty_exceptions_enable=False,  # a traceback is a bug of ours: print it whole and plain, for a report
     help="One Transformer whose every part is exchangeable: train it, use it, measure it, look inside.",
     epilog="New here? `allyouneed demo` trains a small translator in minutes and lets you try it.",
-    rich_markup_mode="markdown",
 )
 
 USER_ERRNOS = {errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EROFS, errno.EDQUOT}  # the user can fix these
@@ -68,7 +56,8 @@ def _function(command: str) -> Callable[..., None]:
 
 
 for _command in commands():
-    app.command(_command, rich_help_panel=USE)(accept_plugins(record_options(_command, _function(_command))))
+    _recording = record_options(_command, expand_groups(_function(_command)))
+    app.command(_command, rich_help_panel=USE)(accept_quiet(accept_plugins(_recording)))
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -77,15 +66,18 @@ def train(
     changes: SetOption = None,
     restart: Annotated[bool, option("--restart", help="start over even if the output folder holds a run")] = False,
     plugin: PluginOption = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Train a model from a recipe, or resume an unfinished run."""
+    from rich.console import Console
+
     from allyouneed.train import load_recipe
     from allyouneed.train import train as run
 
-    run(load_recipe(recipe, changes or [], plugin or []), fresh=restart)
+    run(load_recipe(recipe, changes or [], plugin or []), fresh=restart, console=Console(quiet=True) if quiet else None)
 
 
-app.command(rich_help_panel=TRAIN)(accept_plugins(evaluate))
+app.command(rich_help_panel=TRAIN)(accept_quiet(accept_plugins(evaluate)))
 
 
 @app.command(rich_help_panel=LOOK)
@@ -117,14 +109,14 @@ def demo(
     run(folder, ask)
 
 
-app.command(rich_help_panel=TRAIN)(accept_plugins(bench))
-app.command(rich_help_panel=TRAIN)(accept_plugins(index))
+app.command(rich_help_panel=TRAIN)(accept_quiet(accept_plugins(bench)))
+app.command(rich_help_panel=TRAIN)(accept_quiet(accept_plugins(index)))
 app.command(rich_help_panel=LOOK)(models)
 app.command(rich_help_panel=LOOK)(doctor)
 app.add_typer(look_app, name="look", rich_help_panel=LOOK)
-app.command("import", rich_help_panel=EXCHANGE)(import_)
-app.command(rich_help_panel=EXCHANGE)(accept_plugins(export))
-app.command(rich_help_panel=EXCHANGE)(accept_plugins(quantize))
+app.command("import", rich_help_panel=EXCHANGE)(accept_quiet(import_))
+app.command(rich_help_panel=EXCHANGE)(accept_quiet(accept_plugins(export)))
+app.command(rich_help_panel=EXCHANGE)(accept_quiet(accept_plugins(quantize)))
 
 
 def _broken_pipe() -> TextIO:

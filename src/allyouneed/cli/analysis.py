@@ -10,29 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allyouneed.cli.loading import predictor_with
+from allyouneed.cli.messages import warnings_as_notes
 from allyouneed.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    ForceOption,
-    InputOption,
+    FILES,
+    ComputeOptions,
+    FileOptions,
     JsonOption,
     ModelOption,
-    OutputOption,
-    RestartOption,
+    TextFileOptions,
     TopOption,
-    WholeOption,
     option,
 )
 from allyouneed.cli.streams import atomic_file, json_text, progress
 from allyouneed.cli.text_commands import (
     TextCommand,
     check_not_input,
+    file_arguments,
     one_line,
     open_input,
     ranked_lines,
     results,
     run,
-    warnings_as_notes,
     write_results,
 )
 from allyouneed.errors import UserError
@@ -63,20 +61,16 @@ def fill_mask(
     model: ModelOption,
     top: Annotated[int, option(min=1, show_default=True, help="number of tokens to show per mask")] = 5,
     as_json: JsonOption = False,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = None,
-    input_: InputOption = None,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    restart: RestartOption = False,
-    whole: WholeOption = False,
+    compute: ComputeOptions,
+    files: TextFileOptions,
 ) -> None:
     """Fill each `<mask>` of a text with the most likely tokens.
 
     Each line has probability, token and the filled text; an empty line follows each input. A model trained on span
     corruption fills gaps of any length and prints one filled text instead.
     """
-    filler = predictor_with(model, device, dtype, ("fill_mask", "fill"), "fill masks")
+    texts, files = file_arguments(texts, files)
+    filler = predictor_with(model, compute, ("fill_mask", "fill"), "fill masks")
 
     def plain(one: TextResult) -> str:
         rows = [f"{f.score:.4f}\t{one_line(f.token)}\t{one_line(f.text)}\n" for mask in one.found for f in mask]
@@ -96,7 +90,7 @@ def fill_mask(
         lambda one: {"text": one.text, "filled": one.found},
         blanks=False,
     )
-    run(masks if hasattr(filler, "fill_mask") else gaps, texts, input_, output, as_json, whole, force, restart)
+    run(masks if hasattr(filler, "fill_mask") else gaps, texts, files, as_json)
 
 
 def classify(
@@ -108,16 +102,12 @@ def classify(
     model: ModelOption,
     top: TopOption = None,
     as_json: JsonOption = False,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = None,
-    input_: InputOption = None,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    restart: RestartOption = False,
-    whole: WholeOption = False,
+    compute: ComputeOptions,
+    files: TextFileOptions,
 ) -> None:
     """Classify texts or pairs of texts."""
-    classifier = predictor_with(model, device, dtype, "classify_full", "classify texts")
+    texts, files = file_arguments(texts, files)
+    classifier = predictor_with(model, compute, "classify_full", "classify texts")
 
     def tree(one: TextClass) -> dict[str, Any]:
         text = one.text if isinstance(one.text, str) else list(one.text)
@@ -132,7 +122,7 @@ def classify(
         parse=_one_or_two,
         blanks=False,
     )
-    run(command, texts, input_, output, as_json, whole, force, restart)
+    run(command, texts, files, as_json)
 
 
 def tag(
@@ -142,18 +132,15 @@ def tag(
     *,
     model: ModelOption,
     as_json: JsonOption = False,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = None,
-    input_: InputOption = None,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    restart: RestartOption = False,
+    compute: ComputeOptions,
+    files: FileOptions,
 ) -> None:
     """Tag the words of sentences.
 
     Prints one word and its tag per line and an empty line after each sentence; `--json` includes the spans.
     """
-    tagger = predictor_with(model, device, dtype, "tag_full", "tag words")
+    texts, files = file_arguments(texts, files)
+    tagger = predictor_with(model, compute, "tag_full", "tag words")
 
     def tree(one: TextResult) -> dict[str, Any]:
         tags: TaggedSentence = one.found
@@ -169,41 +156,40 @@ def tag(
     command = TextCommand(
         "tagging", lambda texts, first: _pair_up(texts, tagger.tag_full(texts)), plain, tree, blanks=False
     )
-    run(command, texts, input_, output, as_json, force=force, restart=restart)
+    run(command, texts, files, as_json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedFileOptions(TextFileOptions):
+    output: Annotated[
+        Path | None,
+        option("--output", "-o", panel=FILES, metavar="FILE", help="JSON lines, or one array if the name ends in .npy"),
+    ] = None
 
 
 def embed(
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="texts; default: standard input")] = None,
     *,
     model: ModelOption,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = None,
-    input_: InputOption = None,
-    output: Annotated[
-        Path | None,
-        option(
-            "--output", "-o", panel="Files", metavar="FILE", help="JSON lines, or one array if the name ends in .npy"
-        ),
-    ] = None,
-    force: ForceOption = False,
-    restart: RestartOption = False,
-    whole: WholeOption = False,
+    compute: ComputeOptions,
+    files: EmbedFileOptions,
 ) -> None:
     """Embed texts: a line of JSON per text, or one NumPy array."""
-    embedder = predictor_with(model, device, dtype, "embed", "embed texts", task="similarity")
+    texts, files = file_arguments(texts, files)
+    embedder = predictor_with(model, compute, "embed", "embed texts", task="similarity")
     command: TextCommand[TextResult] = TextCommand(
         "embedding",
         lambda texts, first: _pair_up(texts, embedder.embed(texts).tolist()),
         lambda one: json_text({"text": one.text, "vector": one.found}),
         lambda one: {"text": one.text, "vector": one.found},
     )
-    if output is None or output.suffix != ".npy":
-        run(command, texts, input_, output, False, whole, force, restart)
+    if files.output is None or files.output.suffix != ".npy":
+        run(command, texts, files)
         return
     import numpy as np
 
-    source = open_input(texts, input_, whole)
-    with atomic_file(output, force) as file, warnings_as_notes():
+    source = open_input(texts, files)
+    with atomic_file(files.output, files.force) as file, warnings_as_notes():
         found = results(command, source)
         bar = progress(found, source.total, command.doing)
         rows = [np.array(one.found, dtype=np.float32) for _, one in bar if one is not None]
@@ -220,21 +206,18 @@ def similarity(
     query: Annotated[str | None, option(metavar="TEXT", help="compare every text with this one")] = None,
     top: Annotated[int | None, option(min=1, help="with --query: print the N most similar, best first")] = None,
     as_json: JsonOption = False,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = None,
-    input_: InputOption = None,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    restart: RestartOption = False,
+    compute: ComputeOptions,
+    files: FileOptions,
 ) -> None:
     """Compute the similarity of two texts, -1 to 1: of one pair, of a pair per line, or of one text with many."""
     if top is not None and query is None:
         raise UserError("--top requires --query")
+    texts, files = file_arguments(texts, files)
     if query is None and texts:
         if len(texts) != 2:
             raise UserError(f"expected two texts, got {len(texts)}; for more, use lines with a tab, or --query")
         texts = ["\t".join(text.replace("\t", " ") for text in texts)]
-    embedder = predictor_with(model, device, dtype, "similarity", "compare texts", task="similarity")
+    embedder = predictor_with(model, compute, "similarity", "compare texts", task="similarity")
 
     def predict(texts: list[Any], first: int) -> list[TextResult]:
         pairs = texts if query is None else [(query, text) for text in texts]
@@ -249,14 +232,14 @@ def similarity(
         blanks=False,
     )
     if top is None:
-        run(command, texts, input_, output, as_json, force=force, restart=restart)
+        run(command, texts, files, as_json)
         return
-    source = open_input(texts, input_)
-    check_not_input(source.path, output)
+    source = open_input(texts, files)
+    check_not_input(source.path, files.output)
     found = (one for _, one in results(command, source) if one is not None)
     with warnings_as_notes():
         best = heapq.nlargest(top, found, key=lambda one: one.found)
-    write_results(command, ((one.text, one) for one in best), output, as_json, force=force)
+    write_results(command, ((one.text, one) for one in best), files.output, as_json, force=files.force)
 
 
 def _one_or_two(line: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from allyouneed.cli.messages import show_notes
 from allyouneed.cli.options import FILES, DeviceOption, JsonOption, option
 from allyouneed.cli.streams import progress, read_lines
 from allyouneed.errors import UserError
@@ -48,7 +48,7 @@ def bench(
         Path | None,
         option("--data", panel=FILES, metavar="FILE", help="prompts, one per line, instead of random tokens"),
     ] = None,
-    device: DeviceOption = "cpu",
+    device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Measure the speed of a model, as stored and quantized, and next to other libraries.
@@ -57,6 +57,7 @@ def bench(
     its own, which is stopped while another is measured.
     """
     from allyouneed.interop.load import load as load_folder
+    from allyouneed.interop.load import resolve_device
     from allyouneed.lab.benchmark import Turns, Worker, make_workload
 
     counts = _batch_sizes(rows)
@@ -71,7 +72,7 @@ def bench(
     texts = None if data is None else [line for line in islice(read_lines(data), 4 * max(counts)) if line.strip()]
     folder = load_folder(model)
     load = make_workload(folder, counts, beam, length, texts)
-    load = replace(load, device=device, threads=threads or _cores())
+    load = replace(load, device=resolve_device(device), threads=threads or _cores())
     if against and not load.generates:
         raise UserError("--against is for models that generate text; remove it")
     with ExitStack() as stack:
@@ -115,8 +116,7 @@ def _peers(folder: Any, path: Path, compare: Sequence[str], against: Sequence[st
     found = [Peer("ours", "as it is", str(path)), *(Peer("ours", precision, str(path)) for precision in compare)]
     for name in against:
         out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="allyouneed-bench-")))
-        for note in writer(name)(folder, out):
-            print(f"note: {note}", file=sys.stderr)
+        show_notes(writer(name)(folder, out))
         if name == "hf":
             precision = "bf16" if "bf16" in compare else "float32"
         else:

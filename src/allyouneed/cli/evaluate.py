@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,9 +10,19 @@ from typing import Annotated, Any
 import typer
 
 from allyouneed.cli.loading import load_predictor, predictor_with
-from allyouneed.cli.options import FILES, BeamOption, DeviceOption, FromOption, JsonOption, ToOption, option
+from allyouneed.cli.messages import show_notes
+from allyouneed.cli.options import (
+    FILES,
+    BeamOption,
+    ComputeOptions,
+    DeviceOption,
+    FromOption,
+    JsonOption,
+    ToOption,
+    option,
+)
 from allyouneed.cli.streams import open_output, progress, read_lines
-from allyouneed.cli.text_commands import check_not_input, show_notes
+from allyouneed.cli.text_commands import check_not_input
 from allyouneed.errors import UserError
 
 
@@ -30,7 +39,7 @@ def evaluate(
     tokenize: Annotated[str | None, option(metavar="NAME", help="sacreBLEU's: 13a, intl, zh, char or none")] = None,
     lowercase: Annotated[bool, option("--lowercase", "-lc", help="ignore case")] = False,
     as_json: JsonOption = False,
-    device: DeviceOption = "cpu",
+    device: DeviceOption = "auto",
     source: Annotated[
         Path | None, option(panel=FILES, metavar="FILE", help="instead of PAIRS: the sources, one per line")
     ] = None,
@@ -72,7 +81,7 @@ def evaluate(
         found = list(read_lines(hypotheses))
     else:
         assert model is not None
-        translator = predictor_with(model, device, None, "translate_stream", "translate")
+        translator = predictor_with(model, ComputeOptions(device=device), "translate_stream", "translate")
         options: dict[str, Any] = {} if beam is None else {"beam": beam}
         if (routes := getattr(translator, "routes", None)) is not None:
             direction = find_direction(routes, sources, references, to, from_)
@@ -103,7 +112,7 @@ def _evaluate_examples(path: Path, model: Path, device: str, as_json: bool) -> N
     """For every task but translation: read the file like the training data."""
     from allyouneed.infer.evaluate import evaluate as evaluate_file
 
-    result, report = evaluate_file(load_predictor(model, device), path)
+    result, report = evaluate_file(load_predictor(model, ComputeOptions(device=device)), path)
     if report.dropped:
         show_notes([report.text()])
     show_notes(result.notes)
@@ -128,5 +137,5 @@ def _test_pairs(
     if not found:
         raise UserError(f"no usable test pair: {report.text()}")
     if report.dropped:
-        print(f"note: test pairs: {report.text()}", file=sys.stderr)
+        show_notes([f"test pairs: {report.text()}"])
     return [pair.source for pair in found], [pair.target for pair in found]

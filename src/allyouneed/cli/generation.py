@@ -11,39 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allyouneed.cli.loading import load_draft, predictor_with
+from allyouneed.cli.loading import predictor_with, with_draft
+from allyouneed.cli.messages import show_notes
 from allyouneed.cli.options import (
-    SEARCH,
-    AheadOption,
-    BeamOption,
-    BestOption,
-    DeviceOption,
-    DraftOption,
-    DtypeOption,
-    ForceOption,
+    ComputeOptions,
+    DecodingOptions,
+    FileOptions,
     FromOption,
-    InputOption,
+    GenerateOptions,
     JsonOption,
-    LeastOption,
-    LengthOption,
-    LoopsOption,
-    MethodOption,
-    MinPOption,
     ModelOption,
-    OutputOption,
-    PenaltyOption,
-    RepetitionOption,
-    RestartOption,
-    SeedOption,
-    StopOption,
-    TemperatureOption,
+    Seq2SeqOptions,
+    TextFileOptions,
     ToOption,
-    TopKOption,
-    TopPOption,
     TranslatorOption,
-    WholeOption,
     option,
-    set_options,
 )
 from allyouneed.cli.text_commands import (
     TextCommand,
@@ -53,7 +35,6 @@ from allyouneed.cli.text_commands import (
     process,
     ranked_lines,
     run,
-    show_notes,
 )
 from allyouneed.models import shipped
 
@@ -73,25 +54,11 @@ def translate(
     model: TranslatorOption = None,
     as_json: JsonOption = False,
     align: Annotated[bool, option("--align", help="show which source token each target token attends to most")] = False,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = None,
-    input_: InputOption = None,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    restart: RestartOption = False,
     to: ToOption = None,
     from_: FromOption = None,
-    method: MethodOption = None,
-    beam: BeamOption = None,
-    best: BestOption = None,
-    length_penalty: PenaltyOption = None,
-    temperature: TemperatureOption = None,
-    top_k: TopKOption = None,
-    top_p: TopPOption = None,
-    seed: SeedOption = None,
-    loops: LoopsOption = None,
-    draft: DraftOption = None,
-    ahead: AheadOption = None,
+    compute: ComputeOptions,
+    files: FileOptions,
+    decoding: DecodingOptions,
 ) -> None:
     """Translate texts, standard input or a file, line by line.
 
@@ -101,13 +68,10 @@ def translate(
     A multilingual model detects the language of each text. It translates into English, and English into the first
     language of its training data; `--to` selects another.
     """
-    options = set_options(
-        method=method, beam=beam, best=best, length_penalty=length_penalty,
-        temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, loops=loops,
-        draft=load_draft(draft, device, dtype, "translate_full", "translate"), ahead=ahead,
-    )  # fmt: skip
-    texts, input_, output = file_arguments(texts, input_, output)
-    translator = predictor_with(model or shipped(), device, dtype, "translate_full", "translate")
+    texts, files = file_arguments(texts, files)
+    options = with_draft(decoding, compute, "translate_full", "translate")
+    translator = predictor_with(model or shipped(), compute, "translate_full", "translate")
+    best = decoding.best
 
     def plain(one: Translation) -> str:
         lines = [f"{c.score:.4f}\t{c.text}" if best is not None else c.text for c in one.candidates]
@@ -122,7 +86,7 @@ def translate(
         plain,
         lambda one: {"source": one.source, "translation": one.text, **asdict(one)},
     )
-    run(command, texts, input_, output, as_json, force=force, restart=restart)
+    run(command, texts, files, as_json)
 
 
 def generate(
@@ -138,43 +102,20 @@ def generate(
     index: Annotated[
         Path | None, option(metavar="FOLDER", help="index to retrieve from (allyouneed index), for RETRO models")
     ] = None,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = None,
-    input_: InputOption = None,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    restart: RestartOption = False,
-    whole: WholeOption = False,
-    max_length: LengthOption = None,
-    min_length: LeastOption = None,
-    stop: StopOption = None,
-    method: MethodOption = None,
-    beam: BeamOption = None,
-    best: BestOption = None,
-    length_penalty: PenaltyOption = None,
-    repetition_penalty: RepetitionOption = None,
-    temperature: TemperatureOption = None,
-    top_k: TopKOption = None,
-    top_p: TopPOption = None,
-    min_p: MinPOption = None,
-    seed: SeedOption = None,
-    loops: LoopsOption = None,
-    draft: DraftOption = None,
-    ahead: AheadOption = None,
+    compute: ComputeOptions,
+    files: TextFileOptions,
+    decoding: GenerateOptions,
 ) -> None:
     r"""Continue a prompt, streamed; or many prompts.
 
     With many prompts each continuation is one line, and its line breaks are written as `\n`; `--json` keeps them.
     """
-    options = set_options(
-        max_length=max_length, min_length=min_length, stop=stop or None, method=method, beam=beam, best=best,
-        length_penalty=length_penalty, repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k,
-        top_p=top_p, min_p=min_p, seed=seed, loops=loops, specials=specials or None,
-        draft=load_draft(draft, device, dtype, "generate_full", "continue texts"), ahead=ahead,
-    )  # fmt: skip
-    prompts, input_, output = file_arguments(prompts, input_, output)
-    source = open_input(prompts, input_, whole)
-    generator = predictor_with(model, device, dtype, "generate_full", "continue texts")
+    prompts, files = file_arguments(prompts, files)
+    source = open_input(prompts, files)
+    options = with_draft(decoding, compute, "generate_full", "continue texts")
+    options |= {"specials": True} if specials else {}
+    generator = predictor_with(model, compute, "generate_full", "continue texts")
+    best = decoding.best
     if index is not None:
         generator.retrieve(index)
 
@@ -189,13 +130,13 @@ def generate(
         lambda one: {"prompt": one.prompt, "text": one.text, **asdict(one)},
         blanks=False,
     )
-    streams = output in (None, Path("-")) and best is None and not as_json
+    streams = files.output in (None, Path("-")) and best is None and not as_json
     held = [] if source.interactive else list(islice(source.items, 2))
     if streams and (source.interactive or len(held) == 1):
         for number, (_, prompt) in enumerate(chain(held, source.items)):
             _print_stream(generator.stream(prompt, first=number, **options), prompt if echo else "")
         return
-    process(command, replace(source, items=chain(held, source.items)), output, as_json, force, restart)
+    process(command, replace(source, items=chain(held, source.items)), files, as_json)
 
 
 def _print_stream(stream: Any, before: str) -> None:
@@ -222,43 +163,19 @@ def seq2seq(
     as_json: JsonOption = False,
     prefix: Annotated[str, option(metavar="TEXT", help="prepended to every text, e.g. 'summarize: '")] = "",
     specials: SpecialsOption = False,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = None,
-    input_: InputOption = None,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    restart: RestartOption = False,
-    whole: WholeOption = False,
-    max_length: LengthOption = None,
-    min_length: LeastOption = None,
-    method: MethodOption = None,
-    beam: BeamOption = None,
-    best: BestOption = None,
-    length_penalty: PenaltyOption = None,
-    repetition_penalty: RepetitionOption = None,
-    no_repeat: Annotated[
-        int | None, option(min=1, panel=SEARCH, help="never repeat an n-gram of this many tokens")
-    ] = None,
-    temperature: TemperatureOption = None,
-    top_k: TopKOption = None,
-    top_p: TopPOption = None,
-    seed: SeedOption = None,
-    loops: LoopsOption = None,
-    draft: DraftOption = None,
-    ahead: AheadOption = None,
+    compute: ComputeOptions,
+    files: TextFileOptions,
+    decoding: Seq2SeqOptions,
 ) -> None:
     r"""Rewrite texts: prompts of T5, summaries.
 
     Each result is one line, and its line breaks are written as `\n`; `--json` keeps them.
     """
-    options = set_options(
-        max_length=max_length, min_length=min_length, method=method, beam=beam, best=best,
-        length_penalty=length_penalty, repetition_penalty=repetition_penalty, no_repeat=no_repeat,
-        temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, loops=loops, specials=specials or None,
-        draft=load_draft(draft, device, dtype, "seq2seq_full", "rewrite texts"), ahead=ahead,
-    )  # fmt: skip
-    texts, input_, output = file_arguments(texts, input_, output)
-    rewriter = predictor_with(model, device, dtype, "seq2seq_full", "rewrite texts")
+    texts, files = file_arguments(texts, files)
+    options = with_draft(decoding, compute, "seq2seq_full", "rewrite texts")
+    options |= {"specials": True} if specials else {}
+    rewriter = predictor_with(model, compute, "seq2seq_full", "rewrite texts")
+    best = decoding.best
     command: TextCommand[Any] = TextCommand(
         "writing",
         lambda texts, first: rewriter.seq2seq_full(texts, first=first, **options),
@@ -267,4 +184,4 @@ def seq2seq(
         parse=lambda line: prefix + line,
         blanks=False,
     )
-    run(command, texts, input_, output, as_json, whole, force, restart)
+    run(command, texts, files, as_json)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from allyouneed.cli.messages import show_notes, show_status
 from allyouneed.cli.options import option
 from allyouneed.errors import UserError
 
@@ -45,10 +45,9 @@ def import_(
         raise UserError(f"{source}: is already a folder of allyouneed; copy it, or use `allyouneed export`")
     folder = load(source, dtype=dtype, as_stored=True, tokenizer=tokenizer)
     folder.save(out)
-    for note in folder.notes:
-        print(f"note: {note}", file=sys.stderr)
+    show_notes(folder.notes)
     parameters = sum(parameter.numel() for parameter in folder.model.parameters())
-    print(f"{out}: a model for {folder.task['kind']}, {parameters:,} parameters", file=sys.stderr)
+    show_status(f"{out}: a model for {folder.task['kind']}, {parameters:,} parameters")
     if source.is_dir() and not no_check:
         _report(_against_transformers(out, source, dtype))
 
@@ -70,9 +69,8 @@ def export(
     folder = load(model, as_stored=True)
     notes: list[str] = []
     write_folder(out, lambda path: notes.extend(write(folder, path)))
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-    print(f"{out}: written for {to}", file=sys.stderr)
+    show_notes(notes)
+    show_status(f"{out}: written for {to}")
     if to in CHECKS and not no_check:
         _report(CHECKS[to](model, out))
 
@@ -86,7 +84,7 @@ def _against_transformers(ours: Path, theirs: Path, dtype: str | None = None) ->
     from allyouneed.lab import selfcheck
 
     if not selfcheck.has_transformers():
-        print("note: not compared with the original: transformers is not installed", file=sys.stderr)
+        show_notes(["not compared with the original: transformers is not installed"])
         return None
     return selfcheck.against_transformers(ours, theirs, dtype)
 

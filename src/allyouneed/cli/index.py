@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from allyouneed.cli.messages import is_quiet, show_notes, show_status
 from allyouneed.cli.options import DeviceOption, option
 from allyouneed.errors import UserError
 
@@ -24,27 +25,25 @@ def index(
     document: Annotated[
         str, option(metavar="paragraph|line|file", show_default=True, help="what counts as one document of a text file")
     ] = "paragraph",
-    device: DeviceOption = "cpu",
+    device: DeviceOption = "auto",
 ) -> None:
     """Split texts into chunks and index their embeddings, for retrieval models such as RETRO."""
     from allyouneed.data.retrieval.corpus import import_faiss
     from allyouneed.infer.retrieval.retriever import index_corpus
-    from allyouneed.interop.load import load, vocabularies
+    from allyouneed.interop.load import load, resolve_device, vocabularies
 
     if document not in ("paragraph", "line", "file"):
         raise UserError(f"--document {document}: expected paragraph, line or file")
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"--device {device}: expected cpu or cuda")
     if output.exists() and not (output / "meta.json").is_file():
         raise UserError(f"{output}: already exists and is not an index; name another folder")
     import_faiss()  # fails now if it is not installed
     tokens = None if tokenizer is None else vocabularies(tokenizer).target
     with _ProgressBar() as bar:
-        chunks, report = index_corpus(corpus, load(encoder, device), chunk, tokens, document, bar.show)
+        chunks, report = index_corpus(corpus, load(encoder, resolve_device(device)), chunk, tokens, document, bar.show)
     chunks.save(output)
     if report.dropped:
-        print(f"note: {report.text()}", file=sys.stderr)
-    print(f"{output}: {len(chunks):,} chunks of {len(chunks.bounds) - 1:,} documents", file=sys.stderr)
+        show_notes([report.text()])
+    show_status(f"{output}: {len(chunks):,} chunks of {len(chunks.bounds) - 1:,} documents")
 
 
 class _ProgressBar:
@@ -52,7 +51,7 @@ class _ProgressBar:
 
     def __enter__(self) -> _ProgressBar:
         self.bar: Any = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not is_quiet():
             from rich.console import Console
             from rich.progress import Progress
 

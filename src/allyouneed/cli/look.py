@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allyouneed.cli.options import JsonOption, accept_plugins, option
+from allyouneed.cli.commands import App, accept_plugins
+from allyouneed.cli.options import JsonOption, option
 
 if TYPE_CHECKING:
     from allyouneed.look.canvas import Panel
 
-look_app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Draw attention patterns and position encodings.",
-)
+look_app = App(help="Draw attention patterns and position encodings.")
 
 WIDE = 1000  # columns, so that table rows are not wrapped when the output is not a terminal
 

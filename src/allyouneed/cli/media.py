@@ -12,24 +12,17 @@ from allyouneed.cli.loading import predictor_with
 from allyouneed.cli.options import (
     FILES,
     BeamOption,
-    DeviceOption,
-    DtypeOption,
-    ForceOption,
+    ComputeOptions,
     JsonOption,
     ModelOption,
-    OutputOption,
-    RestartOption,
+    PathFileOptions,
     TopOption,
     option,
-    set_options,
 )
 from allyouneed.cli.streams import read_lines
 from allyouneed.cli.text_commands import TextCommand, one_line, ranked_lines, run
 from allyouneed.errors import UserError
 
-ListOption = Annotated[
-    Path | None, option("--input", "-i", panel=FILES, metavar="FILE", help="read paths from a file, one per line")
-]
 ImagesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="IMAGE", help="image files; default: paths from standard input")
 ]
@@ -62,19 +55,14 @@ def transcribe(
     to_english: Annotated[bool, option("--to-english", help="translate into English")] = False,
     timestamps: Annotated[bool, option("--timestamps", help="print start and end of each segment")] = False,
     as_json: JsonOption = False,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = None,
-    input_: ListOption = None,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    restart: RestartOption = False,
+    compute: ComputeOptions,
+    files: PathFileOptions,
     beam: BeamOption = None,
 ) -> None:
     """Transcribe sound files of any length, one line each."""
-    options = set_options(
-        language=language, task="translate" if to_english else None, timestamps=timestamps or None, beam=beam
-    )
-    transcriber = predictor_with(model, device, dtype, "transcribe_full", "transcribe sound")
+    given = {"language": language, "task": "translate" if to_english else None, "timestamps": timestamps or None}
+    options = {name: value for name, value in (given | {"beam": beam}).items() if value is not None}
+    transcriber = predictor_with(model, compute, "transcribe_full", "transcribe sound")
 
     def plain(one: FileResult) -> str:
         if not timestamps:
@@ -90,7 +78,7 @@ def transcribe(
         blanks=False,
         chunk=4,
     )
-    run(command, sounds, input_, output, as_json, force=force, restart=restart)
+    run(command, sounds, files, as_json)
 
 
 def classify_image(
@@ -99,15 +87,11 @@ def classify_image(
     model: ModelOption,
     top: TopOption = None,
     as_json: JsonOption = False,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = None,
-    input_: ListOption = None,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    restart: RestartOption = False,
+    compute: ComputeOptions,
+    files: PathFileOptions,
 ) -> None:
     """Classify images."""
-    classifier = predictor_with(model, device, dtype, "classify_image_full", "classify images")
+    classifier = predictor_with(model, compute, "classify_image_full", "classify images")
     command = TextCommand(
         "classifying",
         lambda paths, first: _pair_up(paths, classifier.classify_image_full(paths, top=top or 5)),
@@ -118,7 +102,7 @@ def classify_image(
         blanks=False,
         chunk=64,
     )
-    run(command, images, input_, output, as_json, force=force, restart=restart)
+    run(command, images, files, as_json)
 
 
 def match_image(
@@ -132,12 +116,8 @@ def match_image(
         Path | None, option("--texts", panel=FILES, metavar="FILE", help="candidate texts, one per line")
     ] = None,
     as_json: JsonOption = False,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = None,
-    input_: ListOption = None,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    restart: RestartOption = False,
+    compute: ComputeOptions,
+    files: PathFileOptions,
 ) -> None:
     """Match images with texts.
 
@@ -146,7 +126,7 @@ def match_image(
     candidates = [*(texts or []), *(line for line in (read_lines(file) if file else ()) if line.strip())]
     if not candidates:
         raise UserError("no candidate texts; give --text TEXT (repeatable) or --texts FILE")
-    matcher = predictor_with(model, device, dtype, "match_image_full", "match images and texts")
+    matcher = predictor_with(model, compute, "match_image_full", "match images and texts")
 
     def plain(one: FileResult) -> str:
         return ranked_lines(True, sorted(((s, one_line(text)) for text, s in one.found.scores.items()), reverse=True))
@@ -159,4 +139,4 @@ def match_image(
         blanks=False,
         chunk=64,
     )
-    run(command, images, input_, output, as_json, force=force, restart=restart)
+    run(command, images, files, as_json)

@@ -1,11 +1,8 @@
-"""Options that several commands share."""
+"""Options that several commands share, and groups of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextvars import ContextVar
-from functools import wraps
-from inspect import Parameter, signature
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,10 +29,13 @@ JsonOption = Annotated[bool, option("--json", help="print JSON")]
 ModelOption = Annotated[
     Path, option("--model", "-m", metavar="FOLDER", help="a model folder: ours, Hugging Face's or translator")
 ]
+QuietOption = Annotated[bool, option("--quiet", "-q", help="print no progress and no notes, only errors")]
 TranslatorOption = Annotated[
     Path | None, option("--model", "-m", metavar="FOLDER", help="a model folder; default: the bundled translator")
 ]
-DeviceOption = Annotated[str, option(metavar="cpu|cuda", show_default=True, help="device to compute on")]
+DeviceOption = Annotated[
+    str, option("--device", metavar="auto|cpu|cuda", show_default=True, help="device; auto: a GPU if there is one")
+]
 DtypeOption = Annotated[
     str | None,
     option("--dtype", metavar="float32|bfloat16|float16", help="precision of the weights; default: as stored"),
@@ -50,6 +50,9 @@ OutputOption = Annotated[
 ForceOption = Annotated[bool, option("--force", panel=FILES, help="overwrite an existing output")]
 RestartOption = Annotated[bool, option("--restart", panel=FILES, help="discard an interrupted run instead of resuming")]
 WholeOption = Annotated[bool, option("--whole", panel=FILES, help="read the input as one text, line breaks included")]
+ListOption = Annotated[
+    Path | None, option("--input", "-i", panel=FILES, metavar="FILE", help="read paths from a file, one per line")
+]
 TopOption = Annotated[int | None, option("--top", min=1, help="show the N most likely, with probabilities")]
 
 ToOption = Annotated[str | None, option("--to", panel=LANGUAGES, metavar="LANGUAGE", help="target language")]
@@ -67,6 +70,9 @@ RepetitionOption = Annotated[
 LoopsOption = Annotated[
     int | None,
     option("--loops", min=0, panel=SEARCH, help="stop after N repetitions in a row (default 8); 0: never"),
+]
+NoRepeatOption = Annotated[
+    int | None, option("--no-repeat", min=1, panel=SEARCH, help="never repeat an n-gram of this many tokens")
 ]
 StopOption = Annotated[
     list[str] | None, option("--stop", panel=SEARCH, metavar="TEXT", help="stop before this text; repeatable")
@@ -92,57 +98,75 @@ MinPOption = Annotated[
 SeedOption = Annotated[int | None, option(panel=SAMPLING, help="random seed; the same seed gives the same samples")]
 
 
-NOT_RECORDED = {"input_", "output", "force", "restart", "device"}  # these do not change the result of a line
-_recorded: ContextVar[dict[str, Any]] = ContextVar("recorded_options")
+# --- groups of options: a command takes a group as one parameter (commands.py) --------------------------------
 
 
-def record_options(name: str, command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command so that `recorded_options` returns its options while it runs."""
-    options = {one.name for one in signature(command).parameters.values() if one.kind is Parameter.KEYWORD_ONLY}
-
-    @wraps(command)
-    def run(*args: Any, **values: Any) -> None:
-        before = _recorded.set({"command": name} | {key: value for key, value in values.items() if key in options})
-        try:
-            command(*args, **values)
-        finally:
-            _recorded.reset(before)
-
-    return run
+@dataclass(frozen=True, kw_only=True)
+class ComputeOptions:
+    device: DeviceOption = "auto"
+    dtype: DtypeOption = None
 
 
-def recorded_options() -> dict[str, Any]:
-    """The options of the running command that determine its results, as plain data."""
-    from allyouneed.cli.resumable_output import model_fingerprint
-    from allyouneed.models import TRANSLATOR, resolve
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """Files that are read and written line by line."""
 
-    options = dict(_recorded.get({}))
-    if "model" in options:
-        options["model"] = model_fingerprint(resolve(options["model"] or TRANSLATOR))
-    return {
-        name: value if isinstance(value, int | float | list) else str(value)
-        for name, value in options.items()
-        if name not in NOT_RECORDED and value is not None and value is not False
-    }
+    input_: InputOption = None
+    output: OutputOption = None
+    force: ForceOption = False
+    restart: RestartOption = False
 
 
-def accept_plugins(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--plugin` to a command; the plugins are imported before it runs."""
-    plain = signature(command, eval_str=True)
+@dataclass(frozen=True, kw_only=True)
+class TextFileOptions(FileOptions):
+    """With `--whole`, for commands whose texts may have several lines."""
 
-    @wraps(command)
-    def run(*args: Any, plugin: list[str] | None = None, **values: Any) -> None:
-        from allyouneed.plugins import load_all
-
-        load_all(plugin or [])
-        command(*args, **values)
-
-    added = Parameter("plugin", Parameter.KEYWORD_ONLY, default=None, annotation=PluginOption)
-    run.__signature__ = plain.replace(parameters=[*plain.parameters.values(), added])  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in run.__signature__.parameters.values()}  # type: ignore[attr-defined]
-    return run
+    whole: WholeOption = False
 
 
-def set_options(**options: Any) -> dict[str, Any]:
-    """The options that were given: not None."""
-    return {name: value for name, value in options.items() if value is not None}
+@dataclass(frozen=True, kw_only=True)
+class PathFileOptions(FileOptions):
+    """The lines of the input are paths."""
+
+    input_: ListOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions:
+    """Options of every command that generates text; None: as the model's folder says."""
+
+    method: MethodOption = None
+    beam: BeamOption = None
+    best: BestOption = None
+    length_penalty: PenaltyOption = None
+    loops: LoopsOption = None
+    draft: DraftOption = None
+    ahead: AheadOption = None
+    temperature: TemperatureOption = None
+    top_k: TopKOption = None
+    top_p: TopPOption = None
+    min_p: MinPOption = None
+    seed: SeedOption = None
+
+    def given(self) -> dict[str, Any]:
+        """The options that were given, `draft` as the name that was given."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) not in (None, [])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritingOptions(DecodingOptions):
+    """Besides: of commands that write texts of any length."""
+
+    max_length: LengthOption = None
+    min_length: LeastOption = None
+    repetition_penalty: RepetitionOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(WritingOptions):
+    stop: StopOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqOptions(WritingOptions):
+    no_repeat: NoRepeatOption = None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from allyouneed.cli.messages import show_notes, show_status
 from allyouneed.cli.options import FILES, LANGUAGES, FromOption, JsonOption, option
 from allyouneed.errors import UserError
 
@@ -46,8 +46,7 @@ def quantize(
     check_free(out)
     before, after = quantized(model, to)
     found = compare(before, after, data, into, from_)
-    for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
+    show_notes(found.notes)
     print(json.dumps(found.tree(), ensure_ascii=False) if as_json else found.text())
     loss = f"it loses {found.loss:.2f} {found.unit}"
     if not found.loss <= limit:
@@ -57,7 +56,7 @@ def quantize(
                 f"{model}: as {to} {loss}, more than --limit {limit:g}; nothing was written ({hint}--force writes it "
                 "anyway)"
             )
-        print(f"note: {loss}, more than --limit {limit:g}", file=sys.stderr)
+        show_notes([f"{loss}, more than --limit {limit:g}"])
     after.card = after.card and f"{after.card.rstrip()}\n\nStored as {to}: {loss} against the original.\n"
     after.save(out)
-    print(f"{out}: stored as {to}", file=sys.stderr)
+    show_status(f"{out}: stored as {to}")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from allyouneed.cli.messages import show_notes
 from allyouneed.errors import UserError
 from allyouneed.files import sync
 
@@ -157,7 +157,7 @@ class ResumableOutput:
             if kind is KeyboardInterrupt or point != self.start:
                 done = f"{point.lines:,} lines are done" if point.lines else "no line is done yet"
                 command = "the same command" + (" without --restart" if self.restart else "")
-                print(f"note: {self.path}: {done}; run {command} to resume", file=sys.stderr)
+                show_notes([f"{self.path}: {done}; run {command} to resume"])
         self._close()
 
     def _close(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO, TextIO, TypeVar
 
+from allyouneed.cli.messages import is_quiet, show_notes, show_status
 from allyouneed.cli.resumable_output import check_output, partial_paths
 from allyouneed.errors import UserError
 
@@ -44,12 +45,12 @@ def _decoded_lines(path: Path | None) -> Iterator[str]:
         except UnicodeDecodeError:
             broken += 1
             if broken <= SHOWN:
-                print(f"note: {where}:{number}: not UTF-8; invalid bytes replaced", file=sys.stderr)
+                show_notes([f"{where}:{number}: not UTF-8; invalid bytes replaced"])
             yield raw.decode("utf-8", "replace")
     if broken > SHOWN:
-        print(f"note: {where}: {broken} lines in total were not UTF-8", file=sys.stderr)
+        show_notes([f"{where}: {broken} lines in total were not UTF-8"])
     if not number:
-        print(f"note: {where} is empty", file=sys.stderr)
+        show_notes([f"{where} is empty"])
 
 
 def _stdin_lines() -> Iterator[bytes]:
@@ -129,7 +130,7 @@ def atomic_file(path: Path, force: bool = True) -> Iterator[BinaryIO]:
             work.replace(target)
     except BaseException:
         if regular and work.stat().st_size:
-            print(f"note: the finished part is in {work}", file=sys.stderr)
+            show_notes([f"the finished part is in {work}"])
         elif regular:
             work.unlink()
         raise
@@ -146,7 +147,7 @@ def _writer(file: TextIO) -> Callable[[str], None]:
 def progress(items: Iterator[T], total: int | None, doing: str, quiet: bool = False, done: int = 0) -> Iterator[T]:
     """Pass the items on and report progress on standard error: a bar on a terminal, else a line every 30 seconds.
     `done`: how many of `total` were finished before."""
-    if quiet:
+    if quiet or is_quiet():
         return items
     return _with_bar(items, total, doing, done) if sys.stderr.isatty() else _with_lines(items, total, doing, done)
 
@@ -174,4 +175,4 @@ def _with_lines(items: Iterator[T], total: int | None, doing: str, done: int) ->
             if total is not None:
                 left = timedelta(seconds=round(max(0, total - done - number) / speed))
                 line += f" of {total:,} ({100 * (done + number) / max(1, total):.1f}%), about {left} left"
-            print(f"{line}, {speed:,.1f} per second", file=sys.stderr, flush=True)
+            show_status(f"{line}, {speed:,.1f} per second")

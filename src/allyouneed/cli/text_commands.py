@@ -6,15 +6,15 @@ import hashlib
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TextIO, TypeVar
+from typing import Any, Generic, TypeVar
 
-from allyouneed.cli.options import recorded_options
+from allyouneed.cli.commands import recorded_options
+from allyouneed.cli.messages import show_notes, show_status, warnings_as_notes
+from allyouneed.cli.options import FileOptions
 from allyouneed.cli.resumable_output import ResumableOutput
 from allyouneed.cli.streams import compressor, count_lines, is_regular, json_text, open_output, progress, read_lines
 from allyouneed.errors import UserError
@@ -54,34 +54,41 @@ class InputSource:
     path: Path | None = None
 
 
-def file_arguments(
-    texts: list[str] | None, input_: Path | None, output: Path | None
-) -> tuple[list[str] | None, Path | None, Path | None]:
-    """Two arguments of which the first is a file are input and output; `-` is a standard stream."""
-    if texts and len(texts) == 2 and input_ is None and output is None:
-        first, second = texts
+F = TypeVar("F", bound=FileOptions)
+
+
+def file_arguments(texts: list[str] | None, files: F) -> tuple[list[str] | None, F]:
+    """Arguments that are files: one that exists is the input; of two, the first is the input and the second the output
+    if the first exists, or both have the names of files. `-` is a standard stream."""
+    if not texts or files.input_ is not None:
+        return texts, files
+    first, *rest = texts
+    if not rest and os.path.isfile(first):
+        show_notes([f"{first} is a file: reading its lines; to use its name as a text, pipe it in"])
+        return None, replace(files, input_=Path(first))
+    if len(rest) == 1 and files.output is None:
+        (second,) = rest
         both = bool(FILE_NAME.fullmatch(second)) and (os.path.isdir(first) or bool(FILE_NAME.fullmatch(first)))
         if first == "-" or os.path.isfile(first) or both:
-            return None, Path(first), Path(second)
-    for text in texts or ():
-        if os.path.isfile(text):
-            print(f"note: {text!r} is read as a text; use --input to read the file", file=sys.stderr)
-    return texts, input_, output
+            return None, replace(files, input_=Path(first), output=Path(second))
+    show_notes(f"{text!r} is read as a text; use --input to read the file" for text in texts if os.path.isfile(text))
+    return texts, files
 
 
-def open_input(texts: Sequence[str] | None, input_: Path | None, whole: bool = False) -> InputSource:
-    if texts and input_ is not None:
+def open_input(texts: Sequence[str] | None, files: FileOptions) -> InputSource:
+    whole = getattr(files, "whole", False)
+    if texts and files.input_ is not None:
         raise UserError("texts and --input are exclusive; give one of them")
     if texts and whole:
         raise UserError("--whole is for --input and standard input; each argument is one text already")
     if texts:
         return InputSource((("", text) for text in texts), len(texts), arguments=True)
-    input_ = _unless_standard(input_)
+    input_ = _unless_standard(files.input_)
     where = input_ or "standard input"
     items = ((f"{where}:{number}: ", line) for number, line in enumerate(read_lines(input_), 1))
     interactive = input_ is None and sys.stdin is not None and sys.stdin.isatty()
     if interactive:
-        print("Type a text; Ctrl-D ends it." if whole else "Type a text and Enter; Ctrl-D ends.", file=sys.stderr)
+        show_status("Type a text; Ctrl-D ends it." if whole else "Type a text and Enter; Ctrl-D ends.")
     path = input_ or Path("/dev/stdin")
     if whole:
         return InputSource(_join_lines(items), 1, path=path)
@@ -96,37 +103,20 @@ def _join_lines(items: Iterator[Item]) -> Iterator[Item]:
     yield "", "\n".join(line for _, line in items)
 
 
-def run(
-    command: TextCommand[R],
-    texts: Sequence[str] | None,
-    input_: Path | None = None,
-    output: Path | None = None,
-    as_json: bool = False,
-    whole: bool = False,
-    force: bool = False,
-    restart: bool = False,
-) -> None:
+def run(command: TextCommand[R], texts: Sequence[str] | None, files: FileOptions, as_json: bool = False) -> None:
     """Predict all texts and write the results: one line, or one JSON object, per line of input."""
-    process(command, open_input(texts, input_, whole), output, as_json, force, restart)
+    process(command, open_input(texts, files), files, as_json)
 
 
-def process(
-    command: TextCommand[R],
-    source: InputSource,
-    output: Path | None,
-    as_json: bool,
-    force: bool = False,
-    restart: bool = False,
-) -> None:
-    """`force`: overwrite an existing file. `restart`: discard an interrupted run."""
-    output = _unless_standard(output)
+def process(command: TextCommand[R], source: InputSource, files: FileOptions, as_json: bool) -> None:
+    output = _unless_standard(files.output)
     check_not_input(source.path, output)
     if output is None or not is_regular(output) or source.interactive or source.name is None:
         found = results(command, source)
-        write_results(command, found, output, as_json, source.total, force)
+        write_results(command, found, output, as_json, source.total, files.force)
     else:
         command.predict([], 0)  # refuses invalid options before any input is read
-        _write_resumable(command, source, output, as_json, force, restart)
+        _write_resumable(command, source, output, as_json, files.force, files.restart)
 
 
 def check_not_input(read: Path | None, output: Path | None) -> None:
@@ -283,35 +273,6 @@ def _predict_one_by_one(command: TextCommand[R], items: list[Item], first: int) 
             yield from command.predict([command.parse(text)], first + number)
         except UserError as error:
             raise UserError(f"{where}{error}") from None
-
-
-def show_notes(notes: Iterable[str]) -> None:
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-
-
-@contextmanager
-def warnings_as_notes() -> Iterator[None]:
-    """Print warnings of the library as notes."""
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-        warnings.simplefilter("always", UserWarning)
-
-        def note(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
-            if "allyouneed" in Path(filename).parts:
-                show_notes([str(message)])
-            else:
-                show(message, category, filename, lineno, file, line)
-
-        warnings.showwarning = note
-        yield
 
 
 def one_line(text: str) -> str:

@@ -66,11 +66,19 @@ def find_model(path: Path | str) -> Path:
     raise UserError(f"{path}: no such model folder{near(name, NAMES)}; nothing is downloaded, so give a local path")
 
 
+def resolve_device(device: str) -> str:
+    """`auto`: a GPU if there is one, else the CPU; any other name is checked."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    check_device(device)
+    return device
+
+
 def check_device(device: str | torch.device) -> None:
     try:
         parsed = torch.device(device)
     except RuntimeError:
-        raise UserError(f"unknown device {str(device)!r} (allowed: cpu, cuda)") from None
+        raise UserError(f"unknown device {str(device)!r} (allowed: auto, cpu, cuda)") from None
     if parsed.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {str(device)!r}: torch finds no CUDA GPU; use cpu")
 

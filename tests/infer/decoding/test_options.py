@@ -48,6 +48,14 @@ def test_a_request_changes_a_models_defaults() -> None:
     assert Decoding.of(defaults, method="greedy") == Decoding(method="greedy", length_penalty=1.0)
 
 
+@pytest.mark.parametrize("change", [{"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.9}, {"min_p": 0.1}, {"seed": 7}])
+def test_a_sampling_option_selects_sampling(change: dict[str, Any]) -> None:
+    assert Decoding.of({"beam": 5, "early": True}, **change) == Decoding(method="sample", beam=5, **change)
+    assert Decoding.of({"method": "greedy"}, **change).method == "sample"
+    with pytest.raises(UserError, match="only for method 'sample', this is 'beam'"):
+        Decoding.of({}, method="beam", **change)
+
+
 def test_length_limits() -> None:
     assert Decoding(extra=3).limit(4) == 7
     assert Decoding(extra=3, max_length=5).limit(4) == 5
@@ -59,5 +67,5 @@ def test_an_option_that_the_method_does_not_know_is_refused():
     with pytest.raises(UserError, match="beam: only for method 'beam', this is 'greedy'"):
         Decoding.of({}, method="greedy", beam=5)
     with pytest.raises(UserError, match="seed: only for method 'sample', this is 'beam'"):
-        Decoding.of({}, seed=3)
+        Decoding.of({}, method="beam", seed=3)
     assert Decoding.of({"beam": 5}, method="greedy").method == "greedy"  # a model's default is dropped silently

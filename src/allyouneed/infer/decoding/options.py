@@ -59,15 +59,18 @@ class Decoding(Config):
 
     @classmethod
     def merge(cls, defaults: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Defaults updated by changes, without defaults that do not apply to a changed method."""
-        tree = dict(defaults)
+        """Defaults updated by changes, without defaults that do not apply to a changed method. A change of a sampling
+        option or of the seed selects sampling, unless the changes name a method."""
+        tree, changes = dict(defaults), dict(changes)
+        if "method" not in changes and any(changes.get(name) is not None for name in (*SAMPLING, "seed")):
+            changes["method"] = "sample"
         if changes.get("method", "sample") != "sample":
             tree = {key: value for key, value in tree.items() if key not in SAMPLING}
         if changes.get("method", "beam") != "beam":
             tree.pop("early", None)
         if changes.get("method") == "greedy":
             tree.pop("best", None)
-        return tree | dict(changes)
+        return tree | changes
 
     @classmethod
     def of(cls, defaults: Mapping[str, Any], **changes: Any) -> Decoding:

@@ -12,7 +12,7 @@ from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.detokenizer import StopStrings, StreamingDetokenizer, detokenize
-from allyouneed.infer.decoding.options import SAMPLING, Decoding
+from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
 from allyouneed.infer.retrieval.predictor import RetrievalPredictor
@@ -153,8 +153,6 @@ class Generator(RetrievalPredictor):
 
     def _decoding(self, decoding: Decoding | None, changes: dict[str, Any]) -> Decoding:
         """The decoding options; a sampling option implies `method=sample`, whatever the folder's default."""
-        if "method" not in changes and any(changes.get(name) is not None for name in (*SAMPLING, "seed")):
-            changes = {"method": "sample"} | changes
         return Decoding.of(self.folder.decoding if decoding is None else tree_of(decoding), **changes)
 
     def _stops(self, options: Decoding) -> StopStrings | None:

@@ -1,0 +1,177 @@
+"""How a function becomes a command: groups of options, the options that all commands share, and flags.
+
+`expand_groups` turns a parameter whose type is a group (options.py) into one option per field. `accept_plugins` and
+`accept_quiet` add an option each. `App` makes commands whose flags take no value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from itertools import pairwise
+from typing import Any, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from allyouneed.cli.messages import quieted
+from allyouneed.cli.options import PluginOption, QuietOption
+from allyouneed.errors import UserError
+
+Function = Callable[..., None]
+Effect = Callable[[Any], AbstractContextManager[None]]
+BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
+NOT_RECORDED = {"input_", "output", "force", "restart", "device"}  # these do not change the result of a line
+_recorded: ContextVar[dict[str, Any]] = ContextVar("recorded_options")
+
+
+# --- flags ----------------------------------------------------------------------------------------------------------
+
+
+def _without_type(params: list[Any]) -> list[Any]:
+    """`--json`, not `--json <bool>`: a flag takes no value."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+class Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_type(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse `--json true`: 'true' would be taken for a text."""
+        flags = {name for one in self.params if getattr(one, "is_flag", False) for name in one.opts}
+        options = args[: args.index("--")] if "--" in args else args
+        for flag, value in pairwise(options):
+            if flag in flags and value.lower() in BOOLEANS:
+                raise UserError(
+                    f"{flag} {value}: {flag} is a flag and takes no value; remove {value!r} (a text goes after `--`)"
+                )
+        return super().parse_args(ctx, args)
+
+
+class Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_type(super().get_params(ctx))
+
+
+class App(typer.Typer):
+    """An application of such commands."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cls=Group, no_args_is_help=True, rich_markup_mode="markdown", **options)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:  # type: ignore[override]
+        return super().command(name, cls=Command, **options)
+
+
+# --- options --------------------------------------------------------------------------------------------------------
+
+
+def expand_groups(command: Function) -> Function:
+    """Wrap a command so that each parameter whose type is a group of options becomes one parameter per option."""
+    plain = signature(command, eval_str=True)
+    groups: dict[str, Any] = {
+        one.name: one.annotation for one in plain.parameters.values() if is_dataclass(one.annotation)
+    }
+    listed: list[Parameter] = []
+    for one in plain.parameters.values():
+        listed += _group_parameters(groups[one.name]) if one.name in groups else [one]
+
+    @wraps(command)
+    def run(*args: Any, **values: Any) -> None:
+        built = {
+            name: kind(**{field.name: values.pop(field.name) for field in fields(kind) if field.name in values})
+            for name, kind in groups.items()
+        }
+        command(*args, **values, **built)
+
+    return _with_signature(run, plain.replace(parameters=listed))
+
+
+def _group_parameters(kind: Any) -> list[Parameter]:
+    types = get_type_hints(kind, include_extras=True)
+    defaults = {field.name: Parameter.empty if field.default is MISSING else field.default for field in fields(kind)}
+    return [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=types[name])
+        for name, default in defaults.items()
+    ]
+
+
+def accept_plugins(command: Function) -> Function:
+    """Add `--plugin` to a command; the plugins are imported before it runs."""
+    added = Parameter("plugin", Parameter.KEYWORD_ONLY, default=None, annotation=PluginOption)
+    return _with_option(command, added, _plugins_loaded)
+
+
+def accept_quiet(command: Function) -> Function:
+    """Add `--quiet` to a command."""
+    added = Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=QuietOption)
+    return _with_option(command, added, quieted)
+
+
+@contextmanager
+def _plugins_loaded(named: list[str] | None) -> Iterator[None]:
+    from allyouneed.plugins import load_all
+
+    load_all(named or [])
+    yield
+
+
+def _with_option(
+    command: Function, added: Parameter, effect: Callable[[Any], AbstractContextManager[None]]
+) -> Function:
+    """The command with one more option. It runs inside `effect(value)`."""
+    plain = signature(command, eval_str=True)
+
+    @wraps(command)
+    def run(*args: Any, **values: Any) -> None:
+        with effect(values.pop(added.name, added.default)):
+            command(*args, **values)
+
+    return _with_signature(run, plain.replace(parameters=[*plain.parameters.values(), added]))
+
+
+def _with_signature(run: Function, shown: Signature) -> Function:
+    run.__signature__ = shown  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in shown.parameters.values()}
+    return run
+
+
+# --- what determines the results of a command -----------------------------------------------------------------------
+
+
+def record_options(name: str, command: Function) -> Function:
+    """Wrap a command so that `recorded_options` returns its options while it runs."""
+    options = {one.name for one in signature(command).parameters.values() if one.kind is Parameter.KEYWORD_ONLY}
+
+    @wraps(command)
+    def run(*args: Any, **values: Any) -> None:
+        before = _recorded.set({"command": name} | {key: value for key, value in values.items() if key in options})
+        try:
+            command(*args, **values)
+        finally:
+            _recorded.reset(before)
+
+    return run
+
+
+def recorded_options() -> dict[str, Any]:
+    """The options of the running command that determine its results, as plain data."""
+    from allyouneed.cli.resumable_output import model_fingerprint
+    from allyouneed.models import TRANSLATOR, resolve
+
+    options = dict(_recorded.get({}))
+    if "model" in options:
+        options["model"] = model_fingerprint(resolve(options["model"] or TRANSLATOR))
+    return {
+        name: value if isinstance(value, int | float | list) else str(value)
+        for name, value in options.items()
+        if name not in NOT_RECORDED and value is not None and value is not False
+    }

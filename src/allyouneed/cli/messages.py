@@ -1,0 +1,62 @@
+"""Messages on standard error: notes and status lines, which `--quiet` hides, and the warnings of the library."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TextIO
+
+_quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+def is_quiet() -> bool:
+    return _quiet.get()
+
+
+@contextmanager
+def quieted(quiet: bool) -> Iterator[None]:
+    """Hide notes, status lines and progress; errors are still printed."""
+    before = _quiet.set(quiet)
+    try:
+        yield
+    finally:
+        _quiet.reset(before)
+
+
+def show_status(text: str) -> None:
+    """A line on standard error."""
+    if not is_quiet():
+        print(text, file=sys.stderr, flush=True)
+
+
+def show_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        show_status(f"note: {note}")
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Print warnings of the library as notes."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+        warnings.simplefilter("always", UserWarning)
+
+        def note(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if "allyouneed" in Path(filename).parts:
+                show_notes([str(message)])
+            else:
+                show(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = note
+        yield
