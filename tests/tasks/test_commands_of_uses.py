@@ -151,7 +151,7 @@ def test_a_model_of_another_task_names_its_command(ask: Callable[..., Answer]) -
 @pytest.mark.parametrize(
     ("command", "args", "said"),
     [
-        ("classify", ["--device", "tpu"], "unknown device 'tpu' (allowed: cpu, cuda)"),
+        ("classify", ["--device", "tpu"], "unknown device 'tpu' (allowed: auto, cpu, cuda)"),
         ("classify", ["--dtype", "int3"], "--dtype int3: expected float32, bfloat16, float16"),
         ("tag", ["-i", "x.txt"], "texts and --input are exclusive"),
         ("generate", ["--whole"], "--whole is for --input and standard input"),
