@@ -104,9 +104,9 @@ def test_all_problems_are_told_at_once_and_nothing_else():
 @pytest.mark.parametrize(
     ("assignment", "said"),
     [
-        ("width=wide", "width: Input should be a valid integer, unable to parse string as an integer, not 'wide'"),
-        ("width=0", "width: Input should be greater than 0, not 0"),
-        ("dropout=1", "dropout: Input should be less than 1, not 1"),
+        ("width=wide", "width: expected an integer, not 'wide'"),
+        ("width=0", "width: must be greater than 0, not 0"),
+        ("dropout=1", "dropout: must be less than 1, not 1"),
         ("encoder=5", "encoder: "),
         ("encoder[0].mixer=5", "encoder[0].mixer: expected the name of a token mixer or keys with 'kind', not 5"),
         (

@@ -8,10 +8,9 @@ are reported at once, by path: `decoder[0].mixer.patern: unknown; did you mean '
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -23,6 +22,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, cor
 
 from allyouneed import models, plugins
 from allyouneed.errors import UserError
+from allyouneed.messages import describe, is_union, show, suggest, type_text, unknown_key
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -107,7 +107,7 @@ class Part(Config):
             plugins.provide(kind)
         if not isinstance(kind, str) or kind not in cls.registry:
             message = "'kind' is missing" if kind is None else f"unknown {cls.slot} {kind!r}"
-            raise _problem(cls.__name__, ("kind",), message + _suggest(kind, cls.registry), value)
+            raise _problem(cls.__name__, ("kind",), message + suggest(kind, cls.registry), value)
         return cls.registry[kind].model_validate(value)
 
     @classmethod
@@ -147,7 +147,7 @@ def parse(cls: type[C], tree: Any, where: str = "") -> C:
     try:
         return cls.model_validate(tree)
     except ValidationError as error:
-        problems = [f"{_path(e['loc'])}{': ' if e['loc'] else ''}{_describe(e)}" for e in error.errors()]
+        problems = [f"{_path(e['loc'])}{': ' if e['loc'] else ''}{describe(e)}" for e in error.errors()]
         raise ConfigError(problems, where) from None
 
 
@@ -213,7 +213,7 @@ def preset_tree(name: str) -> dict[str, Any]:
         tree = read_tree(name)
     else:
         known = [*preset_names(), *models.NAMES]
-        raise UserError(f"{name!r}: unknown preset, and not a YAML file{_suggest(name, known)}")
+        raise UserError(f"{name!r}: unknown preset, and not a YAML file{suggest(name, known)}")
     if not isinstance(tree, dict):
         raise UserError(f"{name}: expected a mapping of keys, got {type(tree).__name__}")
     return tree
@@ -261,13 +261,6 @@ def _assign(tree: Any, steps: list[str], value: Any, assignment: str) -> None:
 # --- messages ------------------------------------------------------------------------------------------------------
 
 
-def _suggest(word: Any, allowed: Iterable[str]) -> str:
-    allowed = sorted(allowed)
-    close = difflib.get_close_matches(str(word), allowed, n=1, cutoff=0.6) if word is not None else []
-    near = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{near} (allowed: {', '.join(allowed)})"
-
-
 def _path(loc: Iterable[str | int]) -> str:
     text = ""
     for step in loc:
@@ -283,27 +276,19 @@ def _detail(loc: tuple[str | int, ...], message: str, value: Any) -> InitErrorDe
     return InitErrorDetails(type=PydanticCustomError("config", "{text}", {"text": message}), loc=loc, input=value)
 
 
-_MESSAGES: dict[str, Callable[[Any], str]] = {
-    "missing": lambda e: "is required",
-    "literal_error": lambda e: f"{e['input']!r} is not allowed; expected {e['ctx']['expected']}",
-    "value_error": lambda e: str(e["ctx"]["error"]),
-    "assertion_error": lambda e: str(e["ctx"]["error"]),
-}
-
-
-def _describe(e: Any) -> str:
-    """An error of pydantic in one short phrase."""
-    if e["type"] in _MESSAGES:
-        return _MESSAGES[e["type"]](e)
-    return str(e["msg"]) if e["type"] == "config" else f"{e['msg']}, not {e['input']!r}"
-
-
 def _reworded(error: ValidationError, cls: type[Config]) -> ValidationError:
-    """The same errors in short phrases, with suggestions for unknown keys of this class."""
+    """The same errors in short phrases, with suggestions for unknown keys of this class. Where pydantic has tried
+    several types, one error says what all of them expect."""
     allowed = [field.alias or name for name, field in cls.model_fields.items()]
-    details = []
+    unions = {
+        field.alias or name: field.annotation for name, field in cls.model_fields.items() if is_union(field.annotation)
+    }
+    details: dict[tuple[str | int, ...], InitErrorDetails] = {}
     for e in error.errors():
-        unknown = e["type"] == "extra_forbidden" and len(e["loc"]) == 1
-        message = "unknown" + _suggest(e["loc"][0], allowed) if unknown else _describe(e)
-        details.append(_detail(e["loc"], message, e["input"]))
-    return ValidationError.from_exception_data(error.title, details)
+        loc, message = e["loc"], describe(e)
+        if e["type"] == "extra_forbidden" and len(loc) == 1:
+            message = unknown_key(loc[0], allowed)
+        elif len(loc) > 1 and loc[0] in unions and e["type"] != "config":
+            loc, message = loc[:1], f"expected {type_text(unions[str(loc[0])])}, not {show(e['input'])}"
+        details.setdefault((*loc, message), _detail(loc, message, e["input"]))
+    return ValidationError.from_exception_data(error.title, list(details.values()))

@@ -12,6 +12,7 @@ from torch import Tensor
 import allyouneed.nn  # noqa: F401  # registers every pattern
 from allyouneed.errors import UserError
 from allyouneed.look.canvas import Panel
+from allyouneed.messages import describe
 from allyouneed.nn.patterns.core import KVWindow, Pattern, TokenFields
 
 MIN_SIZE, MAX_SIZE = 32, 512  # tokens drawn by default
@@ -23,7 +24,7 @@ def read(text: str) -> Pattern:
     try:
         return _PATTERN.validate_python(text)
     except ValidationError as error:
-        message = "; ".join(": ".join([*map(str, e["loc"]), str(e["msg"])]) for e in error.errors())
+        message = "; ".join(": ".join([*map(str, e["loc"]), describe(e)]) for e in error.errors())
         raise UserError(message if repr(text) in message else f"{message}, in {text!r}") from None
 
 

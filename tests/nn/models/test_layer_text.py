@@ -55,9 +55,10 @@ def test_expanded_layers(text, expected):
         ("c", "unknown layer 'c' in 'c' (allowed: a, b, x1-y_z)"),
         ("3 a", "unknown layer '3' in '3 a' (allowed: a, b, x1-y_z)"),
         ("0×a", "repeat must be at least 1, not 0, in '0×a'"),
-        ("2×(a, b", "missing ')' in '2×(a, b'"),
+        ("2×(a, b", "missing ')': the '(' at character 3 is not closed, in '2×(a, b'"),
         ("a b", "unexpected 'b' in 'a b'"),
-        ("a)", "unexpected ')' in 'a)'"),
+        ("a)", "unexpected ')' at character 2; no '(' is open, in 'a)'"),
+        ("(a b)", "expected ')' before 'b' in '(a b)'"),
         ("()", "unknown layer ')' in '()' (allowed: a, b, x1-y_z)"),
     ],
 )

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from allyouneed.messages import parenthesis_problem
+
 _TIMES = r"(\d+)\s*[×x*]"
 
 
@@ -16,6 +18,8 @@ def expand_layers(text: str, named: Any) -> list[dict[str, Any]]:
     """`list := item (',' item)*   item := [number ('×' | 'x' | '*')] (name | '(' list ')')`"""
     if not isinstance(named, Mapping) or not all(isinstance(layer, Mapping) for layer in named.values()):
         raise ValueError(f"{text!r} requires `layers`, a mapping of names to layers")
+    if problem := parenthesis_problem(text):
+        raise ValueError(f"{problem}, in {text!r}")
     parser = _LayerParser(text, named)
     found = parser.items()
     if parser.at < len(parser.words):
@@ -40,7 +44,7 @@ class _LayerParser:
         if self._take("("):
             inside = self.items()
             if not self._take(")"):
-                raise ValueError(f"missing ')' in {self.text!r}")
+                raise ValueError(f"expected ')' before {self.words[self.at]!r} in {self.text!r}")
             return inside * times
         if self.at == len(self.words):
             raise ValueError(f"missing layer at the end of {self.text!r}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from allyouneed.messages import parenthesis_problem
 from allyouneed.nn.patterns.core import Pattern
 
 COMBINATORS = ("and", "or", "not")
@@ -22,6 +23,8 @@ class PatternParser:
         self.index = 0
 
     def read(self) -> Pattern:
+        if problem := parenthesis_problem(self.text):
+            raise self._error(problem)
         pattern = self._or()
         if self.index < len(self.tokens):
             raise self._error(f"unexpected {self.tokens[self.index]!r}")
@@ -50,7 +53,7 @@ class PatternParser:
         if self._take("("):
             pattern = self._or()
             if not self._take(")"):
-                raise self._error("missing ')'")
+                raise self._error(f"expected ')' before {self.tokens[self.index]!r}")
             return pattern
         return self._word()
 
