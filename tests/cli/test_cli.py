@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -320,7 +321,9 @@ def test_the_language_is_selected_and_a_wrong_one_refused(ask, refused, polyglot
     assert "月" in chinese and "月" not in iso and "-" in iso
     assert refused("translate", "-m", polyglot, text).endswith("set one: iso, zh")
     assert "'fr' (allowed: iso, zh)" in refused("translate", "-m", polyglot, "--to", "fr", text)
-    assert "'de' into 'zh'" in refused("translate", "-m", polyglot, "--to", "zh", "--from", "de", text)
+    assert "unknown source language 'de' (allowed: en, zh)" in refused(
+        "translate", "-m", polyglot, "--to", "zh", "--from", "de", text
+    )
 
 
 def test_a_language_for_a_bilingual_model_is_refused(refused, model):
@@ -414,6 +417,23 @@ def test_a_closed_output_pipe_is_not_an_error_message(model, tmp_path):
     said = process.stderr.read().splitlines()  # a model this small has its troubles, and notes say so
     assert all(line.startswith(b"note: ") for line in said), said
     assert process.wait(60) == 1
+
+
+def test_a_pipe_is_answered_line_by_line(model, truth):
+    """Each answer is there before the next line is written."""
+    command = [*COMMAND, "translate", "-m", str(model)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as process:
+        watchdog = threading.Timer(60, process.kill)  # a pipe that is not answered
+        watchdog.start()
+        for text, expected in zip([*DATES, "", "no end of line"], [*truth, "", None], strict=True):
+            process.stdin.write(text.encode() + (b"" if expected is None else b"\n"))
+            process.stdin.flush()
+            if expected is None:
+                process.stdin.close()
+            found = process.stdout.readline().decode()
+            assert found.endswith("\n") and found.strip() == (found.strip() if expected is None else expected), text
+        watchdog.cancel()
+        assert process.stdout.read() == b"" and process.wait(60) == 0
 
 
 def interrupt(process, when):

@@ -166,7 +166,7 @@ def test_killed_again_and_again(book: Path, out: Path, monkeypatch: pytest.Monke
 
 
 def unpacked(path: Path) -> Iterator[bytes]:
-    from allyouneed.data.files.readers import raw_lines
+    from allyouneed.data.files.lines import raw_lines
 
     return raw_lines(path)
 

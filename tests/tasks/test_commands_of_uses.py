@@ -6,9 +6,11 @@ import io
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +119,37 @@ def test_arguments_lines_and_files_give_the_same_results(
         assert ask(command, *options, *texts).out == typed.out
     told = ask(command, *options, *([] if command == "embed" else ["--json"]), stdin=lines)
     assert len(told.trees) == len(texts) and all("text" in t or "texts" in t for t in told.trees)
+
+
+@pytest.mark.parametrize("command", FITS)
+def test_a_pipe_is_answered_line_by_line(
+    command: str, ask: Callable[..., Answer], trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to a line is there before the next line is written, and it is the answer of the whole file."""
+    run, texts = FITS[command]
+    options = ["--method", "greedy", "--max-length", "5"] if command == "generate" else []
+    whole = ask(command, *options, stdin="".join(text + "\n" for text in texts)).out
+    (stdin, to_command), (from_command, stdout) = os.pipe(), os.pipe()
+    answers = []
+
+    def talk() -> None:
+        for text in texts:
+            os.write(to_command, text.encode() + b"\n")
+            answers.append(os.read(from_command, 1 << 16) if select.select([from_command], [], [], 30)[0] else None)
+        os.close(to_command)
+
+    talker = threading.Thread(target=talk)
+    with open(stdin) as reads, open(stdout, "w", encoding="utf-8") as writes:
+        monkeypatch.setattr(sys, "stdin", reads)
+        monkeypatch.setattr(sys, "stdout", writes)
+        talker.start()
+        with pytest.raises(SystemExit) as stopped:
+            main([command, "--model", str(trained(run)[0] / "model"), *options])
+        talker.join()
+    rest = os.read(from_command, 1 << 16)
+    os.close(from_command)
+    assert not stopped.value.code and None not in answers
+    assert b"".join([*answers, rest]).decode() == whole and all(answers)
 
 
 @pytest.mark.parametrize("command", FITS)

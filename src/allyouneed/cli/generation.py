@@ -108,7 +108,8 @@ def generate(
 ) -> None:
     r"""Continue a prompt, streamed; or many prompts.
 
-    With many prompts each continuation is one line, and its line breaks are written as `\n`; `--json` keeps them.
+    With many prompts, or a pipe that stays open, each continuation is one line, and its line breaks are written as
+    `\n`; `--json` keeps them.
     """
     prompts, files = file_arguments(prompts, files)
     source = open_input(prompts, files)
@@ -131,8 +132,13 @@ def generate(
         blanks=False,
     )
     streams = files.output in (None, Path("-")) and best is None and not as_json
-    held = [] if source.interactive else list(islice(source.items, 2))
-    if streams and (source.interactive or len(held) == 1):
+    held = list(islice(source.items, 1)) if streams and not source.interactive else []
+    if held and source.ready():
+        held += islice(source.items, 1)
+        streams = len(held) == 1
+    else:
+        streams = streams and source.interactive  # of a pipe, more may follow
+    if streams:
         for number, (_, prompt) in enumerate(chain(held, source.items)):
             _print_stream(generator.stream(prompt, first=number, **options), prompt if echo else "")
         return

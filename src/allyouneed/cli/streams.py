@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import stat
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,6 +18,7 @@ from typing import Any, BinaryIO, TextIO, TypeVar
 
 from allyouneed.cli.messages import is_quiet, show_notes, show_status
 from allyouneed.cli.resumable_output import check_output, partial_paths
+from allyouneed.data.files.lines import CHUNK, PACKED_SUFFIXES, raw_lines, read_chunks, trim_lines
 from allyouneed.errors import UserError
 
 T = TypeVar("T")
@@ -21,23 +26,84 @@ REPORT_SECONDS = 30.0  # between two progress lines where there is no terminal
 SHOWN = 3  # notes of one kind before they are only counted
 
 
+class Pipe:
+    """The lines of a pipe, socket or terminal, as they arrive."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle, self.lines, self.rest, self.ended = handle, deque[bytes](), b"", False
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        while not self.lines and not self.ended:
+            self._read()
+        if not self.lines:
+            raise StopIteration
+        return self.lines.popleft()
+
+    def ready(self) -> bool:
+        """Whether `next` returns, or ends, without waiting."""
+        while not self.lines and not self.ended:
+            try:
+                if not select.select([self.handle], [], [], 0)[0]:
+                    return False
+            except (OSError, ValueError):  # a system that cannot tell: wait for whole chunks
+                return True
+            self._read()
+        return True
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self.handle, CHUNK)
+        except BlockingIOError:  # another process has made it non-blocking
+            select.select([self.handle], [], [])
+            return
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        self.ended = not data
+        if self.ended and self.rest:
+            lines.append(self.rest)
+        self.lines += lines
+
+
+def always_ready() -> bool:
+    return True
+
+
 def read_lines(path: Path | None) -> Iterator[str]:
     """The lines of a file or of standard input; invalid UTF-8 is replaced, with a note."""
+    return open_lines(path)[0]
+
+
+def open_lines(path: Path | None) -> tuple[Iterator[str], Callable[[], bool]]:
+    """The lines of a file or of standard input, and whether the next one can be read without waiting."""
     if path is not None and not path.exists():
         raise UserError(f"{path}: no such file; check the path")
     if path is not None and path.is_dir():
         raise UserError(f"{path}: is a folder; name a file in it")
     if path is None and sys.stdin is None:
         raise UserError("standard input is closed; give texts or --input")
-    return _decoded_lines(path)
+    if path is not None and (path.is_file() or path.suffix in PACKED_SUFFIXES):
+        empty = path.is_file() and path.stat().st_size == 0
+        return _decoded(iter(()) if empty else raw_lines(path), str(path)), always_ready
+    name = "standard input" if path is None else str(path)
+    handle = _stdin_handle() if path is None else os.open(path, os.O_RDONLY)
+    if handle is None:
+        return _decoded(trim_lines(sys.stdin.buffer, name), name), always_ready
+    pipe = Pipe(handle)
+    return _decoded(trim_lines(pipe, name), name), pipe.ready
 
 
-def _decoded_lines(path: Path | None) -> Iterator[str]:
-    from allyouneed.data.files.readers import raw_lines
+def _stdin_handle() -> int | None:
+    """The file descriptor of standard input if lines may have to be waited for; None for a file."""
+    try:
+        handle = sys.stdin.fileno()
+    except (OSError, ValueError):  # not a file of the system
+        return None
+    return None if stat.S_ISREG(os.fstat(handle).st_mode) else handle
 
-    where = path or "standard input"
-    empty = path is not None and path.is_file() and path.stat().st_size == 0
-    raws = iter(()) if empty else _stdin_lines() if path is None else raw_lines(path)
+
+def _decoded(raws: Iterator[bytes], where: str) -> Iterator[str]:
     number = broken = 0
     for number, raw in enumerate(raws, 1):
         try:
@@ -53,18 +119,10 @@ def _decoded_lines(path: Path | None) -> Iterator[str]:
         show_notes([f"{where} is empty"])
 
 
-def _stdin_lines() -> Iterator[bytes]:
-    for number, line in enumerate(sys.stdin.buffer):  # unbuffered: the input may be typed
-        line = line if number else line.removeprefix(b"\xef\xbb\xbf")
-        yield line.removesuffix(b"\n").removesuffix(b"\r")
-
-
 def count_lines(path: Path | None) -> int | None:
     """The number of lines of a regular file; None for anything else."""
     if path is None or not path.is_file():
         return None
-    from allyouneed.data.files.readers import read_chunks
-
     found, last = 0, b"\n"
     for chunk in read_chunks(path):
         found, last = found + chunk.count(b"\n"), chunk[-1:] or last

@@ -16,7 +16,16 @@ from allyouneed.cli.commands import recorded_options
 from allyouneed.cli.messages import show_notes, show_status, warnings_as_notes
 from allyouneed.cli.options import FileOptions
 from allyouneed.cli.resumable_output import ResumableOutput
-from allyouneed.cli.streams import compressor, count_lines, is_regular, json_text, open_output, progress, read_lines
+from allyouneed.cli.streams import (
+    always_ready,
+    compressor,
+    count_lines,
+    is_regular,
+    json_text,
+    open_lines,
+    open_output,
+    progress,
+)
 from allyouneed.errors import UserError
 
 CHUNK = 512  # texts per call of the model
@@ -44,7 +53,8 @@ class TextCommand(Generic[R]):
 @dataclass(frozen=True)
 class InputSource:
     """The texts of a command: `interactive` (typed, answered one at a time), given as `arguments`, or lines that are
-    read. `name`: of what is read line by line, else None. `path`: the file that is read."""
+    read. `name`: of what is read line by line, else None. `path`: the file that is read. `ready`: whether the next item
+    can be read without waiting."""
 
     items: Iterator[Item]
     total: int | None
@@ -52,6 +62,16 @@ class InputSource:
     arguments: bool = False
     name: str | None = None
     path: Path | None = None
+    ready: Callable[[], bool] = always_ready
+
+    def arrived(self, most: int) -> list[Item]:
+        """Up to `most` items: waits for the first, then takes what is there."""
+        held = list(islice(self.items, 1))
+        while held and len(held) < most and self.ready():
+            if (item := next(self.items, None)) is None:
+                break
+            held.append(item)
+        return held
 
 
 F = TypeVar("F", bound=FileOptions)
@@ -85,14 +105,15 @@ def open_input(texts: Sequence[str] | None, files: FileOptions) -> InputSource:
         return InputSource((("", text) for text in texts), len(texts), arguments=True)
     input_ = _unless_standard(files.input_)
     where = input_ or "standard input"
-    items = ((f"{where}:{number}: ", line) for number, line in enumerate(read_lines(input_), 1))
+    lines, ready = open_lines(input_)
+    items = ((f"{where}:{number}: ", line) for number, line in enumerate(lines, 1))
     interactive = input_ is None and sys.stdin is not None and sys.stdin.isatty()
     if interactive:
         show_status("Type a text; Ctrl-D ends it." if whole else "Type a text and Enter; Ctrl-D ends.")
     path = input_ or Path("/dev/stdin")
     if whole:
         return InputSource(_join_lines(items), 1, path=path)
-    return InputSource(items, count_lines(input_), interactive, name=str(where), path=path)
+    return InputSource(items, count_lines(input_), interactive, name=str(where), path=path, ready=ready)
 
 
 def _unless_standard(path: Path | None) -> Path | None:
@@ -254,9 +275,10 @@ def results(command: TextCommand[R], source: InputSource) -> Iterator[tuple[str,
 def _predict_all(
     command: TextCommand[R], source: InputSource, blanks: bool, first: int = 0, done: int = 0
 ) -> Iterator[tuple[str, R | None]]:
-    """Predict in chunks. After an error the chunk is repeated text by text: those before the bad one keep their result,
-    and the message names its line. `first` inputs in `done` lines precede; the chunks depend on nothing else."""
-    while held := list(islice(source.items, 1 if source.interactive else min(command.chunk, max(FIRST_CHUNK, done)))):
+    """Predict in chunks; of a pipe, what has arrived. After an error a chunk is repeated text by text: those before the
+    bad one keep their result, and the message names its line. `first` inputs in `done` lines precede; for a file, the
+    chunks depend on nothing else."""
+    while held := source.arrived(1 if source.interactive else min(command.chunk, max(FIRST_CHUNK, done))):
         kept = [(where, text) for where, text in held if blanks or text.strip()]
         try:
             found = iter(command.predict([command.parse(text) for _, text in kept], first))

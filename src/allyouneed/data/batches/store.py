@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from allyouneed.config import tree_of
 from allyouneed.data.batches.encoding import Dropped, EncodedRow, Encoding
 from allyouneed.data.files.filters import Filters
-from allyouneed.data.files.readers import Example, Files, Report, inner_suffix
+from allyouneed.data.files.lines import inner_suffix
+from allyouneed.data.files.readers import Example, Files, Report
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.files import checksum, sha256, write_folder, write_text

@@ -9,18 +9,16 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeInt
 
+from allyouneed.data.files.lines import decode_utf8, inner_suffix, raw_lines
 from allyouneed.data.files.readers import (
     JSON_SUFFIXES,
     TABLE_SUFFIXES,
     Files,
     Paths,
     Report,
-    decode_utf8,
     expand_paths,
-    inner_suffix,
     is_unicode,
     json_object,
-    raw_lines,
     read_rows,
     read_text,
     select_columns,

@@ -8,16 +8,15 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, StringConstraints, model_validator
 
+from allyouneed.data.files.lines import decode_utf8, raw_lines
 from allyouneed.data.files.readers import (
     LINE_SUFFIXES,
     TABLE_SUFFIXES,
     Files,
     Paths,
     Report,
-    decode_utf8,
     expand_paths,
     join_paths,
-    raw_lines,
     read_rows,
 )
 from allyouneed.errors import UserError

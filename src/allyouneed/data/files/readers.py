@@ -9,27 +9,24 @@ Kinds of `Files`: pairs.py, texts.py, labels.py.
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from allyouneed.config import Part
+from allyouneed.data.files.lines import decode_utf8, inner_suffix, raw_lines
 from allyouneed.errors import UserError
 
 TABLE_SUFFIXES = (".tsv", ".txt", ".jsonl", ".ndjson")
 LINE_SUFFIXES = (".txt", "")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
-PACKED_SUFFIXES = (".gz", ".zst")
 # common formats that would otherwise be read as megabytes of broken lines
 FOREIGN_SUFFIXES = (".zip", ".bz2", ".xz", ".7z", ".tar", ".tgz", ".parquet", ".xlsx", ".xls", ".arrow", ".pdf")
-CHUNK = 1 << 18
 
 
 def _as_paths(value: Any) -> Any:
@@ -189,12 +186,6 @@ def _shards(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     return shards
 
 
-def inner_suffix(path: Path) -> str:
-    """`.tsv` of `a.tsv.gz`."""
-    suffix = path.suffix.lower()
-    return path.with_suffix("").suffix.lower() if suffix in PACKED_SUFFIXES else suffix
-
-
 def join_paths(paths: Iterable[Path] | None) -> str:
     return ", ".join(str(path) for path in paths or ())
 
@@ -211,71 +202,6 @@ def read_text(path: Path, report: Report) -> Iterator[tuple[int, str]]:
             report.drop("broken", path, number, "not UTF-8", raw.decode("utf-8", "backslashreplace"))
         else:
             yield number, text
-
-
-def raw_lines(path: Path) -> Iterator[bytes]:
-    """Lines without their terminators and without a leading byte order mark."""
-    first, rest = True, b""
-    for chunk in read_chunks(path):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield _trim(line, path, first)
-            first = False
-    if rest:
-        yield _trim(rest, path, first)
-    elif first:
-        raise UserError(f"{path}: the file is empty; remove it from the data or create it again")
-
-
-def _trim(line: bytes, path: Path, first: bool) -> bytes:
-    if first:
-        if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise UserError(f"{path}: this is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`")
-        line = line.removeprefix(b"\xef\xbb\xbf")
-    return line.removesuffix(b"\r")
-
-
-def decode_utf8(raw: bytes) -> str | None:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-
-
-def read_chunks(path: Path) -> Iterator[bytes]:
-    """Decompressed content in chunks."""
-    packed = path.suffix.lower()
-    damaged = f"{path}: the {packed} file is truncated or damaged; download or compress it again"
-    try:
-        with path.open("rb") as file:
-            if packed == ".zst":
-                yield from _unzstd(file, damaged)
-                return
-            stream = gzip.GzipFile(fileobj=file) if packed == ".gz" else file
-            while chunk := stream.read(CHUNK):
-                yield chunk
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise UserError(damaged) from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-def _unzstd(file: BinaryIO, damaged: str) -> Iterator[bytes]:
-    """Frame by frame: the library's stream reader treats a truncated file as complete; `eof` does not."""
-    import zstandard
-
-    unpacker, inside = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(), False
-    while chunk := file.read(CHUNK):
-        while chunk:
-            try:
-                yield unpacker.decompress(chunk)
-            except zstandard.ZstdError:
-                raise UserError(damaged) from None
-            inside, chunk = not unpacker.eof, unpacker.unused_data
-            if unpacker.eof:
-                unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-    if inside:
-        raise UserError(damaged)
 
 
 # --- a line to its cells, or an error string ------------------------------------------------------------------------

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
+from allyouneed.data.files.lines import decode_utf8, inner_suffix, raw_lines
 from allyouneed.data.files.readers import (
     JSON_SUFFIXES,
     Files,
     Paths,
     Report,
-    decode_utf8,
     expand_paths,
-    inner_suffix,
-    raw_lines,
     read_rows,
 )
 

@@ -1,0 +1,96 @@
+"""Lines of a file: a byte stream (plain, gzip, zstd) split at `\\n` only, so that U+2028 or a vertical tab inside a
+sentence does not shift the later lines of an aligned file."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from allyouneed.errors import UserError
+
+PACKED_SUFFIXES = (".gz", ".zst")
+CHUNK = 1 << 18
+
+
+def inner_suffix(path: Path) -> str:
+    """`.tsv` of `a.tsv.gz`."""
+    suffix = path.suffix.lower()
+    return path.with_suffix("").suffix.lower() if suffix in PACKED_SUFFIXES else suffix
+
+
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """Lines without their terminators and without a leading byte order mark."""
+    return trim_lines(_split(path), str(path))
+
+
+def _split(path: Path) -> Iterator[bytes]:
+    rest, empty = b"", True
+    for chunk in read_chunks(path):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+        empty = empty and not lines
+    if rest:
+        yield rest
+    elif empty:
+        raise UserError(f"{path}: the file is empty; remove it from the data or create it again")
+
+
+def trim_lines(lines: Iterable[bytes], name: str) -> Iterator[bytes]:
+    """Lines without their terminators; the first without a byte order mark."""
+    rest = iter(lines)
+    for line in rest:  # the first
+        if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise UserError(f"{name}: this is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`")
+        yield _trim(line.removeprefix(b"\xef\xbb\xbf"))
+        break
+    yield from map(_trim, rest)
+
+
+def _trim(line: bytes) -> bytes:
+    return line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def decode_utf8(raw: bytes) -> str | None:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """Decompressed content in chunks."""
+    packed = path.suffix.lower()
+    damaged = f"{path}: the {packed} file is truncated or damaged; download or compress it again"
+    try:
+        with path.open("rb") as file:
+            if packed == ".zst":
+                yield from _unzstd(file, damaged)
+                return
+            stream = gzip.GzipFile(fileobj=file) if packed == ".gz" else file
+            while chunk := stream.read(CHUNK):
+                yield chunk
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise UserError(damaged) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _unzstd(file: BinaryIO, damaged: str) -> Iterator[bytes]:
+    """Frame by frame: the library's stream reader treats a truncated file as complete; `eof` does not."""
+    import zstandard
+
+    unpacker, inside = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(), False
+    while chunk := file.read(CHUNK):
+        while chunk:
+            try:
+                yield unpacker.decompress(chunk)
+            except zstandard.ZstdError:
+                raise UserError(damaged) from None
+            inside, chunk = not unpacker.eof, unpacker.unused_data
+            if unpacker.eof:
+                unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+    if inside:
+        raise UserError(damaged)
