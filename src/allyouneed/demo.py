@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from allyouneed.config import parse
 from allyouneed.data import dates
+from allyouneed.files import missing_folder
 from allyouneed.folder import Folder
 from allyouneed.infer.predictors.translator import Translator
 from allyouneed.models import find
@@ -44,10 +45,13 @@ def run(folder: Path, ask: bool) -> None:
     if (bundled := find()) is not None:
         show_translator(bundled, console)
     if not (folder / "data" / "test.tsv").exists():
+        if (missing := missing_folder(folder)) is not None:
+            console.print(f"creating the folder {missing}")
         dates.write(folder / "data")
     console.print("[bold]Training a Transformer to read dates[/] in English, German and Chinese …")
     result = train(recipe(folder), console=console)
-    console.print(f"\n[bold]{result.scores['test']['exact']:.1f} %[/] of 1,000 unseen dates are exactly right.\n")
+    if "test" in result.scores:
+        console.print(f"\n[bold]{result.scores['test']['exact']:.1f} %[/] of 1,000 unseen dates are exactly right.\n")
     translator = Translator(Folder.load(result.model))
     for text, iso in zip(EXAMPLES, translator.translate(EXAMPLES), strict=True):
         console.print(f"  {text}  →  [bold]{iso}[/]", highlight=False)

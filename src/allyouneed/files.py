@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
@@ -29,6 +30,18 @@ def checksum(tree: Mapping[str, Any]) -> str:
 def temporary_name(path: Path) -> Path:
     """A unique hidden name in the same folder."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+
+def missing_folder(path: Path) -> Path | None:
+    """The topmost folder above `path` that does not exist, and that writing it will create."""
+    missing = [parent for parent in path.absolute().parents if not parent.exists()]
+    return missing[-1] if missing else None
+
+
+def leftovers(path: Path) -> list[Path]:
+    """What killed writers of this file or folder left beside it, under temporary names."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}")
+    return [found for found in path.parent.iterdir() if name.fullmatch(found.name)]
 
 
 def sync(path: Path) -> None:

@@ -7,6 +7,7 @@ on the installed torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,12 @@ def tensor_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The 2-norm of each tensor, in few kernels."""
     fused = getattr(torch, "_foreach_norm", None)
     return [torch.linalg.vector_norm(tensor) for tensor in tensors] if fused is None else list(fused(list(tensors)))
+
+
+def end_allocation_to_pool(device: int, pool: Any) -> None:
+    """End the allocation of CUDA memory from the pool of a capture, if the failed capture did not."""
+    with suppress(AttributeError, RuntimeError):  # it did, or this torch has no CUDA
+        torch._C._cuda_endAllocateToPool(device, pool)
 
 
 def raise_recompile_limit(count: int) -> None:

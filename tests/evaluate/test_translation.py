@@ -45,6 +45,13 @@ def test_the_interval_holds_the_score_and_is_the_same_each_time() -> None:
     assert "bs:1000" in scores.bleu_signature
 
 
+def test_short_lines_have_an_interval() -> None:
+    """Some resamples of two short lines score 0, others do not."""
+    scores = evaluate(["a", "hello"], ["a", "bonjour"])
+    assert scores.chrf_interval is not None
+    assert 0 <= scores.chrf_interval.low < scores.chrf < scores.chrf_interval.high
+
+
 def test_scores_read_well() -> None:
     lines = evaluate(LONG, LONG).text().splitlines()
     assert lines[0].startswith("BLEU  100.0  [100.0, 100.0]  nrefs:1|")

@@ -117,6 +117,19 @@ def test_their_folder_can_be_exported_directly(llama: Path, tmp_path: Path, ask:
     assert code == 0 and same(llama, tmp_path / "back")
 
 
+def test_folders_that_are_created_are_named(llama: Path, tmp_path: Path, ask: Ask) -> None:
+    """A typing error in a path must not go unnoticed."""
+    for n, words in enumerate(
+        (["import", "--no-check"], ["export", "--to", "hf", "--no-check"], ["quantize", "--to", "bf16"])
+    ):
+        name, *options = words
+        top = tmp_path / f"new{n}"
+        code, _, err = ask(name, llama, top / "a" / "out", *options)
+        assert code == 0 and f"note: created the folder {top}\n" in err
+        code, _, err = ask(name, llama, top / "a" / "more", *options)
+        assert code == 0 and "created the folder" not in err
+
+
 # --- precision --------------------------------------------------------------------------------------------------------
 
 

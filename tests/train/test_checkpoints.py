@@ -14,6 +14,7 @@ from allyouneed.train import train
 from allyouneed.train.checkpoints import Checkpoints
 from allyouneed.train.finish import average_weights
 from allyouneed.train.log import read_log
+from allyouneed.train.loop import Trainer
 from micro_run import Listener, Make
 
 
@@ -39,6 +40,49 @@ def test_the_last_ones_and_the_best_are_kept(make: Make):
     assert {"step-00000016", "step-00000018", "step-00000020"} <= set(kept)
     best = json.loads((recipe.output / "checkpoints" / "best.json").read_text())["folder"]
     assert best in kept and len(kept) <= 4
+
+
+def test_the_clock_saves_too_and_changes_nothing(make: Make):
+    """Checkpoints by the clock are to resume from, not to be averaged."""
+    plain = train(make(steps=8, save={"every": 4, "keep": 3, "minutes": None}))
+    expected = (plain.model / "model.safetensors").read_bytes()
+    recipe = make(steps=8, save={"every": 4, "keep": 3, "minutes": 1e-9})
+    assert train(recipe, fresh=True).model == plain.model
+    saved = Checkpoints(recipe.output / "checkpoints", 3, print)
+    assert names(saved.folder) == [f"step-0000000{n}" for n in (4, 7, 8)]  # 4 is on schedule, 7 one of the two newest
+    assert [c.step for c in saved.regular()] == [4, 8]
+    assert (plain.model / "model.safetensors").read_bytes() == expected
+    only = make(steps=3, save={"every": None, "keep": 3, "minutes": 1e-9})
+    train(only, fresh=True)
+    assert [c.step for c in saved.regular()] == [1, 2, 3]
+    assert make(save={}).save.minutes == 10
+
+
+def test_the_best_is_the_best_that_was_saved(make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch):
+    real = module.write_training
+
+    def full(work: Path, model: object, optimiser: object, state: module.TrainState, *besides: Any) -> None:
+        if state.step == 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(work, model, optimiser, state, *besides)  # type: ignore[arg-type]
+
+    scores = iter([5.0, 3.0, 4.0, 6.0, 6.0])  # steps 3, 6 and 9; single checkpoint and average
+    monkeypatch.setattr(Trainer, "evaluate", lambda *_, **options: {"loss": next(scores)})
+    monkeypatch.setattr(module, "write_training", full)
+    recipe = make(valid=True, steps=9, validate={"every": 3, "metric": "loss"}, average=2)
+    train(recipe, console=listener.console)
+    assert "(loss: best 5.000 at step 3)" not in listener.text  # step 9 is better than step 3, the best on the disk
+    assert json.loads((recipe.output / "result.json").read_text())["weights"] == "checkpoint of step 9"
+
+
+def test_a_damaged_best_checkpoint_is_not_used(make: Make, listener: Listener):
+    recipe = make(valid=True, steps=6, validate={"every": 3, "metric": "loss", "sentences": 0})
+    train(recipe)
+    best = recipe.output / "checkpoints" / "step-00000006" / "model.safetensors"
+    best.write_bytes(best.read_bytes()[:-1] + b"x")
+    found = Checkpoints(recipe.output / "checkpoints", 3, listener.console.print)
+    assert found.best(module.TrainState(best_step=6)) is None and "the best checkpoint cannot be used" in listener.text
+    assert found.best(module.TrainState(best_step=4)) is not None
 
 
 def test_leftovers_of_a_killed_save_are_removed(make: Make, tmp_path: Path):

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from torch import nn
@@ -10,7 +11,9 @@ from allyouneed.nn.batch import Batch
 from allyouneed.tasks.task import Loss
 from allyouneed.tasks.translation import Translation
 from allyouneed.train import Recipe, train
+from allyouneed.train.checkpoints import Checkpoints, TrainState
 from allyouneed.train.log import read_log
+from allyouneed.train.loop import Trainer
 from micro_run import Listener, Make
 
 REAL = Translation.loss
@@ -66,3 +69,64 @@ def test_repeated_rewinds_stop_the_run(make: Make, listener: Listener, monkeypat
     poison(monkeypatch, lambda call: call > 6)
     with pytest.raises(UserError, match="lower the learning rate"):
         train(make(), console=listener.console)
+
+
+def saved_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps at which checkpoints are saved."""
+    found: list[int] = []
+    real = Checkpoints.save
+
+    def save(self: Checkpoints, folder: Folder, optimiser: Any, state: TrainState, *rest: Any) -> Any:
+        found.append(state.step)
+        return real(self, folder, optimiser, state, *rest)
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+    return found
+
+
+def test_saving_and_validating_wait_for_the_end_of_a_streak(make: Make, monkeypatch: pytest.MonkeyPatch):
+    saved = saved_steps(monkeypatch)
+    recipe = make(
+        valid=True, save={"every": 4, "keep": 3}, validate={"every": 3, "metric": "loss", "sentences": 0}, steps=11
+    )
+    poison(monkeypatch, lambda call: call in (3, 4, 8))
+    monkeypatch.setattr(Trainer, "evaluate", lambda *_, **options: {"loss": 9.0})  # never better
+    train(recipe)
+    assert [step for step in saved if step] == [5, 9, 11]  # the first is the best
+    log = read_log(recipe.output / "log.jsonl")
+    assert [e["step"] for e in log if "valid" in e] == [5, 6, 9, 11]
+    assert [c.step for c in Checkpoints(recipe.output / "checkpoints", 3, print).regular()] == [5, 9, 11]
+
+
+def test_a_rate_that_is_too_high_leaves_a_good_checkpoint(make: Make, listener: Listener):
+    """The first update ruins the weights while its loss is still finite, so the ruined weights are saved."""
+    recipe = make(save={"every": 1, "keep": 1}, average=0, schedule={"kind": "constant", "peak": 1e30})
+    with pytest.raises(UserError, match="lower the learning rate"):
+        train(recipe, console=listener.console)
+    assert "the checkpoint of step 1 leads to non-finite losses; renamed it" in listener.text
+    left = Checkpoints(recipe.output / "checkpoints", 1, print).all()
+    assert [c.step for c in left] == [0]
+    weights = Folder.load(left[0].path).model.parameters()
+    assert all(parameter.abs().max() < 10 for parameter in weights)
+
+
+def test_saving_does_not_forgive_rewinds_at_once(make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch):
+    """One good update after every three bad ones is no recovery, although each is saved."""
+    poison(monkeypatch, lambda call: call % 4 > 0)
+    with pytest.raises(UserError, match="even after 3 rewinds"):
+        train(make(save={"every": 1, "keep": 3}), console=listener.console)
+
+
+def test_a_recovered_run_may_rewind_again(make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch):
+    poison(monkeypatch, lambda call: call in {start + n for start in (5, 12, 19, 50) for n in range(3)})
+    train(make(steps=50, save={"every": 2, "keep": 3}), console=listener.console)
+    assert listener.text.count("3 in a row: rewinding") == 4
+
+
+def test_a_run_does_not_end_in_a_streak(make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch):
+    poison(monkeypatch, lambda call: call == 12)
+    recipe = make()
+    train(recipe, console=listener.console)
+    assert "the run would end with skipped updates: rewinding to the checkpoint of step 8" in listener.text
+    log = read_log(recipe.output / "log.jsonl")
+    assert [e["step"] for e in log] == list(range(1, 13)) and all(e["loss"] is not None for e in log)

@@ -20,7 +20,10 @@ def write(folder: Path, **keys: object) -> Path:
 def test_defaults_are_the_papers(tmp_path: Path):
     recipe = load_recipe(write(tmp_path))
     assert recipe.optimiser == Adam(beta1=0.9, beta2=0.98, eps=1e-9)
-    assert recipe.schedule == Paper(warmup=4000)
+    assert recipe.schedule == Paper()
+    assert [Paper().rate(n, 512, 100_000) for n in (1, 4000, 9000)] == [
+        Paper(warmup=4000).rate(n, 512, 100_000) for n in (1, 4000, 9000)
+    ]
     assert (recipe.last_step, recipe.average, recipe.decoding.beam, recipe.decoding.length_penalty) == (
         100_000,
         5,
@@ -75,7 +78,7 @@ def test_everything_wrong_is_named_by_its_path(tmp_path: Path):
         ({"steps": 5, "epochs": 2}, "'steps' and 'epochs' are exclusive"),
         ({"average": 9}, "save.keep is 5"),
         ({"batch": {"row": 64}}, "data.max_tokens is 128, but a row of batch holds 64"),
-        ({"save": {"every": None}}, "'every' .* or 'minutes'"),
+        ({"save": {"every": None, "minutes": None}}, "'every' .* or 'minutes'"),
     ],
 )
 def test_impossible_recipes_are_rejected_with_the_reason(tmp_path: Path, keys: dict[str, object], words: str):

@@ -1,5 +1,6 @@
 """A checkpoint holds everything: a run killed anywhere and resumed has bit-equal losses."""
 
+import json
 import os
 import random
 import signal
@@ -12,11 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
+import kill_points as kill_points_module
 import toy_texts as toytexts
 from allyouneed.errors import UserError
-from allyouneed.train import Recipe, train
+from allyouneed.train import Recipe, loop, train
 from allyouneed.train.log import read_log
 from allyouneed.train.prepare import RunFolder
+from allyouneed.train.signals import Interrupted
 from micro_run import Listener, Make
 from toy_texts import write_all
 
@@ -97,6 +100,92 @@ def killed_equals_straight(recipe: Recipe, tmp_path: Path, times: int) -> None:
     assert losses(tmp_path / "killed" / "log.jsonl") == expected, f"killed at {kills}"
     weights = [tmp_path / run / "model" / "model.safetensors" for run in ("straight", "killed")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def kill_points(make: Make, tmp_path: Path, plans: list[list[int]]) -> dict[str, Any]:
+    """Kill a run at each chain of file events and resume it (kill_points.py). The best of its validations is neither
+    the first nor the last, and each of them is followed by something to prune."""
+    recipe = make(
+        valid=True,
+        steps=7,
+        save={"every": 2, "keep": 2},
+        average=2,
+        validate={"every": 3, "metric": "loss", "sentences": 0},
+    )
+    path = saved_to(recipe, tmp_path / "killed")
+    script = Path(kill_points_module.__file__)
+    command = [sys.executable, str(script), str(path), str(tmp_path / "runs"), json.dumps(plans)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    result = json.loads((tmp_path / "runs" / "whole" / "result.json").read_text())
+    assert result["weights"] == f"checkpoint of step {kill_points_module.BEST}" and found["events"] > 300
+    assert not found["wrong"], found["wrong"]
+    return found
+
+
+def test_a_run_killed_at_any_file_event_ends_in_the_same_model(make: Make, tmp_path: Path):
+    chance = random.Random(time.time_ns())
+    single = [[chance.randrange(10**6)] for _ in range(6)]
+    kill_points(make, tmp_path, [*single, [chance.randrange(10**6) for _ in range(4)]])
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_every_file_event_ends_in_the_same_model(make: Make, tmp_path: Path):
+    events = kill_points(make, tmp_path / "count", [])["events"]
+    chance = random.Random(time.time_ns())
+    chains = [[chance.randrange(events) for _ in range(chance.randint(2, 6))] for _ in range(40)]
+    kill_points(make, tmp_path / "all", [*([event] for event in range(events)), *chains])
+
+
+def test_a_kill_while_the_recipe_is_first_written_is_recovered_from(make: Make):
+    recipe = make(steps=2)
+    (recipe.output / "data").mkdir(parents=True)
+    half = recipe.output / ".recipe.yaml.0123abcd"
+    half.write_text("model: {ki")
+    assert train(recipe).steps == 2 and not half.exists()
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "data: 3", "a: [", "\x00"])
+def test_a_run_whose_recipe_cannot_be_read_is_refused_in_one_message(make: Make, text: str):
+    recipe = make(steps=2)
+    recipe.output.mkdir()
+    (recipe.output / "recipe.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"recipe\.yaml: cannot be read .* use --restart"):
+        train(recipe)
+    assert train(recipe, fresh=True).steps == 2
+
+
+def test_stopped_before_a_validation_the_run_ends_in_the_same_model(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """The checkpoint of the step that is the best, and the last, was saved before it was validated."""
+    options = {
+        "valid": True,
+        "steps": 6,
+        "validate": {"every": 3, "metric": "loss", "sentences": 0},
+        "save": {"every": 5, "keep": 3},
+    }
+
+    def outcome() -> tuple[bytes, Any, Any]:
+        output = make().output
+        result, best = (json.loads((output / name).read_text()) for name in ("result.json", "checkpoints/best.json"))
+        return (output / "model" / "model.safetensors").read_bytes(), result["weights"], best
+
+    train(make(**options))
+    straight = outcome()
+    real = loop.Trainer._update
+
+    def update(self: loop.Trainer, given: Any) -> None:
+        real(self, given)
+        if self.state.step in (3, 6):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(loop.Trainer, "_update", update)
+    for fresh in (True, False):
+        with pytest.raises(Interrupted):
+            train(make(**options), fresh=fresh)
+    monkeypatch.undo()
+    assert train(make(**options)).steps == 6
+    assert outcome() == straight
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -14,7 +14,7 @@ from allyouneed.nn.models.precision import dequantize, quantize
 from allyouneed.nn.models.weights import named_tensors
 from allyouneed.train import load_recipe, train
 from allyouneed.train.log import read_log
-from micro_run import Make
+from micro_run import Listener, Make
 
 
 def second_stage(make: Make, first: Path, folder: Path) -> str:
@@ -24,6 +24,14 @@ def second_stage(make: Make, first: Path, folder: Path) -> str:
     path = folder / "second.yaml"
     path.write_text(yaml.safe_dump(tree | {"start": str(first), "steps": 3, "output": str(folder / "second")}))
     return str(path)
+
+
+def test_folders_that_are_created_are_named(make: Make, listener: Listener, tmp_path: Path):
+    recipe = make(steps=1).model_copy(update={"output": tmp_path / "no" / "such" / "run"})
+    train(recipe, console=listener.console)
+    assert f"created the folder {tmp_path / 'no'}\n" in listener.text
+    train(recipe, fresh=True, console=listener.console)
+    assert listener.text.count("created the folder") == 1
 
 
 def test_a_run_starts_from_the_weights_and_the_tokenizer_of_a_folder(make: Make, tmp_path: Path):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from allyouneed.cli import main
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.predictors.translator import Translator
@@ -41,6 +42,52 @@ def test_a_recipe_becomes_a_model_that_translates(make: Make, listener: Listener
     log = read_log(recipe.output / "log.jsonl")
     assert [e["step"] for e in log if "loss" in e] == list(range(1, 25))
     assert [e["step"] for e in log if "valid" in e] == [8, 16, 24]
+
+
+def test_the_whole_validation_set_is_scored_at_the_end(make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch):
+    """`validate.limit` is for validations during training; result.json and the card say on how many examples."""
+    counts: list[int] = []
+    real = Translator.judge
+
+    def judge(self: Translator, examples: Any, *rest: Any) -> Any:
+        counts.append(len(examples))
+        return real(self, examples, *rest)
+
+    monkeypatch.setattr(Translator, "judge", judge)
+    limited = {"every": 4, "metric": "bleu", "sentences": 0, "limit": 5}
+    recipe = make(valid=True, test=True, steps=8, validate=limited, decoding={"beam": 1})
+    result = train(recipe, console=listener.console)
+    assert counts == [5, 5, 5, 5, 20, 10]  # two validations, single and average, the better one, the test set
+    assert "(5 of 20 pairs)" in listener.text
+    assert json.loads((recipe.output / "result.json").read_text())["examples"] == {"valid": 20, "test": 10}
+    card = Folder.load(result.model).card
+    assert "| set | pairs | loss |" in card and "| valid | 20 | " in card and "| test | 10 | " in card
+
+
+def test_a_failing_scorer_loses_no_model(make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch):
+    """Neither a validation nor the final scores: the model is written first, and can be scored later."""
+    recipe = make(valid=True, test=True, steps=4, validate={"every": 2, "metric": "bleu"}, decoding={"beam": 1})
+    folders: list[bool] = []
+
+    def judge(self: Translator, *rest: Any) -> Any:
+        folders.append((recipe.output / "model" / "config.json").exists())
+        raise TypeError("don't know how to coerce\nfloat and float32")
+
+    monkeypatch.setattr(Translator, "judge", judge)
+    result = train(recipe, console=listener.console)
+    said = listener.text
+    assert folders == [False, False, True, True]  # two validations, the checkpoint, the test set
+    assert "warning: scoring the test data failed (TypeError: don't know how to coerce float and float32)" in said
+    assert result.steps == 4 and result.scores.keys() == {"valid"} and "bleu" not in result.scores["valid"]
+    written = json.loads((recipe.output / "result.json").read_text())
+    assert written["scores"]["test"] is None and written["weights"] == "checkpoint of step 4"
+    assert "| test | not scored |" in Folder.load(result.model).card
+    monkeypatch.undo()
+    commands = [line.split() for line in said.splitlines() if line.startswith("  allyouneed evaluate ")]
+    assert [Path(words[2]).name for words in commands] == ["valid.tsv", "test.tsv"]
+    with pytest.raises(SystemExit) as ended:
+        main(commands[1][1:])
+    assert not ended.value.code
 
 
 def test_the_loss_falls(make: Make):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allyouneed.cli.messages import show_notes, show_status
+from allyouneed.cli.messages import created_folders_as_note, show_notes, show_status
 from allyouneed.cli.options import option
 from allyouneed.errors import UserError
 
@@ -44,7 +44,8 @@ def import_(
         load(source)  # reports what is wrong with it
         raise UserError(f"{source}: is already a folder of allyouneed; copy it, or use `allyouneed export`")
     folder = load(source, dtype=dtype, as_stored=True, tokenizer=tokenizer)
-    folder.save(out)
+    with created_folders_as_note(out):
+        folder.save(out)
     show_notes(folder.notes)
     parameters = sum(parameter.numel() for parameter in folder.model.parameters())
     show_status(f"{out}: a model for {folder.task['kind']}, {parameters:,} parameters")
@@ -68,7 +69,8 @@ def export(
     check_free(out)
     folder = load(model, as_stored=True)
     notes: list[str] = []
-    write_folder(out, lambda path: notes.extend(write(folder, path)))
+    with created_folders_as_note(out):
+        write_folder(out, lambda path: notes.extend(write(folder, path)))
     show_notes(notes)
     show_status(f"{out}: written for {to}")
     if to in CHECKS and not no_check:

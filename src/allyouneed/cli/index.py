@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from allyouneed.cli.messages import is_quiet, show_notes, show_status
+from allyouneed.cli.messages import created_folders_as_note, is_quiet, show_notes, show_status
 from allyouneed.cli.options import DeviceOption, option
 from allyouneed.errors import UserError
 
@@ -40,7 +40,8 @@ def index(
     tokens = None if tokenizer is None else vocabularies(tokenizer).target
     with _ProgressBar() as bar:
         chunks, report = index_corpus(corpus, load(encoder, resolve_device(device)), chunk, tokens, document, bar.show)
-    chunks.save(output)
+    with created_folders_as_note(output):
+        chunks.save(output)
     if report.dropped:
         show_notes([report.text()])
     show_status(f"{output}: {len(chunks):,} chunks of {len(chunks.bounds) - 1:,} documents")

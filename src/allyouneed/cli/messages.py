@@ -10,6 +10,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TextIO
 
+from allyouneed.files import missing_folder
+
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
@@ -36,6 +38,15 @@ def show_status(text: str) -> None:
 def show_notes(notes: Iterable[str]) -> None:
     for note in notes:
         show_status(f"note: {note}")
+
+
+@contextmanager
+def created_folders_as_note(out: Path) -> Iterator[None]:
+    """Say which folder above `out` was created inside: it may be a typing error."""
+    missing = missing_folder(out)
+    yield
+    if missing is not None and missing.exists():
+        show_notes([f"created the folder {missing}"])
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from allyouneed.cli.messages import show_notes, show_status
+from allyouneed.cli.messages import created_folders_as_note, show_notes, show_status
 from allyouneed.cli.options import FILES, LANGUAGES, FromOption, JsonOption, option
 from allyouneed.errors import UserError
 
@@ -58,5 +58,6 @@ def quantize(
             )
         show_notes([f"{loss}, more than --limit {limit:g}"])
     after.card = after.card and f"{after.card.rstrip()}\n\nStored as {to}: {loss} against the original.\n"
-    after.save(out)
+    with created_folders_as_note(out):
+        after.save(out)
     show_status(f"{out}: stored as {to}")

@@ -19,6 +19,7 @@ from pathlib import Path
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files, Report
 from allyouneed.errors import UserError
+from allyouneed.files import write_text
 
 SAMPLED = 20_000  # training sentences per language
 KEPT = 2000  # n-grams kept per language
@@ -123,7 +124,7 @@ class LanguageDetector:
 
     def save(self, path: Path) -> None:
         tree = {"languages": self.languages, "scores": self.scores}
-        path.write_text(json.dumps(tree, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(tree, ensure_ascii=False, separators=(",", ":")) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> LanguageDetector:

@@ -72,11 +72,17 @@ def evaluate(
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
+    class PlainCHRF(CHRF):
+        """Scores of resamples are numpy's float32, except 0.0, which is Python's: sacreBLEU cannot average the mix."""
+
+        def _compute_f_score(self, statistics: list[int]) -> float:
+            return float(super()._compute_f_score(statistics))
+
     _check(hypotheses, references)
     words = tokenize or tokenize_for(language)
     if words not in WORDS:
         raise UserError(f"unknown tokenize={words!r} (allowed: {', '.join(WORDS)})")
-    bleu, chrf = BLEU(tokenize=words, lowercase=lowercase), CHRF(lowercase=lowercase)
+    bleu, chrf = BLEU(tokenize=words, lowercase=lowercase), PlainCHRF(lowercase=lowercase)
     results = [_score(metric, hypotheses, references, resamples) for metric in (bleu, chrf)]
     same = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
     return TranslationScores(
@@ -97,7 +103,8 @@ def _score(
     result = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=max(1, resamples))
     if resamples < 2:
         return float(result.score), None
-    return float(result.score), Interval(float(result._mean - result._ci), float(result._mean + result._ci))
+    low, high = float(result._mean - result._ci), float(result._mean + result._ci)
+    return float(result.score), Interval(max(0.0, low), min(100.0, high))
 
 
 def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:

@@ -5,10 +5,11 @@
     checkpoints/step-00001000/training/{optimiser,random}.safetensors
     checkpoints/step-00001000/training/shards/                                               sharded optimiser state
     checkpoints/step-00001000/training/memory.safetensors                                    segment memory
-    checkpoints/last.json, best.json                                                         pointers
+    checkpoints/last.json, best.json                                                         for people and scripts
 
 A checkpoint is renamed to its final path only when it is complete and synced, and is never modified. Its checksums are
-verified when it is read; if one fails, the previous checkpoint is used.
+verified when it is read; if one fails, the previous checkpoint is used. Which one is the best is part of the training
+state inside, so a single rename changes the record and what it records; last.json and best.json repeat it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from torch import Tensor, nn
 
 from allyouneed.data.batches.sharding import ALL_ROWS, DataShard
 from allyouneed.errors import UserError
-from allyouneed.files import checksum, sha256, sync, write_text
+from allyouneed.files import checksum, leftovers, sha256, sync, write_text
 from allyouneed.folder import WEIGHTS, Folder, read_weights
 from allyouneed.nn.states.segment_memory import SegmentMemory
 from allyouneed.train.distributed.fsdp import is_sharded, read_sharded, read_shards
@@ -38,6 +40,8 @@ NAME = re.compile(r"step-(\d{8,})")
 UNFINISHED = ".writing-"
 TRAINER = "trainer.json"
 SHARDS = "shards"
+POINTERS = LAST, BEST = "last.json", "best.json"
+DIVERGED = "diverged-"
 
 Memory = tuple[dict[str, Tensor], Any]  # as `SegmentMemory` writes it
 
@@ -56,6 +60,7 @@ class TrainState:
     best_step: int | None = None
     stale: int = 0  # validations since the best
     scores: dict[str, float] = field(default_factory=dict)  # of the last validation
+    warmup: int | None = None  # of a schedule that leaves it to the length of the run, fixed at the start
 
     def to_tree(self) -> dict[str, Any]:
         return {"place" if key == "position" else key: value for key, value in asdict(self).items()}
@@ -86,6 +91,15 @@ class Checkpoint:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: cannot be read: {error}") from None
         return about
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether it was saved on schedule; see `Checkpoints.save`."""
+        try:
+            about = json.loads((self.path / "training" / TRAINER).read_text(encoding="utf-8"))
+            return bool(about["regular"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def restore(
         self, model: nn.Module, optimiser: torch.optim.Optimizer, check: bool = True
@@ -125,6 +139,9 @@ class Checkpoints:
             shutil.rmtree(leftover, ignore_errors=True)
         for leftover in self.folder.glob(f".{UNFINISHED}*"):
             shutil.rmtree(leftover, ignore_errors=True)
+        for name in POINTERS:
+            for file in leftovers(self.folder / name):
+                file.unlink()
 
     def all(self) -> list[Checkpoint]:
         """Oldest first, valid or not."""
@@ -147,8 +164,37 @@ class Checkpoints:
             self.report("no valid checkpoint left: training starts from scratch")
         return None
 
-    def best(self) -> Checkpoint | None:
-        return self._read_pointer("best.json")
+    def best(self, state: TrainState) -> Checkpoint | None:
+        """The best checkpoint, according to the training state, if it is intact."""
+        found = self._best(state)
+        try:
+            if found is not None:
+                found.read_trainer()
+        except UserError as error:
+            self.report(f"{error}; the best checkpoint cannot be used")
+            return None
+        return found
+
+    def _best(self, state: TrainState) -> Checkpoint | None:
+        if state.best_step is None:
+            return None
+        found = self._at(state.best_step)
+        # in runs of earlier versions the state may name a checkpoint that could not be saved
+        return found if found.path.is_dir() else self._read_pointer(BEST)
+
+    def _at(self, step: int) -> Checkpoint:
+        return Checkpoint(self.folder / f"step-{step:08d}", step)
+
+    def set_aside(self, checkpoint: Checkpoint) -> None:
+        """Rename a checkpoint that training cannot continue from, so that the one before it is the latest."""
+        aside = checkpoint.path.with_name(f"{DIVERGED}{checkpoint.path.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        checkpoint.path.rename(aside)
+        self.report(f"the checkpoint of step {checkpoint.step} leads to non-finite losses; renamed it to {aside.name}")
+
+    def remove_diverged(self) -> None:
+        for path in self.folder.glob(f"{DIVERGED}*"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def begin_shards(self) -> Path:
         """A temporary folder that all processes write their optimiser shards to."""
@@ -171,19 +217,20 @@ class Checkpoints:
 
         `memory`: segment memory. `random`: random states of all processes.
         `shards`: folder of their optimiser shards.
-        `regular`: saved on schedule and included in the final average. A checkpoint saved on Ctrl-C is not, so that an
-        interrupted run ends in the same model as an uninterrupted one.
+        `regular`: saved on schedule and included in the final average. A checkpoint saved on Ctrl-C or by the clock is
+        not, so that an interrupted or slower run ends in the same model.
         """
         from safetensors import SafetensorError
 
-        path = self.folder / f"step-{train_state.step:08d}"
-        if path.exists():
-            return Checkpoint(path, train_state.step)
+        checkpoint = self._at(train_state.step)
+        path = checkpoint.path
         work = self.folder / f"{UNFINISHED}{path.name}"
         try:
             shutil.rmtree(work, ignore_errors=True)
             folder.save(work)
             write_training(work, folder.model, optimiser, train_state, regular, memory, random, shards)
+            if path.exists():  # saved by Ctrl-C, before it was validated; without it the run would redo the last steps
+                self._remove(checkpoint)
             work.rename(path)
             sync(self.folder)
         except (OSError, SafetensorError) as error:
@@ -191,30 +238,40 @@ class Checkpoints:
             reason = getattr(error, "strerror", None) or error
             self.report(f"step {train_state.step}: saving the checkpoint failed ({reason}); the previous one is kept")
             return None
-        checkpoint = Checkpoint(path, train_state.step)
-        self._write_pointer("last.json", checkpoint)
+        self.write_pointers(checkpoint, train_state)
         return checkpoint
 
-    def mark_best(self, checkpoint: Checkpoint) -> None:
-        self._write_pointer("best.json", checkpoint)
+    def write_pointers(self, last: Checkpoint, state: TrainState) -> None:
+        """Make last.json and best.json agree with the training state."""
+        for name, checkpoint in ((LAST, last), (BEST, self._best(state))):
+            if checkpoint is None:
+                with suppress(OSError):
+                    (self.folder / name).unlink()
+            elif self._read_pointer(name) != checkpoint:
+                self._write_pointer(name, checkpoint)
 
-    def prune(self) -> None:
-        """Keep the last `keep` regular checkpoints, the best, and always the two newest, in case one is damaged."""
+    def prune(self, state: TrainState, proven: int) -> None:
+        """Keep the last `keep` regular checkpoints, the best, always the two newest, in case one is damaged, and the
+        newest one up to step `proven`, whose weights are known to be good."""
         everything = self.all()
-        best = self.best()
+        best = self._best(state)
         kept = {c.path for c in self.regular()[-self.keep :]} | {c.path for c in everything[-2:]}
+        kept |= {c.path for c in ([c for c in everything if c.step <= proven] or everything[:1])[-1:]}
         if best is not None:
             kept.add(best.path)
         for checkpoint in everything:
             if checkpoint.path not in kept:
-                # renamed first: a partly deleted folder must never look like a checkpoint
-                doomed = checkpoint.path.with_name(f"{UNFINISHED}gone-{checkpoint.path.name}")
-                checkpoint.path.rename(doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+                self._remove(checkpoint)
+
+    def _remove(self, checkpoint: Checkpoint) -> None:
+        """Rename, then delete: a partly deleted folder must never look like a checkpoint."""
+        doomed = checkpoint.path.with_name(f"{UNFINISHED}gone-{checkpoint.path.name}")
+        checkpoint.path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
     def regular(self) -> list[Checkpoint]:
         """Those saved on schedule, after step 0, oldest first."""
-        return [c for c in self.all() if c.step > 0 and _is_regular(c)]
+        return [c for c in self.all() if c.step > 0 and c.is_regular]
 
     def _write_pointer(self, name: str, checkpoint: Checkpoint) -> None:
         text = json.dumps({"step": checkpoint.step, "folder": checkpoint.path.name}) + "\n"
@@ -226,10 +283,10 @@ class Checkpoints:
     def _read_pointer(self, name: str) -> Checkpoint | None:
         try:
             about = json.loads((self.folder / name).read_text(encoding="utf-8"))
-            path = self.folder / about["folder"]
-        except (OSError, ValueError, KeyError):
+            found = self._at(int(about["step"]))
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return None
-        return Checkpoint(path, int(about["step"])) if path.is_dir() else None
+        return found if found.path.is_dir() else None
 
 
 def write_training(
@@ -269,11 +326,3 @@ def write_training(
     (training / TRAINER).write_text(json.dumps(about) + "\n", encoding="utf-8")
     for path in [*training.rglob("*"), training, work]:
         sync(path)
-
-
-def _is_regular(checkpoint: Checkpoint) -> bool:
-    try:
-        about = json.loads((checkpoint.path / "training" / TRAINER).read_text(encoding="utf-8"))
-        return bool(about["regular"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False

@@ -1,9 +1,11 @@
-"""The end of a run: average the last checkpoints, keep the average if better, score the test set, write the card."""
+"""The end of a run: write the model folder, average the last checkpoints, keep the average if better, score, write the
+card. Scoring runs on a model that is already written: whatever happens to it, the model is there."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,10 @@ from allyouneed.folder import CARD, WEIGHTS, read_weights
 from allyouneed.train.checkpoints import Checkpoint
 from allyouneed.train.loop import Trainer
 from allyouneed.train.prepare import RunFolder
+from allyouneed.train.recipe import Recipe
 from allyouneed.train.validate import is_better, validation_loss
+
+Scores = dict[str, dict[str, float]]  # by set: valid, test; empty: not scored
 
 
 def average_weights(checkpoints: Sequence[Checkpoint]) -> dict[str, Tensor]:
@@ -66,18 +71,22 @@ def model_card(fields: dict[str, Any], recipe_text: str) -> str:
         "",
         "## Scores",
         "",
-        "| set | " + " | ".join(fields["columns"]) + " |",
-        "|---|" + "---|" * len(fields["columns"]),
+        _table_row("set", fields["unit"], *fields["columns"]),
+        "|" + "---|" * (2 + len(fields["columns"])),
     ]
     for name, row in fields["scores"].items():
         cells = [f"{row[column]:.2f}" if column in row else "" for column in fields["columns"]]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append(_table_row(name, f"{fields['scored'][name]:,}" if row else "not scored", *cells))
     if not fields["scores"]:
-        lines.append("| none | " + " | ".join("" for _ in fields["columns"]) + " |")
+        lines.append(_table_row("none", "", *("" for _ in fields["columns"])))
     lines += ["", "## Data", ""]
     lines += [f"- `{name}` sha256 `{digest}`" for name, digest in fields["sha256"].items()]
     lines += ["", "## Recipe", "", "```yaml", _portable(recipe_text).rstrip(), "```", ""]
     return "\n".join(lines)
+
+
+def _table_row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _portable(text: str) -> str:
@@ -86,17 +95,64 @@ def _portable(text: str) -> str:
 
 
 def finish(trainer: Trainer, last: Checkpoint | None, run: RunFolder, recipe_text: str) -> dict[str, dict[str, float]]:
-    """Choose the weights, score them, and write the model folder. result.json is written last."""
-    report, recipe, state = trainer.reporter.print, trainer.recipe, trainer.state
+    """Write the model folder, then score it. A set that cannot be scored is reported and left out of the scores; the
+    model is complete without them. result.json is written last."""
+    report, recipe, state, prepared = trainer.reporter.print, trainer.recipe, trainer.state, trainer.prepared
     if last is None:
         raise UserError(f"{run.folder}: the final checkpoint could not be saved; free disk space and run it again")
-    weights, found = _choose_weights(trainer, last)
-    scores = {"valid": found} if found else {}
-    if trainer.prepared.test_examples:
+
+    def card(weights: str, scores: Scores) -> str:
+        return model_card(_card_fields(trainer, run, recipe_text, weights, scores), recipe_text)
+
+    single = trainer.checkpoints.best(state) or last
+    weights = _load_first_choice(trainer, single)
+    trainer.folder(card(weights, {})).save(run.model)
+    scores: Scores = {}
+    if prepared.valid is not None:
+        before = weights
+        weights, scores["valid"] = _compare_with_average(trainer, single)
+        if weights != before:
+            trainer.folder(card(weights, scores)).save(run.model)
+    if prepared.test_examples:
         scores["test"] = _score_test_set(trainer)
-    vocabularies = trainer.prepared.vocabularies
+    for split, row in scores.items():
+        if not row or (split == "valid" and recipe.metric not in row):
+            report(f"to score the {split} data later:\n  {score_commands(run.model, recipe, split)}")
+    write_text(run.model / CARD, card(weights, scores))
+    result = {
+        "steps": state.step,
+        "asked": {"steps": recipe.last_step, "epochs": recipe.epochs},
+        "weights": weights,
+        "tokens": state.tokens,
+        "training_seconds": state.seconds,
+        "scores": {name: row or None for name, row in scores.items()},
+        "examples": {name: len(getattr(prepared, f"{name}_examples")) for name in scores},  # scored, of each set
+    }
+    write_text(run.result, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    report(f"the model is in {run.model}")
+    return {name: row for name, row in scores.items() if row}
+
+
+def score_commands(model: Path, recipe: Recipe, split: str) -> str:
+    """The commands that score a model folder on the files of a split, one per line."""
+    lines = []
+    for entry in getattr(recipe.data, split):
+        files = entry.files()
+        tags = [("--to", getattr(entry, "to", None)), ("--from", getattr(entry, "from_", None))]
+        options = ["--model", str(model), *(word for name, tag in tags if tag for word in (name, tag))]
+        if getattr(entry, "source", None) is not None:  # aligned files: source, target, source, target, …
+            given = [["--source", str(a), "--target", str(b)] for a, b in zip(files[::2], files[1::2], strict=True)]
+        else:
+            given = [[str(file)] for file in files]
+        lines += [shlex.join(["allyouneed", "evaluate", *words, *options]) for words in given]
+    return "\n  ".join(lines)
+
+
+def _card_fields(trainer: Trainer, run: RunFolder, recipe_text: str, weights: str, scores: Scores) -> dict[str, Any]:
+    recipe, state, prepared = trainer.recipe, trainer.state, trainer.prepared
+    vocabularies = prepared.vocabularies
     sizes = {id(tokenizer): tokenizer.size for tokenizer in (vocabularies.source, vocabularies.target)}.values()
-    fields = {
+    return {
         "name": recipe.name or run.folder.name,
         "description": recipe.description,
         "kind": tree_of(trainer.config)["kind"],
@@ -104,30 +160,20 @@ def finish(trainer: Trainer, last: Checkpoint | None, run: RunFolder, recipe_tex
         "licence": recipe.licence,
         "origin": "" if recipe.start is None else _origin_line(recipe.start),
         "task": recipe.task_kind,
-        "labels": trainer.prepared.labels,
+        "labels": prepared.labels,
         "vocabulary": f"{' and '.join(f'{n:,}' for n in sizes)} tokens ({_tokenizer(trainer)})",
-        "examples": f"{trainer.prepared.examples:,} {recipe.task.file_type.examples}",
+        "examples": f"{prepared.examples:,} {recipe.task.file_type.examples}",
         "tokens": f"{state.tokens:,} {recipe.task.loss_unit}",
         "steps": state.step,
         "epochs": state.position.epoch + (1 if state.position.batch else 0),
         "machine": trainer.backend.summary,
         "weights": weights,
+        "unit": recipe.task.file_type.examples,
         "columns": list(dict.fromkeys(name for row in scores.values() for name in row)),
         "scores": scores,
+        "scored": {name: len(getattr(prepared, f"{name}_examples")) for name in scores},
         "sha256": yaml.safe_load(recipe_text)["data"]["sha256"],
     }
-    trainer.folder(model_card(fields, recipe_text)).save(run.model)
-    result = {
-        "steps": state.step,
-        "asked": {"steps": recipe.last_step, "epochs": recipe.epochs},
-        "weights": weights,
-        "tokens": state.tokens,
-        "training_seconds": state.seconds,
-        "scores": scores,
-    }
-    write_text(run.result, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    report(f"the model is in {run.model}")
-    return scores
 
 
 def _origin_line(start: Path) -> str:
@@ -151,46 +197,62 @@ def _tokenizer(trainer: Trainer) -> str:
 
 
 def _score_test_set(trainer: Trainer) -> dict[str, float]:
-    recipe, prepared = trainer.recipe, trainer.prepared
-    judged = trainer.score(prepared.test_examples, recipe.decoding.beam, resamples=RESAMPLES)
-    if judged.figures:
-        trainer.reporter.print(f"test\n{judged.text}")
-        return judged.figures
-    assert prepared.test is not None
-    found = validation_loss(trainer.model, recipe.task, prepared.test, trainer.backend)
-    trainer.reporter.print(f"test  {_row(found)}")
+    """Empty if scoring failed."""
+    recipe, prepared, found = trainer.recipe, trainer.prepared, dict[str, float]()
+    with trainer.warn_on_failure("scoring the test data"):
+        judged = trainer.score(prepared.test_examples, recipe.decoding.beam, resamples=RESAMPLES)
+        found, text = judged.figures, f"\n{judged.text}"
+        if not found:
+            assert prepared.test is not None
+            found = validation_loss(trainer.model, recipe.task, prepared.test, trainer.backend)
+            text = f"  {_row(found)}"
+        trainer.reporter.print(f"test ({len(prepared.test_examples):,} {recipe.task.file_type.examples}){text}")
     return found
 
 
-def _choose_weights(trainer: Trainer, last: Checkpoint) -> tuple[str, dict[str, float]]:
-    """Load the better of best checkpoint and average into the model; its description and scores."""
+def _load_first_choice(trainer: Trainer, single: Checkpoint) -> str:
+    """Load the weights that need no scores to choose: the best checkpoint of the validations, or without any the
+    average. Returns their description."""
+    averaged = _averaged(trainer)
+    if trainer.prepared.valid is None and len(averaged) > 1:
+        set_weights(trainer.model, average_weights(averaged))
+        return f"{_average_name(averaged)} (not compared: no validation set)"
+    read_weights(trainer.model, single.path / WEIGHTS)
+    return f"checkpoint of step {single.step}"
+
+
+def _compare_with_average(trainer: Trainer, single: Checkpoint) -> tuple[str, dict[str, float]]:
+    """Load the average if it is better than `single`, which is loaded, on `validate.limit` examples. The description
+    of the weights, and their scores on all examples."""
     recipe, report, metric = trainer.recipe, trainer.reporter.print, trainer.recipe.metric
-    single = trainer.checkpoints.best() or last
-    averaged = trainer.checkpoints.regular()[-recipe.average :] if recipe.average > 1 else []
-    name = f"average of the {len(averaged)} checkpoints of steps {', '.join(str(c.step) for c in averaged)}"
-    one = f"checkpoint of step {single.step}"
-    if trainer.prepared.valid is None:
-        if len(averaged) > 1:
-            set_weights(trainer.model, average_weights(averaged))
-            return name + " (not compared: no validation set)", {}
-        read_weights(trainer.model, last.path / WEIGHTS)
-        return f"checkpoint of step {last.step}", {}
-    read_weights(trainer.model, single.path / WEIGHTS)
-    of_single = trainer.evaluate(recipe.decoding.beam)
-    report(f"{one}:  {_row(of_single)}")
-    if len(averaged) < 2:
-        return one, of_single
-    set_weights(trainer.model, average_weights(averaged))
-    of_average = trainer.evaluate(recipe.decoding.beam)
-    difference = of_average[metric] - of_single[metric]
-    report(f"{name}:  {_row(of_average)}")
-    if is_better(metric, recipe.task.metrics[metric], of_average, of_single):
-        report(f"averaging changes {metric} by {difference:+.3f}: using the average")
-        return name, of_average
-    report(f"averaging changes {metric} by {difference:+.3f}: using the single checkpoint")
-    read_weights(trainer.model, single.path / WEIGHTS)
-    return one, of_single
+    limit, averaged, chosen = recipe.validation.limit, _averaged(trainer), f"checkpoint of step {single.step}"
+    found = trainer.evaluate(recipe.decoding.beam, limit=limit)
+    report(f"{chosen}:  {_row(found)}{trainer.limit_text(limit)}")
+    if len(averaged) > 1:
+        set_weights(trainer.model, average_weights(averaged))
+        of_average = trainer.evaluate(recipe.decoding.beam, limit=limit)
+        report(f"{_average_name(averaged)}:  {_row(of_average)}{trainer.limit_text(limit)}")
+        better = metric in found and is_better(metric, recipe.task.metrics[metric], of_average, found)
+        if metric in found and metric in of_average:
+            words = "average" if better else "single checkpoint"
+            report(f"averaging changes {metric} by {of_average[metric] - found[metric]:+.3f}: using the {words}")
+        if better:
+            chosen, found = _average_name(averaged), of_average
+        else:
+            read_weights(trainer.model, single.path / WEIGHTS)
+    if trainer.limit_text(limit):
+        found = trainer.evaluate(recipe.decoding.beam)
+        report(f"{chosen}:  {_row(found)}  (all {len(trainer.prepared.valid_examples):,})")
+    return chosen, found
+
+
+def _averaged(trainer: Trainer) -> list[Checkpoint]:
+    return trainer.checkpoints.regular()[-trainer.recipe.average :] if trainer.recipe.average > 1 else []
+
+
+def _average_name(averaged: Sequence[Checkpoint]) -> str:
+    return f"average of the {len(averaged)} checkpoints of steps {', '.join(str(c.step) for c in averaged)}"
 
 
 def _row(scores: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.3f}" for name, value in scores.items())
+    return "  ".join(f"{name} {value:.3f}" for name, value in scores.items()) or "not scored"

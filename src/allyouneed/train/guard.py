@@ -2,7 +2,8 @@
 
 The update itself is already a no-op on the device (see `step.py`). Here the batch is reported and recorded; after
 several bad updates in a row the weights are suspect, and training rewinds to the last valid checkpoint and continues
-with the data that follows. If that does not help, it stops.
+with the data that follows. A checkpoint that leads to nothing but bad updates is set aside for the one before. If that
+does not help, training stops. During a streak of bad updates nothing is validated, saved or deleted.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from allyouneed.data.batches.packing import Batches
 from allyouneed.errors import UserError
 from allyouneed.train.step import StepResult
 
-IN_A_ROW = 3
+IN_A_ROW = 3  # bad updates before rewinding; finite ones that prove a checkpoint good
 REWINDS = 3
+RECOVERED = 20  # finite updates in a row after which a checkpoint resets the count of rewinds
 SHOWN = 2  # sentences recorded in full
 
 Verdict = Literal["good", "skipped", "rewind"]
@@ -27,14 +29,26 @@ class NonFiniteGuard:
     def __init__(self, folder: Path, data: Batches, report: Callable[[str], None], writes: bool = True) -> None:
         """`writes`: record bad batches; only the main process does."""
         self.path, self.data, self.report, self.writes = folder / "bad-batches.jsonl", data, report, writes
-        self.consecutive = 0
+        self.consecutive = 0  # non-finite updates in a row, up to now
+        self.finite = 0  # finite ones
+        self.proven = 0  # the last step whose weights are known to be good: finite updates followed it
         self.rewinds = 0
+        self.rewound_to: int | None = None  # the step of the last rewind, until an update after it was finite
+
+    @property
+    def in_streak(self) -> bool:
+        """Whether the last update was not finite."""
+        return self.consecutive > 0
 
     def check(self, result: StepResult) -> Verdict:
         if result.finite:
-            self.consecutive = 0
+            self.consecutive, self.rewound_to = 0, None
+            self.finite += 1
+            if self.finite >= IN_A_ROW:
+                self.proven = result.step - IN_A_ROW
             return "good"
         self.consecutive += 1
+        self.finite = 0
         entry = self._describe(result)
         if self.writes:
             self._record(entry)
@@ -45,22 +59,27 @@ class NonFiniteGuard:
         )
         return "rewind" if self.consecutive >= IN_A_ROW else "skipped"
 
+    def is_diverged(self, step: int) -> bool:
+        """Whether a rewind to the checkpoint of this step led to nothing but bad updates."""
+        return self.rewound_to == step
+
     def on_rewind(self, step: int) -> None:
-        """Training was rewound to `step`. Raise after too many rewinds without a checkpoint in between."""
-        self.consecutive = 0
+        """Training was rewound to `step`. Raise after too many rewinds."""
+        why = f"{IN_A_ROW} in a row" if self.consecutive >= IN_A_ROW else "the run would end with skipped updates"
+        self.consecutive = self.finite = 0
+        self.proven, self.rewound_to = min(self.proven, step), step
         self.rewinds += 1
         if self.rewinds > REWINDS:
             raise UserError(
                 f"the loss keeps becoming non-finite after step {step}, even after {REWINDS} rewinds to the last valid "
                 f"checkpoint; lower the learning rate, set clip, or use precision: fp32 (bad batches: {self.path})"
             )
-        self.report(
-            f"{IN_A_ROW} in a row: rewinding to the checkpoint of step {step}, continuing after the bad batches"
-        )
+        self.report(f"{why}: rewinding to the checkpoint of step {step}, continuing after the bad batches")
 
     def on_checkpoint(self) -> None:
-        """A new checkpoint resets the count of rewinds."""
-        self.rewinds = 0
+        """A checkpoint after enough finite updates resets the count of rewinds."""
+        if self.finite >= RECOVERED:
+            self.rewinds = 0
 
     def _describe(self, result: StepResult) -> dict[str, Any]:
         numbers = [n for position in result.positions for n in self.data.describe(*position)]

@@ -1,4 +1,5 @@
-"""log.jsonl: one line per step and per validation, losses in full precision. No step twice, none missing."""
+"""log.jsonl: one line per step and per validation, losses in full precision. No step twice, none missing. Also for
+TensorBoard, if asked for."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+
+from allyouneed.errors import UserError
+from allyouneed.train.step import StepResult
 
 
 class Log:
@@ -65,3 +69,33 @@ def _step_of(line: bytes) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return float("inf")  # damaged: drop it and what follows
+
+
+def step_entry(one: StepResult) -> dict[str, Any]:
+    entry: dict[str, Any] = {"step": one.step, "epoch": one.positions[0].epoch, "tokens": one.tokens, "rate": one.rate}
+    if not one.finite:
+        return entry | {"loss": None, "skipped": "not finite"}
+    return entry | {"loss": one.loss, "plain": one.plain, "norm": one.norm}
+
+
+class TensorBoard:
+    """Optional TensorBoard writer."""
+
+    def __init__(self, folder: Any, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError("tensorboard: true requires it: pip install 'allyouneed[tensorboard]'") from None
+        self.writer = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def step(self, one: StepResult, speed: float | None) -> None:
+        figures = {"loss": one.loss, "perplexity": one.perplexity, "rate": one.rate, "norm": one.norm}
+        for name, value in (figures | ({"tokens_per_second": speed} if speed else {})).items():
+            self.writer.add_scalar(f"train/{name}", value, one.step)
+
+    def valid(self, step: int, found: dict[str, float]) -> None:
+        for name, value in found.items():
+            self.writer.add_scalar(f"valid/{name}", value, step)
+
+    def close(self) -> None:
+        self.writer.close()

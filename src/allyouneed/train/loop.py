@@ -3,6 +3,7 @@ at any point resumes bit for bit."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,15 +33,16 @@ from allyouneed.train.distributed.objective import over_all_processes
 from allyouneed.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from allyouneed.train.distributed.tensor_parallel import tensor_parallel_size
 from allyouneed.train.guard import NonFiniteGuard
-from allyouneed.train.log import Log
+from allyouneed.train.log import Log, TensorBoard, step_entry
 from allyouneed.train.optimiser import state_tensors
 from allyouneed.train.prefetch import Prefetcher, Update
 from allyouneed.train.prepare import PreparedData, RunFolder
 from allyouneed.train.progress import Reporter
 from allyouneed.train.random_state import RandomState, preserve_random_state, seed_all
 from allyouneed.train.recipe import Recipe
+from allyouneed.train.schedule import PAPER_WARMUP, Schedule, default_warmup
 from allyouneed.train.signals import Interrupted, StopRequest
-from allyouneed.train.step import PendingStep, StepResult, fetch_results, run_update
+from allyouneed.train.step import PendingStep, fetch_results, run_update
 from allyouneed.train.validate import LOSS_METRICS, is_better, validation_loss
 
 LOCATION_KEYS = ("kind", "path", "source", "target", "from", "to")  # keys that do not affect how files are read
@@ -89,6 +91,7 @@ class Trainer:
         self.state = TrainState()
         if processes.data_rank:
             seed_all(recipe.seed, processes.data_rank)
+        self.resumed_regular = False  # whether the checkpoint it resumed from was on schedule
         self.resumed = self._resume()
         self.task = over_all_processes(recipe.task, processes)
         self.wrapped_model = wrap_model(
@@ -96,14 +99,16 @@ class Trainer:
         )
         capture = recipe.compile != "blocks"
         self.captured = CapturedUpdates(
-            self.wrapped_model, self.task, self.optimiser, recipe.clip, backend, processes, capture
+            self.wrapped_model, self.task, self.optimiser, recipe.clip, backend, processes, reporter.print, capture
         )
         self.log = Log(run.log if processes.is_main else None, self.state.step)
         writes = recipe.tensorboard and processes.is_main
-        self.tensorboard = _TensorBoard(run.folder / "tensorboard", self.state.step) if writes else None
+        self.tensorboard = TensorBoard(run.folder / "tensorboard", self.state.step) if writes else None
         self.total = recipe.last_step or (recipe.epochs or 1) * self._updates_per_epoch()
+        self.schedule = self._schedule()
         self.pending: list[PendingStep] = []
         self.saved_at = self.clock = time.monotonic()
+        self.saved_step = self.state.step  # the last step a checkpoint was saved at, or tried to be
         self.time_to_save = False
 
     def _resume(self) -> bool:
@@ -111,7 +116,10 @@ class Trainer:
         if newest is None:
             return False
         self._restore(newest)
+        self.resumed_regular = newest.is_regular
         newest.restore_memory(self.stateful_model, self.processes.shard)
+        if self.processes.is_main:
+            self.checkpoints.write_pointers(newest, self.state)  # the run may have been killed before it wrote them
         if (saved_with := newest.read_trainer(check=False).get("torch")) != torch.__version__:
             self.reporter.print(
                 f"step {newest.step:,} was saved with torch {saved_with}, this is {torch.__version__}: "
@@ -119,9 +127,16 @@ class Trainer:
             )
         return True
 
-    def _newest(self) -> Checkpoint | None:
-        """The latest valid checkpoint, chosen by the main process."""
-        return self.processes.broadcast(self.checkpoints.latest_valid() if self.processes.is_main else None)
+    def _newest(self, leave_diverged: bool = False) -> Checkpoint | None:
+        """The latest valid checkpoint, chosen by the main process. `leave_diverged`: not one that a rewind has already
+        shown to lead nowhere, as long as there is another."""
+        found = None
+        if self.processes.is_main:
+            found = self.checkpoints.latest_valid()
+            if leave_diverged and found and self.guard.is_diverged(found.step) and len(self.checkpoints.all()) > 1:
+                self.checkpoints.set_aside(found)
+                found = self.checkpoints.latest_valid()
+        return self.processes.broadcast(found)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.state, random = checkpoint.restore(self.model, self.optimiser, check=self.processes.is_main)
@@ -130,6 +145,21 @@ class Trainer:
             seed_all(self.recipe.seed, self.processes.data_rank, self.state.step)
         else:
             own.restore()
+
+    def _schedule(self) -> Schedule:
+        """The recipe's schedule. A warm-up that it leaves open is fixed now and kept in the training state."""
+        schedule, report = self.recipe.schedule, self.reporter.print
+        if schedule.follows_length:
+            warmup = self.state.warmup
+            if warmup is None:  # resumed: the run was started by a version that always used the paper's
+                warmup = PAPER_WARMUP if self.resumed else default_warmup(self.total)
+            self.state = replace(self.state, warmup=warmup)
+            schedule = schedule.with_warmup(warmup, self.config.width)
+            if warmup != PAPER_WARMUP:
+                report(f"warm-up: {warmup:,} steps, for a run of {self.total:,}; set schedule.warmup to change it")
+        if warning := schedule.warning(self.total):
+            report(f"warning: {warning}")
+        return schedule
 
     def _updates_per_epoch(self) -> int:
         return -(-self.data.steps_per_epoch(0) // self.recipe.accumulate)
@@ -147,24 +177,44 @@ class Trainer:
                 StopRequest(self.reporter.print, self.processes.is_single) as stop,
                 Prefetcher(self.data, self.state.position, self.recipe.accumulate, self.backend.device) as updates,
             ):
-                self._validate()  # due if the run was stopped between a step and its validation
+                self._complete_last_step()
                 while not self.is_finished:
                     self._update(next(updates))
-                    stopping, self.time_to_save = self.processes.any_flag(stop.requested, self._minutes_elapsed)
+                    clock = self.processes.is_main and self._minutes_elapsed
+                    stopping, self.time_to_save = self.processes.any_flag(stop.requested, clock)
                     must_sync = self._due_validation or self._due_save or self.is_finished or stopping
                     if (must_sync or len(self.pending) >= self._lag) and self._collect_results():
                         continue
+                    if self.guard.in_streak:
+                        continue  # the weights are suspect: what is due waits, until a finite update or a rewind
                     if stopping:
-                        self.save(regular=self._due_save)
+                        self.save(regular=self._is_regular)
                         raise Interrupted(self.state.step)
-                    improved = self._validate()
-                    if improved or self._due_save or self.is_finished:
-                        self.save(regular=self._due_save or self.is_finished, best=improved)
+                    self._validate_and_save()
         finally:
             self.reporter.end()
             self.log.flush()
             if self.tensorboard is not None:
                 self.tensorboard.close()
+
+    def _complete_last_step(self) -> None:
+        """Validate if the run was stopped between a step and its validation, and save the checkpoint again if that
+        makes it the best or the last."""
+        before = self.state
+        improved = self._validate()
+        if improved or (self.is_finished and not self.resumed_regular):
+            self._save_validated(self.resumed_regular or self.is_finished, before)
+
+    def _validate_and_save(self) -> None:
+        before = self.state
+        improved = self._validate()
+        if improved or self._due_save or self.is_finished:
+            self._save_validated(self._is_regular, before)
+
+    def _save_validated(self, regular: bool, before: TrainState) -> None:
+        """`before`: the state before validating. The best is the best that was saved: a later one can be worse."""
+        if self.save(regular) is None:
+            self.state = replace(self.state, best=before.best, best_loss=before.best_loss, best_step=before.best_step)
 
     @property
     def is_finished(self) -> bool:
@@ -180,14 +230,24 @@ class Trainer:
 
     @property
     def _due_validation(self) -> bool:
-        now = self.state
-        on_time = now.step % self.recipe.validation.every == 0 or self.is_finished
-        return self.prepared.valid is not None and now.step > now.validated and on_time
+        now, every = self.state, self.recipe.validation.every
+        due = now.step // every > now.validated // every or (self.is_finished and now.step > now.validated)
+        return self.prepared.valid is not None and due
+
+    @property
+    def _due_by_count(self) -> bool:
+        every = self.recipe.save.every
+        return every is not None and self.state.step // every > self.saved_step // every
 
     @property
     def _due_save(self) -> bool:
-        every = self.recipe.save.every
-        return self.time_to_save or (every is not None and self.state.step % every == 0)
+        return self.time_to_save or self._due_by_count
+
+    @property
+    def _is_regular(self) -> bool:
+        """Whether a checkpoint saved now is on schedule; the clock is one if it is the only one."""
+        by_clock = self.time_to_save and self.recipe.save.every is None
+        return self._due_by_count or by_clock or self.is_finished
 
     @property
     def _minutes_elapsed(self) -> bool:
@@ -197,7 +257,7 @@ class Trainer:
     def _update(self, update: Update) -> None:
         update = replace(update, tokens=self.processes.sum_count(update.tokens))
         step = self.state.step + 1
-        rate = self.recipe.schedule.rate(step, self.config.width, self.total)
+        rate = self.schedule.rate(step, self.config.width, self.total)
         if self.captured.enabled:
             pending = self.captured.run(update, step, rate)
         else:
@@ -215,7 +275,7 @@ class Trainer:
         self.clock = now
         for one in results:
             verdict = self.guard.check(one)
-            self.log.write(_entry(one))
+            self.log.write(step_entry(one))
             self.reporter.step(one)
             if self.tensorboard is not None:
                 self.tensorboard.step(one, self.reporter.speed())
@@ -223,21 +283,25 @@ class Trainer:
                 self._rewind()
                 return True
         self.log.flush()
+        if self.is_finished and self.guard.in_streak:
+            self._rewind()
+            return True
         return False
 
     def _rewind(self) -> None:
         """Restore the last valid checkpoint, but continue with the data after the bad batches."""
-        newest = self._newest()
+        newest = self._newest(leave_diverged=True)
         if newest is None:
             raise UserError("the loss is not finite from the start; lower the learning rate or use precision: fp32")
+        self.guard.on_rewind(newest.step)
         position = self.state.position
         self._restore(newest)
         self.captured.reset()
         self.state = replace(self.state, position=position)
+        self.saved_step = newest.step
         if isinstance(self.stateful_model, SegmentMemory):
             self.stateful_model.reset()  # the memory may hold non-finite values
         self.log.rewind(newest.step)
-        self.guard.on_rewind(newest.step)
 
     # --- validating and saving --------------------------------------------------------------------------------------
 
@@ -246,18 +310,19 @@ class Trainer:
         if not self._due_validation:
             return False
         began = time.monotonic()
+        limit = self.recipe.validation.limit
         with preserve_random_state(), self.gather_full_model():
             scores: dict[str, float] = {}
             if self.processes.is_main:
-                scores = self.evaluate(self.recipe.validation.beam, show=self.recipe.validation.sentences)
+                scores = self.evaluate(self.recipe.validation.beam, self.recipe.validation.sentences, limit)
             found = self.processes.broadcast(scores)
         metric, now = self.recipe.metric, self.state
         known = now.best is not None and now.best_loss is not None
         old: dict[str, Any] | None = {metric: now.best, "loss": now.best_loss} if known else None
         improved = is_better(metric, self.recipe.task.metrics[metric], found, old)
         best, at = (found[metric], now.step) if improved else (now.best, now.best_step)
-        lowest = found["loss"] if improved else now.best_loss
-        stale = 0 if improved else now.stale + 1
+        lowest = found.get("loss", math.inf) if improved else now.best_loss
+        stale = 0 if improved else now.stale + (metric in found)
         self.state = replace(
             now, validated=now.step, best=best, best_loss=lowest, best_step=at, stale=stale, scores=found
         )
@@ -266,28 +331,49 @@ class Trainer:
         if self.tensorboard is not None:
             self.tensorboard.valid(now.step, found)
         text = "  ".join(f"{name} {value:.3f}" for name, value in found.items())
-        record = "best so far" if improved else f"best {best:.3f} at step {at}" if best is not None else ""
-        self.reporter.print(f"step {now.step:,} validation  {text}  ({metric}: {record})")
+        record = "best so far" if improved else f"best {best:.3f} at step {at}" if best is not None else "none yet"
+        self.reporter.print(f"step {now.step:,} validation  {text}{self.limit_text(limit)}  ({metric}: {record})")
         if self.is_finished and not improved and stale and self.recipe.validation.patience:
             self.reporter.print(f"no better {metric} for {stale} validations: stopping early")
         self.reporter.pause(time.monotonic() - began)
         self.clock = time.monotonic()
         return improved
 
-    def evaluate(self, beam: int, show: int = 0) -> dict[str, float]:
-        """Loss over all validation examples, and metrics of the predictions for up to `limit` of them."""
+    def evaluate(self, beam: int, show: int = 0, limit: int | None = None) -> dict[str, float]:
+        """Loss over all validation examples, and metrics of the predictions for up to `limit` of them. What cannot be
+        computed is reported and absent: a scorer that fails does not end the run."""
         assert self.prepared.valid is not None and self.full_model is not None
-        found = validation_loss(self.full_model, self.recipe.task, self.prepared.valid, self.backend)
-        examples = self.prepared.valid_examples[: self.recipe.validation.limit]
+        found: dict[str, float] = {}
+        with self.warn_on_failure("computing the validation loss"):
+            found |= validation_loss(self.full_model, self.recipe.task, self.prepared.valid, self.backend)
+        examples = self.prepared.valid_examples[:limit]
         only_shown = self.recipe.metric in LOSS_METRICS
         if only_shown:
             examples = examples[:: max(1, len(examples) // show)][:show] if show else []
         if not examples:
             return found
-        judged = self.score(examples, beam, show)
-        if show and judged.samples:
-            self.reporter.print(judged.samples_text())
-        return found if only_shown else found | judged.figures
+        with self.warn_on_failure("scoring the validation data"):
+            judged = self.score(examples, beam, show)
+            if show and judged.samples:
+                self.reporter.print(judged.samples_text())
+            found |= {} if only_shown else judged.figures
+        return found
+
+    def limit_text(self, limit: int | None) -> str:
+        """How many of the validation examples `limit` leaves for predictions; empty if all."""
+        total = len(self.prepared.valid_examples)
+        if limit is None or limit >= total or self.recipe.metric in LOSS_METRICS:
+            return ""
+        return f"  ({limit:,} of {total:,} {self.recipe.task.file_type.examples})"
+
+    @contextmanager
+    def warn_on_failure(self, what: str) -> Iterator[None]:
+        """Report an exception of a scorer instead of raising it: training or its result is worth more."""
+        try:
+            yield
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            self.reporter.print(f"warning: {what} failed ({type(error).__name__}: {reason}); continuing without it")
 
     def score(self, examples: list[Any], beam: int, show: int = 0, resamples: int = 0) -> EvaluationResult:
         """Score predictions for examples, made exactly as by a predictor loaded from the model folder."""
@@ -319,7 +405,7 @@ class Trainer:
             detector=self.prepared.detector,
         )
 
-    def save(self, regular: bool, best: bool = False) -> Checkpoint | None:
+    def save(self, regular: bool) -> Checkpoint | None:
         self.log.flush(sync=True)
         saved, random, shards, memory = None, self._random_state(), self._shards(), self._memory()
         with self.gather_full_model():
@@ -331,10 +417,8 @@ class Trainer:
         if saved is not None:
             self.guard.on_checkpoint()
             if self.processes.is_main:
-                if best:
-                    self.checkpoints.mark_best(saved)
-                self.checkpoints.prune()
-        self.saved_at, self.time_to_save = time.monotonic(), False
+                self.checkpoints.prune(self.state, self.guard.proven)
+        self.saved_at, self.saved_step, self.time_to_save = time.monotonic(), self.state.step, False
         return saved
 
     def _random_state(self) -> RandomState:
@@ -383,37 +467,9 @@ class Trainer:
         last = self._newest()
         if last is None or last.step < self.state.step:
             last = self.save(regular=True)
+        if self.processes.is_main:
+            self.checkpoints.remove_diverged()
         if self.full_model is None:
             whole = gather_model(self.model, self.config, self.backend.device, self.processes.is_main)
             self.full_model = self.model = whole if whole is not None else self.model
         return last
-
-
-def _entry(one: StepResult) -> dict[str, Any]:
-    entry: dict[str, Any] = {"step": one.step, "epoch": one.positions[0].epoch, "tokens": one.tokens, "rate": one.rate}
-    if not one.finite:
-        return entry | {"loss": None, "skipped": "not finite"}
-    return entry | {"loss": one.loss, "plain": one.plain, "norm": one.norm}
-
-
-class _TensorBoard:
-    """Optional TensorBoard writer."""
-
-    def __init__(self, folder: Any, step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError("tensorboard: true requires it: pip install 'allyouneed[tensorboard]'") from None
-        self.writer = SummaryWriter(str(folder), purge_step=step + 1)
-
-    def step(self, one: StepResult, speed: float | None) -> None:
-        figures = {"loss": one.loss, "perplexity": one.perplexity, "rate": one.rate, "norm": one.norm}
-        for name, value in (figures | ({"tokens_per_second": speed} if speed else {})).items():
-            self.writer.add_scalar(f"train/{name}", value, one.step)
-
-    def valid(self, step: int, found: dict[str, float]) -> None:
-        for name, value in found.items():
-            self.writer.add_scalar(f"valid/{name}", value, step)
-
-    def close(self) -> None:
-        self.writer.close()

@@ -30,7 +30,7 @@ from allyouneed.data.files.readers import Example, Files, Report
 from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.data.tokenizers.base import MASK, Vocabularies
 from allyouneed.errors import UserError
-from allyouneed.files import write_folder, write_text
+from allyouneed.files import leftovers, temporary_name, write_folder, write_text
 from allyouneed.folder import LANGUAGES
 from allyouneed.infer.retrieval.neighbour_cache import with_neighbours
 from allyouneed.infer.retrieval.retriever import Retriever
@@ -40,6 +40,7 @@ from allyouneed.tasks.task import VALIDATION_SEED
 from allyouneed.train.backend import choose_backend
 from allyouneed.train.progress import Reporter
 from allyouneed.train.recipe import SPLITS, Recipe
+from allyouneed.train.schedule import PAPER_WARMUP
 
 # recipe keys that may change when a run is resumed: duration, validation, saving, hardware
 FREE_KEYS = {"steps", "epochs", "validate", "save", "average", "decoding", "output", "tensorboard"}
@@ -73,14 +74,11 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Create and lock the folder; raise if it is in use or holds something else."""
-        known = {self.data.name, LOCK}
         try:
-            if (
-                self.folder.exists()
-                and not self.has_started
-                and any(p.name not in known for p in self.folder.iterdir())
-            ):
-                raise UserError(f"{self.folder}: exists and is not a run; set another output")
+            if self.folder.exists() and not self.has_started:
+                known = {self.data, self.folder / LOCK, *leftovers(self.recipe)}
+                if any(path not in known for path in self.folder.iterdir()):
+                    raise UserError(f"{self.folder}: exists and is not a run; set another output")
             self.data.mkdir(parents=True, exist_ok=True)
             handle = (self.folder / LOCK).open("w")
         except OSError as error:
@@ -96,18 +94,49 @@ class RunFolder:
                 raise UserError(
                     f"{self.folder}: another process is training here; wait, or set another output"
                 ) from None
+            self._remove_leftovers()
             yield
 
+    @property
+    def _folders(self) -> tuple[Path, ...]:
+        """All but the token stores, which are found by content."""
+        return self.tokenizer, self.checkpoints, self.model, self.folder / "tensorboard"
+
+    def _remove_leftovers(self) -> None:
+        """What a killed run was writing."""
+        for path in (*self._folders, self.recipe, self.result, self.labels, self.languages):
+            for found in leftovers(path):
+                if found.is_dir():
+                    shutil.rmtree(found, ignore_errors=True)
+                else:
+                    found.unlink()
+
     def clear(self) -> None:
-        """Delete the run but not the token stores, which are found by content. The recipe is deleted last, because it
-        identifies the folder as a run."""
+        """Delete the run but not the token stores. The recipe is deleted last, because it identifies the folder as a
+        run."""
         if not self.has_started:
             return
-        for path in (self.tokenizer, self.checkpoints, self.model, self.folder / "tensorboard"):
-            shutil.rmtree(path, ignore_errors=True)
+        for path in self._folders:
+            if path.exists():
+                doomed = temporary_name(path)
+                path.rename(doomed)  # first: a partly deleted folder must never be used
+                shutil.rmtree(doomed, ignore_errors=True)
         bad = self.folder / "bad-batches.jsonl"
         for path in (self.result, self.log, self.labels, self.languages, bad, self.recipe):
             path.unlink(missing_ok=True)
+
+    def _read_recipe(self) -> dict[str, Any]:
+        try:
+            found = yaml.safe_load(self.recipe.read_text(encoding="utf-8"))
+            reason = "not the recipe of a run"
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            found, reason = None, str(error).splitlines()[0]
+        if not isinstance(found, dict) or not isinstance(found.get("data"), dict):
+            raise UserError(
+                f"{self.recipe}: cannot be read ({reason}), so the run cannot be resumed; restore it, use --restart to "
+                "start over, or set another output"
+            )
+        return found
 
     @property
     def trained(self) -> bool:
@@ -118,8 +147,7 @@ class RunFolder:
         """Start or resume a run of this recipe; raise if the folder holds a run of another recipe that has trained. A
         run that failed before its first step may be changed."""
         if self.has_started:
-            before = yaml.safe_load(self.recipe.read_text(encoding="utf-8"))
-            changed = differences(_fixed_keys(before), _fixed_keys(tree))
+            changed = differences(*_same_defaults(_fixed_keys(self._read_recipe()), _fixed_keys(tree)))
             if changed and not self.trained:
                 self.clear()
             elif changed:
@@ -134,10 +162,18 @@ class RunFolder:
             raise UserError(f"{self.folder}: cannot be written: {error.strerror}; set another output") from None
 
 
+def _same_defaults(before: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Recipes of earlier versions record the paper's warm-up as the default; it is kept (`Trainer._schedule`)."""
+    old, new = before.get("schedule"), now["schedule"]
+    if isinstance(old, dict) and new.get("warmup", 0) is None and old.get("warmup") == PAPER_WARMUP:
+        before = before | {"schedule": old | {"warmup": None}}
+    return before, now
+
+
 def _fixed_keys(tree: dict[str, Any]) -> dict[str, Any]:
     """What must not change. Files are compared by content, not by path."""
     kept = {key: value for key, value in tree.items() if key not in FREE_KEYS | {"start", "retrieval"}}
-    if "model" in tree:
+    if isinstance(tree.get("model"), dict):
         kept["model"] = {key: value for key, value in tree["model"].items() if key != "vocab"}
     kept["data"] = {key: value for key, value in tree["data"].items() if key in ("filters", "max_tokens", "sha256")}
     return kept

@@ -96,7 +96,7 @@ class ValidationConfig(Config):
 
 class SaveConfig(Config):
     every: PositiveInt | None = 500
-    minutes: PositiveFloat | None = None
+    minutes: PositiveFloat | None = 10  # to resume from; averaged at the end only if `every` is null
     keep: PositiveInt = 5  # the best is kept in addition
 
     @model_validator(mode="after")

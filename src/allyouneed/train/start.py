@@ -13,6 +13,7 @@ from rich.console import Console
 from allyouneed.config import tree_of
 from allyouneed.data.batches.store import InputHashes
 from allyouneed.errors import UserError
+from allyouneed.files import missing_folder
 from allyouneed.train.backend import choose_backend
 from allyouneed.train.distributed.process_group import ProcessGroup, is_peer_lost, join_process_group
 from allyouneed.train.dry_run import dry_run
@@ -26,7 +27,7 @@ from allyouneed.train.signals import Interrupted, reraise_lost_interrupt
 
 @dataclass(frozen=True)
 class Result:
-    """`scores` by set: `valid`, and `test` if the recipe has one."""
+    """`scores` by set: `valid`, and `test` if the recipe has one; without a set whose scoring failed."""
 
     model: Path  # a model folder
     steps: int
@@ -46,7 +47,10 @@ def train(
     with join_process_group(recipe) as processes:
         quiet = None if processes.is_main else Console(quiet=True)
         reporter = Reporter(quiet or console, recipe.task.loss_unit, recipe.task.has_perplexity)
+        missing = missing_folder(run.folder)
         with run.lock() if processes.is_main else nullcontext():
+            if missing is not None:
+                reporter.print(f"created the folder {missing}")
             try:
                 return _train(recipe, run, resume, fresh, reporter, processes)
             except RuntimeError as error:
@@ -76,7 +80,8 @@ def _train(
         )
     if done is not None and _is_complete(recipe, done):
         reporter.print(f"{run.folder}: this run is finished ({done['steps']:,} steps); the model is in {run.model}")
-        return Result(run.model, done["steps"], done["scores"], already=True)
+        scores = {name: row for name, row in done["scores"].items() if row}
+        return Result(run.model, done["steps"], scores, already=True)
     backend = choose_backend(recipe)
     layout = (
         ""

@@ -25,11 +25,11 @@ def validation_loss(model: nn.Module, task: Task, data: Batches, backend: Backen
 def is_better(metric: str, higher: bool, new: Mapping[str, float], old: Mapping[str, float] | None) -> bool:
     """By the metric (`higher` is better, or lower); if it ties to `DIGITS` digits, by the loss. BLEU is 0 early on, and
     always for correct outputs of fewer than four words, while nonsense may score slightly above 0."""
-    if math.isnan(new[metric]):
+    if math.isnan(new.get(metric, math.nan)):  # absent if scoring failed
         return False
     sign = 1 if higher else -1
 
     def rank(scores: Mapping[str, float]) -> tuple[float, float]:
-        return sign * round(scores[metric], DIGITS), -scores["loss"]
+        return sign * round(scores[metric], DIGITS), -scores.get("loss", math.inf)
 
-    return old is None or rank(new) > rank(old)
+    return old is None or metric not in old or rank(new) > rank(old)

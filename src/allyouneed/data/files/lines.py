@@ -23,36 +23,34 @@ def inner_suffix(path: Path) -> str:
 
 def raw_lines(path: Path) -> Iterator[bytes]:
     """Lines without their terminators and without a leading byte order mark."""
-    first, rest = True, b""
+    return trim_lines(_split(path), str(path))
+
+
+def _split(path: Path) -> Iterator[bytes]:
+    rest, empty = b"", True
     for chunk in read_chunks(path):
-        text = rest + chunk
-        *lines, rest = text.split(b"\n")
-        if b"\r" in text:
-            lines = [line.removesuffix(b"\r") for line in lines]
-        if first and lines:
-            lines[0], first = without_mark(lines[0], str(path)), False
+        *lines, rest = (rest + chunk).split(b"\n")
         yield from lines
+        empty = empty and not lines
     if rest:
-        rest = rest.removesuffix(b"\r")
-        yield without_mark(rest, str(path)) if first else rest
-    elif first:
+        yield rest
+    elif empty:
         raise UserError(f"{path}: the file is empty; remove it from the data or create it again")
 
 
 def trim_lines(lines: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """The same of lines that come from elsewhere."""
-    first = True
-    for line in lines:
-        line = line.removesuffix(b"\n").removesuffix(b"\r")
-        yield without_mark(line, name) if first else line
-        first = False
+    """Lines without their terminators; the first without a byte order mark."""
+    rest = iter(lines)
+    for line in rest:  # the first
+        if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise UserError(f"{name}: this is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`")
+        yield _trim(line.removeprefix(b"\xef\xbb\xbf"))
+        break
+    yield from map(_trim, rest)
 
 
-def without_mark(line: bytes, name: str) -> bytes:
-    """The first line of a file without its byte order mark."""
-    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise UserError(f"{name}: this is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`")
-    return line.removeprefix(b"\xef\xbb\xbf")
+def _trim(line: bytes) -> bytes:
+    return line.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def decode_utf8(raw: bytes) -> str | None:

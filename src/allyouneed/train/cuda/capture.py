@@ -2,7 +2,7 @@
 
 Rows are packed, so all batches have one shape, and nothing in an update synchronises with the device (step.py): every
 update launches the same kernels. They are captured once and replayed; batches, learning rate and token count are copied
-into the captured inputs. Where capturing is not possible, updates run eagerly.
+into the captured inputs. Where capturing is not possible or fails, updates run eagerly, from the same state.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from allyouneed.errors import UserError
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.models.block import Block
 from allyouneed.runtime.cuda.graphs import capture_graph
@@ -24,6 +25,7 @@ from allyouneed.train.backend import Backend
 from allyouneed.train.distributed.objective import Objective
 from allyouneed.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from allyouneed.train.prefetch import Update
+from allyouneed.train.random_state import RandomState
 from allyouneed.train.step import PendingStep, run_update, update_model
 
 # eager updates per shape before capturing: they compile and create the optimiser state
@@ -54,10 +56,11 @@ class CapturedUpdates:
         clip: float | None,
         backend: Backend,
         processes: ProcessGroup = SINGLE_PROCESS,
+        report: Callable[[str], None] = print,
         capture: bool = True,
     ) -> None:
         self.model, self.task, self.optimiser, self.clip = model, task, optimiser, clip
-        self.backend, self.processes = backend, processes
+        self.backend, self.processes, self.report = backend, processes, report
         self.update: _CapturedUpdate | None = None
         self.enabled = capture and backend.cuda and backend.compiled and processes.is_single and _is_static(model)
         self.seen: dict[str, int] = {}
@@ -101,34 +104,23 @@ class CapturedUpdates:
         if _is_memory_tight(device):
             self.enabled = False
             return
-        batches = [batch.each(torch.clone) for batch in update.batches]
-        tokens, rate = torch.ones((), device=device), torch.zeros((), device=device)
-        self.optimiser.zero_grad(set_to_none=True)
-        for group in self.optimiser.param_groups:
-            group["capturable"] = True
         try:
-            replay = _capture_graph(
-                lambda: update_model(
-                    self.model,
-                    self.task,
-                    self.optimiser,
-                    batches,
-                    tokens,
-                    rate,
-                    self.clip,
-                    self.backend,
-                    self.processes,
-                ),
-                device,
+            batches = [batch.each(torch.clone) for batch in update.batches]
+            tokens, rate = torch.ones((), device=device), torch.zeros((), device=device)
+            work = partial(
+                update_model, self.model, self.task, self.optimiser, batches, tokens, rate, self.clip, self.backend,
+                self.processes,
+            )  # fmt: skip
+            with _undone_on_error(self.optimiser), _capturable(self.optimiser):
+                replay = _capture_graph(work, device)
+        except Exception as error:  # what fails in a capture differs by driver, torch version and other load on the GPU
+            self.enabled = False
+            reason = shorten((str(error).splitlines() or [""])[0], 200, placeholder=" …")
+            self.report(
+                f"warning: capturing an update as a CUDA graph failed ({type(error).__name__}: {reason}); continuing "
+                "without, which is slower but computes the same; compile: blocks avoids the attempt"
             )
-        except RuntimeError as error:
-            raise UserError(
-                f"capturing an update as a CUDA graph failed ({str(error).splitlines()[0]}); "
-                "set compile: blocks and run it again; it resumes from the last checkpoint"
-            ) from error
-        finally:
-            for group in self.optimiser.param_groups:
-                group["capturable"] = False
+            return
         self.update = _CapturedUpdate(replay, shape, batches, tokens, rate)
 
     def _replay(self, update: Update, step: int, rate: float) -> PendingStep:
@@ -140,6 +132,39 @@ class CapturedUpdates:
         known.tokens.fill_(update.tokens)
         known.rate.fill_(rate)
         return PendingStep(step, update.positions, update.tokens, rate, known.replay().clone())
+
+
+@contextmanager
+def _capturable(optimiser: torch.optim.Optimizer) -> Iterator[None]:
+    for group in optimiser.param_groups:
+        group["capturable"] = True
+    try:
+        yield
+    finally:
+        for group in optimiser.param_groups:
+            group["capturable"] = False
+
+
+@contextmanager
+def _undone_on_error(optimiser: torch.optim.Optimizer) -> Iterator[None]:
+    """Restore what an incomplete capture has changed on the host: random states, the optimiser's references to tensors,
+    gradients. Kernels are only recorded, so weights and moments on the device still have their values."""
+    random = RandomState.capture()
+    state = {parameter: dict(tensors) for parameter, tensors in optimiser.state.items()}
+    rates = [group["lr"] for group in optimiser.param_groups]
+    optimiser.zero_grad(set_to_none=True)
+    try:
+        yield
+    except Exception:
+        optimiser.zero_grad(set_to_none=True)
+        optimiser.state.clear()
+        optimiser.state.update(state)
+        for group, rate in zip(optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate
+        fused: Any = optimiser
+        fused.grad_scale = fused.found_inf = None
+        random.restore()
+        raise
 
 
 def _is_static(model: Any) -> bool:
