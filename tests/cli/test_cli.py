@@ -1,5 +1,6 @@
 """What the command line promises: lines stay lines, files are whole, and a mistake is one message and exit code 2."""
 
+import csv
 import gzip
 import io
 import json
@@ -530,12 +531,18 @@ def sides(work, model):
 def test_the_same_pairs_score_the_same_however_they_are_stored(ask, model, work, sides, tmp_path):
     source, target = sides
     pairs = zip(source.read_text("utf-8").splitlines(), target.read_text("utf-8").splitlines(), strict=True)
-    trees = [json.dumps({"source": left, "target": right}) for left, right in pairs]
-    (tmp_path / "test.jsonl").write_text("\n".join(trees))
+    pairs = [{"source": left, "target": right} for left, right in pairs]
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    (tmp_path / "test.json").write_text(json.dumps(pairs))
+    with (tmp_path / "test.csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerows([["iso", "date"], *([pair["target"], pair["source"]] for pair in pairs)])
     out = tmp_path / "out.txt"
     how = [
         ["-m", model, work / "test.tsv", "-o", out],
         ["-m", model, tmp_path / "test.jsonl"],
+        ["-m", model, tmp_path / "test.json"],
+        ["-m", model, tmp_path / "test.csv", "--columns", "date,iso"],
         ["-m", model, "--source", source, "--target", target],
         ["--hypotheses", out, "--target", target],
         ["--hypotheses", out, work / "test.tsv"],
@@ -543,7 +550,7 @@ def test_the_same_pairs_score_the_same_however_they_are_stored(ask, model, work,
     first, *others = (ask("evaluate", "--json", *args) for args in how)
     scores = json.loads(first.out)
     assert scores["sentences"] == 20 and scores["bleu_interval"]["low"] <= scores["bleu_interval"]["high"]
-    assert [other.out for other in others] == [first.out] * 4
+    assert [other.out for other in others] == [first.out] * 6
     assert out.read_text("utf-8").splitlines() == ayn.load(model).translate(source.read_text("utf-8").splitlines())
 
 

@@ -28,7 +28,7 @@ from allyouneed.errors import UserError
 
 def evaluate(
     pairs: Annotated[
-        Path | None, typer.Argument(metavar="PAIRS", help="test pairs: TSV or JSONL (.gz, .zst too)")
+        Path | None, typer.Argument(metavar="PAIRS", help="test pairs: TSV, CSV or JSON (.gz, .zst too)")
     ] = None,
     model: Annotated[
         Path | None, option("--model", "-m", metavar="FOLDER", help="the model to score, e.g. translator")
@@ -45,6 +45,10 @@ def evaluate(
     ] = None,
     target: Annotated[
         Path | None, option(panel=FILES, metavar="FILE", help="instead of PAIRS: the references, one per line")
+    ] = None,
+    columns: Annotated[
+        str | None,
+        option(panel=FILES, metavar="A,B", help="columns of PAIRS, by name or index from 0; default: as in training"),
     ] = None,
     output: Annotated[
         Path | None, option("--output", "-o", panel=FILES, metavar="FILE", help="save the translations here")
@@ -72,11 +76,11 @@ def evaluate(
         for name, value in given.items():
             if value is not None:
                 raise UserError(f"{name} is for translation, and {model} has another task; remove it")
-        _evaluate_examples(pairs, model, device, as_json)
+        _evaluate_examples(pairs, model, device, as_json, _columns(columns))
         return
     for read in (pairs, source, target):
         check_not_input(read, output)
-    sources, references = _test_pairs(pairs, source, target, needs_source=model is not None)
+    sources, references = _test_pairs(pairs, source, target, _columns(columns), needs_source=model is not None)
     if hypotheses is not None:
         found = list(read_lines(hypotheses))
     else:
@@ -108,11 +112,19 @@ def _is_translator(folder: Path) -> bool:
     return about(folder)["task"].get("kind") == "translation"
 
 
-def _evaluate_examples(path: Path, model: Path, device: str, as_json: bool) -> None:
+def _columns(text: str | None) -> dict[str, Any]:
+    """The `columns` of a file, from `en,de` or `0,2`."""
+    if text is None:
+        return {}
+    names = [name.strip() for name in text.split(",")]
+    return {"columns": [int(name) if name.isdecimal() else name for name in names]}
+
+
+def _evaluate_examples(path: Path, model: Path, device: str, as_json: bool, columns: dict[str, Any]) -> None:
     """For every task but translation: read the file like the training data."""
     from allyouneed.infer.evaluate import evaluate as evaluate_file
 
-    result, report = evaluate_file(load_predictor(model, ComputeOptions(device=device)), path)
+    result, report = evaluate_file(load_predictor(model, ComputeOptions(device=device)), path, layout=columns)
     if report.dropped:
         show_notes([report.text()])
     show_notes(result.notes)
@@ -120,7 +132,7 @@ def _evaluate_examples(path: Path, model: Path, device: str, as_json: bool) -> N
 
 
 def _test_pairs(
-    pairs: Path | None, source: Path | None, target: Path | None, needs_source: bool
+    pairs: Path | None, source: Path | None, target: Path | None, columns: dict[str, Any], needs_source: bool
 ) -> tuple[list[str], list[str]]:
     from allyouneed.config import parse
     from allyouneed.data.files.pairs import PairFiles
@@ -131,7 +143,8 @@ def _test_pairs(
     if (pairs is None) == (source is None and target is None) or (source is None) != (target is None):
         raise UserError("give PAIRS (one file with both sides), or --source and --target (aligned line by line)")
     given = {"path": pairs, "source": source, "target": target}
-    files = parse(PairFiles, {key: str(path) for key, path in given.items() if path is not None}, "test pairs")
+    tree: dict[str, Any] = {key: str(path) for key, path in given.items() if path is not None}
+    files = parse(PairFiles, tree | columns, "test pairs")
     report = Report()
     found = list(files.read(report))
     if not found:

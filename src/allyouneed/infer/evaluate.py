@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,16 @@ SHOWN = 5  # unknown labels that are listed
 
 
 def evaluate(
-    model: Predictor, path: Path | str, to: str | None = None, from_: str | None = None, options: str = "from_ and to"
+    model: Predictor,
+    path: Path | str,
+    to: str | None = None,
+    from_: str | None = None,
+    options: str = "from_ and to",
+    layout: Mapping[str, Any] | None = None,
 ) -> tuple[EvaluationResult, Report]:
     """The scores, and a report of unreadable lines. The file is read like the training data: same columns, same keys.
-    `to`, `from_`: the languages of pairs, for multilingual models; `options`: how the user sets them, for errors."""
+    `to`, `from_`: the languages of pairs, for multilingual models; `options`: how the user sets them, for errors.
+    `layout`: keys of the files that differ from the training data, such as `columns`."""
     kind = model.folder.task.get("kind")
     if kind not in Task.registry:
         raise UserError(
@@ -36,7 +42,7 @@ def evaluate(
             "score them with `allyouneed evaluate --hypotheses FILE --target FILE`"
         )
     task: Task = parse(Task, model.folder.task, "task")  # type: ignore[type-abstract]
-    entry = parse(task.file_type, model.folder.files | {"path": str(path)}, str(path))
+    entry = parse(task.file_type, model.folder.files | dict(layout or {}) | {"path": str(path)}, str(path))
     report = Report()
     examples = list(entry.read(report))
     if not examples:

@@ -13,12 +13,12 @@ from torch import Tensor
 from allyouneed.data.batches.encoding import Encoding, LabelledTextEncoding
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items
 from allyouneed.data.batches.store import Store
-from allyouneed.data.files.labels import LabelledFiles
+from allyouneed.data.files.labels import LabelledFiles, classes
 from allyouneed.data.files.readers import Files
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.nn.context import TokenLayout
-from allyouneed.tasks.task import Loss, Task, class_loss, read_examples, set_label_count
+from allyouneed.tasks.task import Loss, Task, class_loss, set_label_count
 
 
 class Classification(Task):
@@ -34,7 +34,7 @@ class Classification(Task):
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     def labels(self, files: Sequence[Files]) -> list[str]:
-        found = sorted({example.label for example in read_examples(files)})
+        found = classes([entry for entry in files if isinstance(entry, LabelledFiles)])
         if len(found) < 2:
             what = f"only one label, {found[0]!r}" if found else "no labels"
             raise UserError(f"data.train: {what}; check which column is the label ('columns')")

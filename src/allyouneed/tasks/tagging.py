@@ -12,7 +12,7 @@ from torch import Tensor
 from allyouneed.data.batches.encoding import Encoding, TagEncoding
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, add_special_tokens
 from allyouneed.data.batches.store import Store
-from allyouneed.data.files.labels import TaggedFiles
+from allyouneed.data.files.labels import MANY_LABELS, TaggedFiles
 from allyouneed.data.files.readers import Files
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
@@ -33,7 +33,17 @@ class Tagging(Task):
     kind: Literal["tagging"] = "tagging"
 
     def labels(self, files: Sequence[Files]) -> list[str]:
-        found = sorted({tag for example in read_examples(files) for tag in example.tags})
+        tags: set[str] = set()
+        words: set[str] = set()
+        for example in read_examples(files):
+            tags.update(example.tags)
+            words.update(example.words)
+        if len(tags) > MANY_LABELS and len(tags) > len(words):
+            raise UserError(
+                f"data.train: {len(tags):,} different tags for {len(words):,} different words; 'columns' (in JSON "
+                "'keys') names the word first, then the tag"
+            )
+        found = sorted(tags)
         if len(found) < 2:
             what = f"only one tag, {found[0]!r}" if found else "no tags"
             raise UserError(f"data.train: {what}; check which column is the tag ('columns')")

@@ -177,6 +177,9 @@ class Store:
         return cls._build(folder, fingerprint, files, filters, encoding, progress)
 
 
+LATER_KEYS = ("header", "quotes")  # of files; unknown to older versions, whose fingerprints stay valid
+
+
 class InputHashes:
     """SHA-256 of input files, cached by path, size and mtime, so that large files are not hashed at every start."""
 
@@ -227,6 +230,7 @@ def _fingerprint(files: Sequence[Files], filters: Filters, encoding: Encoding, h
 def _read_as(entry: Files, hashes: InputHashes) -> dict[str, Any]:
     """Contents and reading options, not locations: a store can be moved to another machine."""
     kept = {key: value for key, value in tree_of(entry).items() if key not in entry.location_keys}
+    kept = {key: value for key, value in kept.items() if value is not None or key not in LATER_KEYS}
     return kept | {
         "sha256": [hashes.sha256(path) for path in entry.files()],
         "as": [*map(inner_suffix, entry.files())],

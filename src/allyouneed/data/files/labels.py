@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -17,17 +19,27 @@ from allyouneed.data.files.readers import (
     Paths,
     Report,
     expand_paths,
+)
+from allyouneed.data.files.tables import (
+    Column,
+    Layout,
+    TableFiles,
     is_unicode,
-    json_object,
+    read_objects,
     read_rows,
-    read_text,
+    sample_columns,
     select_columns,
 )
+from allyouneed.errors import UserError
 
 TAG_SUFFIXES = (*TABLE_SUFFIXES, ".conll", ".bio", ".iob", "")
+SAMPLE = 2000  # rows that tell what the columns are
+CHECK_EVERY = 1 << 20  # texts; so many labels are not collected before they are refused
+MANY_LABELS = 20  # fewer are never refused
+HEADER_WORDS = {"label", "labels", "class", "category", "target", "tag", "sentiment", "score", "intent", "topic", "y"}
 DOCUMENT_START = "-DOCSTART-"  # separates documents in CoNLL-2003; not a word
 
-Columns = Annotated[tuple[NonNegativeInt, ...], Field(min_length=2, max_length=3)]
+Columns = Annotated[tuple[Column, ...], Field(min_length=2, max_length=3)]
 Keys = Annotated[tuple[str, ...], Field(min_length=2, max_length=3)]
 
 
@@ -48,7 +60,7 @@ class Labelled(NamedTuple):
         return self.label
 
 
-class LabelledFiles(Files):
+class LabelledFiles(TableFiles):
     """Files of labelled texts, one example per line. `columns` and `keys` select the text, an optional second text, and
     the label last."""
 
@@ -61,17 +73,64 @@ class LabelledFiles(Files):
     def files(self) -> list[Path]:
         return expand_paths(self.path, TABLE_SUFFIXES)
 
+    @property
+    def layout(self) -> Layout:
+        pairs = self.columns is not None and len(self.columns) > len(self.keys)
+        return replace(super().layout, keys=("text", "second", "label") if pairs else self.keys)
+
     def read(self, report: Report) -> Iterator[Labelled]:
-        keys = self.keys
-        if self.columns is not None and len(self.columns) > len(keys):
-            keys = ("text", "second", "label")
-        for file in self.files():
-            named = self.keys if inner_suffix(file) in JSON_SUFFIXES else keys
-            for _, number, (*texts, label) in read_rows([file], self.columns, named, report, named[-1]):
-                if label.strip():
-                    yield Labelled(tuple(texts), label.strip(), str(file), number)
-                else:
-                    report.drop("broken", file, number, "the label is empty", "\t".join(texts))
+        for file, number, (*texts, label) in read_rows(self.files(), self.layout, report, self.layout.names[-1]):
+            if label.strip():
+                yield Labelled(tuple(texts), label.strip(), str(file), number)
+            else:
+                report.drop("broken", file, number, "the label is empty", "\t".join(texts))
+
+    def suggestion(self) -> str:
+        """Which column looks like the label: the one with the fewest values, if many rows share them."""
+        file = self.files()[0]
+        columns = sample_columns(file, self.layout, SAMPLE)
+        counts = {name: len(set(cells)) for name, cells in columns.items()}
+        likely = [name for name, cells in columns.items() if 1 < counts[name] <= len(cells) / 2]
+        if not likely or len(columns) < 2:
+            return f"No column of {file} looks like a label"
+        label = min(likely, key=counts.__getitem__)
+        text = max((name for name in columns if name != label), key=lambda name: sum(map(len, columns[name])))
+        option = "keys" if inner_suffix(file) in JSON_SUFFIXES else "columns"
+        return (
+            f"Column {label} of {file} looks like the label, with {counts[label]:,} values in the first "
+            f"{len(columns[label]):,} lines: set {option}: [{text}, {label}]"
+        )
+
+
+def classes(files: Sequence[LabelledFiles]) -> list[str]:
+    """All labels, sorted. Refused are texts in the place of labels, and a header in the place of an example."""
+    counts, texts, first = Counter[str](), 0, list[Labelled]()
+    for entry in files:
+        file = ""
+        for example in entry.read(Report()):
+            if example.file != file and entry.header is None:
+                first.append(example)
+            file, texts = example.file, texts + 1
+            counts[example.label] += 1
+            if texts % CHECK_EVERY == 0:
+                _check_repeated(files, texts, len(counts))
+    _check_repeated(files, texts, len(counts))
+    for example in first:
+        if counts[example.label] == 1 and example.label.lower() in HEADER_WORDS:
+            raise UserError(
+                f"{example.file}: the first line has the label {example.label!r}, and no other line has it: a header? "
+                "Set header: true, or header: false if it is an example"
+            )
+    return sorted(counts)
+
+
+def _check_repeated(files: Sequence[LabelledFiles], texts: int, labels: int) -> None:
+    """About one label per text: these are not labels."""
+    if labels > MANY_LABELS and labels > texts / 2:
+        raise UserError(
+            f"data.train: {labels:,} different labels for {texts:,} texts; is it the right column? "
+            + files[0].suggestion()
+        )
 
 
 class Scored(NamedTuple):
@@ -92,26 +151,25 @@ class Scored(NamedTuple):
         return repr(self.score)
 
 
-class ScoredFiles(Files):
+class ScoredFiles(TableFiles):
     """Files of scored text pairs, one per line."""
 
     examples: ClassVar[str] = "scored pairs"
     has_two_texts: ClassVar[bool] = True
     kind: Literal["scored"] = "scored"
     path: Paths
-    columns: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] | None = None
+    columns: tuple[Column, Column, Column] | None = None
     keys: tuple[str, str, str] = ("first", "second", "score")
 
     def files(self) -> list[Path]:
         return expand_paths(self.path, TABLE_SUFFIXES)
 
     def read(self, report: Report) -> Iterator[Scored]:
-        for file, number, (first, second, text) in read_rows(
-            self.files(), self.columns, self.keys, report, self.keys[-1]
-        ):
+        for file, number, (first, second, text) in read_rows(self.files(), self.layout, report, self.layout.names[-1]):
             score = _number(text)
             if score is None:
-                report.drop("broken", file, number, f"the score {text!r} is not a number", f"{first}\t{second}")
+                hint = " (a header? set header: true)" if number == 1 else ""
+                report.drop("broken", file, number, f"the score {text!r} is not a number{hint}", f"{first}\t{second}")
             else:
                 yield Scored(first, second, score, str(file), number)
 
@@ -163,9 +221,8 @@ class TaggedFiles(Files):
             yield from (self._objects if inner_suffix(file) in JSON_SUFFIXES else self._lines)(file, report)
 
     def _objects(self, file: Path, report: Report) -> Iterator[Tagged]:
-        for number, text in read_text(file, report):
-            entry = json_object(text, self.keys)
-            found = entry if isinstance(entry, str) else _two_lists(entry[self.keys[0]], entry[self.keys[1]], self.keys)
+        for number, entry, text in read_objects(file, self.keys, report):
+            found = _two_lists(entry[self.keys[0]], entry[self.keys[1]], self.keys)
             if isinstance(found, str):
                 report.drop("broken", file, number, found, text)
             else:

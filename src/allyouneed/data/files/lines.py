@@ -23,34 +23,36 @@ def inner_suffix(path: Path) -> str:
 
 def raw_lines(path: Path) -> Iterator[bytes]:
     """Lines without their terminators and without a leading byte order mark."""
-    return trim_lines(_split(path), str(path))
-
-
-def _split(path: Path) -> Iterator[bytes]:
-    rest, empty = b"", True
+    first, rest = True, b""
     for chunk in read_chunks(path):
-        *lines, rest = (rest + chunk).split(b"\n")
+        text = rest + chunk
+        *lines, rest = text.split(b"\n")
+        if b"\r" in text:
+            lines = [line.removesuffix(b"\r") for line in lines]
+        if first and lines:
+            lines[0], first = without_mark(lines[0], str(path)), False
         yield from lines
-        empty = empty and not lines
     if rest:
-        yield rest
-    elif empty:
+        rest = rest.removesuffix(b"\r")
+        yield without_mark(rest, str(path)) if first else rest
+    elif first:
         raise UserError(f"{path}: the file is empty; remove it from the data or create it again")
 
 
 def trim_lines(lines: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """Lines without their terminators; the first without a byte order mark."""
-    rest = iter(lines)
-    for line in rest:  # the first
-        if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise UserError(f"{name}: this is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`")
-        yield _trim(line.removeprefix(b"\xef\xbb\xbf"))
-        break
-    yield from map(_trim, rest)
+    """The same of lines that come from elsewhere."""
+    first = True
+    for line in lines:
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        yield without_mark(line, name) if first else line
+        first = False
 
 
-def _trim(line: bytes) -> bytes:
-    return line.removesuffix(b"\n").removesuffix(b"\r")
+def without_mark(line: bytes, name: str) -> bytes:
+    """The first line of a file without its byte order mark."""
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise UserError(f"{name}: this is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`")
+    return line.removeprefix(b"\xef\xbb\xbf")
 
 
 def decode_utf8(raw: bytes) -> str | None:

@@ -6,19 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, StringConstraints, model_validator
+from pydantic import Field, PositiveFloat, StringConstraints, model_validator
 
 from allyouneed.data.files.lines import decode_utf8, raw_lines
 from allyouneed.data.files.readers import (
     LINE_SUFFIXES,
     TABLE_SUFFIXES,
-    Files,
     Paths,
     Report,
     expand_paths,
     join_paths,
-    read_rows,
 )
+from allyouneed.data.files.tables import Column, TableFiles, read_rows
 from allyouneed.errors import UserError
 
 Tag = Annotated[str, StringConstraints(pattern=r"^[^\W\d_][\w-]*$")]
@@ -45,7 +44,7 @@ class Pair(NamedTuple):
         return self.to or ""
 
 
-class PairFiles(Files):
+class PairFiles(TableFiles):
     """Files of sentence pairs: `path` (both sides in one file) or `source` and `target` (aligned line by line)."""
 
     examples: ClassVar[str] = "pairs"
@@ -55,7 +54,7 @@ class PairFiles(Files):
     path: Paths | None = None
     source: Paths | None = None
     target: Paths | None = None
-    columns: tuple[NonNegativeInt, NonNegativeInt] | None = None
+    columns: tuple[Column, Column] | None = None
     keys: tuple[str, str] = ("source", "target")
     from_: Tag | None = Field(default=None, alias="from")
     to: Tag | None = None
@@ -66,8 +65,10 @@ class PairFiles(Files):
         together, apart = self.path is not None, (self.source is not None, self.target is not None)
         if together == any(apart) or any(apart) != all(apart):
             raise ValueError("give either 'path' (pairs in one file) or both 'source' and 'target' (aligned files)")
-        if self.columns is not None and not together:
-            raise ValueError("'columns' chooses columns of a TSV given by 'path'; aligned files have none")
+        if not together:
+            for name in ("columns", "header", "quotes"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"'{name}' is for a table given by 'path'; aligned files have no columns")
         return self
 
     def files(self) -> list[Path]:
@@ -90,7 +91,7 @@ class PairFiles(Files):
             for left, right in self._aligned():
                 yield from (Pair(*found, *besides) for found in _read_aligned(left, right, report))
             return
-        for file, number, found in read_rows(expand_paths(self.path, TABLE_SUFFIXES), self.columns, self.keys, report):
+        for file, number, found in read_rows(expand_paths(self.path, TABLE_SUFFIXES), self.layout, report):
             yield Pair(found[0], found[1], str(file), number, *besides)
 
 

@@ -1,18 +1,17 @@
 """Read examples from files one at a time; every line that is left out is reported.
 
-A file is a byte stream (plain, gzip, zstd) split at `\\n` only: U+2028 or a vertical tab inside a sentence must not
-shift the later lines of an aligned file. Unusable lines are counted in a `Report` with file and line number; an
+Unusable lines are counted in a `Report` with file and line number; an
 unusable file (missing, empty, truncated, misaligned) is a `UserError`.
 
-Kinds of `Files`: pairs.py, texts.py, labels.py.
+Kinds of `Files`: pairs.py, texts.py, labels.py. Lines: lines.py. Cells of a line: tables.py.
 """
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -22,9 +21,9 @@ from allyouneed.config import Part
 from allyouneed.data.files.lines import decode_utf8, inner_suffix, raw_lines
 from allyouneed.errors import UserError
 
-TABLE_SUFFIXES = (".tsv", ".txt", ".jsonl", ".ndjson")
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+TABLE_SUFFIXES = (".tsv", ".csv", ".txt", *JSON_SUFFIXES)
 LINE_SUFFIXES = (".txt", "")
-JSON_SUFFIXES = (".jsonl", ".ndjson")
 # common formats that would otherwise be read as megabytes of broken lines
 FOREIGN_SUFFIXES = (".zip", ".bz2", ".xz", ".7z", ".tar", ".tgz", ".parquet", ".xlsx", ".xls", ".arrow", ".pdf")
 
@@ -132,28 +131,6 @@ class Files(Part, slot="kind of files"):
         """All usable examples; the others are reported."""
 
 
-def read_rows(
-    files: Iterable[Path],
-    columns: Sequence[int] | None,
-    keys: Sequence[str],
-    report: Report,
-    numbers: str = "",
-) -> Iterator[tuple[Path, int, list[str]]]:
-    """The selected cells of every line, in the order of `keys`; in JSON, the value of key `numbers` may be a number."""
-    for file in files:
-        is_json = inner_suffix(file) in JSON_SUFFIXES
-        for number, text in read_text(file, report):
-            found = (
-                _values(text, keys, numbers)
-                if is_json
-                else select_columns(text.split("\t"), columns, len(keys), "a tab")
-            )
-            if isinstance(found, str):
-                report.drop("broken", file, number, found, text)
-            else:
-                yield file, number, found
-
-
 def expand_paths(paths: Iterable[Path], suffixes: Sequence[str]) -> list[Path]:
     """Files unchanged; directories expanded to their shards, sorted by name."""
     files: list[Path] = []
@@ -165,7 +142,7 @@ def expand_paths(paths: Iterable[Path], suffixes: Sequence[str]) -> list[Path]:
         elif not path.is_file():
             raise UserError(f"{path}: not a regular file; the data is read more than once, save it to a file first")
         elif path.suffix.lower() in FOREIGN_SUFFIXES:
-            raise UserError(f"{path}: {path.suffix} files are not supported; convert to .tsv, .txt or .jsonl")
+            raise UserError(f"{path}: {path.suffix} files are not supported; convert to .tsv, .csv, .txt or .jsonl")
         else:
             files.append(path)
     return files
@@ -193,66 +170,12 @@ def join_paths(paths: Iterable[Path] | None) -> str:
 # --- bytes to lines ------------------------------------------------------------------------------------------------
 
 
-def read_text(path: Path, report: Report) -> Iterator[tuple[int, str]]:
-    """Every valid UTF-8 line with its line number; the others are reported."""
-    for number, raw in enumerate(raw_lines(path), start=1):
+def read_text(path: Path, report: Report, skip: int = 0) -> Iterator[tuple[int, str]]:
+    """Every valid UTF-8 line after the first `skip`, with its line number; the others are reported."""
+    for number, raw in islice(enumerate(raw_lines(path), start=1), skip, None):
         report.read += 1
         text = decode_utf8(raw)
         if text is None:
             report.drop("broken", path, number, "not UTF-8", raw.decode("utf-8", "backslashreplace"))
         else:
             yield number, text
-
-
-# --- a line to its cells, or an error string ------------------------------------------------------------------------
-
-
-def select_columns(found: list[str], columns: Sequence[int] | None, count: int, separator: str) -> list[str] | str:
-    if columns is None:
-        if len(found) == count:
-            return found
-        more = len(found) > count
-        hint = f"; choose {_WORDS.get(count, count)} with 'columns'" if more else f" separated by {separator}"
-        return f"{len(found)} column(s), expected {count}{hint}"
-    if len(found) <= max(columns):
-        return f"{len(found)} column(s), no column {max(columns)} (counted from 0)"
-    return [found[column] for column in columns]
-
-
-_WORDS = {1: "one", 2: "two", 3: "three"}
-
-
-def json_object(text: str, keys: Sequence[str]) -> Mapping[str, Any] | str:
-    """Parse a line of JSON with these keys; a string is the error."""
-    try:
-        entry = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return f"not JSON: {error}"
-    if not isinstance(entry, dict):
-        return f"a JSON {type(entry).__name__}, expected an object"
-    for key in keys:
-        if key not in entry:
-            return f"no key {key!r} (keys: {', '.join(map(repr, entry)) or 'none'})"
-    return entry
-
-
-def _values(text: str, keys: Sequence[str], numbers: str) -> list[str] | str:
-    entry = json_object(text, keys)
-    if isinstance(entry, str):
-        return entry
-    for key in keys:
-        value = entry[key]
-        number = key == numbers and isinstance(value, int | float) and not isinstance(value, bool)
-        if not number and not isinstance(value, str):
-            return f"{key!r} is not a string but {type(value).__name__}"
-        if isinstance(value, str) and not is_unicode(value):
-            return f"{key!r} contains an unpaired surrogate"
-    return [str(entry[key]) for key in keys]
-
-
-def is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -13,10 +13,10 @@ from allyouneed.data.files.readers import (
     Paths,
     Report,
     expand_paths,
-    read_rows,
 )
+from allyouneed.data.files.tables import Layout, has_columns, read_rows
 
-TEXT_SUFFIXES = (".txt", ".md", "", *JSON_SUFFIXES)
+TEXT_SUFFIXES = (".txt", ".md", "", ".csv", ".tsv", *JSON_SUFFIXES)
 
 
 class Document(NamedTuple):
@@ -36,8 +36,8 @@ class Document(NamedTuple):
 
 
 class TextFiles(Files):
-    """Files of documents: each a paragraph (up to an empty line), a line, or a whole file; in JSONL, the value of
-    `key`."""
+    """Files of documents: each a paragraph (up to an empty line), a line, or a whole file; in JSON, the value of `key`,
+    in a table with a header, the cell of that column."""
 
     examples: ClassVar[str] = "documents"
     kind: Literal["text"] = "text"
@@ -50,11 +50,17 @@ class TextFiles(Files):
 
     def read(self, report: Report) -> Iterator[Document]:
         for file in self.files():
-            if inner_suffix(file) in JSON_SUFFIXES:
-                for _, number, found in read_rows([file], None, (self.key,), report):
+            if self._is_table(file):
+                layout = Layout(None, (self.key,), option="key")
+                for _, number, found in read_rows([file], layout, report):
                     yield Document(found[0], str(file), number)
             else:
                 yield from self._documents(file, report)
+
+    def _is_table(self, file: Path) -> bool:
+        """JSON, CSV, or TSV whose header has the key; any other TSV is plain text."""
+        suffix = inner_suffix(file)
+        return suffix in (*JSON_SUFFIXES, ".csv") or (suffix == ".tsv" and has_columns(file, (self.key,)))
 
     def _documents(self, file: Path, report: Report) -> Iterator[Document]:
         """Empty lines separate documents, or belong to a document that is a whole file; they are never documents."""
