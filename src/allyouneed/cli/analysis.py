@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from array import array
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,7 @@ from allyouneed.cli.options import (
 )
 from allyouneed.cli.streams import atomic_file, json_text, progress
 from allyouneed.cli.text_commands import (
+    InputSource,
     TextCommand,
     check_not_input,
     file_arguments,
@@ -177,23 +179,31 @@ def embed(
     """Embed texts: a line of JSON per text, or one NumPy array."""
     texts, files = file_arguments(texts, files)
     embedder = predictor_with(model, compute, "embed", "embed texts", task="similarity")
+    nothing = embedder.embed([])
     command: TextCommand[TextResult] = TextCommand(
         "embedding",
         lambda texts, first: _pair_up(texts, embedder.embed(texts).tolist()),
         lambda one: json_text({"text": one.text, "vector": one.found}),
         lambda one: {"text": one.text, "vector": one.found},
+        pack=lambda one: array("f", one.found).tobytes(),
+        width=nothing.shape[1],
     )
-    if files.output is None or files.output.suffix != ".npy":
+    is_array = files.output is not None and files.output.suffix == ".npy"
+    if not is_array or (files.input_ is not None and not files.whole and files.input_.exists()):
         run(command, texts, files)
         return
+    _save_array(command, open_input(texts, files), files, nothing)
+
+
+def _save_array(command: TextCommand[TextResult], source: InputSource, files: FileOptions, nothing: Any) -> None:
+    """For texts whose number is not known beforehand: all vectors are in memory."""
     import numpy as np
 
-    source = open_input(texts, files)
+    assert files.output is not None
     with atomic_file(files.output, files.force) as file, warnings_as_notes():
-        found = results(command, source)
-        bar = progress(found, source.total, command.doing)
+        bar = progress(results(command, source), source.total, command.doing)
         rows = [np.array(one.found, dtype=np.float32) for _, one in bar if one is not None]
-        np.save(file, np.stack(rows) if rows else embedder.embed([]).numpy())
+        np.save(file, np.stack(rows) if rows else nothing.numpy())
 
 
 def similarity(
@@ -212,6 +222,8 @@ def similarity(
     """Compute the similarity of two texts, -1 to 1: of one pair, of a pair per line, or of one text with many."""
     if top is not None and query is None:
         raise UserError("--top requires --query")
+    if top is not None and files.shard is not None:
+        raise UserError("--top compares all texts; remove --shard")
     texts, files = file_arguments(texts, files)
     if query is None and texts:
         if len(texts) != 2:

@@ -25,7 +25,7 @@ from allyouneed.errors import UserError
 Function = Callable[..., None]
 Effect = Callable[[Any], AbstractContextManager[None]]
 BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
-NOT_RECORDED = {"input_", "output", "force", "restart", "device"}  # these do not change the result of a line
+NOT_RECORDED = {"input_", "output", "force", "restart", "shard", "device"}  # these do not change the result of a line
 _recorded: ContextVar[dict[str, Any]] = ContextVar("recorded_options")
 
 

@@ -20,11 +20,14 @@ from allyouneed.cli.options import (
     option,
 )
 from allyouneed.cli.streams import read_lines
-from allyouneed.cli.text_commands import TextCommand, one_line, ranked_lines, run
+from allyouneed.cli.text_commands import TextCommand, file_arguments, one_line, ranked_lines, run
 from allyouneed.errors import UserError
 
+SOUND_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus", ".aiff")  # of the files of a folder
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 ImagesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="IMAGE", help="image files; default: paths from standard input")
+    list[str] | None,
+    typer.Argument(metavar="IMAGE", help="image files, or a folder or list of them; default: standard input"),
 ]
 
 
@@ -47,7 +50,7 @@ def _pair_up(paths: list[str], found: list[Any]) -> list[FileResult]:
 def transcribe(
     sounds: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SOUND", help="sound files (wav, flac); default: paths from standard input"),
+        typer.Argument(metavar="SOUND", help="sound files, or a folder or list of them; default: standard input"),
     ] = None,
     *,
     model: ModelOption,
@@ -62,6 +65,7 @@ def transcribe(
     """Transcribe sound files of any length, one line each."""
     given = {"language": language, "task": "translate" if to_english else None, "timestamps": timestamps or None}
     options = {name: value for name, value in (given | {"beam": beam}).items() if value is not None}
+    sounds, files = file_arguments(sounds, files, paths=True)
     transcriber = predictor_with(model, compute, "transcribe_full", "transcribe sound")
 
     def plain(one: FileResult) -> str:
@@ -78,7 +82,7 @@ def transcribe(
         blanks=False,
         chunk=4,
     )
-    run(command, sounds, files, as_json)
+    run(command, sounds, files, as_json, SOUND_SUFFIXES)
 
 
 def classify_image(
@@ -91,6 +95,7 @@ def classify_image(
     files: PathFileOptions,
 ) -> None:
     """Classify images."""
+    images, files = file_arguments(images, files, paths=True)
     classifier = predictor_with(model, compute, "classify_image_full", "classify images")
     command = TextCommand(
         "classifying",
@@ -102,7 +107,7 @@ def classify_image(
         blanks=False,
         chunk=64,
     )
-    run(command, images, files, as_json)
+    run(command, images, files, as_json, IMAGE_SUFFIXES)
 
 
 def match_image(
@@ -126,6 +131,7 @@ def match_image(
     candidates = [*(texts or []), *(line for line in (read_lines(file) if file else ()) if line.strip())]
     if not candidates:
         raise UserError("no candidate texts; give --text TEXT (repeatable) or --texts FILE")
+    images, files = file_arguments(images, files, paths=True)
     matcher = predictor_with(model, compute, "match_image_full", "match images and texts")
 
     def plain(one: FileResult) -> str:
@@ -139,4 +145,4 @@ def match_image(
         blanks=False,
         chunk=64,
     )
-    run(command, images, files, as_json)
+    run(command, images, files, as_json, IMAGE_SUFFIXES)

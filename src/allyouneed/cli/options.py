@@ -41,17 +41,41 @@ DtypeOption = Annotated[
     option("--dtype", metavar="float32|bfloat16|float16", help="precision of the weights; default: as stored"),
 ]
 InputOption = Annotated[
-    Path | None, option("--input", "-i", panel=FILES, metavar="FILE", help="read one text per line (.gz, .zst too)")
+    Path | None,
+    option(
+        "--input",
+        "-i",
+        panel=FILES,
+        metavar="FILE",
+        help="read one text per line (.gz, .zst too), or a folder",
+    ),
 ]
 OutputOption = Annotated[
     Path | None,
-    option("--output", "-o", panel=FILES, metavar="FILE", help="write here; appears when complete (.gz, .zst too)"),
+    option(
+        "--output",
+        "-o",
+        panel=FILES,
+        metavar="FILE",
+        help="write here; appears when complete (.gz, .zst too)",
+    ),
 ]
 ForceOption = Annotated[bool, option("--force", panel=FILES, help="overwrite an existing output")]
 RestartOption = Annotated[bool, option("--restart", panel=FILES, help="discard an interrupted run instead of resuming")]
+ShardOption = Annotated[
+    str | None,
+    option("--shard", panel=FILES, metavar="I/N", help="do part I of N: lines of a file, files of a folder"),
+]
 WholeOption = Annotated[bool, option("--whole", panel=FILES, help="read the input as one text, line breaks included")]
 ListOption = Annotated[
-    Path | None, option("--input", "-i", panel=FILES, metavar="FILE", help="read paths from a file, one per line")
+    Path | None,
+    option(
+        "--input",
+        "-i",
+        panel=FILES,
+        metavar="FILE",
+        help="read paths from a file, one per line, or a folder",
+    ),
 ]
 TopOption = Annotated[int | None, option("--top", min=1, help="show the N most likely, with probabilities")]
 
@@ -115,6 +139,7 @@ class FileOptions:
     output: OutputOption = None
     force: ForceOption = False
     restart: RestartOption = False
+    shard: ShardOption = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,10 +38,14 @@ class ResumePoint:
 
 class ResumableOutput:
     """`settings`: what determines the content; a run with other settings is not resumed. `force`: replace an existing
-    file. `restart`: discard an interrupted run."""
+    file. `restart`: discard an interrupted run. `keep`: keep the journal of a complete file, so that the same run finds
+    it complete."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], force: bool = False, restart: bool = False) -> None:
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], force: bool = False, restart: bool = False, keep: bool = False
+    ) -> None:
         self.path, self.settings, self.force, self.restart = path, dict(settings), force, restart
+        self.keep = keep
         check_output(path)
         self.target = path.resolve()  # a link stays a link
         self.part, self.journal = partial_paths(path)
@@ -64,8 +68,13 @@ class ResumableOutput:
     def _open(self) -> None:
         found = self._lock_and_read()
         if found is not None and found.whole and not self.restart:  # complete, at most not renamed yet
-            self.point = self.start = found
-            return
+            written = self.part if self.part.exists() else self.target
+            if written.exists():
+                if written.stat().st_size != found.size:
+                    raise UserError(f"{written}: has changed since it was complete; move it away, or --restart --force")
+                self.point = self.start = found
+                return
+            found = None  # somebody has taken it away
         if self._exists():
             if found is None:
                 self.journal.unlink()
@@ -104,7 +113,7 @@ class ResumableOutput:
             return None
         changed = {key for key in {*settings, *self.settings} if settings.get(key) != self.settings.get(key)}
         if changed and not self.restart:
-            listed = ", ".join(f"{key} was {_setting_text(key, settings.get(key))}" for key in sorted(changed))
+            listed = ", ".join(f"{key} was {setting_text(key, settings.get(key))}" for key in sorted(changed))
             raise UserError(
                 f"{self.path}: {point.lines:,} lines were written with other settings ({listed}); use the same "
                 "settings to resume, or --restart to begin again"
@@ -146,7 +155,8 @@ class ResumableOutput:
             if self.part.exists():
                 self.part.replace(self.target)
                 sync(self.target.parent)
-            self.journal.unlink()
+            if not self.keep:
+                self.journal.unlink()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self.point.whole:
@@ -204,7 +214,7 @@ def _json_line(tree: Any) -> bytes:
     return json.dumps(tree, ensure_ascii=False).encode() + b"\n"
 
 
-def _setting_text(key: str, value: Any) -> str:
+def setting_text(key: str, value: Any) -> str:
     return "not set" if value is None else "another" if key == "model" else str(value)
 
 

@@ -16,6 +16,7 @@ from allyouneed.cli.commands import recorded_options
 from allyouneed.cli.messages import show_notes, show_status, warnings_as_notes
 from allyouneed.cli.options import FileOptions
 from allyouneed.cli.resumable_output import ResumableOutput
+from allyouneed.cli.shards import Shard, check_siblings, files_below
 from allyouneed.cli.streams import (
     always_ready,
     compressor,
@@ -48,6 +49,8 @@ class TextCommand(Generic[R]):
     parse: Callable[[str], Any] = str
     blanks: bool = True
     chunk: int = CHUNK
+    pack: Callable[[R], bytes] | None = None  # a result as a row of `width` float32, for an output that ends in .npy
+    width: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class InputSource:
     name: str | None = None
     path: Path | None = None
     ready: Callable[[], bool] = always_ready
+    span: range | None = None  # the lines of a shard, from 0; None: all
 
     def arrived(self, most: int) -> list[Item]:
         """Up to `most` items: waits for the first, then takes what is there."""
@@ -77,43 +81,68 @@ class InputSource:
 F = TypeVar("F", bound=FileOptions)
 
 
-def file_arguments(texts: list[str] | None, files: F) -> tuple[list[str] | None, F]:
+def file_arguments(texts: list[str] | None, files: F, paths: bool = False) -> tuple[list[str] | None, F]:
     """Arguments that are files: one that exists is the input; of two, the first is the input and the second the output
-    if the first exists, or both have the names of files. `-` is a standard stream."""
+    if the first exists, or both have the names of files. `-` is a standard stream. `paths`: the arguments are paths, so
+    that only a folder, or a list of paths, is an input."""
     if not texts or files.input_ is not None:
         return texts, files
     first, *rest = texts
-    if not rest and os.path.isfile(first):
-        show_notes([f"{first} is a file: reading its lines; to use its name as a text, pipe it in"])
+    is_input = _is_input(first, paths, files.shard is not None)
+    if not rest and is_input and files.shard is None:
+        if not paths:
+            show_notes([f"{first} is a file: reading its lines; to use its name as a text, pipe it in"])
         return None, replace(files, input_=Path(first))
     if len(rest) == 1 and files.output is None:
         (second,) = rest
         both = bool(FILE_NAME.fullmatch(second)) and (os.path.isdir(first) or bool(FILE_NAME.fullmatch(first)))
-        if first == "-" or os.path.isfile(first) or both:
+        if first == "-" or is_input or both:
             return None, replace(files, input_=Path(first), output=Path(second))
-    show_notes(f"{text!r} is read as a text; use --input to read the file" for text in texts if os.path.isfile(text))
+    if files.shard is None and not paths:
+        show_notes(
+            f"{text!r} is read as a text; use --input to read the file" for text in texts if os.path.isfile(text)
+        )
     return texts, files
 
 
-def open_input(texts: Sequence[str] | None, files: FileOptions) -> InputSource:
+def _is_input(name: str, paths: bool, shard: bool) -> bool:
+    if paths:
+        return os.path.isdir(name) or (os.path.isfile(name) and bool(FILE_NAME.fullmatch(name)))
+    return os.path.isfile(name) or (os.path.isdir(name) and (shard or os.sep in name))
+
+
+def open_input(texts: Sequence[str] | None, files: FileOptions, suffixes: tuple[str, ...] = ()) -> InputSource:
+    """`suffixes`: of the files of a folder, if the texts are paths."""
     whole = getattr(files, "whole", False)
     if texts and files.input_ is not None:
         raise UserError("texts and --input are exclusive; give one of them")
     if texts and whole:
         raise UserError("--whole is for --input and standard input; each argument is one text already")
+    shard = None if files.shard is None else Shard.parse(files.shard)
+    if shard is not None and (whole or _is_stream(files.input_) or _is_stream(files.output)):
+        raise UserError("--shard needs an input file or folder and an output, and reads line by line (not --whole)")
     if texts:
         return InputSource((("", text) for text in texts), len(texts), arguments=True)
     input_ = _unless_standard(files.input_)
     where = input_ or "standard input"
-    lines, ready = open_lines(input_)
-    items = ((f"{where}:{number}: ", line) for number, line in enumerate(lines, 1))
-    interactive = input_ is None and sys.stdin is not None and sys.stdin.isatty()
-    if interactive:
-        show_status("Type a text; Ctrl-D ends it." if whole else "Type a text and Enter; Ctrl-D ends.")
-    path = input_ or Path("/dev/stdin")
-    if whole:
-        return InputSource(_join_lines(items), 1, path=path)
-    return InputSource(items, count_lines(input_), interactive, name=str(where), path=path, ready=ready)
+    if input_ is not None and input_.is_dir() and suffixes:
+        found = [str(path) for path in files_below(input_, suffixes)]
+        source = InputSource((("", path) for path in found), len(found), name=str(where), path=input_)
+    else:
+        lines, ready = open_lines(input_)
+        items = ((f"{where}:{number}: ", line) for number, line in enumerate(lines, 1))
+        interactive = input_ is None and sys.stdin is not None and sys.stdin.isatty()
+        if interactive:
+            show_status("Type a text; Ctrl-D ends it." if whole else "Type a text and Enter; Ctrl-D ends.")
+        path = input_ or Path("/dev/stdin")
+        if whole:
+            return InputSource(_join_lines(items), 1, path=path)
+        source = InputSource(items, count_lines(input_), interactive, name=str(where), path=path, ready=ready)
+    return source if shard is None else replace(source, span=shard.span(source.total or 0))
+
+
+def _is_stream(path: Path | None) -> bool:
+    return path is None or path == Path("-") or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def _unless_standard(path: Path | None) -> Path | None:
@@ -124,20 +153,57 @@ def _join_lines(items: Iterator[Item]) -> Iterator[Item]:
     yield "", "\n".join(line for _, line in items)
 
 
-def run(command: TextCommand[R], texts: Sequence[str] | None, files: FileOptions, as_json: bool = False) -> None:
-    """Predict all texts and write the results: one line, or one JSON object, per line of input."""
-    process(command, open_input(texts, files), files, as_json)
+def run(
+    command: TextCommand[R],
+    texts: Sequence[str] | None,
+    files: FileOptions,
+    as_json: bool = False,
+    suffixes: tuple[str, ...] = (),
+) -> None:
+    """Predict all texts and write the results: one line, or one JSON object, per line of input. `suffixes`: of the
+    files of a folder, if the texts are paths; otherwise a folder is processed file by file."""
+    if files.input_ is not None and files.input_.is_dir() and not suffixes:
+        _run_folder(command, files.input_, files, as_json)
+    else:
+        process(command, open_input(texts, files, suffixes), files, as_json)
 
 
-def process(command: TextCommand[R], source: InputSource, files: FileOptions, as_json: bool) -> None:
+def _run_folder(command: TextCommand[R], folder: Path, files: FileOptions, as_json: bool) -> None:
+    """Each file of a folder becomes a file of the same name in the output folder; a shard takes every N-th of them."""
+    output = files.output
+    if output is None or output.is_file() or FILE_NAME.fullmatch(output.name):
+        raise UserError(f"{folder}: is a folder; name a file in it, or an output folder for all of them")
+    if output.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{output}: is inside the input folder; name another folder")
+    shard = Shard(1, 1) if files.shard is None else Shard.parse(files.shard)
+    for number, path in enumerate(files_below(folder)):
+        if number % shard.count == shard.index - 1:
+            target = output / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            one = replace(files, input_=path, output=target, shard=None)
+            process(command, open_input(None, one), one, as_json, keep=True)
+
+
+def process(
+    command: TextCommand[R], source: InputSource, files: FileOptions, as_json: bool, keep: bool = False
+) -> None:
+    """`keep`: keep the journal of a complete output, so that the same command can be run again."""
     output = _unless_standard(files.output)
+    shard = None if files.shard is None else Shard.parse(files.shard)
+    if output is not None and shard is not None:
+        output = shard.output(output)
     check_not_input(source.path, output)
     if output is None or not is_regular(output) or source.interactive or source.name is None:
         found = results(command, source)
         write_results(command, found, output, as_json, source.total, files.force)
-    else:
-        command.predict([], 0)  # refuses invalid options before any input is read
-        _write_resumable(command, source, output, as_json, files.force, files.restart)
+        return
+    command.predict([], 0)  # refuses invalid options before any input is read
+    settings = recorded_options() | {"json": as_json}
+    if shard is not None and files.output is not None:
+        settings |= {"shard": f"{shard.index}/{shard.count}", "lines": source.total}
+        check_siblings(shard, files.output, settings)
+    with ResumableOutput(output, settings, files.force, files.restart, keep or shard is not None) as out:
+        _write_resumable(command, source, out, as_json)
 
 
 def check_not_input(read: Path | None, output: Path | None) -> None:
@@ -180,14 +246,20 @@ def _result_text(command: TextCommand[R], text: str, one: R | None, as_json: boo
     return json_text(command.tree(one)) if as_json else command.plain(one)
 
 
-def _write_resumable(
-    command: TextCommand[R], source: InputSource, output: Path, as_json: bool, force: bool, restart: bool
-) -> None:
+def _write_resumable(command: TextCommand[R], source: InputSource, out: ResumableOutput, as_json: bool) -> None:
     """Write line after line to a file, resuming an interrupted run. At most one chunk of lines is in memory."""
-    compress, notes = compressor(output), _LineNotes(source.name or "")
-    settings = recorded_options() | {"json": as_json}
-    with ResumableOutput(output, settings, force, restart) as out, warnings_as_notes():
-        point, digest, reader = out.point, _LineDigest(), _CountingReader(source.items)
+    output, notes = out.path, _LineNotes(source.name or "")
+    pack = None if output.suffix != ".npy" else command.pack
+    compress = compressor(output)
+
+    def encode(text: str, one: R | None) -> bytes:
+        return _result_text(command, text, one, as_json).encode() if pack is None or one is None else pack(one)
+
+    span = range(source.total or 0) if source.span is None else source.span
+    before = sum(command.blanks or bool(text.strip()) for _, text in islice(source.items, span.start))
+    items = source.items if source.span is None else islice(source.items, len(span))
+    with warnings_as_notes():
+        point, digest, reader = out.point, _LineDigest(), _CountingReader(items)
         for _, text in islice(reader, point.lines):
             digest.add(text)
         same = (reader.count, digest.text if point.lines else "") == (point.lines, point.read)
@@ -198,26 +270,45 @@ def _write_resumable(
             )
         if point.whole:
             out.rename()
+            if out.keep:
+                show_notes([f"{output}: is complete already"])
             return
         if point.lines:
             show_notes([f"{output}: resuming after line {point.lines:,}"])
-        number, predicted, held = point.lines, point.asked, list[str]()
-        found = _predict_all(command, replace(source, items=reader), command.blanks, predicted, number)
+        if pack is not None and not point.size:
+            out.add(pack_head(command, len(span)), 0, 0, "")
+        number, predicted, held = point.lines, point.asked, list[bytes]()
+        found = _predict_all(command, replace(source, items=reader), command.blanks, before + predicted, number)
+        total = None if source.total is None else len(span)
         try:
-            for text, one in progress(_with_draft_note(found, as_json), source.total, command.doing, done=number):
-                held.append(_result_text(command, text, one, as_json))
+            for text, one in progress(_with_draft_note(found, as_json), total, command.doing, done=number):
+                held.append(encode(text, one))
                 digest.add(text)
                 number, predicted = number + 1, predicted + (one is not None)
-                notes.add(number, () if as_json else getattr(one, "notes", ()))
+                notes.add(span.start + number, () if as_json else getattr(one, "notes", ()))
                 if number == reader.count:  # every line read so far has its result
-                    out.add(compress("".join(held).encode()), number, predicted, digest.text)
+                    out.add(compress(b"".join(held)), number, predicted, digest.text)
                     held = []
         except UserError:  # about one line; keep the results before it
             if held and number < reader.count:
-                out.add(compress("".join(held).encode()), number, predicted, digest.text)
+                out.add(compress(b"".join(held)), number, predicted, digest.text)
             raise
+        if total is not None and number != total and (pack is not None or source.span is not None):
+            raise UserError(f"{source.name}: has changed while it was read; --restart begins again")
         out.finish(compress(b"") if not out.point.size else b"")
     notes.end()
+
+
+def pack_head(command: TextCommand[R], rows: int) -> bytes:
+    """The head of a NumPy file of so many rows."""
+    import io
+
+    import numpy as np
+
+    head = io.BytesIO()
+    shape = {"descr": "<f4", "fortran_order": False, "shape": (rows, command.width)}
+    np.lib.format.write_array_header_1_0(head, shape)
+    return head.getvalue()
 
 
 class _CountingReader:

@@ -109,11 +109,11 @@ def test_filters_and_broken_lines_are_in_the_same_report(tmp_path: Path, joint: 
 
 
 def test_nothing_usable_is_an_error_that_shows_why(tmp_path: Path, joint: Vocabularies) -> None:
-    path = tmp_path / "b.csv"
+    path = tmp_path / "b.tsv"
     path.write_text("a,b\n")
-    with pytest.raises(UserError, match=r"none of the pairs in the data is usable(.|\n)*b\.csv:1: 1 column"):
+    with pytest.raises(UserError, match=r"none of the pairs in the data is usable(.|\n)*b\.tsv:1: 1 column"):
         Store.build(tmp_path / "store", [PairFiles(path=path)], Filters(), pair_encoding(joint, 256))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tsv", "b.csv"], "a failed build leaves nothing behind"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tsv", "b.tsv"], "a failed build leaves nothing behind"
 
 
 def test_empty_sentences_can_be_kept_on_request(tmp_path: Path, joint: Vocabularies) -> None:
