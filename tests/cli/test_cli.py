@@ -182,6 +182,31 @@ def test_flags_take_no_value(ask, refused, model):
     assert refused("models", "--json", "No").startswith("--json No: --json is a flag")
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["transl"], ["translate"]),
+        (["describe", "transformer-b"], ["transformer-base", "transformer-big"]),
+        (["models", "gpt2-m"], ["gpt2-medium"]),
+        (["describe", "transl"], ["translator"]),
+        (["translate", "--model", "mod"], ["models/"]),
+        (["describe", "models/"], ["models/a.yaml", "models/b/"]),
+        (["translate", "--devi"], ["--device"]),
+        (["translate", "--device", "c"], ["cpu", "cuda"]),
+        (["generate", "--method", ""], ["beam", "greedy", "sample"]),
+    ],
+)
+def test_the_shell_completes(ask, monkeypatch, tmp_path, words, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "b").mkdir(parents=True)
+    (tmp_path / "models" / "a.yaml").touch()
+    (tmp_path / "models" / "c.txt").touch()
+    monkeypatch.setenv("_ALLYOUNEED_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["allyouneed", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    assert ask().out.split() == expected
+
+
 def test_shared_options_have_one_default(ask):
     """The device is chosen alike everywhere, and whatever reports progress can be silenced."""
     for path, command in every_command(get_command(app)):

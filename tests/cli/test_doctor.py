@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from allyouneed.cli import main
+from allyouneed.extras import install_hint
 
 
 def run(*args: str) -> int:
@@ -45,7 +46,7 @@ def test_a_missing_extra_says_what_it_costs(
     monkeypatch.setattr(sys.modules["allyouneed.cli.doctor"], "_version", lambda name: None)
     assert run() == 0
     text = capsys.readouterr().out
-    assert "missing: `look` draws only in the terminal; pip install 'allyouneed[look]'" in text
+    assert f"missing: `look` draws only in the terminal; {install_hint('look')}" in text
 
 
 def test_a_missing_compiler_says_what_it_costs(

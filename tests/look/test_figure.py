@@ -1,11 +1,13 @@
 """Picture files: whole, of the kind their name says, the same each time."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 from allyouneed.errors import UserError
+from allyouneed.extras import install_hint
 from allyouneed.look import pattern, positions
 from allyouneed.look.figure import save
 
@@ -47,7 +49,7 @@ def test_a_name_that_cannot_be_is_refused(tmp_path):
 
 def test_missing_matplotlib_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"pip install 'allyouneed\[look\]'"):
+    with pytest.raises(UserError, match=re.escape(f"needs matplotlib: {install_hint('look')}")):
         save(some(), tmp_path / "a.png")
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, TextIO
 import typer
 
 from allyouneed import __version__
-from allyouneed.cli import analysis, generation, media
+from allyouneed.cli import analysis, completion, generation, media
 from allyouneed.cli.bench import bench
 from allyouneed.cli.commands import App, accept_plugins, accept_quiet, expand_groups, record_options
 from allyouneed.cli.doctor import doctor
@@ -83,7 +83,14 @@ app.command(rich_help_panel=TRAIN)(accept_quiet(accept_plugins(evaluate)))
 @app.command(rich_help_panel=LOOK)
 @accept_plugins
 def describe(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="a preset, a YAML file, a model folder or translator")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            autocompletion=completion.models,
+            help="a preset, a YAML file, a model folder or translator",
+        ),
+    ],
     changes: SetOption = None,
     length: Annotated[int, option(min=1, show_default=True, help="context length for the FLOPs")] = 1024,
 ) -> None:

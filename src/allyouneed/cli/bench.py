@@ -19,6 +19,7 @@ from allyouneed.cli.messages import show_notes
 from allyouneed.cli.options import FILES, DeviceOption, JsonOption, option
 from allyouneed.cli.streams import progress, read_lines
 from allyouneed.errors import UserError
+from allyouneed.extras import EXTRAS, require
 
 if TYPE_CHECKING:
     from allyouneed.lab.benchmark import Peer, Turns, Workload
@@ -64,8 +65,10 @@ def bench(
     for name in against or []:
         if name not in LIBRARIES:
             raise UserError(f"--against {name}: expected {' or '.join(LIBRARIES)}")
-        if importlib.util.find_spec(LIBRARIES[name]) is None:
-            raise UserError(f"--against {name}: {LIBRARIES[name]} is not installed")
+        if name in EXTRAS:
+            require(name, f"--against {name}")
+        elif importlib.util.find_spec(LIBRARIES[name]) is None:
+            raise UserError(f"--against {name} needs {LIBRARIES[name]}: pip install {LIBRARIES[name]}")
     for precision in compare or []:
         if precision not in ("int8", "bf16"):
             raise UserError(f"--compare {precision}: expected int8 or bf16")

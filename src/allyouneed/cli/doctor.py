@@ -14,19 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from allyouneed.cli.options import JsonOption
+from allyouneed.extras import EXTRAS, install_hint
 
 TORCH_MINIMUM = (2, 10)
 TORCH_TESTED = ((2, 11), (2, 13))
 CPU_FLAGS = {"AVX2": "avx2", "AVX-512": "avx512f", "VNNI": "avx512_vnni"}
-# extra -> (the module it installs, what is lost without it)
-EXTRAS = {
-    "look": ("matplotlib", "`look` draws only in the terminal"),
-    "tensorboard": ("tensorboard", "`tensorboard: true` of a recipe is refused"),
-    "retrieval": ("faiss", "`index` and RETRO models are refused"),
-    "sound": ("soundfile", "only .wav files can be transcribed"),
-    "image": ("PIL", "image files cannot be opened; pixels given as arrays work"),
-    "ctranslate2": ("ctranslate2", "`export --to ctranslate2` and `bench --against ctranslate2` are refused"),
-}
 SILENT = {"transformers": "imported models are not compared with the original; `bench --against hf` is refused"}
 
 
@@ -151,7 +143,7 @@ def _version(module: str) -> str | None:
 def _extras() -> Iterator[Finding]:
     for extra, (module, cost) in EXTRAS.items():
         version = _version(module)
-        install = f"{cost}; pip install 'allyouneed[{extra}]'"
+        install = f"{cost}; {install_hint(extra)}"
         yield Finding(module, version or "missing", True if version else None, "" if version else install)
     for module, cost in SILENT.items():
         version = _version(module)

@@ -36,6 +36,7 @@ from allyouneed.cli.text_commands import (
     ranked_lines,
     run,
 )
+from allyouneed.extras import require
 from allyouneed.models import shipped
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ def generate(
     With many prompts, or a pipe that stays open, each continuation is one line, and its line breaks are written as
     `\n`; `--json` keeps them.
     """
+    if index is not None:
+        require("retrieval", "--index")
     prompts, files = file_arguments(prompts, files)
     source = open_input(prompts, files)
     options = with_draft(decoding, compute, "generate_full", "continue texts")

@@ -11,6 +11,7 @@ import typer
 from allyouneed.cli.messages import created_folders_as_note, show_notes, show_status
 from allyouneed.cli.options import option
 from allyouneed.errors import UserError
+from allyouneed.extras import EXTRAS, require
 
 if TYPE_CHECKING:
     from allyouneed.lab.selfcheck import Check
@@ -66,6 +67,8 @@ def export(
     from allyouneed.interop.load import load
 
     write = writer(to)
+    if to in EXTRAS:
+        require(to, f"--to {to}")
     check_free(out)
     folder = load(model, as_stored=True)
     notes: list[str] = []

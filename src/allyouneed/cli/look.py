@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allyouneed.cli.commands import App, accept_plugins
+from allyouneed.cli.completion import presets
 from allyouneed.cli.options import JsonOption, option
+from allyouneed.extras import require
 
 if TYPE_CHECKING:
     from allyouneed.look.canvas import Panel
@@ -26,7 +28,8 @@ OutputOption = Annotated[
 
 def models(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="only presets whose name contains one of these")
+        list[str] | None,
+        typer.Argument(metavar="NAME", autocompletion=presets, help="only presets whose name contains one of these"),
     ] = None,
     sort: Annotated[
         str, option(metavar="name|kind|parameters|flops|state", show_default=True, help="sort order")
@@ -66,6 +69,7 @@ def pattern(
     """Draw which keys (columns) each query (row) may attend to."""
     from allyouneed.look.pattern import panels
 
+    _check_output(output)
     _show(panels(expressions, size), output)
 
 
@@ -85,7 +89,13 @@ def positions(
     """Draw position encodings: added vectors, rotated queries and keys, biases by distance."""
     from allyouneed.look.positions import Sizes, panels
 
+    _check_output(output)
     _show(panels(parts or [], Sizes(size, width, heads, causal)), output)
+
+
+def _check_output(output: Path | None) -> None:
+    if output is not None:
+        require("look", "--output")
 
 
 def _show(found: list[Panel], output: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,9 +20,11 @@ from allyouneed.cli.options import (
     TopOption,
     option,
 )
+from allyouneed.cli.shards import files_below
 from allyouneed.cli.streams import read_lines
 from allyouneed.cli.text_commands import TextCommand, file_arguments, one_line, ranked_lines, run
 from allyouneed.errors import UserError
+from allyouneed.extras import is_installed, missing, require
 
 SOUND_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus", ".aiff")  # of the files of a folder
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
@@ -47,6 +50,20 @@ def _pair_up(paths: list[str], found: list[Any]) -> list[FileResult]:
     return [FileResult(path, one) for path, one in zip(paths, found, strict=True)]
 
 
+def _check_formats(sounds: list[str] | None, input_: Path | None) -> None:
+    """Refuse before the model is loaded if a file other than WAV cannot be opened."""
+    if is_installed("sound"):
+        return
+    listed: Iterable[str] = sounds or ()
+    if input_ is not None and input_.is_dir():
+        listed = map(str, files_below(input_, SOUND_SUFFIXES))
+    elif input_ is not None and input_.is_file():
+        listed = read_lines(input_)
+    for name in listed:
+        if Path(name).suffix.lower() in SOUND_SUFFIXES[1:]:
+            raise missing("sound", f"{name}: every format but WAV")
+
+
 def transcribe(
     sounds: Annotated[
         list[str] | None,
@@ -66,6 +83,7 @@ def transcribe(
     given = {"language": language, "task": "translate" if to_english else None, "timestamps": timestamps or None}
     options = {name: value for name, value in (given | {"beam": beam}).items() if value is not None}
     sounds, files = file_arguments(sounds, files, paths=True)
+    _check_formats(sounds, files.input_)
     transcriber = predictor_with(model, compute, "transcribe_full", "transcribe sound")
 
     def plain(one: FileResult) -> str:
@@ -95,6 +113,7 @@ def classify_image(
     files: PathFileOptions,
 ) -> None:
     """Classify images."""
+    require("image", "an image file")
     images, files = file_arguments(images, files, paths=True)
     classifier = predictor_with(model, compute, "classify_image_full", "classify images")
     command = TextCommand(
@@ -131,6 +150,7 @@ def match_image(
     candidates = [*(texts or []), *(line for line in (read_lines(file) if file else ()) if line.strip())]
     if not candidates:
         raise UserError("no candidate texts; give --text TEXT (repeatable) or --texts FILE")
+    require("image", "an image file")
     images, files = file_arguments(images, files, paths=True)
     matcher = predictor_with(model, compute, "match_image_full", "match images and texts")
 

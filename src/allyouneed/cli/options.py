@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from allyouneed.cli.completion import folders, words
+
 # the panels of `allyouneed --help`
 USE, TRAIN, LOOK, EXCHANGE = "Use a model", "Train and measure", "Look inside", "Exchange with others"
 # and of a command's own help
@@ -18,6 +20,7 @@ def option(*names: str, panel: str = "Options", show_default: bool = False, **mo
     return typer.Option(*names, rich_help_panel=panel, show_default=show_default, **more)
 
 
+MODEL = ("--model", "-m")
 SetOption = Annotated[
     list[str] | None, option("--set", metavar="KEY=VALUE", help="override a key, e.g. width=256; repeatable")
 ]
@@ -27,18 +30,32 @@ PluginOption = Annotated[
 ]
 JsonOption = Annotated[bool, option("--json", help="print JSON")]
 ModelOption = Annotated[
-    Path, option("--model", "-m", metavar="FOLDER", help="a model folder: ours, Hugging Face's or translator")
+    Path,
+    option(*MODEL, metavar="FOLDER", autocompletion=folders, help="a model folder: ours, Hugging Face's or translator"),
 ]
 QuietOption = Annotated[bool, option("--quiet", "-q", help="print no progress and no notes, only errors")]
 TranslatorOption = Annotated[
-    Path | None, option("--model", "-m", metavar="FOLDER", help="a model folder; default: the bundled translator")
+    Path | None,
+    option(*MODEL, metavar="FOLDER", autocompletion=folders, help="a model folder; default: the bundled translator"),
 ]
 DeviceOption = Annotated[
-    str, option("--device", metavar="auto|cpu|cuda", show_default=True, help="device; auto: a GPU if there is one")
+    str,
+    option(
+        "--device",
+        metavar="auto|cpu|cuda",
+        autocompletion=words("auto", "cpu", "cuda"),
+        show_default=True,
+        help="device; auto: a GPU if there is one",
+    ),
 ]
 DtypeOption = Annotated[
     str | None,
-    option("--dtype", metavar="float32|bfloat16|float16", help="precision of the weights; default: as stored"),
+    option(
+        "--dtype",
+        metavar="float32|bfloat16|float16",
+        autocompletion=words("float32", "bfloat16", "float16"),
+        help="precision of the weights; default: as stored",
+    ),
 ]
 InputOption = Annotated[
     Path | None,
@@ -82,7 +99,15 @@ TopOption = Annotated[int | None, option("--top", min=1, help="show the N most l
 ToOption = Annotated[str | None, option("--to", panel=LANGUAGES, metavar="LANGUAGE", help="target language")]
 FromOption = Annotated[str | None, option("--from", panel=LANGUAGES, metavar="LANGUAGE", help="source language")]
 
-MethodOption = Annotated[str | None, option(panel=SEARCH, metavar="beam|greedy|sample", help="decoding method")]
+MethodOption = Annotated[
+    str | None,
+    option(
+        panel=SEARCH,
+        metavar="beam|greedy|sample",
+        autocompletion=words("beam", "greedy", "sample"),
+        help="decoding method",
+    ),
+]
 BeamOption = Annotated[int | None, option(min=1, panel=SEARCH, help="beam width; 1 is greedy")]
 BestOption = Annotated[int | None, option(min=1, panel=SEARCH, help="print the N best results, with scores")]
 PenaltyOption = Annotated[float | None, option(panel=SEARCH, help="length penalty; higher favours longer texts")]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.errors import UserError
+from allyouneed.extras import missing
 from allyouneed.files import temporary_name
 from allyouneed.look.canvas import Panel
 
@@ -48,7 +49,7 @@ def _figure(panels: Sequence[Panel]) -> Any:
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
-        raise UserError("pictures need matplotlib: pip install 'allyouneed[look]'") from None
+        raise missing("look", "a picture") from None
     matplotlib.rcParams["svg.hashsalt"] = "allyouneed"
     across = min(ACROSS, len(panels))
     down = math.ceil(len(panels) / across)

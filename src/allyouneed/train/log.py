@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from allyouneed.errors import UserError
+from allyouneed.extras import missing
 from allyouneed.train.step import StepResult
 
 
@@ -85,7 +85,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise UserError("tensorboard: true requires it: pip install 'allyouneed[tensorboard]'") from None
+            raise missing("tensorboard", "tensorboard: true") from None
         self.writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def step(self, one: StepResult, speed: float | None) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from allyouneed.config import tree_of
 from allyouneed.data.batches.store import InputHashes
 from allyouneed.errors import UserError
+from allyouneed.extras import require
 from allyouneed.files import missing_folder
 from allyouneed.train.backend import choose_backend
 from allyouneed.train.distributed.process_group import ProcessGroup, is_peer_lost, join_process_group
@@ -43,6 +44,10 @@ def train(
     An unfinished run of the same recipe is resumed (`resume=False`: an error; `True`: required), a finished one is left
     alone. `fresh` starts over. After Ctrl-C or SIGTERM it saves and raises `Interrupted` (exit code 130).
     """
+    if recipe.tensorboard:
+        require("tensorboard", "tensorboard: true")
+    if recipe.retrieval is not None:
+        require("retrieval", "retrieval")
     run = RunFolder(recipe.output)
     with join_process_group(recipe) as processes:
         quiet = None if processes.is_main else Console(quiet=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from allyouneed.config import Config
 from allyouneed.errors import UserError
+from allyouneed.extras import missing
 
 Side = Annotated[int, Field(gt=0, le=1 << 14)]
 Channel = tuple[float, ...]
@@ -80,7 +81,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise UserError("images need Pillow; install the extra: pip install 'allyouneed[image]'") from None
+        raise missing("image", "an image") from None
     return Image
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from allyouneed.data.media.resampling import resample
 from allyouneed.data.media.sound import RATE
 from allyouneed.errors import UserError
+from allyouneed.extras import missing
 
 RATES = (1_000, 768_000)  # plausible sample rates; anything else is a damaged header
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
@@ -103,9 +104,7 @@ def _read_soundfile(path: Path) -> Sound:
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: libsndfile is missing
-        raise UserError(
-            f"{path}: not a WAV file; for FLAC, OGG and MP3 install the extra: pip install 'allyouneed[sound]'"
-        ) from None
+        raise missing("sound", f"{path}: every format but WAV") from None
     try:
         values, rate = soundfile.read(path, dtype="float32", always_2d=True)
     except (RuntimeError, OSError) as error:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
+from allyouneed.extras import missing
 from allyouneed.files import sha256, write_folder
 
 FORMAT = 1
@@ -35,7 +36,7 @@ def import_faiss() -> Any:
     try:
         import faiss
     except ImportError:
-        raise UserError("an index needs faiss; install it with: pip install 'allyouneed[retrieval]'") from None
+        raise missing("retrieval", "an index") from None
     return faiss
 
 

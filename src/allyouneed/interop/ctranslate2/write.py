@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.data.tokenizers.plain import unknown_id
 from allyouneed.errors import UserError
+from allyouneed.extras import require
 from allyouneed.folder import CARD, Folder
 from allyouneed.interop.ctranslate2.readme import inner_of, readme
 from allyouneed.interop.ctranslate2.spec import fill_audio_encoder, fill_stack, switches
@@ -27,8 +27,7 @@ OWN_FILES = ("config.json", CARD)  # written by CTranslate2 itself
 
 def write(folder: Folder, out: Path) -> list[str]:
     """Write a CTranslate2 folder into `out`, which is empty. Returns notes."""
-    if importlib.util.find_spec("ctranslate2") is None:
-        raise UserError("--to ctranslate2 needs the library: pip install 'allyouneed[ctranslate2]'")
+    require("ctranslate2", "--to ctranslate2")
     where = folder.path or "the model"
     notes: list[str] = []
     try:
