@@ -201,7 +201,8 @@ def _save_array(command: TextCommand[TextResult], source: InputSource, files: Fi
 
     assert files.output is not None
     with atomic_file(files.output, files.force) as file, warnings_as_notes():
-        bar = progress(results(command, source), source.total, command.doing)
+        found = results(command, source)
+        bar = progress(found, source.total, command.doing)
         rows = [np.array(one.found, dtype=np.float32) for _, one in bar if one is not None]
         np.save(file, np.stack(rows) if rows else nothing.numpy())
 
