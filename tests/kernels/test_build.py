@@ -11,6 +11,7 @@ import torch
 from allyouneed.kernels.cpu import build as native
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
 from native_models import language_model
+from toy_models import random_model
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,12 +38,15 @@ def no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_decoding_does_not_wait_for_the_build(no_library: Path) -> None:
-    model = language_model()
-    assert cpu_executor(model) is model
+def test_float_models_do_not_wait_for_the_build_and_int8_models_do(
+    no_library: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An int8 model gives the same answers in the first run as in the next ones."""
+    model, int8 = random_model(), language_model()
+    assert cpu_executor(model) is model and not caplog.messages
     if native.is_supported() and shutil.which("g++") is not None:
-        assert native.wait_for_build() is not None
-        assert isinstance(cpu_executor(model), CpuExecutor)
+        assert isinstance(cpu_executor(int8), CpuExecutor) and isinstance(cpu_executor(model), CpuExecutor)
+        assert len(caplog.messages) == 1 and "compiling the CPU kernels, once" in caplog.messages[0]
         assert [path.suffix for path in (no_library / "allyouneed").iterdir()] == [".so"]
 
 

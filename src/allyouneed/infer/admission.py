@@ -4,7 +4,7 @@ start, in batches of similar size (`LargestFirst`)."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from allyouneed.infer.decoding.base import RequestState
 
@@ -30,16 +30,17 @@ class FairQueue:
             self.granted.clear()
         least = min((self.granted.get(client, 0) for client in here), default=0)
         while arrivals:
-            state = arrivals.popleft()
+            state = arrivals[0]  # removed last: an interrupt loses no request (one that is here twice is admitted once)
             client = state.request.client
             if client not in here:
                 self.granted[client] = max(self.granted.get(client, 0), least)
             self.waiting.setdefault((state.request.priority, client), deque()).append(state)
+            arrivals.popleft()
 
     def peek(self, step: int) -> RequestState | None:
-        """The most urgent request that was not cancelled."""
+        """The most urgent request that is still waiting."""
         for lane, queue in list(self.waiting.items()):
-            while queue and queue[0].cancelled:
+            while queue and (queue[0].finished or queue[0].admitted):
                 queue.popleft()
             if not queue:
                 del self.waiting[lane]
@@ -50,6 +51,10 @@ class FairQueue:
         request = state.request
         self.waiting[request.priority, request.client].popleft()
         self.granted[request.client] = self.granted.get(request.client, 0) + tokens
+
+    def __iter__(self) -> Iterator[RequestState]:
+        for queue in self.waiting.values():
+            yield from queue
 
     def urgency(self, state: RequestState, step: int) -> tuple[int, int, int]:
         """The smaller, the more urgent."""
@@ -68,23 +73,32 @@ class LargestFirst:
         return bool(self.waiting)
 
     def add(self, arrivals: deque[RequestState]) -> None:
+        """Removed from `arrivals` last: an interrupt loses no request."""
         if arrivals:
-            known = [*reversed(self.waiting), *arrivals]
-            arrivals.clear()
+            new = list(arrivals)
+            known = dict.fromkeys([*reversed(self.waiting), *new])
             self.waiting = sorted(known, key=lambda state: -state.request.size)[::-1]
+            for _ in new:
+                arrivals.popleft()
 
-    def pop_batch(self, most: int | None = None) -> list[RequestState]:
+    def drop_admitted(self) -> None:
+        """Drop the largest requests while they are not waiting any more."""
+        while self.waiting and (self.waiting[-1].admitted or self.waiting[-1].finished):
+            self.waiting.pop()
+
+    def next_batch(self, most: int | None = None) -> list[RequestState]:
         """As many as the budget allows, and at most `most`. A draft multiplies the tokens of a pass."""
+        self.drop_admitted()
         batch: list[RequestState] = []
         largest = 0
-        while self.waiting and len(batch) != most:
-            state = self.waiting[-1]
+        for state in reversed(self.waiting):
+            if len(batch) == most:
+                break
             if state.cancelled:
-                self.waiting.pop()
                 continue
             draft, rows = state.spec.draft, state.spec.decoding.rows
             largest = largest or max(state.request.size, SHORT)
             if batch and (len(batch) + 1) * largest * rows * (1 if draft is None else 1 + draft.ahead) > self.budget:
                 break
-            batch.append(self.waiting.pop())
+            batch.append(state)
         return batch

@@ -88,6 +88,12 @@ class BlockManager:
         self.pool.release(state.reserved)
         state.reserved = []
 
+    def recount(self, states: Iterable[States], requests: Iterable[RequestState]) -> None:
+        """After a failure: only these states, these requests and cached prefixes hold blocks."""
+        tables = [table for paged in states if isinstance(paged, PagedStates) for table in paged.block_tables]
+        cached = [list(self.prefixes.blocks.values())]
+        self.pool.recount([*tables, *(state.reserved for state in requests), *cached])
+
     def resume(self, state: RequestState, states: PagedStates, rows: int, force: bool) -> bool:
         """Swap a preempted request in, if there are blocks for it and its next tokens, or anyway (`force`)."""
         if not self.evict(self.constant(state) + states.swapped_blocks + 2 * rows) and not force:

@@ -18,6 +18,7 @@ from allyouneed.infer.request import Request, StopCondition
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.speculative.decode import check_draft_options
 from allyouneed.infer.speculative.drafts import Draft
+from allyouneed.infer.validation import RequestValidator
 from allyouneed.runtime.process import pause_gc
 
 Progress = Callable[[int, int], None]
@@ -29,6 +30,10 @@ class Engine(ModelRunner):
     @cached_property
     def graphs(self) -> GraphRunnerCache:
         return GraphRunnerCache(self)
+
+    @cached_property
+    def validator(self) -> RequestValidator:
+        return RequestValidator(self)
 
     def generate(
         self,
@@ -104,8 +109,6 @@ class Engine(ModelRunner):
             state = scheduler.submit(Request(prompt, decoding.continuation_limit(), (first,), stop=stop), spec)
             state.streams = True
             yield from scheduler.stream(state)
-            if decoding.rows > 1:
-                yield from state.hypotheses[0].tokens
             return state.hypotheses[0]
         finally:
             scheduler.close()
@@ -133,10 +136,10 @@ class Engine(ModelRunner):
 
     def scheduler(self, **options: Any) -> Scheduler:
         """A scheduler for requests that arrive at any time; `Scheduler` names the options."""
-        return Scheduler(self, graphs=self.graphs, **options)
+        return Scheduler(self, graphs=self.graphs, validator=self.validator, **options)
 
     def _offline(self) -> Scheduler:
-        return Scheduler(self, queue=LargestFirst(self.budget), graphs=self.graphs)
+        return Scheduler(self, queue=LargestFirst(self.budget), graphs=self.graphs, validator=self.validator)
 
 
 def _reporter(states: Sequence[RequestState], on_progress: Progress) -> Callable[[], None]:

@@ -52,6 +52,10 @@ class PrefixCache:
                 return True
         return False
 
+    def forget(self) -> None:
+        """Empty it without releasing blocks: the pool is recounted."""
+        self.blocks, self.children = {}, {}
+
     def clear(self) -> None:
         while self.evict():
             pass

@@ -68,9 +68,13 @@ class RunningBatch:
 
     def run(self, last: Tensor) -> None:
         """Decode every request to its end, from the hidden states of the last prompt tokens (requests, width)."""
+        requests = self.requests
         self.append_tokens(last)
         while self.searches:
             self.step()
+        for state in requests:
+            if state.error is not None:
+                raise state.error
 
     def step(self) -> None:
         """The model reads the newest token of every row, and each row gets its next one."""
@@ -142,7 +146,7 @@ class RunningBatch:
         known = {search.batch_key: number for number, search in enumerate(self.searches)}
         for search, rows in zip(other.searches, other.rows, strict=True):
             here = [begin + row for row in rows]
-            if search.batch_key in known:
+            if search.batch_key in known and search.spec.logits_processor is None:  # its tokens start together
                 self.searches[known[search.batch_key]].join(search)
                 self.rows[known[search.batch_key]] += here
             else:

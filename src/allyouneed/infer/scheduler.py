@@ -6,12 +6,17 @@ whose prompt has been read gets its first token at once and joins a running batc
 
 Offline (`LargestFirst`), a batch of similar sizes is admitted whenever the one before has finished, and prompts are
 read whole; on a GPU one graph runner takes all requests (cuda_graph/runner.py).
+
+Requests are isolated from each other. What is wrong with one is refused when it is submitted (validation.py). A
+listener or stop condition that raises fails its own request. A model pass that raises fails the requests of that pass:
+their states may be half changed. A step that is interrupted (Ctrl-C) fails all requests that have been admitted; those
+that are waiting are not affected. Whatever fails, its blocks are free again, and the next step continues with the rest.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -22,7 +27,7 @@ from torch import Tensor
 from allyouneed.errors import UserError
 from allyouneed.infer.admission import FairQueue, LargestFirst
 from allyouneed.infer.block_manager import BlockManager
-from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
+from allyouneed.infer.cuda_graph.runner import GraphBatch, GraphRunnerCache
 from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
@@ -30,16 +35,17 @@ from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.prefill import PrefillBatch
 from allyouneed.infer.request import Request
 from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
-from allyouneed.infer.speculative.decode import SpeculativeDecoder, check_draft_options
+from allyouneed.infer.speculative.decode import SpeculativeDecoder
+from allyouneed.infer.validation import RequestValidator
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import BlockPool, PagedStates, PoolFullError
 
 
 class Scheduler:
     """`rows`: the most rows decoded at once, beams counted. `budget`: prompt tokens read in one step. `memory`: the
-    most bytes of state, as the config declares them. `pool`: blocks for paged states; when they run out, the least
-    urgent request is preempted and resumed later. `queue`: `LargestFirst` for offline use; the bounds above do not
-    apply to it. `graphs`: captured CUDA graphs to share.
+    most bytes of state, as the config declares them. `pool`: blocks for paged states, of this scheduler alone; when
+    they run out, the least urgent request is preempted and resumed later. `queue`: `LargestFirst` for offline use; the
+    bounds above do not apply to it. `graphs`, `validator`: of the engine, to share.
 
     One thread calls `step`; any thread may `submit` and cancel.
     """
@@ -53,6 +59,7 @@ class Scheduler:
         pool: BlockPool | None = None,
         queue: LargestFirst | None = None,
         graphs: GraphRunnerCache | None = None,
+        validator: RequestValidator | None = None,
     ) -> None:
         if rows < 1 or budget < 1:
             raise UserError(f"rows={rows}, budget={budget}: both must be at least 1")
@@ -61,10 +68,14 @@ class Scheduler:
         self.engine, self.rows, self.budget, self.memory = engine, rows, budget, memory
         self.arrivals: deque[RequestState] = deque()
         self.fair, self.offline = FairQueue(), queue
+        self.streams_offline = False  # whether the offline batch has requests that stream
         self.prefilling: list[PrefillBatch] = []
         self.running: list[ActiveBatch] = []
         self.preempted: list[RunningBatch] = []  # one request each, waiting for blocks
         self.active: list[RequestState] = []  # admitted requests that hold rows or blocks
+        self.failures: list[RequestState] = []  # in this step
+        self.is_stepping = False  # also between steps if the last one was interrupted
+        self.validator = validator or RequestValidator(engine)
         self.steps, self.preemptions, self._numbers = 0, 0, count()
         self.blocks = None if pool is None else BlockManager(engine, pool)
         self.graphs: GraphRunnerCache | None = None
@@ -76,11 +87,11 @@ class Scheduler:
 
     def submit(self, request: Request, spec: DecodingSpec | Decoding | None = None) -> RequestState:
         """Queue a request. Its state is done when all its tokens are decoded, or at once if its source is empty."""
-        if not isinstance(spec, DecodingSpec):
-            spec = self.engine.spec(spec or Decoding())
+        spec, request = self.validator.spec(spec), self.validator.request(request)
         streams = self.offline is None or request.listener is not None
-        state = RequestState(request, spec, self.engine.token_limit(request), streams, number=next(self._numbers))
-        if request.source is not None and not len(request.source):
+        limit = self.engine.token_limit(request)
+        state = RequestState(request, spec, limit, streams, failures=self.failures, number=next(self._numbers))
+        if request.source is not None and not request.source:
             state.hypotheses, state.done = [Hypothesis([], 0.0, 0.0, [], True)], True
             return state
         self._check(state)
@@ -89,15 +100,9 @@ class Scheduler:
         return state
 
     def _check(self, state: RequestState) -> None:
-        request, limit = state.request, self.engine.limit
-        if not request.prompt:
-            raise UserError("the prompt has no tokens; start it with the begin token")
-        if limit is not None and len(request.prompt) > limit:
-            raise UserError(f"the prompt has {len(request.prompt)} tokens, the model {limit} positions; shorten it")
-        if state.spec.draft is not None:
-            check_draft_options(state.spec.decoding)
-            if self.blocks is not None:
-                raise UserError("draft and pool are exclusive: speculative decoding does not use paged states; set one")
+        """Whether it fits into this scheduler."""
+        if state.spec.draft is not None and self.blocks is not None:
+            raise UserError("draft and pool are exclusive: speculative decoding does not use paged states; set one")
         if self.offline is not None:
             return
         if (rows := state.spec.decoding.rows) > self.rows:
@@ -106,12 +111,6 @@ class Scheduler:
             raise UserError(f"the request needs {needed:,} bytes of state, the limit is {self.memory:,}; shorten it")
         if self.blocks is not None and (needed := self.blocks.most(state)) > (most := self.blocks.pool.blocks):
             raise UserError(f"the request needs {needed} blocks of state, the pool has {most}; shorten it")
-        config = getattr(self.engine.model, "config", None)
-        if config is not None and config.vocabs is not None:
-            sides = ((request.source or (), config.vocabs.source), (request.prompt, config.vocabs.target))
-            for tokens, size in sides:
-                if unknown := [token for token in tokens if not 0 <= token < size]:
-                    raise UserError(f"token {unknown[0]} is outside the vocabulary of {size} tokens")
 
     def _bytes(self, states: Sequence[RequestState]) -> int:
         """Declared bytes of state they may need together; every row has positions for the longest."""
@@ -131,7 +130,8 @@ class Scheduler:
         return self.slots is None or not self.slots.active
 
     def run(self, on_step: Callable[[], None] | None = None) -> None:
-        """Step until every request is finished."""
+        """Step until every request is finished. A failed one has its `error`; offline, where all belong to one call,
+        the first is raised."""
         with self._inference():
             while not self.idle:
                 self._step()
@@ -139,15 +139,20 @@ class Scheduler:
                     on_step()
 
     def stream(self, state: RequestState) -> Iterator[int]:
-        """The tokens of one request as they are decoded; the other requests advance with it."""
+        """The tokens of one request as they are decoded; the other requests advance with it. Raises its error if it
+        fails."""
         sent = 0
         while True:
             new = state.tokens[sent:]
             yield from new
             sent += len(new)
             if state.finished and sent == len(state.tokens):
+                if state.error is not None:
+                    raise state.error
                 return
             if not new:
+                if self.idle:
+                    raise UserError("the request was not submitted to this scheduler, or was submitted before `close`")
                 self.step()
 
     def step(self) -> None:
@@ -168,68 +173,148 @@ class Scheduler:
                 model.train()
 
     def _step(self) -> None:
-        if self.offline is None:
-            self._admit()
-        elif not self.running:
-            self._admit_batch(self.offline)
-        for batch in list(self.running):
+        if self.is_stepping:  # the last step was interrupted, and so was cleaning up after it
+            self._abandon(KeyboardInterrupt())
+        self.is_stepping = True
+        try:
+            if self.offline is None:
+                self._admit()
+            elif not self.running:
+                self._admit_batch(self.offline)
+            for batch in list(self.running):
+                self._step_batch(batch)
+            if self.slots is not None:
+                self.slots.step(self._fail)
+            if self.prefilling:
+                self._prefill()
+            self.steps += 1
+            if self.active:
+                self._settle()
+            self.is_stepping = False
+        except BaseException as error:
+            had_requests = bool(self.active)
+            self._abandon(error)
+            if not isinstance(error, Exception) or not had_requests:
+                raise
+        if self.failures:
+            self._after_failures()
+
+    def _step_batch(self, batch: ActiveBatch) -> None:
+        try:
             if self.blocks is None:
                 batch.step()
             else:
                 self._with_blocks(batch.step, batch)
-            if not batch.active:
-                batch.close()
-                self.running.remove(batch)
-        if self.slots is not None:
-            self.slots.step()
-        if self.prefilling:
-            self._prefill()
-        self.steps += 1
-        if self.active:
-            self._settle()
+        except Exception as error:
+            self._drop(batch, error)
+        if batch in self.running and not batch.active:
+            batch.close()
+            self.running.remove(batch)
 
     def _settle(self) -> None:
         """Stream the best hypothesis of finished beam searches; release what requests without rows have reserved."""
+        if self.offline is not None and self.running and not self.failures and not self.streams_offline:
+            return  # they are admitted and leave together
         if not any(state.finished for state in self.active):
             return
-        here = {state for batch in [*self.running, *self.preempted] for state in batch.requests}
-        here |= {state for batch in self.prefilling for state in batch.requests}
-        here |= set(self.slots.requests) if self.slots is not None else set()
+        here = self._held()
         for state in self.active:
-            if state.done and state.streams and state.spec.decoding.rows > 1 and not state.tokens:
-                for token in state.hypotheses[0].tokens:
-                    state.emit(token)
+            if state.done and state.streams and state.spec.decoding.rows > 1:
+                self._stream_best(state)
             if state not in here and self.blocks is not None:
                 self.blocks.release(state)
         self.active = [state for state in self.active if state in here]
 
+    def _stream_best(self, state: RequestState) -> None:
+        for best in state.hypotheses[:1]:
+            for token in best.tokens[len(state.tokens) :]:
+                state.emit(token)
+
+    def _held(self) -> set[RequestState]:
+        """Requests in any batch."""
+        here = {state for batch in [*self.running, *self.preempted] for state in batch.requests}
+        here |= {state for batch in self.prefilling for state in batch.requests}
+        return here | set(self.slots.requests) if self.slots is not None else here
+
     def close(self) -> None:
-        """Abandon everything: blocks go back to the pool, and slots are free again."""
-        for batch in [*self.running, *self.preempted]:
-            batch.close()
-        for prefill in self.prefilling:
-            prefill.keep([])
+        """Abandon everything: unfinished requests are cancelled, blocks go back to the pool, slots are free again."""
+        waiting = [*self.arrivals, *self.fair, *([] if self.offline is None else self.offline.waiting)]
+        for state in [*waiting, *self.active]:
+            state.cancel()
+        self.arrivals.clear()
+        self.fair, self.offline = FairQueue(), None if self.offline is None else LargestFirst(self.offline.budget)
+        self._clear()
+
+    # --- failures ----------------------------------------------------------------------------------------------------
+
+    def _fail(self, requests: Iterable[RequestState], error: Exception) -> None:
+        """These requests have failed; at the end of the step their blocks are free."""
+        for state in requests:
+            if not state.finished:
+                state.fail(error)
+
+    def _drop(self, batch: ActiveBatch, error: Exception) -> None:
+        """A running batch has failed: its states may be half changed, and so are not used or closed any more."""
+        self.running.remove(batch)
+        here = self._held()
+        self._fail([state for state in self.active if state not in here], error)
+
+    def _abandon(self, error: BaseException) -> None:
+        """A step was interrupted, or failed where no batch alone is affected: all admitted requests have failed."""
+        for state in self.active:
+            if not state.finished:
+                state.fail(error)
+            elif state.done and state.streams:
+                self._stream_best(state)
+        self._clear()
+        if not isinstance(error, Exception):
+            self.failures.clear()  # it is raised now
+
+    def _clear(self) -> None:
+        """No request is running."""
+        for batch in self.running:
+            if isinstance(batch, GraphBatch):
+                batch.close()
         if self.slots is not None:
             self.slots.close()
         self.running, self.preempted, self.prefilling = [], [], []
-        self.arrivals.clear()
-        self.fair, self.offline = FairQueue(), None if self.offline is None else LargestFirst(self.offline.budget)
-        for state in self.active:
-            if self.blocks is not None:
-                self.blocks.release(state)
-        self.active = []
+        if self.blocks is not None:
+            for state in self.active:
+                state.reserved = []
+            if self.is_stepping:
+                self.blocks.prefixes.forget()  # may be half changed, too
+            self.blocks.recount((), ())
+        self.active, self.is_stepping = [], False
+
+    def _after_failures(self) -> None:
+        """Free the blocks of failed requests. Interrupts are raised; offline, the first error."""
+        failed = list(self.failures)
+        self.failures.clear()
+        if self.blocks is not None:
+            held = [batch.states for batch in [*self.running, *self.preempted] if isinstance(batch, RunningBatch)]
+            self.blocks.recount([*held, *(batch.states for batch in self.prefilling)], self.active)
+        for state in failed:
+            if state.error is not None and (self.offline is not None or not isinstance(state.error, Exception)):
+                raise state.error
 
     # --- admission ---------------------------------------------------------------------------------------------------
 
     def _admit_batch(self, queue: LargestFirst) -> None:
         """Offline: the next batch, now that nothing is running."""
         queue.add(self.arrivals)
+        queue.drop_admitted()
         if not queue:
             return
-        if self.graphs is not None and self.graphs.admits(queue.waiting):
-            self.running.append(self.graphs.batch(queue.waiting[::-1]))
-            queue.waiting = []
-        elif batch := queue.pop_batch(most=1 if self.engine.exact else None):
+        captured = self.graphs is not None and self.graphs.admits(queue.waiting)
+        batch = queue.waiting[::-1] if captured else queue.next_batch(most=1 if self.engine.exact else None)
+        self.active = self.active + batch
+        self.streams_offline = any(state.streams for state in batch)
+        for state in batch:
+            state.admitted = True
+        queue.drop_admitted()
+        if captured and self.graphs is not None:
+            self.running.append(self.graphs.batch(batch))
+        else:
             self._start(batch)
 
     def _admit(self) -> None:
@@ -256,11 +341,12 @@ class Scheduler:
                 full = full or (free < 0 and bool(self.active))
             if full or (taken and tokens > self.budget):
                 break
+            self.active.append(state)
+            state.admitted = True
+            queue.pop(state, size + state.limit)
             if blocks is not None:
                 blocks.reserve(state)
-            queue.pop(state, size + state.limit)
             taken.append(state)
-            self.active.append(state)
         for some in [[state] for state in taken] if self.engine.exact else [taken] if taken else []:
             self._start(some)
 
@@ -271,7 +357,7 @@ class Scheduler:
 
     def _with_blocks(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
         """Do it; while there are too few blocks for it, free some."""
-        while batch is None or batch.active:
+        while batch is None or (batch in self.running and batch.active):
             try:
                 act()
                 return
@@ -285,7 +371,11 @@ class Scheduler:
         batches = [batch for batch in self.running if isinstance(batch, RunningBatch)]
         for batch in batches:
             before = len(batch)
-            batch.drop_finished()
+            try:
+                batch.drop_finished()
+            except Exception as error:
+                self._drop(batch, error)
+                return True
             if len(batch) < before:
                 return True
         if self.blocks.prefixes.evict():
@@ -294,9 +384,13 @@ class Scheduler:
         if not running or len(running) + len(self.prefilling) < 2:  # prefills were admitted with blocks enough
             return False
         state, batch = max(running, key=lambda both: self._urgency(both[0]))
-        alone = batch.split(state)
-        assert isinstance(alone.states, PagedStates)
-        alone.states.swap_out()
+        try:
+            alone = batch.split(state)
+            assert isinstance(alone.states, PagedStates)
+            alone.states.swap_out()
+        except Exception as error:
+            self._drop(batch, error)
+            return True
         self.preempted.append(alone)
         self.blocks.release(state)
         self.preemptions += 1
@@ -311,7 +405,11 @@ class Scheduler:
             batch, states = self.preempted[0], self.preempted[0].states
             assert isinstance(states, PagedStates)
             nothing_else = not self.running and not self.prefilling
-            if not self.blocks.resume(batch.requests[0], states, len(batch), force=nothing_else):
+            try:
+                if not self.blocks.resume(batch.requests[0], states, len(batch), force=nothing_else):
+                    return
+            except Exception as error:
+                self._fail(self.preempted.pop(0).requests, error)
                 return
             self._join(self.preempted.pop(0))
 
@@ -325,23 +423,33 @@ class Scheduler:
 
     def _start(self, requests: list[RequestState]) -> None:
         """Encode sources together; no prompt token is read yet, but for cached prefixes."""
-        sources = sum(state.request.source is not None for state in requests)
-        if sources not in (0, len(requests)):
-            raise UserError("some requests have a source and some have none; a model takes one or it does not")
-        model = self.engine.decoder
-        states = self.engine.start([state.request for state in requests], model)
-        if self.blocks is not None:
-            states = self.blocks.start(states, requests)
-        self.prefilling.append(PrefillBatch(model, states, requests, list(states.lengths)))
+        if len({state.request.source is None for state in requests}) > 1:  # the model takes one, or it does not
+            for kind in (True, False):
+                self._start([state for state in requests if (state.request.source is None) is kind])
+            return
+        try:
+            model = self.engine.decoder
+            states = self.engine.start([state.request for state in requests], model)
+            if self.blocks is not None:
+                states = self.blocks.start(states, requests)
+            self.prefilling.append(PrefillBatch(model, states, requests, list(states.lengths)))
+        except Exception as error:
+            self._fail(requests, error)
 
     def _prefill(self) -> None:
         """Read a chunk of every unread prompt; all chunks together are no larger than the budget."""
         share = max(1, self.budget // len(self.prefilling))
-        for batch in self.prefilling:
-            batch.keep([n for n, state in enumerate(batch.requests) if not state.cancelled])
-            if batch.requests:
-                act = partial(self._prefill_chunk, batch, max(1, share // len(batch.requests)))
-                act() if self.blocks is None else self._with_blocks(act)
+        for batch in list(self.prefilling):
+            requests = batch.requests
+            try:
+                batch.keep([n for n, state in enumerate(requests) if not state.cancelled])
+                if batch.requests:
+                    act = partial(self._prefill_chunk, batch, max(1, share // len(batch.requests)))
+                    act() if self.blocks is None else self._with_blocks(act)
+            except Exception as error:
+                self.prefilling.remove(batch)
+                here = self._held()
+                self._fail([state for state in requests if state not in here], error)
         self.prefilling = [batch for batch in self.prefilling if batch.requests]
 
     def _prefill_chunk(self, batch: PrefillBatch, size: int) -> None:
@@ -355,7 +463,12 @@ class Scheduler:
         done = [n for n, prompt in enumerate(prompts) if batch.read[n] == len(prompt)]
         for rows in sorted({batch.requests[n].spec.decoding.rows for n in done}):
             some = [n for n in done if batch.requests[n].spec.decoding.rows == rows]
-            self._decode(batch, some, last)
+            try:
+                self._decode(batch, some, last)
+            except Exception as error:
+                here = {state for running in self.running for state in running.requests}
+                here |= set(self.slots.requests) if self.slots is not None else set()
+                self._fail([batch.requests[n] for n in some if batch.requests[n] not in here], error)
         batch.keep([n for n, left in enumerate(batch.unread) if left])
 
     def _decode(self, batch: PrefillBatch, some: list[int], last: Tensor) -> None:
@@ -375,9 +488,12 @@ class Scheduler:
         for kind in [kind for kind in groups if kind.draft is not None]:
             rows = groups.pop(kind)
             requests = [batch.requests[row] for row in rows]
-            speculation = SpeculativeDecoder(batch.model, *self._take(batch, rows, last), requests)
-            if speculation.active:
-                self.running.append(speculation)
+            try:
+                speculation = SpeculativeDecoder(batch.model, *self._take(batch, rows, last), requests)
+                if speculation.active:
+                    self.running.append(speculation)
+            except Exception as error:
+                self._fail(requests, error)
         if groups:
             states, last = self._take(batch, [row for rows in groups.values() for row in rows], last)
             chosen = [(kind, [batch.requests[row] for row in rows]) for kind, rows in groups.items()]
@@ -395,6 +511,10 @@ class Scheduler:
     def _join(self, batch: RunningBatch) -> None:
         for other in [] if self.engine.exact else self.running:
             if isinstance(other, RunningBatch) and other.can_join(batch):
-                other.join(batch)
+                try:
+                    other.join(batch)
+                except Exception as error:
+                    self._fail(batch.requests, error)
+                    self._drop(other, error)
                 return
         self.running.append(batch)

@@ -191,9 +191,7 @@ class DeviceIndependentSearch(DeviceSearch):
         cancelled = [slot for slot, entry in self.occupied.items() if entry.request.cancelled]
         done = np.flatnonzero(self.is_occupied & ~self.active.reshape(-1, self.group).any(1)).tolist()
         for slot in done:
-            state = self.occupied[slot].request
-            state.hypotheses.sort(key=lambda h: -h.score)
-            state.done = not state.cancelled
+            self.occupied[slot].request.complete()
         free = list(dict.fromkeys([*done, *cancelled]))
         self.release(free)
         return free
@@ -308,7 +306,6 @@ class DeviceBeamSearch(DeviceSearch):
             every = zip(tokens, log_probs, scores, strict=True)
             running = [make_hypothesis(self.spec, state, *beam) for beam in every if beam[2] > float("-inf")]
         close_request(state, self.options.best, running)
-        state.done = not state.cancelled
         return True
 
     def texts(

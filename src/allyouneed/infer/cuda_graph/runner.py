@@ -134,6 +134,7 @@ class GraphBatch:
         self.runner, self.engine, self.waiting = runner, engine, deque(waiting)
         self.cache, self.key = cache, key
         self.runs: deque[Run] = deque()
+        self.is_intact = True  # False while slots change, and for good once that has failed or was interrupted
 
     @property
     def active(self) -> bool:
@@ -145,6 +146,11 @@ class GraphBatch:
 
     def step(self) -> None:
         """Refill free slots, launch a run of steps, and hand out the tokens of the run before."""
+        self.is_intact = False
+        self._step()
+        self.is_intact = True
+
+    def _step(self) -> None:
         runner, waiting = self.runner, self.waiting
         while waiting and (len(runner.free) * REFILL >= runner.states.slot_count or not runner.search.occupied):
             self.refill()
@@ -176,12 +182,19 @@ class GraphBatch:
                 engine.prefill_chunk(states, [request.prompt[:-1] for request in requests], engine.model)
             self.runner.add(states, taken)
 
+    def add(self, past: States, requests: Sequence[RequestState], lengths: Sequence[int]) -> None:
+        """See `GraphRunner.add`."""
+        self.is_intact = False
+        self.runner.add(past, requests, lengths)
+        self.is_intact = True
+
     def close(self) -> None:
-        self.runner.clear()
         self.runs.clear()
         self.waiting.clear()
-        if self.cache is not None and self.key is not None:
-            self.cache.keep(self.key, self.runner)
+        if self.is_intact:
+            self.runner.clear()
+            if self.cache is not None and self.key is not None:
+                self.cache.keep(self.key, self.runner)
 
 
 class GraphRunnerCache:

@@ -3,7 +3,7 @@ specification and size, made for its first request and kept. A scheduler step is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from allyouneed.infer.cuda_graph.runner import (
     MIN_CAPACITY,
@@ -48,7 +48,10 @@ class SchedulerSlots:
         for shape, some in groups.items():
             if shape not in self.batches:
                 self.batches = {old: b for old, b in self.batches.items() if b.active or old.weights == weights}
-                slots = max(1, rows_in_memory(self.engine.model, shape.capacity) // shape.kind.decoding.rows)
+                slots = rows_in_memory(self.engine.model, shape.capacity) // shape.kind.decoding.rows
+                if not slots:
+                    plain += some
+                    continue
                 count = min(shape.slots, slots)
                 runner = GraphRunner(self.engine.model, shape.kind, count, shape.capacity, shape.sources)
                 self.batches[shape] = GraphBatch(runner, self.engine)
@@ -58,7 +61,7 @@ class SchedulerSlots:
                 chosen = [requests[n] for n in some]
                 # the first step reads the last prompt token once more and stores it where it was
                 lengths = [len(state.request.prompt) - 1 for state in chosen]
-                self.batches[shape].runner.add(states.copy_rows(some), chosen, lengths)
+                self.batches[shape].add(states.copy_rows(some), chosen, lengths)
         return plain
 
     def _shape(self, state: RequestState, weights: int) -> Shape:
@@ -68,10 +71,17 @@ class SchedulerSlots:
         slots = max(1, self.rows // kind.decoding.rows)
         return Shape(kind, slots, capacity, sources, weights)
 
-    def step(self) -> None:
+    def step(self, fail: Callable[[Sequence[RequestState], Exception], None]) -> None:
+        """Of every batch; `fail` gets the requests of one that has failed."""
         for shape in [shape for shape, batch in self.batches.items() if batch.active]:
-            self.batches[shape].step()
+            batch = self.batches[shape]
+            try:
+                batch.step()
+            except Exception as error:
+                del self.batches[shape]
+                fail(batch.requests, error)
 
     def close(self) -> None:
         for batch in self.batches.values():
             batch.close()
+        self.batches = {shape: batch for shape, batch in self.batches.items() if batch.is_intact}

@@ -45,6 +45,7 @@ class BeamSearch(Search):
         return order
 
     def step(self, logits: Tensor, compact: bool = False) -> list[int] | None:
+        self.make_room()
         beams, lengths = self.group, self.lengths
         looping = self.close_loops()
         found = self.candidates(self.process_logits(logits), lengths)
@@ -71,8 +72,7 @@ class BeamSearch(Search):
         self._keep(indices)
         self.scores = scores[kept]
         if indices:
-            lengths = lengths[kept].repeat_interleave(beams)
-            self.append(tokens[kept].flatten(), log_probs[kept].flatten(), lengths)
+            self.append(tokens[kept].flatten(), log_probs[kept].flatten())
         return order if moves else None
 
     def candidates(self, logits: Tensor, lengths: Tensor) -> Candidates:

@@ -11,6 +11,7 @@ from allyouneed.config import Config, model_validator, parse
 from allyouneed.errors import UserError
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+MAX_TOKENS = 1 << 20  # of a hypothesis
 
 
 def _one_or_many(value: Any) -> Any:
@@ -23,18 +24,21 @@ class Decoding(Config):
 
     method: Literal["beam", "greedy", "sample"] = "beam"
     beam: Annotated[int, Field(gt=0, le=1000)] = 4
-    best: Annotated[int, Field(gt=0)] = 1  # hypotheses returned, best first; for sample: how many are drawn
-    length_penalty: float = 0.6  # α: higher prefers longer hypotheses, 0 compares plain log-probabilities
+    best: Annotated[int, Field(gt=0, le=10_000)] = 1  # hypotheses returned, best first; for sample: how many are drawn
+    # α: higher prefers longer hypotheses, 0 compares plain log-probabilities
+    length_penalty: Annotated[float, Field(ge=-20, le=20)] = 0.6
     penalty: Literal["paper", "power"] = "paper"
     early: bool = False  # stop a beam search at its first `beam` finished hypotheses
-    extra: Annotated[int, Field(ge=0)] = 50  # at most this many tokens more than the source
-    max_length: Annotated[int, Field(gt=0)] | None = None  # and at most this many in all, including the end mark
-    min_length: Annotated[int, Field(ge=0)] = 0  # and at least this many before the end mark
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    extra: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 50  # at most this many tokens more than the source
+    # and at most this many in all, including the end mark
+    max_length: Annotated[int, Field(gt=0, le=MAX_TOKENS)] | None = None
+    min_length: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 0  # and at least this many before the end mark
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     top_k: Annotated[int, Field(gt=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     min_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0  # > 1: tokens seen so far get less likely
+    # > 1: tokens seen so far get less likely
+    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     no_repeat: Annotated[int, Field(gt=0)] | None = None  # no n-gram of this size occurs twice
     # stop a text that repeats a part this many times in a row (and over 32 tokens); None or 0: never
     loops: Annotated[Annotated[int, Field(gt=1)] | None, BeforeValidator(lambda n: n or None)] = 8
@@ -92,7 +96,7 @@ class Decoding(Config):
 
     def limit(self, source_length: int) -> int:
         """The most tokens of a hypothesis for this source, including the end mark."""
-        longest = max(source_length + self.extra, self.min_length, 1)
+        longest = min(max(source_length + self.extra, self.min_length, 1), MAX_TOKENS)
         return longest if self.max_length is None else min(longest, self.max_length)
 
     def continuation_limit(self) -> int:

@@ -208,4 +208,4 @@ def close_request(state: RequestState, best: int, running: Iterable[Hypothesis] 
     if not state.hypotheses:
         state.hypotheses = sorted(running, key=lambda h: -h.score)
     del state.hypotheses[best:]
-    state.done = True
+    state.done = not state.cancelled

@@ -27,12 +27,21 @@ class IndependentSearch(Search):
         self.finished = torch.zeros(len(self.tokens), dtype=torch.bool, device=device)
         self.uniforms: Tensor | None = None  # (rows, tokens)
         if self.options.method == "sample":
-            streams = torch.zeros(self.tokens.shape, dtype=torch.double)
-            for row in range(len(streams)):
-                state, line = requests[row // self.group], row % self.group
-                key = (state.seed, line, *state.request.sample_key)
-                streams[row, : state.limit] = uniform_stream(key, state.limit)
-            self.uniforms = streams.to(device)
+            self.uniforms = self.draw_uniforms()
+
+    def draw_uniforms(self) -> Tensor:
+        """(rows, columns): the numbers that decide each row's tokens."""
+        streams = torch.zeros(self.tokens.shape, dtype=torch.double)
+        for row, stream in enumerate(streams):
+            state = self.request_of(row)
+            count = min(state.limit, len(stream))
+            stream[:count] = uniform_stream((state.seed, row % self.group, *state.request.sample_key), count)
+        return streams.to(self.device)
+
+    def widen(self, width: int) -> None:
+        if width > self.tokens.shape[1]:
+            super().widen(width)
+            self.uniforms = None if self.uniforms is None else self.draw_uniforms()
 
     @staticmethod
     def rows_per_request(options: Decoding) -> int:
@@ -54,34 +63,47 @@ class IndependentSearch(Search):
             logits = logits.repeat_interleave(self.group, 0)
             if self.penalties is not None:
                 self.penalties.repeat_rows(self.group)
-        self.fresh, lengths = False, self.lengths
-        tokens, log_probs = self.choose(self.process_logits(logits), lengths, self.short())
+        self.make_room()
+        self.fresh = False
+        tokens, log_probs = self.choose(self.process_logits(logits), self.short())
         if self.spec.force_eos:
-            tokens, log_probs = force_eos_at_limit(tokens, log_probs, lengths, self.limits, self.spec.eos)
-        self.append(tokens, log_probs, lengths)
-        if self.group == 1 and any(state.streams for state in self.requests):
-            self.emit(tokens.tolist())
-        ended = self.rules.is_eos(tokens)
-        if self.at_limit():
-            ended = ended | (self.limits <= lengths + 1)
-        if self.stop_reach:
-            recent = self.recent_tokens(lengths + 1)
-            stopped = [matches_stop(self.request_of(row), some) for row, some in enumerate(recent)]
-            ended = ended | torch.tensor(stopped, device=self.device)
-        if due := self.due_for_loop_check():
-            ended = ended | self.find_loops(due)
-        ended = ended & ~self.finished
-        if bool(ended.any()):
-            self.collect(ended.nonzero()[:, 0].tolist())
-            self.finished |= ended
-        elif not compact and not any(state.cancelled for state in self.requests):
+            tokens, log_probs = force_eos_at_limit(tokens, log_probs, self.lengths, self.limits, self.spec.eos)
+        self.append(tokens, log_probs)
+        on_cpu, streams = self.device.type == "cpu", self.group == 1 and any(state.streams for state in self.requests)
+        newest = tokens.tolist() if on_cpu or streams else []
+        if streams:
+            self.emit(newest)
+        due, at_limit = self.due_for_loop_check(), self.steps >= self.first_limit
+        may_end = due or at_limit or self.stop_reach or not on_cpu or not self.rules.eos_ids.isdisjoint(newest)
+        if may_end and self.collect_ended(tokens, at_limit, due):
+            return self.drop_finished(compact)
+        if not compact and not any(state.cancelled for state in self.requests):
             return None
         return self.drop_finished(compact)
 
-    def choose(self, logits: Tensor, lengths: Tensor, short: Short) -> tuple[Tensor, Tensor]:
+    def collect_ended(self, tokens: Tensor, at_limit: bool, due: Sequence[int]) -> bool:
+        """Collect the texts that end with these tokens (rows,); whether there are any."""
+        ended = self.rules.is_eos(tokens)
+        if at_limit:
+            ended = ended | (self.limits <= self.lengths)
+        if self.stop_reach:
+            recent = self.recent_tokens(self.lengths)
+            stopped = [matches_stop(self.request_of(row), some) for row, some in enumerate(recent)]
+            ended = ended | torch.tensor(stopped, device=self.device)
+        if due:
+            ended = ended | self.find_loops(due)
+        ended = ended & ~self.finished
+        if not bool(ended.any()):
+            return False
+        self.collect(ended.nonzero()[:, 0].tolist())
+        self.finished |= ended
+        return True
+
+    def choose(self, logits: Tensor, short: Short) -> tuple[Tensor, Tensor]:
         """Tokens and their log-probabilities (rows,), before penalties, bans and filters."""
         if self.uniforms is None and self.penalties is None and short != "some":
             return greedy_tokens(logits, self.rules.banned if short == "none" else self.rules.banned_while_short)
+        lengths = self.lengths
         allowed = logits if self.penalties is None else self.penalties.apply(logits)
         allowed = self.rules.ban_tokens(allowed, lengths, short)
         uniforms = None if self.uniforms is None else uniforms_at(self.uniforms, lengths)
@@ -111,8 +133,7 @@ class IndependentSearch(Search):
             values = values[:length]
             state.hypotheses.append(make_hypothesis(self.spec, state, text[:length], values, sum(values)))
             if len(state.hypotheses) == self.group:
-                state.hypotheses.sort(key=lambda h: -h.score)
-                state.done = True
+                state.complete()
 
     def drop_finished(self, compact: bool) -> list[int] | None:
         over = [state.finished for state in self.requests]

@@ -115,6 +115,10 @@ class SpeculativeDecoder:
 
     def step(self) -> None:
         """Draft, verify all draft tokens in one pass, keep those accepted and one more token."""
+        for row in self.rows:
+            row.finished = row.finished or row.state.cancelled
+        if all(row.finished for row in self.rows):
+            return
         self._drop_finished()
         counts = [0 if row.finished else min(self.ahead, row.state.limit - row.generated - 1) for row in self.rows]
         drafts = self.drafter.propose(self.rows, counts)
@@ -195,29 +199,31 @@ class SpeculativeDecoder:
         row.tokens.append(token)
         row.log_probs.append(log_prob)
         ends = token in self.eos_ids
-        if state.streams and not ends:
+        if state.streams and self.group == 1 and not ends:
             state.emit(token)
         tokens = row.tokens[row.prompt_length :]
         row.finished = ends or row.generated >= state.limit or matches_stop(state, tokens)
-        row.finished = row.finished or is_looping(tokens, self.options)
+        row.finished = row.finished or state.cancelled or is_looping(tokens, self.options)
         if row.finished:
             plain = make_hypothesis(self.spec, state, tokens, row.log_probs, sum(row.log_probs))
             values = {part.name: getattr(plain, part.name) for part in fields(plain)}
             state.hypotheses.append(SpeculativeHypothesis(**values, stats=row.stats))
             if len(state.hypotheses) == self.group:
-                state.hypotheses.sort(key=lambda h: -h.score)
-                state.done = True
+                state.complete()
 
     def _drop_finished(self) -> None:
         """Drop requests that are done when enough of them are, for dropping copies the states."""
         requests = self.requests
-        stay = [index for index, state in enumerate(requests) if not state.done]
+        stay = [index for index in range(len(requests)) if not self._is_over(index)]
         if DROP_SHARE * (len(requests) - len(stay)) < len(requests) or len(stay) == len(requests):
             return
         rows = [index * self.group + line for index in stay for line in range(self.group)]
         self.states.select(rows)
         self.drafter.select(rows)
         self.rows = [self.rows[row] for row in rows]
+
+    def _is_over(self, index: int) -> bool:
+        return all(row.finished for row in self.rows[index * self.group : (index + 1) * self.group])
 
 
 def _next_uniforms(row: SpeculativeRow, count: int) -> Tensor:

@@ -3,6 +3,9 @@
 It is compiled for this processor once, in the background, the first time it is needed, and kept in the user's cache
 folder. Until it is ready, and where it cannot be built, torch computes the same more slowly; `status()` says which of
 the two runs and why. `ALLYOUNEED_NATIVE=off` disables it.
+
+Float models decode with torch meanwhile: the numbers differ in the last bits. Int8 models wait (`wait_for_build`): the
+last bits decide between two steps of 1/255, so their answers would differ from those of the next run.
 """
 
 from __future__ import annotations
@@ -82,7 +85,8 @@ def native_library() -> ctypes.CDLL | None:
 
 def wait_for_build() -> ctypes.CDLL | None:
     """Like `native_library`, but wait for a build that is under way."""
-    if native_library() is None and NativeLibrary.build is not None:
+    if native_library() is None and NativeLibrary.failure is None and NativeLibrary.build is not None:
+        log.warning("allyouneed: compiling the CPU kernels, once, about 10 seconds")
         with suppress(subprocess.TimeoutExpired):
             NativeLibrary.build.wait(TIMEOUT)
     return native_library()

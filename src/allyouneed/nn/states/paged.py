@@ -11,7 +11,7 @@ keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import torch
@@ -61,6 +61,15 @@ class BlockPool:
             self.ref_counts[block] -= 1
             if not self.ref_counts[block]:
                 self.free.append(block)
+
+    def recount(self, held: Iterable[Sequence[int]]) -> None:
+        """Set the reference counts anew: these blocks are held, all others are free."""
+        counts = [0] * (self.blocks + 1)
+        for blocks in held:
+            for block in blocks:
+                counts[block] += 1
+        self.ref_counts = counts
+        self.free = [block for block in range(self.blocks, 0, -1) if not counts[block]]
 
     def layer(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Storage (blocks, heads, size, width) of a layer with such keys and values (batch, heads, time, width)."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.kernels.cpu.abi import Kind
-from allyouneed.kernels.cpu.build import native_library
+from allyouneed.kernels.cpu.build import native_library, wait_for_build
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.linear import int8 as quantized
@@ -87,7 +87,7 @@ def lower_stack(embed: nn.Module, stack: Any, width: int, states: bool) -> tuple
 
 
 def is_int8(model: Any) -> bool:
-    return type(model.embed.tokens) is quantized.Int8Table
+    return type(getattr(getattr(model, "embed", None), "tokens", None)) is quantized.Int8Table
 
 
 @dataclass
@@ -284,7 +284,10 @@ def cpu_executor(model: Any) -> Any:
     known = _executors.get(model)
     if known is not None and known.lowered_from == known.signature():  # else its weights have changed or moved
         return known
-    if model in _refused or not on_cpu(model) or (library := native_library()) is None:
+    if model in _refused or not on_cpu(model):
+        return model
+    library = wait_for_build() if is_int8(model) else native_library()  # see kernels/cpu/build.py
+    if library is None:
         return model
     try:
         known = _executors[model] = CpuExecutor(model, library)
