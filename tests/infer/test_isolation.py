@@ -322,7 +322,7 @@ def soak(scheduler: Scheduler, kind: str, count: int, seed: int, rate: float, in
             assert state.error is None or state.spec.draft is not None
     answered = [state for state, _ in cases if state.done]
     failed = [state for state, _ in cases if state.error is not None]
-    assert len(answered) > 0.2 * count and len(failed) > 0.05 * count, (len(answered), len(failed), count)
+    assert len(answered) > 0.1 * count and len(failed) > 0.05 * count, (len(answered), len(failed), count)
     for state in dice.sample(answered, min(len(answered), 60)):
         assert [h.tokens for h in state.hypotheses] == decode_alone(state.request, state.spec, engine)
         assert state.error is not None or state.tokens == state.hypotheses[0].tokens
