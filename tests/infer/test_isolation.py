@@ -3,6 +3,7 @@ answered gets the answer it gets alone, everybody is told, every block is releas
 
 from __future__ import annotations
 
+import linecache
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -229,7 +230,8 @@ def interrupt_at_random(dice: Random, most: int) -> Iterator[None]:
         name = frame.f_code.co_filename
         if not any(part in name for part in ("allyouneed/infer", "allyouneed/nn/states", "allyouneed/runtime")):
             return None
-        if event == "line":
+        # Python handles signals after calls and at the end of loops, but not between `with` and its body
+        if event == "line" and not linecache.getline(name, frame.f_lineno).lstrip().startswith("with "):
             left -= 1
             if left == 0:
                 signal.raise_signal(signal.SIGINT)

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
+import time
 import traceback
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from allyouneed.train import load_recipe, train
+from allyouneed.train.distributed.process_group import is_peer_lost, join_process_group, lost_peer_report
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["allyouneed.train", "allyouneed.infer.predictors.registry", "torch.distributed.fsdp"])
@@ -48,6 +51,48 @@ def _run(end: Connection, recipe: str, changes: tuple[str, ...], rank: int, worl
         end.send("")
     except BaseException:
         end.send(f"process {rank}:\n{traceback.format_exc()}")
+
+
+def stop_one(recipe: Path, processes: int, stopped: int, during: str) -> dict[int, str]:
+    """Processes of a run with a patience of 4 seconds, one of which is stopped (SIGSTOP) in its second update or while
+    the main process works alone; what each of the others reports, by rank."""
+    port, ends, started = _free_port(), {}, []
+    for rank in range(processes):
+        here, there = SERVER.Pipe(duplex=False)
+        process = SERVER.Process(
+            target=_wait_in_vain, args=(there, str(recipe), rank, processes, port, stopped, during), daemon=True
+        )
+        process.start()
+        started.append(process)
+        if rank != stopped:
+            ends[rank] = here
+    reports = {rank: end.recv() if end.poll(60) else "nothing" for rank, end in ends.items()}
+    for process in started:
+        process.kill()
+        process.join()
+    return reports
+
+
+def _wait_in_vain(end: Connection, recipe: str, rank: int, world: int, port: int, stopped: int, during: str) -> None:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+
+    def stop(where: str) -> None:
+        if rank == stopped and where == during:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    with join_process_group(load_recipe(recipe, ["parallel.patience=0.07"])) as group:
+        try:
+            group.on_main(lambda: time.sleep(6), "preparing the data")  # longer than the patience
+            for step in range(1, 4):
+                group.at(f"update {step}")
+                stop(f"update {step}")
+                group.any_flag(False)
+            group.on_main(lambda: stop("validation"), "validation")
+            end.send("nothing happened")
+        except RuntimeError as error:
+            end.send(lost_peer_report(group, error) if is_peer_lost(error) else f"not a lost peer: {error}")
+            time.sleep(2)  # the others have not asked yet
 
 
 def _free_port() -> int:

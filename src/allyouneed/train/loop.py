@@ -130,13 +130,15 @@ class Trainer:
     def _newest(self, leave_diverged: bool = False) -> Checkpoint | None:
         """The latest valid checkpoint, chosen by the main process. `leave_diverged`: not one that a rewind has already
         shown to lead nowhere, as long as there is another."""
-        found = None
-        if self.processes.is_main:
+
+        def newest() -> Checkpoint | None:
             found = self.checkpoints.latest_valid()
             if leave_diverged and found and self.guard.is_diverged(found.step) and len(self.checkpoints.all()) > 1:
                 self.checkpoints.set_aside(found)
                 found = self.checkpoints.latest_valid()
-        return self.processes.broadcast(found)
+            return found
+
+        return self.processes.on_main(newest, "reading a checkpoint")
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.state, random = checkpoint.restore(self.model, self.optimiser, check=self.processes.is_main)
@@ -255,8 +257,9 @@ class Trainer:
         return minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
 
     def _update(self, update: Update) -> None:
-        update = replace(update, tokens=self.processes.sum_count(update.tokens))
         step = self.state.step + 1
+        self.processes.at(f"update {step}")
+        update = replace(update, tokens=self.processes.sum_count(update.tokens))
         rate = self.schedule.rate(step, self.config.width, self.total)
         if self.captured.enabled:
             pending = self.captured.run(update, step, rate)
@@ -312,10 +315,11 @@ class Trainer:
         began = time.monotonic()
         limit = self.recipe.validation.limit
         with preserve_random_state(), self.gather_full_model():
-            scores: dict[str, float] = {}
-            if self.processes.is_main:
-                scores = self.evaluate(self.recipe.validation.beam, self.recipe.validation.sentences, limit)
-            found = self.processes.broadcast(scores)
+            options = self.recipe.validation
+            found = self.processes.on_main(
+                lambda: self.evaluate(options.beam, options.sentences, limit),
+                f"validation after update {self.state.step}",
+            )
         metric, now = self.recipe.metric, self.state
         known = now.best is not None and now.best_loss is not None
         old: dict[str, Any] | None = {metric: now.best, "loss": now.best_loss} if known else None
@@ -407,13 +411,15 @@ class Trainer:
 
     def save(self, regular: bool) -> Checkpoint | None:
         self.log.flush(sync=True)
-        saved, random, shards, memory = None, self._random_state(), self._shards(), self._memory()
+        self.processes.at(f"saving after update {self.state.step}")
+        random, shards, memory = self._random_state(), self._shards(), self._memory()
         with self.gather_full_model():
-            if self.processes.is_main:
-                saved = self.checkpoints.save(
+            saved = self.processes.on_main(
+                lambda: self.checkpoints.save(
                     self.folder(), self.optimiser, self.state, regular, memory, random, shards
-                )
-        saved = self.processes.broadcast(saved)
+                ),
+                f"saving after update {self.state.step}",
+            )
         if saved is not None:
             self.guard.on_checkpoint()
             if self.processes.is_main:

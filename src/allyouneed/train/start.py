@@ -16,11 +16,16 @@ from allyouneed.errors import UserError
 from allyouneed.extras import require
 from allyouneed.files import missing_folder
 from allyouneed.train.backend import choose_backend
-from allyouneed.train.distributed.process_group import ProcessGroup, is_peer_lost, join_process_group
+from allyouneed.train.distributed.process_group import (
+    ProcessGroup,
+    is_peer_lost,
+    join_process_group,
+    lost_peer_report,
+)
 from allyouneed.train.dry_run import dry_run
 from allyouneed.train.finish import finish
 from allyouneed.train.loop import Trainer
-from allyouneed.train.prepare import RunFolder, prepare, resolve
+from allyouneed.train.prepare import PreparedData, RunFolder, prepare, resolve
 from allyouneed.train.progress import Reporter
 from allyouneed.train.recipe import Recipe
 from allyouneed.train.signals import Interrupted, reraise_lost_interrupt
@@ -62,9 +67,8 @@ def train(
                 if processes.is_single or not is_peer_lost(error):
                     raise
                 raise UserError(
-                    f"process {processes.rank} of {processes.world_size}: lost another process of the run; the "
-                    f"last checkpoint is in {run.checkpoints}, run the same command again to resume "
-                    f"({str(error).splitlines()[0]})"
+                    f"process {processes.rank} of {processes.world_size}: {lost_peer_report(processes, error)}; the "
+                    f"last checkpoint is in {run.checkpoints}, run the same command again to resume"
                 ) from None
 
 
@@ -94,11 +98,10 @@ def _train(
         else f"; {processes.world_size} processes ({recipe.parallel.text(processes.data_ranks)})"
     )
     reporter.print(backend.summary + layout)
-    if processes.is_main:
-        prepared = prepare(recipe, run, reporter)
-    processes.broadcast(None)  # the others reuse what the main process has prepared
-    if not processes.is_main:
-        prepared = prepare(recipe, run, reporter)
+    first: list[PreparedData] = []
+    processes.on_main(lambda: first.append(prepare(recipe, run, reporter)), "preparing the data")
+    # the others reuse what the main process has prepared
+    prepared = first[0] if first else prepare(recipe, run, reporter)
     trainer = Trainer(recipe, run, prepared, backend, reporter, processes)
     if started and trainer.resumed:
         reporter.print(f"resuming the run in {run.folder} after step {trainer.state.step:,}")
@@ -119,11 +122,10 @@ def _train(
     except Interrupted as stopped:
         reporter.print(f"stopped at step {stopped.step:,} and saved; run the same command again to resume")
         raise
-    last, scores = trainer.end(), {}
-    if processes.is_main:
-        text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None)
-        scores = finish(trainer, last, run, text)
-    return Result(run.model, trainer.state.step, processes.broadcast(scores))
+    last = trainer.end()
+    text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None)
+    scores = processes.on_main(lambda: finish(trainer, last, run, text), "writing and scoring the model")
+    return Result(run.model, trainer.state.step, scores)
 
 
 def _open(

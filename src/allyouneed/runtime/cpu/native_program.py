@@ -135,24 +135,27 @@ class NativeProgram:
         return found
 
     def reserve(self, tokens: int, positions: int, keys: int) -> None:
-        """Room for that many tokens, at positions below `positions`, that read that many keys."""
+        """Room for that many tokens, at positions below `positions`, that read that many keys. A size is 0 while its
+        memory changes, so that after an interrupt or without memory no pass writes to what is gone."""
         threads = torch.get_num_threads()
         if tokens > self.tokens:
-            self.tokens = tokens
+            self.tokens = self.keys = 0
             self.register_memory = torch.empty(tokens * sum(self.widths))
             self.buffers = list(self.register_memory.split([tokens * width for width in self.widths]))
             self.registers[:] = [buffer.data_ptr() for buffer in self.buffers]
             self.quantized = torch.empty(tokens * (self.inputs + QUAD + SLACK), dtype=torch.uint8)
             self.given.quantized = self.quantized.data_ptr()
-            self.keys = self.threads = 0
+            self.tokens = tokens
         if keys + 4 > self.keys or threads != self.threads:  # keys are read in fours
-            self.keys, self.threads = 2 * keys + 4, threads
-            self.scratch = torch.empty(2 * self.tokens + threads * self.keys)
-            self.given.scratch, self.given.longest = self.scratch.data_ptr(), self.keys
+            self.keys, longest = 0, 2 * keys + 4
+            self.scratch = torch.empty(2 * self.tokens + threads * longest)
+            self.given.scratch, self.given.longest = self.scratch.data_ptr(), longest
+            self.keys, self.threads = longest, threads
         if positions > self.positions:
-            self.positions = max(2 * positions, POSITIONS)
-            self.tables = [make(self.positions) for make in self.table_makers]
+            self.positions, longest = 0, max(2 * positions, POSITIONS)
+            self.tables = [make(longest) for make in self.table_makers]
             self._tables[: len(self.tables)] = [table.data_ptr() for table in self.tables]
+            self.positions = longest
 
     def run(self, batch: PassInputs, x: Tensor | None = None, call_part: CallPart | None = None) -> list[Tensor]:
         """The outputs (rows · time, width). `x`: the input in the first register. `call_part`: runs a part call."""

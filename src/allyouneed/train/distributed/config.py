@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from allyouneed.config import Config, model_validator
 
@@ -16,10 +16,14 @@ class ParallelConfig(Config):
 
     `tensor`: that many consecutive ranks read the same rows and split the matrices of every block (tensor_parallel.py);
     ddp and fsdp then apply between such groups.
+
+    `patience`: minutes after which a process that does not answer ends the run. What only the main process does
+    (validation, saving) may take longer.
     """
 
     kind: Literal["auto", "none", "ddp", "fsdp"] = "auto"
     tensor: PositiveInt = 1
+    patience: Annotated[float, Field(gt=0, le=1440)] = 10
 
     def text(self, data_ranks: int) -> str:
         """A short description."""

@@ -1,15 +1,21 @@
 """The processes of one run and their collectives.
 
 torchrun sets their number in the environment. Small values (a flag, a path, validation scores) are exchanged through
-host memory and never block a GPU; gradients are handled in `apply.py`.
+host memory and never block a GPU, in a `control` group of their own; gradients are handled in `apply.py`.
+
+A process that hangs is noticed after `parallel.patience`: the others wait no longer for anything, and say where each of
+them waited and who did not answer (`lost_peer_report`). While the main process works alone (`on_main`), a thread of it
+tells the others from time to time that it is alive.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -24,7 +30,9 @@ from allyouneed.train.distributed.tensor_parallel import tensor_parallel_problem
 from allyouneed.train.recipe import Recipe
 
 T = TypeVar("T")
-TIMEOUT = timedelta(hours=6)  # others wait while the main process validates; torchrun detects dead processes
+# torchrun notices processes that die; NCCL aborts the process without a report, so it waits longer than the host
+NCCL_EXTRA = timedelta(minutes=1)
+GRACE = timedelta(seconds=10)  # for all processes to say where they waited
 # how gloo and NCCL report a lost peer
 PEER_LOST = (
     "Connection closed by peer",
@@ -36,13 +44,28 @@ PEER_LOST = (
 )
 
 
+@dataclass
+class Place:
+    """What this process is doing, for the report of a process that hangs."""
+
+    text: str = "the start"
+
+
 @dataclass(frozen=True)
 class ProcessGroup:
-    """`tensor`: that many consecutive ranks read the same rows and form one data rank."""
+    """`tensor`: that many consecutive ranks read the same rows and form one data rank. `control`: the group of what is
+    exchanged through host memory. `patience`: how long a process is waited for."""
 
     rank: int = 0
     world_size: int = 1
     tensor: int = 1
+    control: Any = field(default=None, compare=False, repr=False)
+    patience: timedelta = field(default=timedelta(minutes=10), compare=False, repr=False)
+    place: Place = field(default_factory=Place, compare=False, repr=False)
+
+    def at(self, place: str) -> None:
+        """Note what this process is doing from now on."""
+        self.place.text = place
 
     @property
     def is_main(self) -> bool:
@@ -67,7 +90,7 @@ class ProcessGroup:
         if self.is_single:
             return list(flags)
         any_set = torch.tensor(flags, dtype=torch.int32)
-        dist.all_reduce(any_set, dist.ReduceOp.MAX)
+        dist.all_reduce(any_set, dist.ReduceOp.MAX, group=self.control)
         return [bool(flag) for flag in any_set.tolist()]
 
     def broadcast(self, value: T) -> T:
@@ -75,23 +98,63 @@ class ProcessGroup:
         if self.is_single:
             return value
         box: list[Any] = [value if self.is_main else None]
-        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        dist.broadcast_object_list(box, src=0, group=self.control, device=torch.device("cpu"))
         found: T = box[0]
         return found
+
+    def on_main(self, work: Callable[[], T], place: str) -> T:
+        """What `work` returns on the main process, which alone does it; the others wait as long as that is alive."""
+        self.at(place)
+        if self.is_single:
+            return work()
+        if self.is_main:
+            with self._signs_of_life():
+                done = work()
+            self._send_sign(False)
+            return self.broadcast(done)
+        while self._send_sign(False):
+            pass
+        return self.broadcast(None)  # type: ignore[arg-type]
+
+    @contextmanager
+    def _signs_of_life(self) -> Iterator[None]:
+        """Inside, a thread tells the waiting processes that this one is alive."""
+        stop, interval = threading.Event(), self.patience.total_seconds() / 4
+
+        def send() -> None:
+            while not stop.wait(interval):
+                try:
+                    self._send_sign(True)
+                except RuntimeError:  # a process was lost: the main thread will notice
+                    return
+
+        thread = threading.Thread(target=send, name="signs of life", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _send_sign(self, works: bool) -> bool:
+        """Whether the main process is still working, as it says."""
+        sign = torch.tensor([works], dtype=torch.int32)
+        dist.broadcast(sign, src=0, group=self.control)
+        return bool(sign)
 
     def gather(self, value: T) -> list[T]:
         """The values of all processes, on the main process; empty on the others."""
         if self.is_single:
             return [value]
         boxes: list[Any] | None = [None] * self.world_size if self.is_main else None
-        dist.gather_object(value, boxes, dst=0)
+        dist.gather_object(value, boxes, dst=0, group=self.control)
         return boxes or []
 
     def sum(self, numbers: Tensor) -> Tensor:
         """Sum over data ranks, on the device or the host."""
         if not self.is_single:
             numbers = numbers if self.rank % self.tensor == 0 else torch.zeros_like(numbers)
-            dist.all_reduce(numbers)
+            dist.all_reduce(numbers, group=self.control if numbers.device.type == "cpu" else None)
         return numbers
 
     def sum_count(self, count: int) -> int:
@@ -119,9 +182,11 @@ def join_process_group(recipe: Recipe) -> Iterator[ProcessGroup]:
     cuda = recipe.device != "cpu" and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
+    patience = timedelta(minutes=recipe.parallel.patience)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=patience + NCCL_EXTRA * cuda)
     try:
-        yield ProcessGroup(dist.get_rank(), world, recipe.parallel.tensor)
+        control = dist.new_group(backend="gloo", timeout=patience)
+        yield ProcessGroup(dist.get_rank(), world, recipe.parallel.tensor, control, patience)
     finally:
         dist.destroy_process_group()
 
@@ -156,3 +221,42 @@ def is_peer_lost(error: BaseException) -> bool:
     return isinstance(error, dist.DistBackendError | dist.DistNetworkError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in PEER_LOST)
     )
+
+
+def lost_peer_report(processes: ProcessGroup, error: BaseException) -> str:
+    """Where this process waited, and, if others hang, who waits with it and who does not answer."""
+    text, place = str(error), processes.place.text
+    if "timed out" not in text.lower():
+        return f"lost another process of the run in {place} ({text.splitlines()[0]})"
+    waiting = _waiting_places(processes)
+    others = [f"{rank} in {where}" for rank, where in waiting.items() if rank != processes.rank]
+    silent = ", ".join(str(rank) for rank in range(processes.world_size) if rank not in waiting)
+    if not others:  # the store of torchrun is in the main process, or beside it
+        silent = "0"
+    return (
+        f"lost another process of the run: waited {processes.patience.total_seconds() / 60:g} minutes in {place}, but "
+        f"process {silent or 'of the run'} does not answer"
+        + (f" (also waiting: {', '.join(others)})" if others else "")
+        + "; `py-spy dump` shows what it does"
+    )
+
+
+def _waiting_places(processes: ProcessGroup) -> dict[int, str]:
+    """Where the processes that have noticed wait, by rank, through torchrun's store; only this one where that does not
+    answer."""
+    found, grace = {processes.rank: processes.place.text}, min(GRACE, processes.patience / 4).total_seconds()
+
+    def ask() -> None:
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        store.set(f"waits/{processes.rank}", processes.place.text)
+        while len(found) < processes.world_size:
+            for rank in range(processes.world_size):
+                if rank not in found and store.check([f"waits/{rank}"]):
+                    found[rank] = store.get(f"waits/{rank}").decode()
+            time.sleep(0.05)
+
+    # in a thread: if the store is in the process that hangs, even connecting to it does not end
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(grace)
+    return dict(sorted(dict(found).items()))
