@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import allyouneed
+import toy_models
 from allyouneed.runtime import process
 
 SOURCE = Path(allyouneed.__file__).parent
@@ -40,3 +43,35 @@ def test_the_switch_interval_and_warning_filters_are_restored() -> None:
 def test_workers_get_their_threads() -> None:
     environment = process.worker_environment(3)
     assert environment["OMP_NUM_THREADS"] == "3" and "PATH" in environment
+
+
+FORK = """
+import os, sys
+import torch
+from allyouneed.errors import UserError
+from allyouneed.infer.engine import Engine
+from toy_models import BOS, EOS, PAD, random_model
+
+engine = Engine(random_model(vocab=9000), BOS, EOS, PAD)
+texts = [[5 + n, 6, 7, EOS] for n in range(30)]
+torch.ones(4000, 4000) @ torch.ones(4000, 400)  # starts OpenMP's threads
+answers = engine.generate(texts)
+child = os.fork()
+if not child:
+    try:
+        engine.generate(texts)
+    except UserError as error:
+        print(error)
+    torch.set_num_threads(1)
+    print(engine.generate(texts) == answers, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_forked_process_is_told_instead_of_hanging() -> None:
+    paths = os.pathsep.join([str(SOURCE.parent), str(Path(toy_models.__file__).parent)])
+    environment = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", FORK], env=environment, capture_output=True, text=True, timeout=60)
+    assert "this process was forked from one that had loaded a model, and its 2 OpenMP threads" in done.stdout, done
+    assert done.stdout.endswith("True\n")

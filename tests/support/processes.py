@@ -42,13 +42,15 @@ def train_with(recipe: Path, processes: int, *changes: str) -> None:
     assert not failure, failure
 
 
-def _run(end: Connection, recipe: str, changes: tuple[str, ...], rank: int, world: int, port: int) -> None:
+def _run(
+    end: Connection, recipe: str, changes: tuple[str, ...], rank: int, world: int, port: int, result: Any = ""
+) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     if world > 1:
         os.environ.update({name: str(value) for name, value in place.items()})
     try:
         train(load_recipe(recipe, changes))
-        end.send("")
+        end.send(result)
     except BaseException:
         end.send(f"process {rank}:\n{traceback.format_exc()}")
 
@@ -93,6 +95,51 @@ def _wait_in_vain(end: Connection, recipe: str, rank: int, world: int, port: int
         except RuntimeError as error:
             end.send(lost_peer_report(group, error) if is_peer_lost(error) else f"not a lost peer: {error}")
             time.sleep(2)  # the others have not asked yet
+
+
+def inspect_training(recipe: Path, processes: int, *changes: str) -> list[Any]:
+    """What `train` with so many processes applies to the model: of each process, the types of weights as they are
+    stored, as the blocks compute with them, and of their gradients; and whether unused parameters are looked for."""
+    port, ends, started = _free_port(), [], []
+    for rank in range(processes):
+        here, there = SERVER.Pipe(duplex=False)
+        process = SERVER.Process(target=_inspect, args=(there, str(recipe), changes, rank, processes, port))
+        process.start()
+        started.append(process)
+        ends.append(here)
+    found = [end.recv() if end.poll(90) else "nothing" for end in ends]
+    for process in started:
+        process.join()
+    return found
+
+
+def _inspect(end: Connection, recipe: str, changes: tuple[str, ...], rank: int, world: int, port: int) -> None:
+    from allyouneed.nn.models.block import Block
+    from allyouneed.train.loop import Trainer
+
+    run_to_the_end, found = Trainer.run, {}
+
+    def run(trainer: Trainer) -> None:
+        block = next(module for module in trainer.model.modules() if isinstance(module, Block))
+        names = {"stored": lambda weight: weight.dtype, "gradients": lambda weight: weight.grad.dtype}
+
+        def computed(module: Block, *_: Any) -> None:
+            found["computed"] = {weight.dtype for weight in module.parameters()}
+
+        block.register_forward_pre_hook(computed)
+        step = trainer.optimiser.step
+
+        def inspected(*args: Any, **more: Any) -> Any:
+            for name, dtype in names.items():
+                found[name] = {dtype(weight) for weight in block.parameters()}
+            return step(*args, **more)
+
+        trainer.optimiser.step = inspected
+        run_to_the_end(trainer)
+        found["finds unused"] = getattr(trainer.wrapped_model, "finds_unused", None)
+
+    Trainer.run = run
+    _run(end, recipe, changes, rank, world, port, found)
 
 
 def _free_port() -> int:

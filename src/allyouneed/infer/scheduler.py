@@ -39,6 +39,7 @@ from allyouneed.infer.speculative.decode import SpeculativeDecoder
 from allyouneed.infer.validation import RequestValidator
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import BlockPool, PagedStates, PoolFullError
+from allyouneed.runtime.process import refuse_after_fork
 
 
 class Scheduler:
@@ -161,6 +162,7 @@ class Scheduler:
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
+        refuse_after_fork()
         model = self.engine.model
         was_training: bool = model.training
         if was_training:  # only then: it visits every module

@@ -17,6 +17,7 @@ from allyouneed.folder import WEIGHTS, Folder, as_dtype, read_about
 from allyouneed.interop.hf.checkpoint import is_hf_folder
 from allyouneed.models import NAMES, resolve
 from allyouneed.nn.models.weights import cast_weights
+from allyouneed.runtime.process import refuse_after_fork
 
 
 def load(
@@ -30,6 +31,7 @@ def load(
     """`path`: a folder, a single file, or `translator`. `dtype`: the precision of the weights, by default as stored.
     `task`: another task than the folder's own, where its weights allow it (similarity: text embeddings). `tokenizer`:
     that of a single-file model."""
+    refuse_after_fork()
     path = find_model(path)
     check_device(device)
     if is_hf_folder(path):

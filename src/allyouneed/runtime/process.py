@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from allyouneed.errors import UserError
+
 SWITCH_INTERVAL = 5e-4  # seconds; a tenth of Python's default
 
 _gc_lock, _gc_users, _gc_was_enabled = threading.Lock(), 0, False
@@ -23,6 +25,29 @@ def use_passive_openmp() -> None:
 def worker_environment(threads: int) -> dict[str, str]:
     """For a subprocess that is timed: this many OpenMP threads, spinning while they wait."""
     return os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "active"}
+
+
+class ModelProcess:
+    """The process that first loaded or called a model."""
+
+    pid: int | None = None
+
+
+def refuse_after_fork() -> None:
+    """Called before a model is loaded or computes. OpenMP's threads do not survive a fork: with more than one, the
+    child would wait for them for ever."""
+    pid = os.getpid()
+    if ModelProcess.pid is None:
+        ModelProcess.pid = pid
+    elif ModelProcess.pid != pid:
+        import torch
+
+        if (threads := torch.get_num_threads()) > 1:
+            raise UserError(
+                f"this process was forked from one that had loaded a model, and its {threads} OpenMP threads do not "
+                "exist here; load the model after the fork, start processes with multiprocessing's 'spawn', or call "
+                "torch.set_num_threads(1) here"
+            )
 
 
 def set_threads(count: int) -> None:

@@ -80,7 +80,7 @@ class Trainer:
                 reporter.print(f"{recipe.start}: weights loaded; newly initialised: {', '.join(fresh)}")
         if recipe.checkpoint_activations:
             checkpoint_activations(self.model)
-        shard_model(self.model, recipe.parallel, processes, backend.device)
+        shard_model(self.model, recipe.parallel, processes, backend.device, backend.bf16)
         self.model.to(backend.device)
         # the unsharded model, for validation and saving
         self.full_model: nn.Module | None = None if is_sharded(self.model) else self.model

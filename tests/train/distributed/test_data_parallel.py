@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from allyouneed.errors import UserError
 from allyouneed.train import Recipe, train
 from allyouneed.train.log import read_log
 from micro_run import BLOCK, MODEL, Make
-from processes import train_with
+from processes import inspect_training, train_with
 
 READS = {"kind": "attention", "heads": 2, "pattern": "causal & block-window(16, 2)", "positions": "transformer-xl"}
 ENCODER = {"kind": "encoder", "vocab": 1, "width": 16, "encoder": [BLOCK]}
@@ -52,6 +53,26 @@ def test_two_processes_equal_one(make: Make, tmp_path: Path):
     assert len({entry["epoch"] for entry in steps(one)}) > 1
     for kind in ("ddp", "fsdp"):  # the clock of the first process lets all of them save after every step
         assert_same_run(one, run(recipe, tmp_path / kind, 2, f"parallel={kind}", "save.minutes=0.000001"))
+
+
+def test_weights_are_sent_in_bf16_and_stored_in_fp32(make: Make, tmp_path: Path):
+    path = written(make(model=DRY, steps=2), tmp_path / "run")
+    for found in inspect_training(path, 2, "parallel=fsdp", "precision=bf16"):
+        assert found["computed"] == {torch.bfloat16}, found
+        assert found["stored"] == found["gradients"] == {torch.float32}, found
+
+
+@pytest.mark.parametrize("model", [DRY, pytest.param(MIXED, marks=pytest.mark.slow)])
+def test_unused_parameters_are_looked_for_where_there_are_experts(make: Make, tmp_path: Path, model: dict[str, Any]):
+    path = written(make(model=model, steps=2), tmp_path / "run")
+    for found in inspect_training(path, 2, "parallel=ddp"):
+        assert found["finds unused"] == (model is MIXED), found
+
+
+@pytest.mark.slow
+def test_gathering_in_bf16_trains_as_well(make: Make, tmp_path: Path):
+    recipe = make(valid=True, model=DRY, steps=12, precision="bf16")
+    assert_same_run(run(recipe, tmp_path / "one", 1), run(recipe, tmp_path / "two", 2, "parallel=fsdp"), near=2e-2)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.forward import NamedForward
 from allyouneed.infer.translation.split import quote
 from allyouneed.nn.batch import Rows
+from allyouneed.runtime.process import refuse_after_fork
 
 BUDGET = 8192  # tokens per forward pass, padding included
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -147,6 +148,7 @@ def group_by_length(lengths: Sequence[int], budget: int = BUDGET) -> Iterator[li
 
 def run_in_batches(model: Any, lengths: Sequence[int], answer: Callable[[list[int]], list[T]]) -> list[T]:
     """Call `answer` on groups of similar length, without dropout and gradients; results in input order."""
+    refuse_after_fork()
     found: dict[int, T] = {}
     was_training: bool = model.training
     model.eval()

@@ -15,6 +15,7 @@ from allyouneed.errors import UserError
 from allyouneed.nn.batch import Batch, Input, Rows, Signal
 from allyouneed.nn.embed.tokens import Embed
 from allyouneed.nn.models.two_stream import append_query_stream
+from allyouneed.runtime.process import refuse_after_fork
 
 # in the order in which they are listed; a part names those it reads (`Part.inputs`)
 INPUTS = {
@@ -110,6 +111,7 @@ class NamedForward:
         return lambda: module(batch), [block for stack in stacks for block in stack.blocks]
 
     def _run(self, call: Callable[[], Tensor]) -> Tensor:
+        refuse_after_fork()
         was_training: bool = self.module.training
         self.module.eval()
         try:

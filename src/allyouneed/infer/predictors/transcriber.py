@@ -31,6 +31,7 @@ from allyouneed.infer.speech.timestamps import split_segments
 from allyouneed.nn.batch import Rows, Signal
 from allyouneed.nn.context import Memory
 from allyouneed.nn.states.base import States
+from allyouneed.runtime.process import refuse_after_fork
 
 BATCH = 8  # sounds per batch
 LOUDEST = 2.0  # samples should be within -1 and 1
@@ -190,6 +191,7 @@ class Transcriber(Predictor):
         return torch.nn.functional.pad(part, (0, self.window - part.shape[1]))
 
     def _encode(self, tracks: Sequence[Track]) -> Memory:
+        refuse_after_fork()
         values = torch.stack([self._window_frames(track) for track in tracks])
         dtype = next(self.model.parameters()).dtype
         memory: Memory = self.model.encode(Signal(values.to(self.device, dtype)))

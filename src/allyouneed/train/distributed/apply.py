@@ -1,7 +1,9 @@
 """Parallelism, applied to a model from outside: model files know nothing of it.
 
 ddp: `replicas.py`. tensor: `tensor_parallel.py`. fsdp: every block is a unit that holds a shard of its weights and
-gathers the rest when it runs; embeddings, norms outside blocks and the head form another unit.
+gathers the rest when it runs; embeddings, norms outside blocks and the head form another unit. Weights are stored and
+updated in fp32. With `precision: bf16` they are gathered in bf16, which halves what is sent; gradients are summed in
+fp32.
 """
 
 from __future__ import annotations
@@ -57,11 +59,14 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def shard_model(model: nn.Module, parallel: ParallelConfig, processes: ProcessGroup, device: torch.device) -> None:
-    """Give each process its part of the weights. The model is initially the same on all of them."""
+def shard_model(
+    model: nn.Module, parallel: ParallelConfig, processes: ProcessGroup, device: torch.device, bf16: bool = False
+) -> None:
+    """Give each process its part of the weights. The model is initially the same on all of them. `bf16`: the precision
+    of the computation, and so of gathered weights."""
     if processes.is_single or (parallel.kind != "fsdp" and processes.tensor == 1):
         return
-    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     both = _mesh(device, processes)
     if processes.tensor > 1:
@@ -69,11 +74,15 @@ def shard_model(model: nn.Module, parallel: ParallelConfig, processes: ProcessGr
     if not _fully_sharded(parallel, processes):
         return
     mesh = both["data"]
+    policy = MixedPrecisionPolicy()
+    if bf16:  # autocast decides about activations
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     for block in blocks:
         block.register_forward_hook(_zero_missing_gradients)
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the head runs after `run` and needs its weights
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    # the head runs after `run` and needs its weights
+    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
     for method in ("run", "advance"):
         if hasattr(model, method):
             register_fsdp_forward_method(model, method)

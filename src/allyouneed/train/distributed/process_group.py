@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from allyouneed.data.batches.sharding import DataShard
 from allyouneed.errors import UserError
@@ -114,7 +115,8 @@ class ProcessGroup:
             return self.broadcast(done)
         while self._send_sign(False):
             pass
-        return self.broadcast(None)  # type: ignore[arg-type]
+        found: Any = self.broadcast(None)
+        return cast(T, found)
 
     @contextmanager
     def _signs_of_life(self) -> Iterator[None]:
@@ -247,7 +249,7 @@ def _waiting_places(processes: ProcessGroup) -> dict[int, str]:
     found, grace = {processes.rank: processes.place.text}, min(GRACE, processes.patience / 4).total_seconds()
 
     def ask() -> None:
-        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         store.set(f"waits/{processes.rank}", processes.place.text)
         while len(found) < processes.world_size:
             for rank in range(processes.world_size):

@@ -4,7 +4,7 @@ support, an explicit all-reduce after the last batch of an update."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from allyouneed.nn.batch import Batch
+from allyouneed.nn.channels.moe import MoEModule
+from allyouneed.nn.models.retro import RetroModel
+from allyouneed.nn.states.segment_memory import SegmentMemory
 from allyouneed.tasks.task import Loss
 from allyouneed.train.distributed.objective import Objective
 
@@ -30,29 +33,9 @@ class LossModule(nn.Module):
         return self.task.loss(self.stateful_model, batch)
 
 
-class DataParallelModel:
-    """Gradients are summed, not averaged: each process divides its loss by the tokens of all. Unused parameters (an
-    expert without tokens) have no gradient, as in a single process."""
-
-    def __init__(self, model: nn.Module, stateful_model: Any, task: Objective) -> None:
-        self.model, self.stateful_model = model, stateful_model
-        self.inner = DistributedDataParallel(LossModule(model, stateful_model, task), find_unused_parameters=True)
-        self.inner.register_comm_hook(None, lambda state, bucket: _all_reduce(bucket.buffer()))
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        return self.model.parameters()
-
-    def loss(self, batch: Batch) -> Loss:
-        found: Loss = self.inner(batch)
-        return found
-
-    def sync_gradients(self, more: bool) -> AbstractContextManager[Any]:
-        """With `more` batches to come in this update, gradients are not synchronised yet."""
-        return self.inner.no_sync() if more else nullcontext()
-
-
 class TensorParallelReplica:
-    """Like `DataParallelModel`, for a tensor-parallel model: gradients are reduced over ranks with the same part."""
+    """Gradients are summed over ranks with the same part of a tensor-parallel model, after the last batch of an
+    update."""
 
     def __init__(self, model: nn.Module, stateful_model: Any, task: Objective, group: Any) -> None:
         self.model, self.stateful_model, self.task, self.group = model, stateful_model, task, group
@@ -79,6 +62,41 @@ class TensorParallelReplica:
                 under_way.append(dist.all_reduce(part, group=self.group, async_op=True))
         for work in under_way:
             work.wait()
+
+
+class DataParallelModel(TensorParallelReplica):
+    """Gradients are summed, not averaged: each process divides its loss by the tokens of all. Unused parameters (an
+    expert without tokens) have no gradient, as in a single process.
+
+    DistributedDataParallel finds them by a walk through the graph of every batch, so it does that only where there are
+    some: in models with parts that depend on the data, or where the first update (the dry run), which goes without it,
+    has left a parameter unused."""
+
+    def __init__(self, model: nn.Module, stateful_model: Any, task: Objective) -> None:
+        super().__init__(model, stateful_model, task, None)
+        self.inner: DistributedDataParallel | None = None
+        varies = any(isinstance(module, MoEModule | RetroModel) for module in model.modules())
+        self.finds_unused = varies or isinstance(stateful_model, SegmentMemory)
+
+    def loss(self, batch: Batch) -> Loss:
+        found: Loss = super().loss(batch) if self.inner is None else self.inner(batch)
+        return found
+
+    @contextmanager
+    def sync_gradients(self, more: bool) -> Iterator[None]:
+        """With `more` batches to come in this update, gradients are not synchronised yet."""
+        if self.inner is not None:
+            with self.inner.no_sync() if more else nullcontext():
+                yield
+            return
+        with super().sync_gradients(more):
+            yield
+        if not more:
+            unused = any(weight.requires_grad and weight.grad is None for weight in self.parameters())
+            self.finds_unused = self.finds_unused or unused
+            wrapped = LossModule(self.model, self.stateful_model, self.task)
+            self.inner = DistributedDataParallel(wrapped, find_unused_parameters=self.finds_unused)
+            self.inner.register_comm_hook(None, lambda state, bucket: _all_reduce(bucket.buffer()))
 
 
 def _all_reduce(gradients: Tensor) -> torch.futures.Future[Tensor]:
