@@ -216,7 +216,8 @@ def test_a_model_without_a_native_sublayer_runs_in_torch(name: str) -> None:
 def test_a_training_model_or_a_missing_library_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     model = language_model()
     assert cpu_executor(model.train()) is model
-    monkeypatch.setattr(executor_module, "native_library", lambda: None)
+    for name in ("native_library", "wait_for_build"):
+        monkeypatch.setattr(executor_module, name, lambda: None)
     assert cpu_executor(model.eval()) is model
 
 
