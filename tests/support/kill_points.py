@@ -29,6 +29,7 @@ from allyouneed.files import sha256
 from allyouneed.train import Recipe, load_recipe, train
 from allyouneed.train.log import read_log
 from allyouneed.train.loop import Trainer
+from allyouneed.train.validate import Scorer
 
 KILLED = 99
 BEST = 6  # the step with the lowest validation loss
@@ -144,10 +145,17 @@ def differences(recipe: Recipe, output: Path, plan: list[int], expected: dict[st
     return [f"{key}: {found[key]} instead of {value}" for key, value in expected.items() if found[key] != value]
 
 
+def validate(trainer: Trainer, real: Callable[[Trainer], bool] = Trainer._validate) -> bool:
+    """Validate, with losses that are chosen instead of computed."""
+    loss = 1.0 + abs(trainer.state.step - BEST)
+    Scorer.evaluate = lambda *_, **options: {"loss": loss}  # type: ignore[method-assign]
+    return real(trainer)
+
+
 def main(path: str, folder: str, text: str) -> None:
     recipe, base = load_recipe(path), Path(folder)
     torch.optim.AdamW([torch.zeros(1)])  # imports half of torch: once, not in every child
-    Trainer.evaluate = lambda self, *_, **options: {"loss": 1.0 + abs(self.state.step - BEST)}  # type: ignore[method-assign]
+    Trainer._validate = validate  # type: ignore[method-assign]
     code, count = run(recipe, base / "whole", None)
     assert code == 0
     expected, wrong = outcome(base / "whole"), {}

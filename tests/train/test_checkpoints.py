@@ -14,7 +14,7 @@ from allyouneed.train import train
 from allyouneed.train.checkpoints import Checkpoints
 from allyouneed.train.finish import average_weights
 from allyouneed.train.log import read_log
-from allyouneed.train.loop import Trainer
+from allyouneed.train.validate import Scorer
 from micro_run import Listener, Make
 
 
@@ -67,7 +67,7 @@ def test_the_best_is_the_best_that_was_saved(make: Make, listener: Listener, mon
         real(work, model, optimiser, state, *besides)  # type: ignore[arg-type]
 
     scores = iter([5.0, 3.0, 4.0, 6.0, 6.0])  # steps 3, 6 and 9; single checkpoint and average
-    monkeypatch.setattr(Trainer, "evaluate", lambda *_, **options: {"loss": next(scores)})
+    monkeypatch.setattr(Scorer, "evaluate", lambda *_, **options: {"loss": next(scores)})
     monkeypatch.setattr(module, "write_training", full)
     recipe = make(valid=True, steps=9, validate={"every": 3, "metric": "loss"}, average=2)
     train(recipe, console=listener.console)

@@ -13,7 +13,7 @@ from allyouneed.tasks.translation import Translation
 from allyouneed.train import Recipe, train
 from allyouneed.train.checkpoints import Checkpoints, TrainState
 from allyouneed.train.log import read_log
-from allyouneed.train.loop import Trainer
+from allyouneed.train.validate import Scorer
 from micro_run import Listener, Make
 
 REAL = Translation.loss
@@ -90,7 +90,7 @@ def test_saving_and_validating_wait_for_the_end_of_a_streak(make: Make, monkeypa
         valid=True, save={"every": 4, "keep": 3}, validate={"every": 3, "metric": "loss", "sentences": 0}, steps=11
     )
     poison(monkeypatch, lambda call: call in (3, 4, 8))
-    monkeypatch.setattr(Trainer, "evaluate", lambda *_, **options: {"loss": 9.0})  # never better
+    monkeypatch.setattr(Scorer, "evaluate", lambda *_, **options: {"loss": 9.0})  # never better
     train(recipe)
     assert [step for step in saved if step] == [5, 9, 11]  # the first is the best
     log = read_log(recipe.output / "log.jsonl")

@@ -112,6 +112,7 @@ def kill_points(make: Make, tmp_path: Path, plans: list[list[int]]) -> dict[str,
         average=2,
         validate={"every": 3, "metric": "loss", "sentences": 0},
     )
+    tmp_path.mkdir(exist_ok=True)
     path = saved_to(recipe, tmp_path / "killed")
     script = Path(kill_points_module.__file__)
     command = [sys.executable, str(script), str(path), str(tmp_path / "runs"), json.dumps(plans)]

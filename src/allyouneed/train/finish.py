@@ -199,8 +199,8 @@ def _tokenizer(trainer: Trainer) -> str:
 def _score_test_set(trainer: Trainer) -> dict[str, float]:
     """Empty if scoring failed."""
     recipe, prepared, found = trainer.recipe, trainer.prepared, dict[str, float]()
-    with trainer.warn_on_failure("scoring the test data"):
-        judged = trainer.score(prepared.test_examples, recipe.decoding.beam, resamples=RESAMPLES)
+    with trainer.scorer.warn_on_failure("scoring the test data"):
+        judged = trainer.scorer.score(prepared.test_examples, recipe.decoding.beam, resamples=RESAMPLES)
         found, text = judged.figures, f"\n{judged.text}"
         if not found:
             assert prepared.test is not None
@@ -226,12 +226,12 @@ def _compare_with_average(trainer: Trainer, single: Checkpoint) -> tuple[str, di
     of the weights, and their scores on all examples."""
     recipe, report, metric = trainer.recipe, trainer.reporter.print, trainer.recipe.metric
     limit, averaged, chosen = recipe.validation.limit, _averaged(trainer), f"checkpoint of step {single.step}"
-    found = trainer.evaluate(recipe.decoding.beam, limit=limit)
-    report(f"{chosen}:  {_row(found)}{trainer.limit_text(limit)}")
+    found = trainer.scorer.evaluate(recipe.decoding.beam, limit=limit)
+    report(f"{chosen}:  {_row(found)}{trainer.scorer.limit_text(limit)}")
     if len(averaged) > 1:
         set_weights(trainer.model, average_weights(averaged))
-        of_average = trainer.evaluate(recipe.decoding.beam, limit=limit)
-        report(f"{_average_name(averaged)}:  {_row(of_average)}{trainer.limit_text(limit)}")
+        of_average = trainer.scorer.evaluate(recipe.decoding.beam, limit=limit)
+        report(f"{_average_name(averaged)}:  {_row(of_average)}{trainer.scorer.limit_text(limit)}")
         better = metric in found and is_better(metric, recipe.task.metrics[metric], of_average, found)
         if metric in found and metric in of_average:
             words = "average" if better else "single checkpoint"
@@ -240,8 +240,8 @@ def _compare_with_average(trainer: Trainer, single: Checkpoint) -> tuple[str, di
             chosen, found = _average_name(averaged), of_average
         else:
             read_weights(trainer.model, single.path / WEIGHTS)
-    if trainer.limit_text(limit):
-        found = trainer.evaluate(recipe.decoding.beam)
+    if trainer.scorer.limit_text(limit):
+        found = trainer.scorer.evaluate(recipe.decoding.beam)
         report(f"{chosen}:  {_row(found)}  (all {len(trainer.prepared.valid_examples):,})")
     return chosen, found
 

@@ -18,9 +18,6 @@ from allyouneed.config import tree_of
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder, read_body
-from allyouneed.infer.predictors.base import EvaluationResult
-from allyouneed.infer.predictors.generator import Generator
-from allyouneed.infer.predictors.registry import predictor
 from allyouneed.interop.load import load
 from allyouneed.nn.models.precision import dequantize
 from allyouneed.nn.states.segment_memory import SegmentMemory, with_segment_memory
@@ -43,7 +40,7 @@ from allyouneed.train.recipe import Recipe
 from allyouneed.train.schedule import PAPER_WARMUP, Schedule, default_warmup
 from allyouneed.train.signals import Interrupted, StopRequest
 from allyouneed.train.step import PendingStep, fetch_results, run_update
-from allyouneed.train.validate import LOSS_METRICS, is_better, validation_loss
+from allyouneed.train.validate import Scorer, is_better
 
 LOCATION_KEYS = ("kind", "path", "source", "target", "from", "to")  # keys that do not affect how files are read
 LAG = 10  # updates a GPU may run ahead of the results on the host; a CPU does not run ahead
@@ -101,6 +98,7 @@ class Trainer:
         self.captured = CapturedUpdates(
             self.wrapped_model, self.task, self.optimiser, recipe.clip, backend, processes, reporter.print, capture
         )
+        self.scorer = Scorer(recipe, prepared, backend, reporter.print, self.folder)
         self.log = Log(run.log if processes.is_main else None, self.state.step)
         writes = recipe.tensorboard and processes.is_main
         self.tensorboard = TensorBoard(run.folder / "tensorboard", self.state.step) if writes else None
@@ -317,7 +315,7 @@ class Trainer:
         with preserve_random_state(), self.gather_full_model():
             options = self.recipe.validation
             found = self.processes.on_main(
-                lambda: self.evaluate(options.beam, options.sentences, limit),
+                lambda: self.scorer.evaluate(options.beam, options.sentences, limit),
                 f"validation after update {self.state.step}",
             )
         metric, now = self.recipe.metric, self.state
@@ -336,57 +334,14 @@ class Trainer:
             self.tensorboard.valid(now.step, found)
         text = "  ".join(f"{name} {value:.3f}" for name, value in found.items())
         record = "best so far" if improved else f"best {best:.3f} at step {at}" if best is not None else "none yet"
-        self.reporter.print(f"step {now.step:,} validation  {text}{self.limit_text(limit)}  ({metric}: {record})")
+        self.reporter.print(
+            f"step {now.step:,} validation  {text}{self.scorer.limit_text(limit)}  ({metric}: {record})"
+        )
         if self.is_finished and not improved and stale and self.recipe.validation.patience:
             self.reporter.print(f"no better {metric} for {stale} validations: stopping early")
         self.reporter.pause(time.monotonic() - began)
         self.clock = time.monotonic()
         return improved
-
-    def evaluate(self, beam: int, show: int = 0, limit: int | None = None) -> dict[str, float]:
-        """Loss over all validation examples, and metrics of the predictions for up to `limit` of them. What cannot be
-        computed is reported and absent: a scorer that fails does not end the run."""
-        assert self.prepared.valid is not None and self.full_model is not None
-        found: dict[str, float] = {}
-        with self.warn_on_failure("computing the validation loss"):
-            found |= validation_loss(self.full_model, self.recipe.task, self.prepared.valid, self.backend)
-        examples = self.prepared.valid_examples[:limit]
-        only_shown = self.recipe.metric in LOSS_METRICS
-        if only_shown:
-            examples = examples[:: max(1, len(examples) // show)][:show] if show else []
-        if not examples:
-            return found
-        with self.warn_on_failure("scoring the validation data"):
-            judged = self.score(examples, beam, show)
-            if show and judged.samples:
-                self.reporter.print(judged.samples_text())
-            found |= {} if only_shown else judged.figures
-        return found
-
-    def limit_text(self, limit: int | None) -> str:
-        """How many of the validation examples `limit` leaves for predictions; empty if all."""
-        total = len(self.prepared.valid_examples)
-        if limit is None or limit >= total or self.recipe.metric in LOSS_METRICS:
-            return ""
-        return f"  ({limit:,} of {total:,} {self.recipe.task.file_type.examples})"
-
-    @contextmanager
-    def warn_on_failure(self, what: str) -> Iterator[None]:
-        """Report an exception of a scorer instead of raising it: training or its result is worth more."""
-        try:
-            yield
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            self.reporter.print(f"warning: {what} failed ({type(error).__name__}: {reason}); continuing without it")
-
-    def score(self, examples: list[Any], beam: int, show: int = 0, resamples: int = 0) -> EvaluationResult:
-        """Score predictions for examples, made exactly as by a predictor loaded from the model folder."""
-        decoding = self.recipe.decoding.model_copy(update={"beam": beam, "best": 1})
-        with self.backend.eager():  # in fp32: autocast would cast every weight again for every token
-            model = predictor(self.folder())
-            if self.prepared.retriever is not None and isinstance(model, Generator):
-                model.retrieve(self.prepared.retriever)  # already open
-            return model.judge(examples, decoding, show, resamples)
 
     def folder(self, card: str = "") -> Folder:
         recipe = self.recipe
