@@ -1,11 +1,11 @@
 """Train in forked processes that die at chosen file events, resume, and compare with a run that was never killed.
 
-    python kill_points.py RECIPE FOLDER PLANS      PLANS: JSON, a list of lists of events; or `count`
+    python kill_points.py RECIPE FOLDER PLANS      PLANS: JSON, a list of lists of events
 
 An event is what a process does to files below its output folder: open for writing, write (killed halfway through),
 fsync, rename, remove, truncate, make or remove a folder. Event n kills before it takes place. Each plan is a chain: die
-at its first event, resume, die at the next one, …, resume to the end. Prints JSON: the number of events of a whole run,
-and what differs, by plan.
+at its first event, resume, die at the next one, …, resume to the end. An event is a number or, as [name, n], the n-th
+after the first rename to that name. Prints JSON: the number of events of a whole run, and what differs, by plan.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Events:
 
     def __init__(self, folder: Path, last: int | None) -> None:
         self.folder, self.last, self.count = f"{folder}{os.sep}", last, 0
+        self.renames: dict[str, int] = {}
 
     def happen(self, halfway: Callable[[], object] = lambda: None) -> None:
         self.count += 1
@@ -90,13 +91,15 @@ class Events:
                 self.happen()
         elif event in CHANGES and (self._is_inside(args[0]) or args[-1] not in (-1, None)):  # or relative to a folder
             self.happen()
+            if event == "os.rename":
+                self.renames.setdefault(Path(args[1]).name, self.count)
 
     def _is_inside(self, path: Any) -> bool:
         return isinstance(path, str | Path) and str(path).startswith(self.folder)
 
 
-def run(recipe: Recipe, output: Path, last: int | None) -> tuple[int, int]:
-    """Train in a child process: its exit code and the events it counted."""
+def run(recipe: Recipe, output: Path, last: int | None) -> tuple[int, dict[str, Any]]:
+    """Train in a child process: its exit code, and the events it counted."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -107,7 +110,7 @@ def run(recipe: Recipe, output: Path, last: int | None) -> tuple[int, int]:
             events.install()
             said = io.StringIO()
             train(recipe.model_copy(update={"output": output}), console=Console(file=said))
-            os.write(write, str(events.count).encode())
+            os.write(write, json.dumps({"count": events.count, "renames": events.renames}).encode())
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -115,8 +118,8 @@ def run(recipe: Recipe, output: Path, last: int | None) -> tuple[int, int]:
             os._exit(code)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        count = int(pipe.read() or 0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), count
+        counted = json.loads(pipe.read() or "{}")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), counted
 
 
 def outcome(output: Path) -> dict[str, Any]:
@@ -156,18 +159,17 @@ def main(path: str, folder: str, text: str) -> None:
     recipe, base = load_recipe(path), Path(folder)
     torch.optim.AdamW([torch.zeros(1)])  # imports half of torch: once, not in every child
     Trainer._validate = validate  # type: ignore[method-assign]
-    code, count = run(recipe, base / "whole", None)
+    code, events = run(recipe, base / "whole", None)
     assert code == 0
     expected, wrong = outcome(base / "whole"), {}
-    plans: list[list[int]] = [] if text == "count" else json.loads(text)
-    for number, fractions in enumerate(plans):
+    for number, chosen in enumerate(json.loads(text)):
         output = base / str(number)
-        plan = [1 + n % count for n in fractions]
+        plan = [1 + n % events["count"] if isinstance(n, int) else events["renames"][n[0]] + n[1] for n in chosen]
         if found := differences(recipe, output, plan, expected):
             wrong[json.dumps(plan)] = found
         else:
             shutil.rmtree(output)
-    print(json.dumps({"events": count, "wrong": wrong}))
+    print(json.dumps({"events": events["count"], "wrong": wrong}))
 
 
 if __name__ == "__main__":
