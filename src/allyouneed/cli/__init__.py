@@ -23,6 +23,7 @@ from allyouneed.cli.index import index
 from allyouneed.cli.look import WIDE, look_app, models
 from allyouneed.cli.options import EXCHANGE, LOOK, TRAIN, USE, PluginOption, QuietOption, SetOption, option
 from allyouneed.cli.quantize import quantize
+from allyouneed.cli.serve import serve
 from allyouneed.errors import UserError
 from allyouneed.infer.predictors.registry import commands
 from allyouneed.runtime.process import use_passive_openmp
@@ -58,6 +59,9 @@ def _function(command: str) -> Callable[..., None]:
 for _command in commands():
     _recording = record_options(_command, expand_groups(_function(_command)))
     app.command(_command, rich_help_panel=USE)(accept_quiet(accept_plugins(_recording)))
+
+
+app.command(rich_help_panel=USE)(accept_plugins(serve))
 
 
 @app.command(rich_help_panel=TRAIN)

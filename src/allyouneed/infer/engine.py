@@ -25,7 +25,12 @@ Progress = Callable[[int, int], None]
 
 
 class Engine(ModelRunner):
-    """`ModelRunner` names the options. Keep one engine as long as its model: captured CUDA graphs belong to it."""
+    """`ModelRunner` names the options. Keep one engine as long as its model: captured CUDA graphs belong to it.
+
+    `shared`: decodes in place of a scheduler of the call's own; a server sets it, so that the calls of all its threads
+    share steps (serve/engine/loop.py)."""
+
+    shared: Callable[[Sequence[Request], DecodingSpec, Progress | None], list[list[Hypothesis]]] | None = None
 
     @cached_property
     def graphs(self) -> GraphRunnerCache:
@@ -122,6 +127,8 @@ class Engine(ModelRunner):
         spec = self.spec(spec) if isinstance(spec, Decoding) else spec
         if spec.draft is not None:
             check_draft_options(spec.decoding)
+        if self.shared is not None:
+            return self.shared(requests, spec, on_progress)
         scheduler = self._offline()
         states = [scheduler.submit(request, spec) for request in requests]
         report = None if on_progress is None else _reporter(states, on_progress)

@@ -270,6 +270,14 @@ class Tokenizer:
         """Readable pieces; a byte that is only part of a character is shown as `<E6>`."""
         return [self._show(number) for number in ids]
 
+    def token_bytes(self, number: int) -> bytes:
+        """The UTF-8 bytes a token stands for: part of a character, a character or more; of a special token, its
+        name."""
+        token = self._added.get(number) or self._inner.id_to_token(number)
+        if token is not None and number not in self._added and self._over_bytes and all(c in BYTE_OF for c in token):
+            return bytes(BYTE_OF[char] for char in token)
+        return self.decode([number], specials=True).encode()
+
     def spans(self, text: str) -> list[tuple[int, int]]:
         """For each token of `text`, its character span (several tokens may share one character)."""
         return [(int(start), int(end)) for start, end in self._encode_with_offsets(text).offsets]

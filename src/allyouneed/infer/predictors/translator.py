@@ -184,12 +184,26 @@ class Translator(GeneratingPredictor):
             best = decoding.model_copy(update={"best": 1})
             step = self._translate_direct(sources, indices, self._frame(pivot, None), best, draft=draft)
             sources, notes = [one.text for one in step], [one.notes for one in step]
-        frame = self._frame(route.into[-1], None if self.routes.detector is not None else route.here)
-        last = self._translate_direct(sources, indices, frame, decoding, align, on_progress, draft)
+        last = self._translate_direct(sources, indices, self._route_frame(route), decoding, align, on_progress, draft)
         return [
             replace(one, source=text, notes=[*before, *one.notes], route=names)
             for text, before, one in zip(texts, notes, last, strict=True)
         ]
+
+    def direct_frame(self, text: str, to: str | None = None, from_: str | None = None) -> Frame | None:
+        """The special tokens of a text that is translated directly and as a whole; None for one that is split,
+        translated via a pivot language, or already in the target language."""
+        self._check_languages(to, from_)
+        route = self.routes.of(text, to, from_)
+        if len(route.into) != 1:
+            return None
+        frame = self._route_frame(route)
+        (split,) = Splitter(self.source, self.max_tokens, self.together, frame.marks).split([text])
+        return frame if [chunk.text for chunk in split.chunks] == [text] else None
+
+    def _route_frame(self, route: Route) -> Frame:
+        """Of the last direction of a route."""
+        return self._frame(route.into[-1], None if self.routes.detector is not None else route.here)
 
     def _translate_direct(
         self,
@@ -315,7 +329,7 @@ class Translator(GeneratingPredictor):
         for hypotheses in answers:
             combined = [(s + h.score, [*ranks, r]) for s, ranks in chosen for r, h in enumerate(hypotheses)]
             chosen = sorted(combined, key=lambda one: -one[0])[:best]
-        texts = [[_one_line(t) for t in self.target.decode_batch([h.tokens for h in hs])] for hs in answers]
+        texts = [[one_line(t) for t in self.target.decode_batch([h.tokens for h in hs])] for hs in answers]
         candidates, offsets = [], []
         for total, ranks in chosen:
             text, starts = split.join([chunk[rank] for chunk, rank in zip(texts, ranks, strict=True)])
@@ -352,7 +366,7 @@ class Translator(GeneratingPredictor):
     def _target_spans(self, ids: list[int]) -> list[tuple[int, int]]:
         """(begin, end) characters of each token in the stripped text; tokens that share a character share its span."""
         whole = self.target.decode(ids)
-        size = len(_one_line(whole))
+        size = len(one_line(whole))
         shift = len(whole) - len(whole.lstrip())
         ends = [len(self.target.decode(ids[: n + 1]).rstrip("\ufffd")) for n in range(len(ids))]
         ends[-1] = len(whole)
@@ -364,7 +378,7 @@ class Translator(GeneratingPredictor):
         return spans
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """A chunk has no line break, so its translation must not have one."""
     return re.sub(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", " ", text).strip()
 

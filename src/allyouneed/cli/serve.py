@@ -1,0 +1,129 @@
+"""`allyouneed serve`: models behind HTTP."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from allyouneed.cli.options import DeviceOption, DtypeOption, option
+from allyouneed.errors import UserError
+
+NETWORK, SIZES = "Network and keys", "Sizes"
+KEY_VARIABLE = "ALLYOUNEED_API_KEY"
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+def serve(
+    folders: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FOLDER", help="model folders, or NAME=FOLDER; default: the bundled translator"),
+    ] = None,
+    *,
+    default: Annotated[str | None, option(metavar="NAME", help="model of requests that name none")] = None,
+    alias: Annotated[list[str] | None, option(metavar="ALIAS=NAME", help="another name of a model; repeatable")] = None,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    exact: Annotated[bool, option("--exact", help="answer every request bit for bit as if it were alone")] = False,
+    host: Annotated[str, option(panel=NETWORK, show_default=True, help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, option(panel=NETWORK, show_default=True, min=0, max=65535, help="0: any free port")] = 8000,
+    key_file: Annotated[
+        Path | None, option(panel=NETWORK, metavar="FILE", help=f"API keys, one per line; or set {KEY_VARIABLE}")
+    ] = None,
+    no_auth: Annotated[
+        bool, option("--no-auth", panel=NETWORK, help="let other machines use the server without a key")
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        option(panel=NETWORK, metavar="NAME", help="name allowed in the Host header, or '*'; repeatable"),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        option(panel=SIZES, metavar="BYTES", help="most weights loaded at once, e.g. 8GB; unloads the least recent"),
+    ] = None,
+    rows: Annotated[int, option(panel=SIZES, show_default=True, min=1, help="sequences decoded at once")] = 64,
+    limit: Annotated[
+        list[str] | None,
+        option(panel=SIZES, metavar="NAME=NUMBER", help="change a limit of docs/serving.md; repeatable"),
+    ] = None,
+    grace: Annotated[
+        float, option(panel=SIZES, show_default=True, min=0.1, help="seconds for accepted requests after SIGTERM")
+    ] = 60.0,
+    log_texts: Annotated[bool, option("--log-texts", help="write the texts of requests to the log")] = False,
+) -> None:
+    """Serve models over HTTP: OpenAI's API and others, with continuous batching.
+
+    `allyouneed serve` serves the bundled translator on http://127.0.0.1:8000. `allyouneed serve chat=FOLDER FOLDER`
+    serves two models, each loaded when first asked for.
+    """
+    try:
+        from allyouneed.serve.app import create_app
+        from allyouneed.serve.server import Server, listen
+    except ImportError as error:
+        raise UserError(f"serve needs {error.name}; install it: pip install 'allyouneed[serve]'") from None
+    from allyouneed.config import parse
+    from allyouneed.serve.engine.registry import parse_folders
+    from allyouneed.serve.security import check_binding
+    from allyouneed.serve.settings import Settings
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    settings: Settings = parse(
+        Settings,
+        {
+            "host": host,
+            "port": port,
+            "keys": _keys(key_file),
+            "hosts": tuple(allow_host or ()),
+            "device": device,
+            "dtype": dtype,
+            "rows": rows,
+            "memory": None if memory is None else _bytes(memory),
+            "exact": exact,
+            "grace_seconds": grace,
+            "log_texts": log_texts,
+            "limits": dict(_pair(one, "--limit") for one in limit or []),
+        },
+        "serve",
+    )
+    check_binding(settings, no_auth)
+    gate = create_app(
+        parse_folders(folders or []), settings, default, dict(_pair(one, "--alias") for one in alias or [])
+    )
+    server = Server(gate, settings)
+    with listen(settings) as listener:
+        address, number = listener.getsockname()[:2]
+        shown = f"[{address}]" if ":" in address else address
+        print(f"allyouneed: serving on http://{shown}:{number} (OpenAI: /v1)", file=sys.stderr, flush=True)
+        server.run(sockets=[listener])
+
+
+def _keys(file: Path | None) -> tuple[str, ...]:
+    if file is None:
+        key = os.environ.get(KEY_VARIABLE, "").strip()
+        return (key,) if key else ()
+    try:
+        lines = file.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: the keys cannot be read: {error}") from None
+    if not lines:
+        raise UserError(f"{file}: no keys; write one per line")
+    return tuple(lines)
+
+
+def _pair(text: str, what: str) -> tuple[str, str]:
+    name, given, value = text.partition("=")
+    if not given or not name or not value:
+        raise UserError(f"{what} {text}: expected NAME=VALUE")
+    return name, value
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?i?)b?", text.strip().lower())
+    if match is None or match[2] == "i":
+        raise UserError(f"--memory {text}: expected a number of bytes, e.g. 8GB or 8GiB")
+    return int(float(match[1]) * UNITS[match[2]])

@@ -1,0 +1,94 @@
+"""The application: routes, errors, and the gate in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from allyouneed import __version__
+from allyouneed.errors import UserError
+from allyouneed.serve import health
+from allyouneed.serve.engine.registry import ModelRegistry
+from allyouneed.serve.errors import ApiError, internal_error, log_failure, validation_error
+from allyouneed.serve.gate import Gate
+from allyouneed.serve.metrics import Metrics
+from allyouneed.serve.openai import completions, models
+from allyouneed.serve.responses import to_json
+from allyouneed.serve.settings import Settings
+
+ROUTERS = (health, models, completions)
+
+
+def create_app(
+    folders: Mapping[str, Path],
+    settings: Settings | None = None,
+    default: str | None = None,
+    aliases: Mapping[str, str] | None = None,
+    preload: bool = True,
+) -> Gate:
+    """An ASGI application. `preload`: load the default model in the background, as soon as the server listens."""
+    settings, metrics = settings or Settings(), Metrics()
+    registry = ModelRegistry(folders, settings, metrics, default, aliases)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        task = asyncio.create_task(_preload(registry, preload))
+        yield
+        task.cancel()
+        await registry.close()
+
+    app = FastAPI(title="allyouneed", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.settings, app.state.metrics, app.state.registry = settings, metrics, registry
+    for module in ROUTERS:
+        app.include_router(module.router)
+    app.add_exception_handler(UserError, _user_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _internal_error)  # the gate logs it
+    gate = Gate(app, settings, metrics)
+    app.state.gate = gate
+    return gate
+
+
+async def _preload(registry: ModelRegistry, wanted: bool) -> None:
+    try:
+        if wanted:
+            registry.phase = f"loading {registry.default}"
+            await registry.load(registry.entries[registry.default])
+        registry.phase = "ready"
+    except Exception as error:
+        registry.phase = f"failed to load {registry.default}: {error}"
+        log_failure(error, registry.phase)
+
+
+def _answer(request: Request, error: ApiError) -> Response:
+    content = to_json(error.body(request.url.path))
+    return Response(content, error.status, error.headers, "application/json")
+
+
+async def _user_error(request: Request, error: Any) -> Response:
+    return _answer(request, error if isinstance(error, ApiError) else ApiError(str(error)))
+
+
+async def _invalid(request: Request, error: Any) -> Response:
+    return _answer(request, validation_error(error.errors()))
+
+
+async def _internal_error(request: Request, error: Any) -> Response:
+    return _answer(request, internal_error())
+
+
+async def _http_error(request: Request, error: Any) -> Response:
+    what = {404: f"no route {request.url.path[:100]}", 405: f"{request.method} is not allowed here"}
+    found = ApiError(what.get(error.status_code, str(error.detail)), error.status_code)
+    response = _answer(request, found)
+    response.headers.update(error.headers or {})
+    return response

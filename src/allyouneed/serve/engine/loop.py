@@ -1,0 +1,305 @@
+"""The engine loop: one thread per model that does all its computing. Requests of all clients share its steps.
+
+Each turn is a step of the scheduler (infer/scheduler.py) and a round of forward-pass tasks (forward.py). Routes submit
+from the event loop and get their tokens there, delivered once per step; predictors that decode (`translate_full`, …)
+run in threads of their own, and `decode` submits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
+from allyouneed.infer.engine import Engine, Progress
+from allyouneed.infer.request import Request
+from allyouneed.infer.scheduler import Scheduler
+from allyouneed.serve.engine.forward import ForwardJob, ForwardQueue
+from allyouneed.serve.errors import ApiError, log_failure
+from allyouneed.serve.metrics import Metrics
+
+
+class CallCancelled(Exception):
+    """The client of a call disconnected."""
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of a predictor in a thread: whose it is, and whether it was cancelled. `exact`: in exact mode."""
+
+    client: str = ""
+    exact: bool = False
+    cancelled: bool = False
+    jobs: list[DecodingJob] = field(default_factory=list)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        for job in list(self.jobs):
+            job.cancel()
+
+
+current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
+
+
+@dataclass(eq=False)
+class DecodingJob:
+    """A request in the loop. `on_end` is called in the loop's thread when it is done, cancelled or has failed."""
+
+    state: RequestState
+    on_end: Callable[[DecodingJob], None]
+    submitted: float
+    first_token: float = 0.0
+    error: BaseException | None = None
+
+    @property
+    def hypotheses(self) -> list[Hypothesis]:
+        return self.state.hypotheses
+
+    def cancel(self) -> None:
+        self.state.cancel()
+
+
+class EngineLoop:
+    """`build(exact)`: an engine, in exact mode or not; each has its own scheduler. `rows`, `budget`: see `Scheduler`.
+    `queue`: the most sequences that run or wait. Tokens are delivered to `event_loop`."""
+
+    def __init__(
+        self,
+        name: str,
+        build: Callable[[bool], Engine],
+        rows: int,
+        budget: int,
+        queue: int,
+        metrics: Metrics,
+        event_loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.name, self.build, self.metrics = name, build, metrics
+        self.rows, self.budget, self.queue = rows, budget, queue
+        self.schedulers: dict[bool, Scheduler] = {}
+        self.jobs: dict[bool, list[DecodingJob]] = {}  # submitted and not ended
+        self.forward = ForwardQueue()
+        self.outbox: list[tuple[asyncio.Queue[Any], Any]] = []
+        self.calls: deque[ForwardJob] = deque()
+        self.changed = threading.Condition()
+        self.stopping = False
+        self.event_loop = event_loop
+        self.thread = threading.Thread(target=self._run, name=f"engine loop of {name}", daemon=True)
+        self.thread.start()
+
+    # --- called by any thread ----------------------------------------------------------------------------------------
+
+    def submit(
+        self, request: Request, spec: DecodingSpec, on_end: Callable[[DecodingJob], None], exact: bool = False
+    ) -> DecodingJob:
+        with self.changed:
+            self._check_open()
+            if sum(map(len, self.jobs.values())) >= self.queue:
+                raise ApiError(
+                    f"{self.queue} sequences are running or waiting, the limit; try again",
+                    429,
+                    code="queue_full",
+                    retry_after=1,
+                )
+            scheduler = self._scheduler(exact)
+            job = DecodingJob(scheduler.submit(request, spec), on_end, time.monotonic())
+            self.jobs[exact].append(job)
+            self.changed.notify()
+        self.metrics.prompt_tokens.labels(self.name).inc(len(request.source or ()) + len(request.prompt))
+        return job
+
+    def decode(
+        self, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None = None
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses of each request; blocks until all are finished. `Engine.decode` calls it in a server."""
+        call = current_call.get() or Call()
+        if not requests:
+            return []
+        ended, lock, left = threading.Event(), threading.Lock(), len(requests)
+
+        def on_end(job: DecodingJob) -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                if not left or job.error is not None:
+                    ended.set()
+
+        jobs: list[DecodingJob] = []
+        call.jobs = jobs
+        try:
+            for request in requests:
+                jobs.append(self.submit(request._replace(client=call.client), spec, on_end, call.exact))
+            if not call.cancelled:
+                ended.wait()
+        finally:
+            for job in jobs:
+                job.cancel()  # no effect on those that are done
+        if error := next((job.error for job in jobs if job.error is not None), None):
+            raise error
+        if call.cancelled or not all(job.state.done for job in jobs):
+            raise CallCancelled
+        return [job.hypotheses for job in jobs]
+
+    def compute(self, key: Hashable, inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        """A future of one output per input. `compute` runs in the loop's thread, on the inputs of all jobs with this
+        key that are waiting."""
+        job = ForwardJob(key, inputs, compute)
+        if not inputs:
+            job.future.set_result([])
+            return job.future
+        with self.changed:
+            self._check_open()
+            if self.forward.size + len(inputs) > self.queue:
+                raise ApiError(
+                    f"{self.queue} inputs are waiting, the limit; try again", 429, code="queue_full", retry_after=1
+                )
+            self.forward.add(job)
+            self.changed.notify()
+        return job.future
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """A future of a function that uses the model; it runs in the loop's thread, between steps."""
+        job = ForwardJob(None, [None], lambda _: [function()])
+        with self.changed:
+            self._check_open()
+            self.calls.append(job)
+            self.changed.notify()
+        return job.future
+
+    def wake(self) -> None:
+        with self.changed:
+            self.changed.notify()
+
+    def post(self, queue: asyncio.Queue[Any], item: Any) -> None:
+        """Called in the loop's thread: put an item into a queue of the event loop, after this step."""
+        self.outbox.append((queue, item))
+
+    def stop(self) -> None:
+        """End the thread; requests that are not finished fail."""
+        with self.changed:
+            self.stopping = True
+            self.changed.notify()
+        self.thread.join()
+
+    @property
+    def sequences(self) -> int:
+        """Running or waiting."""
+        return sum(map(len, self.jobs.values()))
+
+    def _check_open(self) -> None:
+        if self.stopping:
+            raise ApiError(f"the model {self.name} is being unloaded; try again", 503, retry_after=1)
+
+    def _scheduler(self, exact: bool) -> Scheduler:
+        if exact not in self.schedulers:
+            self.jobs[exact] = []
+            self.schedulers[exact] = self.build(exact).scheduler(rows=self.rows, budget=self.budget)
+        return self.schedulers[exact]
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    @property
+    def _has_work(self) -> bool:
+        busy = any(self.jobs.values()) or any(not scheduler.idle for scheduler in self.schedulers.values())
+        return busy or bool(self.forward) or bool(self.calls)
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                while not self._has_work and not self.stopping:
+                    self.changed.wait()
+                if self.stopping:
+                    break
+                schedulers = list(self.schedulers.items())
+            for exact, scheduler in schedulers:
+                self._step(exact, scheduler)
+            if self.calls:
+                job = self.calls.popleft()
+                self.forward.compute([job], [job.inputs])
+            if self.forward:
+                self.forward.run_round()
+            self._deliver()
+        self._close()
+
+    def _step(self, exact: bool, scheduler: Scheduler) -> None:
+        jobs = self.jobs[exact]
+        if not jobs and scheduler.idle:
+            return
+        try:
+            if not scheduler.idle:
+                scheduler.step()
+        except Exception as error:
+            log_failure(error, f"a step of {self.name} failed")
+            self._fail_all(exact, error)
+            scheduler.close()
+            return
+        self._report(exact, scheduler)
+
+    def _report(self, exact: bool, scheduler: Scheduler) -> None:
+        """Tell whose requests have ended, and update the metrics."""
+        now = time.monotonic()
+        ended: list[DecodingJob] = []
+        with self.changed:
+            jobs = self.jobs[exact]
+            for job in jobs:
+                state = job.state
+                if state.tokens and not job.first_token:
+                    job.first_token = now
+                    self.metrics.first_token.labels(self.name).observe(now - job.submitted)
+                if state.finished:
+                    ended.append(job)
+            if ended:
+                self.jobs[exact] = [job for job in jobs if not job.state.finished]
+            waiting = len(scheduler.arrivals) + sum(map(len, scheduler.fair.waiting.values()))
+            running = len(self.jobs[exact]) - waiting
+        self.metrics.running.labels(self.name).set(max(0, running))
+        self.metrics.waiting.labels(self.name).set(waiting)
+        self.metrics.preemptions.labels(self.name).set(scheduler.preemptions)
+        for job in ended:
+            job.error = job.error or job.state.error
+            self._count(job, now)
+            job.on_end(job)
+
+    def _count(self, job: DecodingJob, now: float) -> None:
+        metrics, state = self.metrics, job.state
+        tokens = sum(len(found.tokens) for found in state.hypotheses) if state.done else len(state.tokens)
+        metrics.generated_tokens.labels(self.name).inc(tokens)
+        reason = "abort" if not state.done else "stop" if state.hypotheses[0].finished else "length"
+        metrics.finished.labels(self.name, reason).inc()
+        metrics.latency.labels(self.name).observe(now - job.submitted)
+        if tokens > 1 and job.first_token:
+            metrics.token.labels(self.name).observe((now - job.first_token) / (tokens - 1))
+
+    def _fail_all(self, exact: bool, error: BaseException) -> None:
+        with self.changed:
+            jobs, self.jobs[exact] = self.jobs[exact], []
+        for job in jobs:
+            job.error = error
+            job.cancel()
+            job.on_end(job)
+
+    def _deliver(self) -> None:
+        outbox, self.outbox = self.outbox, []
+        if outbox and not self.event_loop.is_closed():
+            self.event_loop.call_soon_threadsafe(_put_all, outbox)
+
+    def _close(self) -> None:
+        error = ApiError(f"the model {self.name} was unloaded; try again", 503, retry_after=1)
+        for exact, scheduler in self.schedulers.items():
+            self._fail_all(exact, error)
+            scheduler.close()
+        self.forward.close(error)
+        for job in self.calls:
+            job.fail(error)
+        self._deliver()
+        self.schedulers.clear()
+
+
+def _put_all(outbox: list[tuple[asyncio.Queue[Any], Any]]) -> None:
+    for queue, item in outbox:
+        queue.put_nowait(item)

@@ -1,0 +1,155 @@
+"""A loaded model with its engine loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from contextvars import copy_context
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+import allyouneed
+from allyouneed.errors import UserError
+from allyouneed.infer.engine import Engine
+from allyouneed.infer.predictors.base import Predictor
+from allyouneed.infer.predictors.embedder import Embedder
+from allyouneed.infer.predictors.generating import GeneratingPredictor
+from allyouneed.infer.predictors.registry import TASKS, predictor
+from allyouneed.interop.heads import for_task
+from allyouneed.interop.load import about
+from allyouneed.nn.models.weights import widen_half_for_cpu
+from allyouneed.serve.engine.loop import Call, CallCancelled, EngineLoop, current_call
+from allyouneed.serve.engine.text_models import TextModel, text_model
+from allyouneed.serve.errors import ApiError
+from allyouneed.serve.metrics import Metrics
+from allyouneed.serve.settings import Settings
+
+T = TypeVar("T")
+
+
+class ServedModel:
+    def __init__(
+        self, name: str, path: Path, predictor: Predictor, settings: Settings, metrics: Metrics, event_loop: Any
+    ) -> None:
+        self.name, self.path, self.predictor, self.settings = name, path, predictor, settings
+        self.loop = EngineLoop(
+            name, self._engine, settings.rows, settings.budget, settings.limits.queue, metrics, event_loop
+        )
+        if isinstance(predictor, GeneratingPredictor):
+            predictor.engine.shared = self.loop.decode
+
+    @classmethod
+    def load(
+        cls, name: str, path: Path, settings: Settings, metrics: Metrics, event_loop: asyncio.AbstractEventLoop
+    ) -> ServedModel:
+        found = allyouneed.load(path, settings.device, dtype=settings.dtype)
+        if settings.device == "cpu" and settings.dtype is None:
+            widen_half_for_cpu(found.model)
+        return cls(name, path, found, settings, metrics, event_loop)
+
+    def _engine(self, exact: bool) -> Engine:
+        assert isinstance(self.predictor, GeneratingPredictor)
+        if not exact:
+            return self.predictor.engine
+        engine = self.predictor.build_engine()
+        engine.exact, engine.retrieve = True, self.predictor.engine.retrieve
+        return engine
+
+    def close(self) -> None:
+        self.loop.stop()
+
+    @property
+    def task(self) -> str:
+        return str(self.predictor.folder.task["kind"])
+
+    @cached_property
+    def text(self) -> TextModel:
+        found = text_model(self.predictor)
+        if found is None:
+            raise self.wrong_task("generate text")
+        return found
+
+    @property
+    def max_model_len(self) -> int:
+        found = text_model(self.predictor)
+        return self.predictor.max_input if found is None else found.max_model_len
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        return {"task": self.task, "max_model_len": self.max_model_len}
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        """The model itself, or the body of a pretrained one under a pooling head; they share their weights."""
+        if isinstance(self.predictor, Embedder):
+            return self.predictor
+        if not TASKS[self.task].pretrained:
+            raise self.wrong_task("embed texts")
+        found = predictor(for_task(self.predictor.folder, "similarity"))
+        assert isinstance(found, Embedder)
+        return found
+
+    def wrong_task(self, what: str) -> ApiError:
+        return ApiError(f"the model {self.name} (task {self.task}) cannot {what}", param="model", code="wrong_task")
+
+    def offering(self, method: str, what: str) -> Any:
+        """The predictor, if it has this method."""
+        if not callable(getattr(self.predictor, method, None)):
+            raise self.wrong_task(what)
+        return self.predictor
+
+    async def compute(
+        self, key: Hashable, inputs: Sequence[Any], function: Callable[[list[Any]], Sequence[Any]]
+    ) -> list[Any]:
+        """One output per input; computed together with the inputs of other requests with this key."""
+
+        def quietly(some: list[Any]) -> Sequence[Any]:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # lengths were checked before
+                return function(some)
+
+        future = self.loop.compute(key, inputs, quietly)
+        try:
+            found: list[Any] = await asyncio.wrap_future(future)
+            return found
+        finally:
+            future.cancel()
+
+    async def call(self, function: Callable[[], T], client: str, exact: bool) -> T:
+        """Call a predictor that decodes, in a thread; its requests join those of others in the engine loop."""
+        call = Call(client, exact)
+        token = current_call.set(call)
+        try:
+            context = copy_context()
+        finally:
+            current_call.reset(token)
+        work = asyncio.get_running_loop().run_in_executor(None, lambda: context.run(function))
+        try:
+            return await asyncio.shield(work)
+        except CallCancelled:
+            raise ApiError("the request was cancelled", 503) from None
+        finally:
+            call.cancel()
+            self.loop.wake()
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Task and `max_model_len` of a folder, without its weights."""
+    try:
+        found = about(path)
+    except UserError:
+        return {"task": "unknown", "max_model_len": None}
+    limit = found.get("max_tokens")
+    return {"task": found["task"]["kind"], "max_model_len": limit}
+
+
+def free_memory() -> None:
+    """Return the memory of models that nothing refers to any more."""
+    gc.collect()  # a model and its executors refer to each other
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

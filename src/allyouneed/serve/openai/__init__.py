@@ -1,0 +1,1 @@
+"""OpenAI's API, one endpoint family per file."""

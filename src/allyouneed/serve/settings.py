@@ -1,0 +1,57 @@
+"""What a server is configured by: where it listens, who may ask, and a limit on every size."""
+
+from __future__ import annotations
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from allyouneed.config import Config
+
+MIB = 1 << 20
+
+
+class Limits(Config):
+    """A request beyond a limit is refused with a 4xx status and one message that contains the number."""
+
+    body_bytes: PositiveInt = 4 * MIB
+    upload_bytes: PositiveInt = 32 * MIB  # of a multipart body: sounds and images
+    buffered_bytes: PositiveInt = 512 * MIB  # bodies of all requests in progress together
+    header_bytes: PositiveInt = 64 * 1024
+    texts: PositiveInt = 2048  # texts or prompts per request
+    choices: PositiveInt = 64  # n, best_of and beams of one prompt
+    sequences: PositiveInt = 256  # prompts times choices of one request
+    stop_words: PositiveInt = 16
+    stop_characters: PositiveInt = 256
+    logit_bias: PositiveInt = 1024  # entries
+    logprobs: PositiveInt = 20
+    messages: PositiveInt = 1024
+    prompt_characters: PositiveInt = 1_000_000
+    upload_seconds: PositiveFloat = 3600  # of sound
+    image_pixels: PositiveInt = 50_000_000
+    concurrent: PositiveInt = 1024  # requests in progress
+    queue: PositiveInt = 4096  # sequences of one model that are running or waiting
+    header_seconds: PositiveFloat = 10  # until the header of a request is complete
+    body_seconds: PositiveFloat = 60  # until its body is
+    request_seconds: PositiveFloat = 600  # until its answer is
+    template_seconds: PositiveFloat = 2  # to render a chat template
+    template_characters: PositiveInt = 1_000_000
+
+
+class Settings(Config):
+    """`keys`: API keys; empty: no authentication. `hosts`: names allowed in the Host header besides localhost and IP
+    addresses ("*": any). `rows`, `budget`: of the scheduler. `memory`: the most bytes of weights loaded at once.
+    `exact`: every request in exact mode, not only those that ask for it. `log_texts`: write request bodies to the
+    log."""
+
+    host: str = "127.0.0.1"
+    port: NonNegativeInt = 8000
+    keys: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    device: str = "cpu"
+    dtype: str | None = None
+    rows: PositiveInt = 64
+    budget: PositiveInt = 512
+    memory: PositiveInt | None = None
+    exact: bool = False
+    grace_seconds: PositiveFloat = 60  # after SIGTERM, until requests in progress are cut off
+    log_texts: bool = False
+    limits: Limits = Limits()

@@ -1,0 +1,29 @@
+"""One server with a tiny random model of each kind, for all tests of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from served import KINDS, Running, serving, write_folder
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("served")
+    return {kind: write_folder(root / kind, kind) for kind in KINDS}
+
+
+@pytest.fixture(scope="session")
+def server(folders: dict[str, Path]) -> Iterator[Running]:
+    with serving(folders, aliases={"gpt": "lm"}) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as found:
+        yield found

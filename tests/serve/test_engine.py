@@ -1,0 +1,144 @@
+"""The engine loop and the registry: disconnects, failures, fairness, loading and unloading."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from allyouneed.errors import UserError
+from allyouneed.infer.running_batch import RunningBatch
+from allyouneed.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
+from allyouneed.serve.engine.registry import parse_folders
+from served import Running, served_client
+
+LONG = {"model": "lm", "prompt": "x", "max_tokens": 240, "temperature": 0}
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not within the time"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slot_within_a_step(folders: dict[str, Path], stream: bool) -> None:
+    with served_client({"lm": folders["lm"]}) as (running, client):
+        client.post("/v1/completions", json=LONG | {"max_tokens": 1})
+        loop = running.model("lm").loop
+        scheduler = loop.schedulers[False]
+        ended: list[tuple[int, int]] = []
+        report = loop._report
+
+        def watch(exact: bool, scheduler: Any) -> None:
+            cancelled = [job for job in loop.jobs[exact] if job.state.cancelled]
+            report(exact, scheduler)
+            ended.extend((scheduler.steps, len(job.state.tokens)) for job in cancelled)
+            time.sleep(0.005)  # so that the request would last
+
+        loop._report = watch
+        if stream:
+            with client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as answer:
+                next(answer.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/completions", json=LONG, timeout=0.2)
+        until(lambda: bool(ended))
+        assert ended[0][1] < 240 and not loop.sequences
+        until(lambda: scheduler.idle)
+        assert not scheduler.active
+        assert running.gate.in_progress == 0
+
+
+def test_a_failed_step_fails_its_requests_and_the_server_lives(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served_client({"lm": folders["lm"]}) as (_, client):
+        good = client.post("/v1/completions", json=LONG | {"max_tokens": 5})
+        with monkeypatch.context() as patch:
+            patch.setattr(RunningBatch, "append_tokens", lambda *_: 1 / 0)
+            failed = client.post("/v1/completions", json=LONG | {"prompt": "my secret"})
+            assert failed.status_code == 500 and failed.json()["error"]["code"] == "internal_error"
+        again = client.post("/v1/completions", json=LONG | {"max_tokens": 5})
+        assert again.json()["choices"] == good.json()["choices"]
+        assert "secret" not in caplog.text
+
+
+def test_a_short_request_does_not_wait_for_a_long_one(server: Running, client: httpx.Client) -> None:
+    with ThreadPoolExecutor(2) as pool, client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as long:
+        lines = long.iter_lines()
+        next(lines)
+        short = pool.submit(lambda: client.post("/v1/completions", json=LONG | {"max_tokens": 2, "model": "gpt"}))
+        assert short.result().status_code == 200
+        loop = server.model("lm").loop
+        running = [len(job.state.tokens) for job in loop.jobs[False]]
+        assert running and running[0] < 240  # still there
+        assert json.loads([line for line in lines if line.startswith("data: {")][-1][6:])["choices"]
+
+
+def test_models_are_loaded_when_asked_for_and_the_least_recent_is_unloaded(folders: dict[str, Path]) -> None:
+    three = {name: folders[name] for name in ("lm", "seq2seq", "translator")}
+    size = max((path / "model.safetensors").stat().st_size for path in three.values())
+    with served_client(three, default="seq2seq", memory=2 * size) as (running, client):
+
+        def ask(**body: Any) -> str:
+            answer = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2, "temperature": 0} | body)
+            assert answer.status_code == 200, answer.text
+            return str(answer.json()["model"])
+
+        def loaded() -> set[str]:
+            return {name for name, entry in running.registry.entries.items() if entry.model is not None}
+
+        assert loaded() == set()
+        assert ask() == "seq2seq" and loaded() == {"seq2seq"}
+        assert ask(model="lm") == "lm" and ask() == "seq2seq"
+        assert ask(model="translator") == "translator" and loaded() == {"seq2seq", "translator"}
+        assert ask(model="lm") == "lm" and loaded() == {"lm", "translator"}
+        assert len(client.get("/v1/models").json()["data"]) == 3
+    with served_client(three, memory=size // 2) as (_, client):
+        refused = client.post("/v1/completions", json={"prompt": "x"})
+        assert refused.status_code == 503 and "limit" in refused.json()["error"]["message"]
+
+
+def test_names_of_folders(folders: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "my-run" / "model"
+    run.mkdir(parents=True)
+    assert parse_folders([str(run), f"a={folders['lm']}"]) == {"my-run": run, "a": folders["lm"]}
+    assert list(parse_folders([])) == ["translator"]
+    for wrong in (["no/such"], [f"a={run}", f"a={run}"], [f"={run}"]):
+        with pytest.raises(UserError):
+            parse_folders(wrong)
+
+
+def test_forward_jobs_that_arrive_together_are_computed_together() -> None:
+    queue, batches = ForwardQueue(), []
+
+    def compute(some: list[int]) -> list[int]:
+        batches.append(len(some))
+        if 13 in some:
+            raise UserError("13")
+        return [-number for number in some]
+
+    jobs = [ForwardJob("k", numbers, compute) for numbers in (range(14, 2000), [1, 2], [13], [3])]
+    other = ForwardJob("other", [5], compute)
+    for job in (*jobs, other):
+        queue.add(job)
+    rounds = 0
+    while queue:
+        queue.run_round()
+        rounds += 1
+        if rounds == 1:  # a long list does not hold up short ones
+            assert jobs[1].future.result() == [-1, -2] and jobs[3].future.result() == [-3]
+            with pytest.raises(UserError):
+                jobs[2].future.result()
+        if rounds == 2:
+            assert other.future.result() == [-5]
+    assert jobs[0].future.result() == [-number for number in range(14, 2000)]
+    assert max(batches) <= CHUNK and batches[0] > 64

@@ -1,0 +1,105 @@
+"""A server on a free port with tiny random models, and the folders of such models."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from allyouneed import build
+from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabularies, train
+from allyouneed.folder import Folder
+from allyouneed.serve.app import create_app
+from allyouneed.serve.gate import Gate
+from allyouneed.serve.server import Server, listen
+from allyouneed.serve.settings import Settings
+from infer_fixtures import TEXT
+from toy_texts import BOTH, DECODER, ENCODER
+
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # model, task, other fields of the folder
+    "lm": (DECODER, {"kind": "causal-lm"}, {}),
+    "translator": (BOTH, {"kind": "translation"}, {}),
+    "seq2seq": (BOTH, {"kind": "seq2seq"}, {}),
+    "embedder": (ENCODER | {"head": {"kind": "pooled"}}, {"kind": "similarity", "range": [0, 1]}, {}),
+    "classifier": (
+        ENCODER | {"head": {"kind": "classes", "labels": 2}},
+        {"kind": "classification"},
+        {"labels": ["neg", "pos"]},
+    ),
+    "masked": (ENCODER, {"kind": "masked-lm"}, {}),
+    "tagger": (ENCODER | {"head": {"kind": "tags", "labels": 3}}, {"kind": "tagging"}, {"labels": ["O", "B-X", "I-X"]}),
+}
+
+
+def tiny_tokenizer(masked: bool = False) -> Tokenizer:
+    specials = ("<mask>",) if masked else ()
+    return train(TokenizerConfig(vocab=330, specials=specials), TEXT * 2)
+
+
+def write_folder(path: Path, kind: str, seed: int = 0, max_tokens: int = 256) -> Path:
+    """A model of this kind with random weights, decisive ones."""
+    model, task, more = KINDS[kind]
+    tokenizer = tiny_tokenizer(kind == "masked")
+    torch.manual_seed(seed)
+    module = build(model | {"vocab": tokenizer.size})
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(2)
+    folder = Folder(module.eval(), Vocabularies(tokenizer, tokenizer), task, {}, max_tokens=max_tokens, **more)
+    folder.save(path)
+    return path
+
+
+class Running:
+    """A server in a thread of this process."""
+
+    def __init__(self, gate: Gate, settings: Settings) -> None:
+        self.gate, self.socket = gate, listen(settings)
+        self.port: int = self.socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.server = Server(gate, settings)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+
+    def _run(self) -> None:
+        asyncio.run(self.server.serve(sockets=[self.socket]))
+
+    @property
+    def registry(self) -> Any:
+        return self.gate.app.state.registry  # type: ignore[attr-defined]
+
+    def model(self, name: str) -> Any:
+        return self.registry.entries[name].model
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(30)
+        self.socket.close()
+
+
+@contextmanager
+def serving(
+    folders: dict[str, Path], default: str | None = None, aliases: Any = None, **settings: Any
+) -> Iterator[Running]:
+    chosen = Settings(port=0, **settings)
+    running = Running(create_app(folders, chosen, default, aliases, preload=False), chosen)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+@contextmanager
+def served_client(folders: dict[str, Path], **settings: Any) -> Iterator[tuple[Running, httpx.Client]]:
+    with serving(folders, **settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+        yield running, client
