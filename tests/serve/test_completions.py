@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 import allyouneed as ayn
-from served import Running
+from served import Running, golden
 
 PROMPTS = ["The quick", "I am", "How are you today?", "你好", "", " 1 2 3", "Tous les", "lazy dog"]
 
@@ -131,11 +130,6 @@ def test_exact_requests_are_answered_as_alone(client: httpx.Client, lm: Any) -> 
         json={"model": "lm", "prompt": "The quick", "temperature": 0, "max_tokens": 16, "exact": True},
     )
     assert answer.headers["x-exact"] == "true" and texts(answer.json()) == [expected]
-
-
-def golden(content: bytes) -> bytes:
-    """With the two fields that differ in every answer replaced."""
-    return re.sub(rb'"created":\d+', b'"created":0', re.sub(rb'"id":"\w+-[0-9a-f]{32}"', b'"id":"ID"', content))
 
 
 def test_the_stream_is_openais_byte_by_byte(client: httpx.Client, lm: Any) -> None:

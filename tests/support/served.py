@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -23,8 +24,14 @@ from allyouneed.serve.settings import Settings
 from infer_fixtures import TEXT
 from toy_texts import BOTH, DECODER, ENCODER
 
+TEMPLATE = """\
+{{ bos_token or '<s>' }}{% for message in messages %}
+{{ message.role }}: {{ message.content }}
+{% endfor %}
+{% if add_generation_prompt %}assistant:{% endif %}"""
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # model, task, other fields of the folder
     "lm": (DECODER, {"kind": "causal-lm"}, {}),
+    "chat": (DECODER, {"kind": "causal-lm"}, {"originals": {"chat_template.jinja": TEMPLATE.encode()}}),
     "translator": (BOTH, {"kind": "translation"}, {}),
     "seq2seq": (BOTH, {"kind": "seq2seq"}, {}),
     "embedder": (ENCODER | {"head": {"kind": "pooled"}}, {"kind": "similarity", "range": [0, 1]}, {}),
@@ -103,3 +110,8 @@ def serving(
 def served_client(folders: dict[str, Path], **settings: Any) -> Iterator[tuple[Running, httpx.Client]]:
     with serving(folders, **settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
         yield running, client
+
+
+def golden(content: bytes) -> bytes:
+    """With the two fields that differ in every answer replaced."""
+    return re.sub(rb'"created":\d+', b'"created":0', re.sub(rb'"id":"\w+-[0-9a-f]{32}"', b'"id":"ID"', content))

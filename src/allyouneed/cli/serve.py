@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from allyouneed.cli.messages import is_quiet, show_status
 from allyouneed.cli.options import DeviceOption, DtypeOption, option
 from allyouneed.errors import UserError
 
@@ -27,7 +28,7 @@ def serve(
     *,
     default: Annotated[str | None, option(metavar="NAME", help="model of requests that name none")] = None,
     alias: Annotated[list[str] | None, option(metavar="ALIAS=NAME", help="another name of a model; repeatable")] = None,
-    device: DeviceOption = "cpu",
+    device: DeviceOption = "auto",
     dtype: DtypeOption = None,
     exact: Annotated[bool, option("--exact", help="answer every request bit for bit as if it were alone")] = False,
     host: Annotated[str, option(panel=NETWORK, show_default=True, help="address to listen on")] = "127.0.0.1",
@@ -71,7 +72,9 @@ def serve(
     from allyouneed.serve.security import check_binding
     from allyouneed.serve.settings import Settings
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.WARNING if is_quiet() else logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr
+    )
     settings: Settings = parse(
         Settings,
         {
@@ -98,7 +101,7 @@ def serve(
     with listen(settings) as listener:
         address, number = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
-        print(f"allyouneed: serving on http://{shown}:{number} (OpenAI: /v1)", file=sys.stderr, flush=True)
+        show_status(f"allyouneed: serving on http://{shown}:{number} (OpenAI: /v1)")
         server.run(sockets=[listener])
 
 

@@ -15,16 +15,16 @@ from starlette.responses import Response
 
 from allyouneed import __version__
 from allyouneed.errors import UserError
-from allyouneed.serve import health
+from allyouneed.serve import health, ollama, tasks, tei, tokens
 from allyouneed.serve.engine.registry import ModelRegistry
 from allyouneed.serve.errors import ApiError, internal_error, log_failure, validation_error
 from allyouneed.serve.gate import Gate
 from allyouneed.serve.metrics import Metrics
-from allyouneed.serve.openai import completions, models
+from allyouneed.serve.openai import chat, completions, embeddings, models
 from allyouneed.serve.responses import to_json
 from allyouneed.serve.settings import Settings
 
-ROUTERS = (health, models, completions)
+ROUTERS = (health, models, completions, chat, embeddings, tasks, tei, ollama, tokens)
 
 
 def create_app(

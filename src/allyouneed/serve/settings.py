@@ -46,7 +46,7 @@ class Settings(Config):
     port: NonNegativeInt = 8000
     keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
-    device: str = "cpu"
+    device: str = "auto"
     dtype: str | None = None
     rows: PositiveInt = 64
     budget: PositiveInt = 512

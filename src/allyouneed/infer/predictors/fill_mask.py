@@ -56,6 +56,10 @@ class MaskFiller(Predictor):
         fillings = [self._fillings(row, tokens) for row, tokens in zip(rows, found, strict=True)]
         return fillings[0] if isinstance(texts, str) else fillings
 
+    def check_masked(self, text: str) -> None:
+        """Refuse a text without a mask, or one that is too long."""
+        self._row(text)
+
     def _row(self, text: str) -> Framed:
         ids = self.tokenizer.encode_masked(text)
         if self.mask not in ids:

@@ -193,13 +193,16 @@ class Translator(GeneratingPredictor):
     def direct_frame(self, text: str, to: str | None = None, from_: str | None = None) -> Frame | None:
         """The special tokens of a text that is translated directly and as a whole; None for one that is split,
         translated via a pivot language, or already in the target language."""
-        self._check_languages(to, from_)
-        route = self.routes.of(text, to, from_)
+        (route,) = self.routes.of_all([text], *self._resolve_languages(to, from_))
         if len(route.into) != 1:
             return None
         frame = self._route_frame(route)
         (split,) = Splitter(self.source, self.max_tokens, self.together, frame.marks).split([text])
         return frame if [chunk.text for chunk in split.chunks] == [text] else None
+
+    def frame(self, to: str | None = None, from_: str | None = None) -> Frame:
+        """The special tokens around every source and at the start of its target, for these languages."""
+        return self._frame(*self._resolve_languages(to, from_))
 
     def _route_frame(self, route: Route) -> Frame:
         """Of the last direction of a route."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import copy_context
 from functools import cached_property
 from pathlib import Path
@@ -19,14 +19,19 @@ from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.base import Predictor
 from allyouneed.infer.predictors.embedder import Embedder
 from allyouneed.infer.predictors.generating import GeneratingPredictor
+from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.registry import TASKS, predictor
+from allyouneed.infer.predictors.seq2seq import Seq2Seq
+from allyouneed.infer.predictors.translator import Translator
 from allyouneed.interop.heads import for_task
-from allyouneed.interop.load import about
+from allyouneed.interop.load import about, resolve_device
 from allyouneed.nn.models.weights import widen_half_for_cpu
+from allyouneed.serve.engine.chat_template import ChatTemplate
 from allyouneed.serve.engine.loop import Call, CallCancelled, EngineLoop, current_call
-from allyouneed.serve.engine.text_models import TextModel, text_model
+from allyouneed.serve.engine.text_models import EncodedPrompt, TextModel, text_model
 from allyouneed.serve.errors import ApiError
 from allyouneed.serve.metrics import Metrics
+from allyouneed.serve.sampling import GenerationOptions
 from allyouneed.serve.settings import Settings
 
 T = TypeVar("T")
@@ -47,8 +52,9 @@ class ServedModel:
     def load(
         cls, name: str, path: Path, settings: Settings, metrics: Metrics, event_loop: asyncio.AbstractEventLoop
     ) -> ServedModel:
-        found = allyouneed.load(path, settings.device, dtype=settings.dtype)
-        if settings.device == "cpu" and settings.dtype is None:
+        device = resolve_device(settings.device)
+        found = allyouneed.load(path, device, dtype=settings.dtype)
+        if device == "cpu" and settings.dtype is None:
             widen_half_for_cpu(found.model)
         return cls(name, path, found, settings, metrics, event_loop)
 
@@ -62,6 +68,8 @@ class ServedModel:
 
     def close(self) -> None:
         self.loop.stop()
+        if "template" in self.__dict__ and self.template is not None:
+            self.template.close()
 
     @property
     def task(self) -> str:
@@ -75,9 +83,22 @@ class ServedModel:
         return found
 
     @property
+    def generates(self) -> bool:
+        return isinstance(self.predictor, Generator | Seq2Seq | Translator)
+
+    @property
     def max_model_len(self) -> int:
-        found = text_model(self.predictor)
-        return self.predictor.max_input if found is None else found.max_model_len
+        return self.text.max_model_len if self.generates else self.predictor.max_input
+
+    def frame(self, ids: Sequence[int]) -> list[int]:
+        """Tokens of a text with the special tokens that the model reads it with."""
+        tokenizers = self.predictor.folder.tokenizers
+        if isinstance(self.predictor, Generator):
+            return [*tokenizers.target.opening, *ids]
+        if self.generates:
+            before, after = tokenizers.source.source_affixes
+            return [*before, *ids, *after]
+        return tokenizers.source.frame(ids)[0]
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -93,6 +114,25 @@ class ServedModel:
         found = predictor(for_task(self.predictor.folder, "similarity"))
         assert isinstance(found, Embedder)
         return found
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        return ChatTemplate.of(self.predictor.folder, self.settings.limits)
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: GenerationOptions, extra: Mapping[str, Any]
+    ) -> EncodedPrompt:
+        """The prompt of a chat, by the folder's template."""
+        text, template = self.text, self.template
+        if template is None or not text.continues:
+            raise ApiError(
+                f"the model {self.name} has no chat template; use /v1/completions",
+                param="model",
+                code="no_chat_template",
+            )
+        values = {"add_generation_prompt": True, **extra}
+        ids = await asyncio.to_thread(template.encode, messages, values)
+        return text.encode(ids, options)
 
     def wrong_task(self, what: str) -> ApiError:
         return ApiError(f"the model {self.name} (task {self.task}) cannot {what}", param="model", code="wrong_task")

@@ -272,7 +272,7 @@ class TranslationModel(SourceModel):
     def frame(self, prompt: str | list[int], options: GenerationOptions) -> Frame:
         languages = options.target_lang, options.source_lang
         found = self.predictor.direct_frame(prompt, *languages) if isinstance(prompt, str) else None
-        return self.predictor._frame(*languages) if found is None else found
+        return self.predictor.frame(*languages) if found is None else found
 
     def is_whole(self, prompt: str | list[int], options: GenerationOptions) -> bool:
         if not isinstance(prompt, str):
