@@ -20,11 +20,11 @@ from allyouneed.serve.engine.registry import ModelRegistry
 from allyouneed.serve.errors import ApiError, internal_error, log_failure, validation_error
 from allyouneed.serve.gate import Gate
 from allyouneed.serve.metrics import Metrics
-from allyouneed.serve.openai import chat, completions, embeddings, models
+from allyouneed.serve.openai import audio, chat, completions, embeddings, models
 from allyouneed.serve.responses import to_json
 from allyouneed.serve.settings import Settings
 
-ROUTERS = (health, models, completions, chat, embeddings, tasks, tei, ollama, tokens)
+ROUTERS = (health, models, completions, chat, embeddings, audio, tasks, tei, ollama, tokens)
 
 
 def create_app(

@@ -32,8 +32,9 @@ class Sound(NamedTuple):
     rate: int
 
 
-def read_sound(path: Path | str, rate: int = RATE) -> Tensor:
-    """(time,) The mean of the channels, at `rate` samples per second."""
+def read_sound(path: Path | str, rate: int = RATE, longest: float | None = None) -> Tensor:
+    """(time,) The mean of the channels, at `rate` samples per second. `longest`: refuse a longer sound, in seconds,
+    without decoding all of it."""
     path = Path(path)
     if path.is_dir():
         raise UserError(f"{path}: a folder, not a sound file")
@@ -45,7 +46,10 @@ def read_sound(path: Path | str, rate: int = RATE) -> Tensor:
     if not head:
         raise UserError(f"{path}: the file is empty")
     riff = head[:4] == b"RIFF" and head[8:] == b"WAVE"
-    return to_rate(_read_wav(path) if riff else _read_soundfile(path), rate, str(path))
+    sound = _read_wav(path) if riff else _read_soundfile(path, longest)
+    if longest is not None and len(sound.samples) > longest * max(1, sound.rate):
+        raise UserError(f"{path}: longer than {longest:g} s, the limit; split it")
+    return to_rate(sound, rate, str(path))
 
 
 def to_rate(sound: Sound, rate: int = RATE, name: str = "sound") -> Tensor:
@@ -100,13 +104,16 @@ def _to_mono(values: Any, channels: int, path: Path) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(whole.mean(1, dtype=np.float32)))
 
 
-def _read_soundfile(path: Path) -> Sound:
+def _read_soundfile(path: Path, longest: float | None = None) -> Sound:
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: libsndfile is missing
         raise missing("sound", f"{path}: every format but WAV") from None
     try:
-        values, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        with soundfile.SoundFile(path) as file:
+            rate = file.samplerate
+            frames = -1 if longest is None else int(longest * rate) + 1
+            values = file.read(frames, dtype="float32", always_2d=True)
     except (RuntimeError, OSError) as error:
         raise UserError(f"{path}: cannot be read as sound: {error}") from None
     return Sound(torch.from_numpy(values.mean(1, dtype=np.float32)), int(rate))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from allyouneed.infer.running_batch import RunningBatch
 from allyouneed.infer.speech.fallback import TranscriptionOptions, WindowResult
 from allyouneed.infer.speech.timestamp_rules import TimestampRules
 from allyouneed.infer.speech.timestamps import split_segments
-from allyouneed.nn.batch import Rows, Signal
+from allyouneed.infer.speech.words import Word, split_words, time_words, token_positions
+from allyouneed.nn.batch import Batch, Rows, Signal
 from allyouneed.nn.context import Memory
 from allyouneed.nn.states.base import States
 from allyouneed.runtime.process import refuse_after_fork
@@ -60,9 +61,18 @@ class Transcript:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class SegmentDetail:
+    """How a segment was decoded: in the window that begins at frame `seek`, as these tokens, timestamps included."""
+
+    seek: int
+    tokens: tuple[int, ...]
+    result: WindowResult
+
+
 @dataclass
 class Track:
-    """A sound in progress: frames before `at` are transcribed."""
+    """A sound in progress: frames before `at` are transcribed. `details`: of each segment."""
 
     number: int
     seconds: float
@@ -70,6 +80,7 @@ class Track:
     at: int = 0
     language: str | None = None
     segments: list[Segment] = field(default_factory=list)
+    details: list[SegmentDetail] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)  # of all segments
     context: list[int] = field(default_factory=list)  # tokens that prompt the next window
     notes: list[str] = field(default_factory=list)
@@ -124,7 +135,7 @@ class Transcriber(Predictor):
         `previous=False`, … `on_progress(done, total)`: in sounds."""
         if isinstance(sounds, str | Path | Tensor | np.ndarray | tuple):
             raise UserError("transcribe_full takes a list of sounds; use [sound] for a single one")
-        language = self._check(language, task)
+        language = self.check(language, task)
         options = parse(TranscriptionOptions, changes, "transcribe")
         for sound in sounds:
             if isinstance(sound, str | Path) and not Path(sound).is_file():
@@ -135,13 +146,13 @@ class Transcriber(Predictor):
         try:
             for begin in range(0, len(sounds), BATCH):
                 some = sounds[begin : begin + BATCH]
-                tracks = [self._track(begin + n, sound, language) for n, sound in enumerate(some)]
+                tracks = [self.track(begin + n, sound, language) for n, sound in enumerate(some)]
                 while active := [track for track in tracks if track.at < track.total]:
                     with torch.inference_mode():
-                        self._decode_window(active, task, timestamps, options)
+                        self.decode_window(active, task, timestamps, options)
                     if on_progress is not None:
                         on_progress(begin + sum(min(1.0, t.at / t.total) for t in tracks), len(sounds))
-                found += [self._transcript(track) for track in tracks]
+                found += [self.transcript(track) for track in tracks]
         finally:
             self.model.train(was_training)
         return found
@@ -153,12 +164,12 @@ class Transcriber(Predictor):
         found = []
         for number, sound in enumerate(sounds):
             with torch.inference_mode():
-                memory = self._encode([self._track(number, sound, None)])
+                memory = self._encode([self.track(number, sound, None)])
                 probabilities = self._language_probabilities(memory)[0].tolist()
             found.append(dict(sorted(zip(self.languages, probabilities, strict=True), key=lambda both: -both[1])))
         return found
 
-    def _check(self, language: str | None, task: str) -> str | None:
+    def check(self, language: str | None, task: str) -> str | None:
         """The model's code for the language; an error if it cannot do the task."""
         if task not in TASKS:
             raise UserError(f"task {task!r}: expected {', '.join(TASKS)}")
@@ -167,7 +178,8 @@ class Transcriber(Predictor):
             raise UserError("this model is English-only; it has no other languages and does not translate")
         return language if language is None or not self.languages else resolve(language, self.languages)
 
-    def _track(self, number: int, sound: SoundLike, language: str | None) -> Track:
+    def track(self, number: int, sound: SoundLike, language: str | None = None) -> Track:
+        """A sound to transcribe window by window (`decode_window`). Samples depend on the `number`."""
         samples = _samples(sound)
         seconds = len(samples) / RATE
         loudest = float(samples.abs().max()) if len(samples) else 0.0
@@ -209,8 +221,8 @@ class Transcriber(Predictor):
         logits = self.model.head(self.model.advance(begin, self._states(memory)))[:, -1].float()
         return logits[:, list(self.speech.languages.values())].softmax(-1)
 
-    def _decode_window(self, tracks: list[Track], task: str, timestamps: bool, options: TranscriptionOptions) -> None:
-        """Decode the next window of each track."""
+    def decode_window(self, tracks: list[Track], task: str, timestamps: bool, options: TranscriptionOptions) -> None:
+        """Decode the next window of each track. A track is finished when `at` reaches `total`."""
         memory = self._encode(tracks)
         unknown = [n for n, track in enumerate(tracks) if track.language is None]
         if self.speech.languages and unknown:
@@ -304,13 +316,14 @@ class Transcriber(Predictor):
             start, end = (min(begin + frame, track.total) * HOP / RATE for frame in (segment.begin, segment.end))
             if text and start < end:  # text after the end of the sound is hallucinated
                 track.segments.append(Segment(start, end, text))
+                track.details.append(SegmentDetail(begin, segment.tokens, result))
                 track.tokens += segment.tokens
                 track.context += segment.tokens
         if not options.is_context(result):
             track.context.clear()
         track.at += step if timed else left
 
-    def _transcript(self, track: Track) -> Transcript:
+    def transcript(self, track: Track) -> Transcript:
         notes = track.notes
         if not track.segments and not notes:
             notes = ["no speech detected"]
@@ -321,6 +334,33 @@ class Transcriber(Predictor):
             track.language if self.speech.languages else None,
             notes,
         )
+
+    def words(self, track: Track, task: str = "transcribe") -> list[Word]:
+        """The words of a finished track with their times, by an alignment of each window."""
+        found: list[Word] = []
+        blocks = self.model.decoder.blocks
+        layers = list(range(len(blocks) // 2, len(blocks)))  # the upper half, where the model lists no heads
+        dtype = next(self.model.parameters()).dtype
+        for seek in dict.fromkeys(detail.seek for detail in track.details):
+            details = [detail for detail in track.details if detail.seek == seek]
+            text = [token for detail in details for token in detail.tokens if token < self.speech.end]
+            prompt = self._prompt(replace(track, context=[]), task, timed=False)
+            room = (self.limit or len(prompt) + len(text) + 1) - len(prompt) - 1
+            text = text[:room]
+            part = track.frames[:, seek : seek + self.window]
+            values = torch.nn.functional.pad(part, (0, self.window - part.shape[1]))[None].to(self.device, dtype)
+            rows = Rows.of([[*prompt, *text, self.speech.end]]).to(self.device)
+            with torch.inference_mode():
+                weights = self.model.attention(Batch(rows, Signal(values)), "cross", layers)
+            heads = torch.cat([weights[layer][0] for layer in layers])  # (heads, tokens, positions)
+            used = max(1, min(heads.shape[-1], part.shape[1] // 2))
+            # the row of a token is that of the one before it, which predicts it
+            positions = token_positions(heads[:, len(prompt) - 1 : -1, :used].cpu())
+            ends = [
+                segment.end for segment, detail in zip(track.segments, track.details, strict=True) if detail in details
+            ]
+            found += time_words(split_words(self.tokenizer, text), positions, seek * HOP / RATE, max(ends))
+        return found
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0

@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-CHUNK = 256  # inputs computed at once: other requests wait no longer than that
+CHUNK = 256  # inputs computed at once by default: other requests wait no longer than that
 
 
 @dataclass(eq=False)
 class ForwardJob:
     """Inputs of one request. Jobs with equal `key` are computed together by `compute`, which returns one output per
-    input."""
+    input, `chunk` inputs at most at once."""
 
     key: Hashable
     inputs: Sequence[Any]
     compute: Callable[[list[Any]], Sequence[Any]]
+    chunk: int = CHUNK
     future: Future[list[Any]] = field(default_factory=Future)
     outputs: list[Any] = field(default_factory=list)
 
@@ -62,11 +63,12 @@ class ForwardQueue:
         with self.lock:
             key = next(iter(self.jobs))
             waiting = [job for job in self.jobs.pop(key) if not job.future.done()]  # others were cancelled
-        jobs = waiting[:CHUNK]
-        share = max(1, CHUNK // max(1, len(jobs)))
+        chunk = waiting[0].chunk if waiting else 0
+        jobs = waiting[:chunk]
+        share = max(1, chunk // max(1, len(jobs)))
         self.compute(jobs, [job.inputs[len(job.outputs) : len(job.outputs) + share] for job in jobs])
         with self.lock:
-            left = [job for job in [*waiting[CHUNK:], *jobs] if not job.future.done()]
+            left = [job for job in [*waiting[chunk:], *jobs] if not job.future.done()]
             if left or key in self.jobs:  # to the end: other keys are next
                 self.jobs[key] = deque([*left, *self.jobs.pop(key, ())])
 

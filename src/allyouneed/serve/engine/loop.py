@@ -20,7 +20,7 @@ from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestStat
 from allyouneed.infer.engine import Engine, Progress
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.serve.engine.forward import ForwardJob, ForwardQueue
+from allyouneed.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
 from allyouneed.serve.errors import ApiError, log_failure
 from allyouneed.serve.metrics import Metrics
 
@@ -145,10 +145,12 @@ class EngineLoop:
             raise CallCancelled
         return [job.hypotheses for job in jobs]
 
-    def compute(self, key: Hashable, inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Any]]) -> Any:
+    def compute(
+        self, key: Hashable, inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Any]], chunk: int = CHUNK
+    ) -> Any:
         """A future of one output per input. `compute` runs in the loop's thread, on the inputs of all jobs with this
-        key that are waiting."""
-        job = ForwardJob(key, inputs, compute)
+        key that are waiting, `chunk` at most at once."""
+        job = ForwardJob(key, inputs, compute, chunk)
         if not inputs:
             job.future.set_result([])
             return job.future

@@ -27,6 +27,7 @@ from allyouneed.interop.heads import for_task
 from allyouneed.interop.load import about, resolve_device
 from allyouneed.nn.models.weights import widen_half_for_cpu
 from allyouneed.serve.engine.chat_template import ChatTemplate
+from allyouneed.serve.engine.forward import CHUNK
 from allyouneed.serve.engine.loop import Call, CallCancelled, EngineLoop, current_call
 from allyouneed.serve.engine.text_models import EncodedPrompt, TextModel, text_model
 from allyouneed.serve.errors import ApiError
@@ -144,7 +145,7 @@ class ServedModel:
         return self.predictor
 
     async def compute(
-        self, key: Hashable, inputs: Sequence[Any], function: Callable[[list[Any]], Sequence[Any]]
+        self, key: Hashable, inputs: Sequence[Any], function: Callable[[list[Any]], Sequence[Any]], chunk: int = CHUNK
     ) -> list[Any]:
         """One output per input; computed together with the inputs of other requests with this key."""
 
@@ -153,7 +154,7 @@ class ServedModel:
                 warnings.simplefilter("ignore")  # lengths were checked before
                 return function(some)
 
-        future = self.loop.compute(key, inputs, quietly)
+        future = self.loop.compute(key, inputs, quietly, chunk)
         try:
             found: list[Any] = await asyncio.wrap_future(future)
             return found
