@@ -82,7 +82,7 @@ class Transcription:
         self.model, self.predictor = model, model.offering("decode_window", "transcribe speech")
         form = self.form
         temperature = {"temperatures": (form.temperature,)} if form.temperature else {}
-        self.options = TranscriptionOptions(beam=form.beam_size, seed=form.seed, **temperature)  # type: ignore[arg-type]
+        self.options = TranscriptionOptions(beam=form.beam_size, seed=form.seed, **temperature)
         try:
             language = self.predictor.check(form.language, self.task)
         except UserError as error:
