@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,9 @@ from allyouneed.errors import UserError
 from allyouneed.infer.running_batch import RunningBatch
 from allyouneed.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
 from allyouneed.serve.engine.registry import parse_folders
-from served import Running, served_client
+from served import Running, served_client, until
 
 LONG = {"model": "lm", "prompt": "x", "max_tokens": 240, "temperature": 0}
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not within the time"
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -115,3 +115,10 @@ def served_client(folders: dict[str, Path], **settings: Any) -> Iterator[tuple[R
 def golden(content: bytes) -> bytes:
     """With the two fields that differ in every answer replaced."""
     return re.sub(rb'"created":\d+', b'"created":0', re.sub(rb'"id":"\w+-[0-9a-f]{32}"', b'"id":"ID"', content))
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not within the time"
+        time.sleep(0.005)
