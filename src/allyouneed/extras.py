@@ -14,6 +14,7 @@ EXTRAS = {
     "retrieval": ("faiss", "`index` and RETRO models are refused"),
     "sound": ("soundfile", "only .wav files can be transcribed"),
     "image": ("PIL", "image files cannot be opened; pixels given as arrays work"),
+    "serve": ("fastapi", "`serve` is refused"),
     "ctranslate2": ("ctranslate2", "`export --to ctranslate2` and `bench --against ctranslate2` are refused"),
 }
 CLONE = Path(__file__).resolve().parents[2]  # of the repository, if this is one

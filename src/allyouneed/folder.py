@@ -14,11 +14,11 @@ from torch import Tensor, nn
 import allyouneed.nn as parts  # registers every part before a config is read
 from allyouneed import plugins
 from allyouneed.config import iter_parts, parse, tree_of
+from allyouneed.data.files.mapped import MappedFile
 from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import sha256, write_folder
-from allyouneed.mapped import MappedFile
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import quantize, stored_as
 from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_model, named_tensors

@@ -62,11 +62,14 @@ def serve(
     `allyouneed serve` serves the bundled translator on http://127.0.0.1:8000. `allyouneed serve chat=FOLDER FOLDER`
     serves two models, each loaded when first asked for.
     """
+    from allyouneed.extras import missing, require
+
+    require("serve", "serve")
     try:
         from allyouneed.serve.app import create_app
         from allyouneed.serve.server import Server, listen
-    except ImportError as error:
-        raise UserError(f"serve needs {error.name}; install it: pip install 'allyouneed[serve]'") from None
+    except ImportError:
+        raise missing("serve", "serve") from None
     from allyouneed.config import parse
     from allyouneed.serve.engine.registry import parse_folders
     from allyouneed.serve.security import check_binding

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from allyouneed.data.files.mapped import MappedFile, unique_keys
 from allyouneed.errors import UserError
-from allyouneed.mapped import MappedFile, unique_keys
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 MODULES = "modules.json"  # marks a folder of sentence-transformers

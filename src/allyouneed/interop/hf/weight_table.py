@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.config import parse, tree_of
+from allyouneed.data.files.mapped import release_pages
 from allyouneed.errors import UserError
 from allyouneed.interop.hf.config_writer import ModelTree, canonical_tree, differences
-from allyouneed.mapped import release_pages
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import assign_weights, meta_model
 

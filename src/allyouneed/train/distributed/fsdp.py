@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
+from allyouneed.data.files.mapped import MappedFile
 from allyouneed.files import write_text
 from allyouneed.folder import check_fit
-from allyouneed.mapped import MappedFile
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import assign_weights, meta_model, named_tensors
 from allyouneed.runtime.process import ignore_warnings

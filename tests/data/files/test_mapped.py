@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from allyouneed import mapped
 from allyouneed.config import parse
-from allyouneed.mapped import MappedFile, release_pages
+from allyouneed.data.files import mapped
+from allyouneed.data.files.mapped import MappedFile, release_pages
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_model, named_tensors, widen_half_for_cpu
 from any_part import tree
