@@ -155,7 +155,7 @@ def score(given: argparse.Namespace) -> dict[str, Any]:
         sources, references = zip(*(pair if here == "en" else pair[::-1] for pair in pairs), strict=True)
         began = time.perf_counter()
         options = {} if given.beam is None else {"beam": given.beam}
-        texts = translator.translate(list(sources), there, from_=here, **options)
+        texts = translator.translate(list(sources), there, from_=here, protect=False, **options)
         one = evaluate(texts, list(references), there, resamples=0)
         found[f"{here}-{there}"] = {
             "bleu": round(one.bleu, 2), "chrf": round(one.chrf, 2), "signature": one.bleu_signature,
@@ -192,9 +192,9 @@ English ↔ Chinese, German and French, everyday sentences: the translator that 
 - data: Tatoeba (tatoeba.org, CC BY 2.0 FR) and {terms:,} sentences of our own on science and engineering
   (`recipes/terms`); sentences of the test sets are in no training file
 - limits: everyday sentences, one at a time; what has more than {max_tokens} tokens is cut between clauses. News, law,
-  medicine and names it has not seen come out wrong, and so do long numbers (check them), emoji, markup, web addresses,
-  text in capitals and single words; Chinese is simplified; between two languages other than English it goes through
-  English. It can be confidently wrong: do not use it where that does harm
+  medicine and names it has not seen come out wrong, and so do text in capitals and single words; check numbers.
+  Chinese is simplified; between two languages other than English it goes through English. It can be confidently
+  wrong: do not use it where that does harm
 
 ## Scores
 

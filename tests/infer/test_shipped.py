@@ -1,5 +1,7 @@
 """The translator that comes with the package."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import allyouneed as ayn
+from allyouneed.cli import main
 from allyouneed.models import shipped
 
 
@@ -48,6 +51,46 @@ def test_it_detects_the_source_and_takes_the_target(model, text, to, words):
 def test_sentences_of_a_line_are_translated_one_by_one(model):
     alone = [model.translate(one, "de") for one in ("I got up at six.", "I had breakfast.", "I went to bed.")]
     assert model.translate("I got up at six. I had breakfast. I went to bed.", "de") == " ".join(alone)
+
+
+MANUAL = """- Please open https://example.com/a?b=1 and read `README.md` first.
+  * Hello {name}, you have %d new messages from @anna. 👍
+1. The <b>red</b> car weighs 900 kg, and the dog sleeps in /usr/local/bin."""
+
+
+@pytest.mark.parametrize("to", ["de", "fr", "zh"])
+def test_spans_survive(model, to):
+    found = model.translate(MANUAL, to, from_="en")
+    for span in (
+        "- ",
+        "\n  * ",
+        "\n1. ",
+        "https://example.com/a?b=1",
+        "`README.md`",
+        "{name}",
+        "%d",
+        "@anna",
+        "<b>",
+        "</b>",
+    ):
+        assert found.count(span) == 1, found
+    assert " 👍\n" in found and "900" in found and "/usr/local/bin" in found and "\ufffd" not in found
+
+
+def test_a_file_keeps_its_code_and_its_doubts_are_counted(tmp_path: Path, capsys):
+    lines = ["- Where is the `station`?", "```python", "print('Hello')", "```", "xqz zxq qxz wvk kvw jjj qqq xxx."]
+    (tmp_path / "in.md").write_text("\n".join(lines) + "\n")
+    for form in ([], ["--json"]):
+        out = tmp_path / f"out{len(form)}"
+        with pytest.raises(SystemExit) as stop:
+            main(["translate", str(tmp_path / "in.md"), str(out), "--to", "German", "--from", "英语", *form])
+        assert not stop.value.code
+    plain = (tmp_path / "out0").read_text(encoding="utf-8").splitlines()
+    assert plain[0].startswith("- ") and "`station`" in plain[0] and plain[1:4] == lines[1:4]
+    assert re.search(r"in.md: some results are doubtful \(.*score 1\); --json says which", capsys.readouterr().err)
+    found = [json.loads(line) for line in (tmp_path / "out1").read_text(encoding="utf-8").splitlines()]
+    assert [one["skipped"] for one in found] == [False, True, True, True, False]
+    assert found[2]["translation"] == lines[2] and any("low score" in note for note in found[4]["notes"])
 
 
 def test_an_unknown_script_is_noted(model):

@@ -92,7 +92,7 @@ def evaluate(
             to, from_ = direction.to, direction.from_
             if direction.note:
                 show_notes([direction.note])
-        stream = translator.translate_stream(sources, to, from_=from_, chunk=256, **options)
+        stream = translator.translate_stream(sources, to, from_=from_, chunk=256, protect=False, **options)
         if to is None and len(translator.languages) == 1:
             to = translator.languages[0]
         found = []

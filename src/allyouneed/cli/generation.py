@@ -28,6 +28,7 @@ from allyouneed.cli.options import (
     option,
 )
 from allyouneed.cli.text_commands import (
+    Copied,
     TextCommand,
     file_arguments,
     one_line,
@@ -55,6 +56,10 @@ def translate(
     model: TranslatorOption = None,
     as_json: JsonOption = False,
     align: Annotated[bool, option("--align", help="show which source token each target token attends to most")] = False,
+    protect: Annotated[
+        bool | None,
+        option("--protect/--no-protect", help="keep URLs, code, tags, … as they are; default: if languages are known"),
+    ] = None,
     to: ToOption = None,
     from_: FromOption = None,
     compute: ComputeOptions,
@@ -69,10 +74,20 @@ def translate(
     A multilingual model detects the language of each text. It translates into English, and English into the first
     language of its training data; `--to` selects another.
     """
+    from allyouneed.infer.predictors.translator import copied
+    from allyouneed.infer.translation.split import CodeFences
+
     texts, files = file_arguments(texts, files)
     options = with_draft(decoding, compute, "translate_full", "translate")
     translator = predictor_with(model or shipped(), compute, "translate_full", "translate")
     best = decoding.best
+
+    keeps_code = getattr(translator, "protects", False) if protect is None else protect
+
+    def predict(texts: list[str], first: int) -> list[Translation]:
+        words = ["" if isinstance(text, Copied) else text for text in texts]
+        found = translator.translate_full(words, to, from_=from_, align=align, first=first, protect=protect, **options)
+        return [copied(text, one) if isinstance(text, Copied) else one for text, one in zip(texts, found, strict=True)]
 
     def plain(one: Translation) -> str:
         lines = [f"{c.score:.4f}\t{c.text}" if best is not None else c.text for c in one.candidates]
@@ -83,9 +98,11 @@ def translate(
 
     command = TextCommand(
         "translating",
-        lambda texts, first: translator.translate_full(texts, to, from_=from_, align=align, first=first, **options),
+        predict,
         plain,
         lambda one: {"source": one.source, "translation": one.text, **asdict(one)},
+        parse=lambda line: line,
+        copies=(lambda: CodeFences().is_code) if keeps_code else None,
     )
     run(command, texts, files, as_json)
 

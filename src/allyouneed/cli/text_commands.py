@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -40,7 +41,8 @@ Item = tuple[str, str]  # where the text comes from, for error messages, and the
 @dataclass(frozen=True)
 class TextCommand(Generic[R]):
     """`predict(inputs, first)`: the results of some inputs; `first` is the index of the first of them among all.
-    `parse` turns a line into an input. With `blanks` false, a blank line gives a blank line and is not predicted."""
+    `parse` turns a line into an input. With `blanks` false, a blank line gives a blank line and is not predicted.
+    `copies`: makes a function that sees every line that is read, in order, and says which ones are copied."""
 
     doing: str  # label of the progress bar
     predict: Callable[[list[Any], int], Sequence[R]]
@@ -51,6 +53,7 @@ class TextCommand(Generic[R]):
     chunk: int = CHUNK
     pack: Callable[[R], bytes] | None = None  # a result as a row of `width` float32, for an output that ends in .npy
     width: int = 0
+    copies: Callable[[], Callable[[str], bool]] | None = None
 
 
 @dataclass(frozen=True)
@@ -193,9 +196,12 @@ def process(
     if output is not None and shard is not None:
         output = shard.output(output)
     check_not_input(source.path, output)
+    if command.copies is not None and source.name is not None:
+        source = replace(source, items=_mark_copied(source.items, command.copies()))
     if output is None or not is_regular(output) or source.interactive or source.name is None:
         found = results(command, source)
-        write_results(command, found, output, as_json, source.total, files.force)
+        name = None if source.interactive else source.name
+        write_results(command, found, output, as_json, source.total, files.force, name)
         return
     command.predict([], 0)  # refuses invalid options before any input is read
     settings = recorded_options() | {"json": as_json}
@@ -219,14 +225,21 @@ def write_results(
     as_json: bool,
     total: int | None = None,
     force: bool = False,
+    name: str | None = None,
 ) -> None:
+    """`name`: of what is read line by line; the doubts about it are counted, not printed."""
     output = _unless_standard(output)
     on_terminal = output is None and sys.stdout.isatty()
+    doubts = _LineNotes(name or "")
     with open_output(output, force) as write, warnings_as_notes():
         for text, one in progress(_with_draft_note(found, as_json), total, command.doing, quiet=on_terminal):
             write(_result_text(command, text, one, as_json))
             if not as_json:
-                show_notes(getattr(one, "notes", ()))
+                notes = list(getattr(one, "notes", ()))
+                counted = [note for note in notes if name is not None and hasattr(note, "kind")]
+                show_notes(note for note in notes if note not in counted)
+                doubts.add(0, counted)
+    doubts.end()
 
 
 def _with_draft_note(found: Iterator[tuple[str, R | None]], quiet: bool) -> Iterator[tuple[str, R | None]]:
@@ -341,13 +354,17 @@ class _LineDigest:
 
 
 class _LineNotes:
-    """Prints the first notes about the lines of a file and counts the rest."""
+    """Prints the first notes about the lines that are read and counts the rest. Notes with a `kind` (doubts about a
+    result, too frequent to print) are only counted."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.count = name, 0
+        self.name, self.count, self.doubts = name, 0, Counter[str]()
 
     def add(self, number: int, notes: Iterable[str]) -> None:
         for note in notes:
+            if kind := getattr(note, "kind", None):
+                self.doubts[kind] += 1
+                continue
             self.count += 1
             if self.count <= NOTES:
                 show_notes([f"{self.name}:{number}: {note}"])
@@ -355,6 +372,18 @@ class _LineNotes:
     def end(self) -> None:
         if self.count > NOTES:
             show_notes([f"{self.name}: {self.count - NOTES:,} more notes; --json includes all of them"])
+        if self.doubts:
+            kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.doubts.items()))
+            show_notes([f"{self.name}: some results are doubtful ({kinds}); --json says which and why"])
+
+
+class Copied(str):
+    """A line that is written as it is read."""
+
+
+def _mark_copied(items: Iterator[Item], copies: Callable[[str], bool]) -> Iterator[Item]:
+    for where, line in items:
+        yield where, Copied(line) if copies(line) else line
 
 
 def results(command: TextCommand[R], source: InputSource) -> Iterator[tuple[str, R | None]]:

@@ -62,6 +62,76 @@ def test_only_words_reach_the_model(echo: MakeFolder, tokenizer: Tokenizer) -> N
     assert folder.model.heard == [[*tokenizer.encode("two words"), tokenizer.eos]]
 
 
+MARKDOWN = """# Title
+
+- [ ] open https://x.com/a?b=1 and log in
+  1. write to `a@b.com`
+> <p>Hello <b>{name}</b>.</p> 😀
+
+```python
+print("hello")
+```
+12:30 - 3.14
+    a) %d files in /usr/bin, 5 kg
+"""
+
+
+def test_frames_and_spans_are_kept(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+    folder = echo(tokenizer)
+    assert Translator(folder).translate(MARKDOWN, protect=True) == MARKDOWN
+    heard = " ".join(tokenizer.decode(tokens) for tokens in folder.model.heard)
+    assert not {"-", "#", ">", "print", "3.14", "https", "{name}", "<b>", "😀", "%d", "/usr"} & {*heard.split()}
+    assert "print" not in heard and "https" not in heard and "Title" in heard
+
+
+@pytest.mark.parametrize(
+    "text", ["The dog sleeps.", "He is 30 years old, isn't he?", "你好，世界。", "« Bonjour ! » dit-elle."]
+)
+def test_a_model_without_languages_reads_everything(echo: MakeFolder, tokenizer: Tokenizer, text: str) -> None:
+    folder = echo(tokenizer)
+    (found,) = Translator(folder).translate_full([text])
+    assert (found.text, found.notes) == (text, []) and folder.model.heard == [[*tokenizer.encode(text), tokenizer.eos]]
+
+
+@pytest.mark.parametrize("text", ["The dog sleeps.", "He is 30, isn't he?", "你好，世界。", "« Bonjour ! » dit-elle."])
+def test_plain_sentences_are_read_as_they_are(echo: MakeFolder, tokenizer: Tokenizer, text: str) -> None:
+    folder = echo(tokenizer)
+    assert Translator(folder).translate([text, text], protect=True) == [text, text]
+    assert folder.model.heard == [[*tokenizer.encode(text), tokenizer.eos]] * 2
+
+
+def test_alignments_of_spans_point_into_both_texts(tokenizer: Tokenizer) -> None:
+    folder = Folder(random_model(5, vocab=tokenizer.size, ends=-9.0), Vocabularies(tokenizer, tokenizer))
+    text = "- Please open https://x.com/a?b=1 and <b>read</b> the `code` 😀 first."
+    (found,) = Translator(folder).translate_full([text], align=True, max_length=12, protect=True)
+    assert found.alignment
+    for link in found.alignment:
+        assert text[slice(*link.source_span)] == link.source != ""
+        assert found.text[slice(*link.target_span)] == link.target != ""
+    for span in ("https://x.com/a?b=1", "<b>", "</b>", "`code`", "😀"):
+        assert found.text.count(span) == 1
+
+
+def test_invalid_bytes_are_never_returned(tokenizer: Tokenizer) -> None:
+    """A model of random weights generates bytes that form no character."""
+    translator = Translator(Folder(random_model(vocab=tokenizer.size), Vocabularies(tokenizer, tokenizer)))
+    found = translator.translate_full(["one", "two", "three", "字 \ufffd"], best=2, max_length=20)
+    assert not any("\ufffd" in candidate.text for one in found for candidate in one.candidates)
+    noted = [note for one in found for note in one.notes if getattr(note, "kind", "") == "characters"]
+    assert noted and "form no character" in noted[0]
+
+
+def test_different_numbers_and_low_scores_are_noted(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+    swap = {tokenizer.encode("8")[-1]: tokenizer.encode("7")[-1]}
+    (found,) = Translator(echo(tokenizer, swap)).translate_full(["It was 81."], protect=True)
+    assert [note.kind for note in found.notes] == ["numbers"] and "81, 71" in found.notes[0]
+    (plain,) = Translator(echo(tokenizer)).translate_full(["It was 81."], protect=True)
+    assert plain.notes == []
+    random = Translator(Folder(random_model(vocab=tokenizer.size), Vocabularies(tokenizer, tokenizer)))
+    notes = random.translate_full(["hello"], method="sample", temperature=3.0, protect=True)[0].notes
+    assert any(getattr(note, "kind", "") == "score" and "low score" in note for note in notes)
+
+
 def test_a_long_text_is_split_by_sentence_and_joined(echo: MakeFolder, tokenizer: Tokenizer) -> None:
     folder = echo(tokenizer)
     text = "  ".join([ENGLISH] * 4) + "\t" + FRENCH

@@ -17,6 +17,7 @@ from allyouneed.infer.predictors.base import EvaluationResult, check_texts, even
 from allyouneed.infer.predictors.generating import GeneratingPredictor
 from allyouneed.infer.speculative.decode import DraftStats, check_draft_options, total_stats
 from allyouneed.infer.speculative.drafts import draft_for
+from allyouneed.infer.translation.checks import drop_invalid, invalid_notes
 from allyouneed.infer.translation.frames import default_frame, draft_engine, generate_targets, sequence_engine
 from allyouneed.infer.translation.split import quote
 
@@ -127,14 +128,16 @@ class Seq2Seq(GeneratingPredictor):
     def _candidate(self, found: Hypothesis, decoding: Decoding) -> RewriteCandidate:
         target = self.folder.tokenizers.target
         text = detokenize(target, found.tokens, stop=decoding.stop) if decoding.stop else target.decode(found.tokens)
-        return RewriteCandidate(text, found.score, found.finished)
+        return RewriteCandidate(drop_invalid(text), found.score, found.finished)
 
     def _notes(self, text: str, found: Hypothesis) -> list[str]:
+        notes = invalid_notes(text, self.folder.tokenizers.target.decode(found.tokens))
         if found.finished:
-            return []
+            return notes
         if found.repeats:
-            return [loop_note(text, len(found.tokens))]
-        return [f"{quote(text)}: stopped after {len(found.tokens)} tokens without an end token; raise max_length"]
+            return [*notes, loop_note(text, len(found.tokens))]
+        ended = f"{quote(text)}: stopped after {len(found.tokens)} tokens without an end token; raise max_length"
+        return [*notes, ended]
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0

@@ -22,9 +22,12 @@ from allyouneed.infer.predictors.base import EvaluationResult, check_texts, even
 from allyouneed.infer.predictors.generating import GeneratingPredictor
 from allyouneed.infer.speculative.decode import DraftStats, check_draft_options, total_stats
 from allyouneed.infer.speculative.drafts import Draft, draft_for
-from allyouneed.infer.translation.alignment import cross_attention
+from allyouneed.infer.translation.alignment import Aligner
+from allyouneed.infer.translation.carry import Answer, Carrier
+from allyouneed.infer.translation.checks import INVALID, drop_invalid, invalid_notes, number_notes, score_notes
 from allyouneed.infer.translation.frames import Frame, default_frame, draft_engine, generate_targets, sequence_engine
 from allyouneed.infer.translation.routes import Route, Routes
+from allyouneed.infer.translation.spans import without_spans
 from allyouneed.infer.translation.split import Chunk, Splitter, SplitText, quote
 
 WHOLE = 64  # tokens of a line that is not split into sentences
@@ -86,6 +89,8 @@ class Translator(GeneratingPredictor):
         whole = next(number for number in (together, folder.together, WHOLE) if number is not None)
         self.together = min(whole, self.max_tokens)
         self.routes = Routes(folder.directions, folder.detector)
+        # a model without languages may translate anything (dates, formulas): its digits and symbols are its own
+        self.protects = bool(folder.detector is not None or self.languages or self.source.foreign)
 
     def build_engine(self) -> Engine:
         return sequence_engine(self.model, self.folder.tokenizers, self._limit)
@@ -127,15 +132,18 @@ class Translator(GeneratingPredictor):
         first: int = 0,
         draft: Any = None,
         ahead: int | None = None,
+        protect: bool | None = None,
         **changes: Any,
     ) -> list[Translation]:
         """Translations with scores, the n best (`best=5`), notes and, with `align`, an alignment.
 
         A model with a language detector detects `from_`, and chooses a default for `to`. `first`: the index of the
         first text in a longer request; samples depend on it and on the seed alone. `draft`: a smaller model, or
-        "lookup", that drafts `ahead` tokens per step (speculative decoding).
+        "lookup", that drafts `ahead` tokens per step (speculative decoding). `protect`: keep URLs, code, tags and other
+        spans (docs/translator.md) as they are; default: if the model was trained with languages.
         """
-        texts = check_texts(texts, "translate_full")
+        texts = [text.replace(INVALID, "") for text in check_texts(texts, "translate_full")]
+        protect = self.protects if protect is None else protect
         to, from_ = self._resolve_languages(to, from_)
         defaults = self.folder.decoding if decoding is None else tree_of(decoding)
         options = Decoding.of(defaults, **changes)
@@ -143,13 +151,15 @@ class Translator(GeneratingPredictor):
         if drafter is not None:
             check_draft_options(options)
         by_route: dict[Route, list[int]] = {}
-        for number, route in enumerate(self.routes.of_all(texts, to, from_)):
+        for number, route in enumerate(self.routes.of_all([without_spans(text) for text in texts], to, from_)):
             by_route.setdefault(route, []).append(number)
         found: dict[int, Translation] = {}
         for route, numbers in by_route.items():
             some, indices = [texts[number] for number in numbers], [first + number for number in numbers]
             found |= zip(
-                numbers, self._translate_route(route, some, indices, options, align, on_progress, drafter), strict=True
+                numbers,
+                self._translate_route(route, some, indices, options, protect, align, on_progress, drafter),
+                strict=True,
             )
         for number, text in enumerate(texts):
             if self.routes.detector is not None and from_ is None and self.routes.detector.is_unfamiliar(text):
@@ -164,6 +174,7 @@ class Translator(GeneratingPredictor):
         texts: Sequence[str],
         indices: list[int],
         decoding: Decoding,
+        protect: bool,
         align: bool,
         on_progress: Any,
         draft: Draft | None,
@@ -182,23 +193,24 @@ class Translator(GeneratingPredictor):
         notes: list[list[str]] = [[] for _ in texts]
         for pivot in route.into[:-1]:
             best = decoding.model_copy(update={"best": 1})
-            step = self._translate_direct(sources, indices, self._frame(pivot, None), best, draft=draft)
+            step = self._translate_direct(sources, indices, self._frame(pivot, None), best, protect, draft=draft)
             sources, notes = [one.text for one in step], [one.notes for one in step]
-        last = self._translate_direct(sources, indices, self._route_frame(route), decoding, align, on_progress, draft)
+        frame = self._route_frame(route)
+        last = self._translate_direct(sources, indices, frame, decoding, protect, align, on_progress, draft)
         return [
             replace(one, source=text, notes=[*before, *one.notes], route=names)
             for text, before, one in zip(texts, notes, last, strict=True)
         ]
 
     def direct_frame(self, text: str, to: str | None = None, from_: str | None = None) -> Frame | None:
-        """The special tokens of a text that is translated directly and as a whole; None for one that is split,
-        translated via a pivot language, or already in the target language."""
+        """The special tokens of a text that is translated directly and as a whole; None for one that is split, has
+        protected spans, is translated via a pivot language, or already in the target language."""
         (route,) = self.routes.of_all([text], *self._resolve_languages(to, from_))
         if len(route.into) != 1:
             return None
         frame = self._route_frame(route)
-        (split,) = Splitter(self.source, self.max_tokens, self.together, frame.marks).split([text])
-        return frame if [chunk.text for chunk in split.chunks] == [text] else None
+        (split,) = Splitter(self.source, self.max_tokens, self.together, frame.marks, self.protects).split([text])
+        return frame if [chunk.template for chunk in split.chunks] == [text] else None
 
     def frame(self, to: str | None = None, from_: str | None = None) -> Frame:
         """The special tokens around every source and at the start of its target, for these languages."""
@@ -214,21 +226,34 @@ class Translator(GeneratingPredictor):
         indices: Sequence[int],
         frame: Frame,
         decoding: Decoding,
+        protect: bool,
         align: bool = False,
         on_progress: Progress | None = None,
         draft: Draft | None = None,
     ) -> list[Translation]:
         """From one language into another; `indices`: of the texts in the whole request."""
-        splits = Splitter(self.source, self.max_tokens, self.together, frame.marks).split(texts)
+        splits = Splitter(self.source, self.max_tokens, self.together, frame.marks, protect).split(texts)
         chunks = [chunk for split in splits for chunk in split.chunks]
         keys = [
             (index, part) for index, split in zip(indices, splits, strict=True) for part in range(len(split.chunks))
         ]
-        encoded = self.source.encode_batch([chunk.text for chunk in chunks])
-        sources = [frame.source(ids) for ids in encoded]
-        options = {"on_progress": on_progress, "sample_keys": keys, "draft": draft}
-        found = iter(generate_targets(self.engine, frame, sources, decoding, **options))
-        return [self._assemble(s, list(islice(found, len(s.chunks))), decoding.best, frame, align) for s in splits]
+
+        def decode(texts: list[str], keys: list[tuple[int, ...]]) -> list[list[Hypothesis]]:
+            nonlocal on_progress
+            sources = [frame.source(ids) for ids in self.source.encode_batch(texts)]
+            options = {"on_progress": on_progress, "sample_keys": keys, "draft": draft}
+            on_progress = None  # of all chunks at first; later calls repeat some
+            return generate_targets(self.engine, frame, sources, decoding, **options) if texts else []
+
+        aligner = Aligner(self.model, self.source, self.target, frame)
+        carrier = Carrier(decode, self._text, aligner.attention if aligner.possible else None)
+        found = iter(carrier.translate([c.template for c in chunks], [c.spans for c in chunks], keys))
+        return [
+            self._assemble(
+                split, list(islice(found, len(split.chunks))), decoding.best, protect, aligner if align else None
+            )
+            for split in splits
+        ]
 
     def translate_stream(
         self, texts: Iterable[str], to: str | None = None, *, chunk: int = 1000, **options: Any
@@ -256,7 +281,8 @@ class Translator(GeneratingPredictor):
         for direction in dict.fromkeys((pair.from_, pair.to) for pair in examples):
             numbers = [n for n, pair in enumerate(examples) if (pair.from_, pair.to) == direction]
             from_ = direction[0] if self.routes.detector is not None else None  # else it has no effect
-            texts = self.translate([examples[n].source for n in numbers], direction[1], from_=from_, decoding=decoding)
+            options = {"decoding": decoding, "protect": False}  # the model alone is scored
+            texts = self.translate([examples[n].source for n in numbers], direction[1], from_=from_, **options)
             for n, text in zip(numbers, texts, strict=True):
                 found[n] = text
             name, targets = "-".join(filter(None, direction)), [examples[n].target for n in numbers]
@@ -325,60 +351,51 @@ class Translator(GeneratingPredictor):
             return replace(plain, before=(here, *plain.before))
         return replace(plain, after=(*plain.after, here))
 
+    def _text(self, found: Hypothesis) -> str:
+        return drop_invalid(one_line(self.target.decode(found.tokens)))
+
     def _assemble(
-        self, split: SplitText, answers: list[list[Hypothesis]], best: int, frame: Frame, align: bool
+        self, split: SplitText, answers: list[list[Answer]], best: int, natural: bool, aligner: Aligner | None
     ) -> Translation:
-        chosen: list[tuple[float, list[int]]] = [(0.0, [])]  # the best combinations of the chunks' hypotheses
-        for hypotheses in answers:
-            combined = [(s + h.score, [*ranks, r]) for s, ranks in chosen for r, h in enumerate(hypotheses)]
+        chosen: list[tuple[float, list[int]]] = [(0.0, [])]  # the best combinations of the chunks' answers
+        for some in answers:
+            combined = [(s + answer.score, [*ranks, r]) for s, ranks in chosen for r, answer in enumerate(some)]
             chosen = sorted(combined, key=lambda one: -one[0])[:best]
-        texts = [[one_line(t) for t in self.target.decode_batch([h.tokens for h in hs])] for hs in answers]
         candidates, offsets = [], []
         for total, ranks in chosen:
-            text, starts = split.join([chunk[rank] for chunk, rank in zip(texts, ranks, strict=True)])
+            text, starts = split.join([some[rank].text for some, rank in zip(answers, ranks, strict=True)])
             candidates.append(Candidate(text, total / max(1, len(answers))))
             offsets.append(starts)
-        firsts = [hypotheses[rank] for hypotheses, rank in zip(answers, chosen[0][1], strict=True)]
-        notes = split.notes + [
-            _unfinished_note(c, h) for c, h in zip(split.chunks, firsts, strict=True) if not h.finished
-        ]
-        links = self._align(split, firsts, offsets[0], candidates[0].text, frame) if align else None
-        return Translation(split.source, candidates, notes, links, guesses=total_stats(answers))
+        firsts = [some[rank] for some, rank in zip(answers, chosen[0][1], strict=True)]
+        notes = list(split.notes)
+        for chunk, answer in zip(split.chunks, firsts, strict=True):
+            notes += self._notes(chunk, answer, natural)
+        links = None
+        if aligner is not None:
+            links = [
+                AlignmentLink(split.source[slice(*source)], candidates[0].text[slice(*target)], source, target)
+                for chunk, answer, at in zip(split.chunks, firsts, offsets[0], strict=True)
+                for source, target in aligner.links(answer, chunk.start, at)
+            ]
+        decoded = [[part.hypothesis for answer in some for part in answer.parts] for some in answers]
+        return Translation(split.source, candidates, notes, links, guesses=total_stats(decoded))
 
-    def _align(
-        self, split: SplitText, answers: list[Hypothesis], starts: list[int], text: str, frame: Frame
-    ) -> list[AlignmentLink]:
-        """For each target token the source token, special tokens excluded, with the largest attention weight."""
-        links = []
-        for chunk, answer, at in zip(split.chunks, answers, starts, strict=True):
-            ids = self.source.encode(chunk.text)
-            if not ids or not answer.tokens:
-                continue
-            target = [*frame.begin, *answer.tokens[:-1]]
-            (weights,) = cross_attention(self.model, [frame.source(ids)], [target], self.source.pad)
-            first = len(frame.before)
-            best = weights[len(frame.begin) - 1 :, first : first + len(ids)].argmax(-1).tolist()
-            spans = self.source.spans(chunk.text)
-            for token, (begin, end) in zip(best, self._target_spans(answer.tokens), strict=True):
-                left, right = (offset + chunk.start for offset in spans[token])
-                if begin < end:
-                    here = (at + begin, at + end)
-                    links.append(AlignmentLink(split.source[left:right], text[slice(*here)], (left, right), here))
-        return links
+    def _notes(self, chunk: Chunk, answer: Answer, natural: bool) -> list[str]:
+        """What the reader of a translation should know or doubt. `natural`: the texts are in natural languages."""
+        found = [part.hypothesis for part in answer.parts]
+        notes = [_unfinished_note(chunk, one) for one in found if not one.finished]
+        for one in found:
+            notes += invalid_notes(chunk.text, self.target.decode(one.tokens))
+        if natural:
+            notes += number_notes(chunk.text, answer.text)
+        if natural and all(one.finished for one in found):
+            notes += score_notes(chunk.text, [log_prob for one in found for log_prob in one.log_probs])
+        return notes
 
-    def _target_spans(self, ids: list[int]) -> list[tuple[int, int]]:
-        """(begin, end) characters of each token in the stripped text; tokens that share a character share its span."""
-        whole = self.target.decode(ids)
-        size = len(one_line(whole))
-        shift = len(whole) - len(whole.lstrip())
-        ends = [len(self.target.decode(ids[: n + 1]).rstrip("\ufffd")) for n in range(len(ids))]
-        ends[-1] = len(whole)
-        spans, begin = [], 0
-        for n, end in enumerate(ends):
-            reach = next((e for e in ends[n:] if e > begin), begin)
-            spans.append((min(max(begin - shift, 0), size), min(max(reach - shift, 0), size)))
-            begin = max(begin, end)
-        return spans
+
+def copied(text: str, found: Translation) -> Translation:
+    """The result for a line that is not translated, such as code; `found`: that of an empty text."""
+    return replace(found, source=text, candidates=[Candidate(text, 0.0)], skipped=True)
 
 
 def one_line(text: str) -> str:

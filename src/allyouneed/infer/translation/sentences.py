@@ -11,7 +11,10 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
-CLOSERS = r"""[\"'”’」』）】》〉〕\)\]\}»›]"""
+from allyouneed.infer.translation.spans import MARK
+
+# a mark (a tag, an emoji; spans.py) after a stop belongs to the sentence before it, as closing quotes do
+CLOSERS = rf"""(?:[\"'”’」』）】》〉〕\)\]\}}»›]|{MARK})"""
 OPENERS = "\"'“‘「『（【《〈〔([{«‹¿¡-–—•"
 # Full-width stops always end a sentence; the others only before whitespace, or before Chinese or Japanese.
 STOP = re.compile("(?P<wide>[。｡！？；][。｡！？；!?…]*)|(?P<stop>[.!?…।॥؟۔።។။]+)")

@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
-from allyouneed.infer.translation.sentences import fit, join
+from allyouneed.infer.translation.markup import partners
+from allyouneed.infer.translation.sentences import SentencePart, fit, join
+from allyouneed.infer.translation.spans import BREAK, MARK, NOUN, Span, protect, restore
 
 NEWLINE = re.compile(r"(\r\n|\n|\r)")
+FENCE = re.compile(r"\s*(`{3,}|~{3,})(?!.*`)")  # begins and ends a block of code
+MONTHS = "Jan|Feb|Mär|Apr|Mai|Jun|Jul|Aug|Sep|Okt|Nov|Dez"
+# what a line begins with: indentation, quotes of e-mail and Markdown, a heading or a list mark, a check box
+PREFIX = re.compile(
+    r"\s*(?:>\s?)*(?:#{1,6}\s+|(?:[-*+•‣◦▪●○·–—]|\d{1,3}\)|\d{1,3}\.(?!\s(?:"
+    + MONTHS
+    + r"))|\((?:\d{1,3}|[a-z]|[ivx]{1,5})\)|[a-zA-Z]\))\s+"
+    r"|(?:\d{1,3}、|[一二三四五六七八九十]{1,3}、|（[一二三四五六七八九十\d]{1,3}）|[①-⑳])\s*)?(?:\[[ xX✓]\]\s+)?"
+)
+COLON = re.compile(rf"[:：]\s*{NOUN}[.。]?$")
+LABEL = re.compile(rf"{NOUN}\s*[:：]\s*")
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a text that is translated at once. `start`: its offset in the text; `before`: the characters between it
-    and the previous chunk (whitespace, line breaks); `cut`: the boundary before it: `line`, or as in
-    `sentences.fit`."""
+    """A part of a text that is translated at once. `template`: its words, with a character in place of each protected
+    span (spans.py). `start`: its offset in the text; `before`: what is between it and the previous chunk and stays as
+    it is (whitespace, line breaks, list marks); `cut`: the boundary before it: `line`, or as in `sentences.fit`."""
 
-    text: str
+    template: str
+    spans: Mapping[str, Span]
     start: int
     before: str
     cut: str
+
+    @property
+    def text(self) -> str:
+        return restore(self.template, self.spans)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A line, or a part of it between block tags, before it is split into sentences."""
+
+    template: str
+    spans: Mapping[str, Span]
+    start: int
+    before: str
 
 
 @dataclass(frozen=True)
@@ -40,8 +68,7 @@ class SplitText:
         for number, (chunk, text) in enumerate(zip(self.chunks, texts, strict=True)):
             between = chunk.before
             if chunk.cut != "line":
-                last = chunk.start - len(between) - 1  # character of the previous chunk
-                around = self.source[last] + self.source[chunk.start]
+                around = self.chunks[number - 1].template[-1] + chunk.template[0]
                 between = join(texts[number - 1], between, text, chunk.cut, around)
             whole += between
             starts.append(len(whole))
@@ -53,60 +80,154 @@ class SplitText:
 class Splitter:
     """Splits texts. A line of at most `whole` tokens, or of one sentence of at most `most` tokens, is one chunk; else
     each sentence is a chunk. A sentence of more than `most` tokens is split further, with a note. `marks`: special
-    tokens (language, end) added to every chunk."""
+    tokens (language, end) added to every chunk. `protects`: list marks, code, and spans (spans.py) are not
+    translated."""
 
     tokenizer: Tokenizer
     most: int
     whole: int
     marks: int
+    protects: bool = True
 
     def split(self, texts: Sequence[str]) -> list[SplitText]:
-        rows = []  # per text: line, break, line, break, …, line
+        framed = []
         for text in texts:
             if not isinstance(text, str):
                 raise UserError(f"expected a string, got {type(text).__name__}")
-            rows.append(NEWLINE.split(text))
-        lengths = iter(map(len, self.tokenizer.encode_batch([line.strip() for row in rows for line in row[::2]])))
+            if any("\ud800" <= char <= "\udfff" for char in text):
+                raise UserError(f"{text[:60]!r} contains an unpaired surrogate; fix the text")
+            framed.append(frame(text) if self.protects else lines(text))
+        templates = [segment.template for segments, _ in framed for segment in segments]
+        lengths = iter(map(len, self.tokenizer.encode_batch(templates)))
         found = []
-        for text, row in zip(texts, rows, strict=True):
+        for text, (segments, after) in zip(texts, framed, strict=True):
             chunks: list[Chunk] = []
             notes: list[str] = []
-            between, at = "", 0
-            for number, line in enumerate(row):
-                core = line.strip()
-                tokens = 0 if number % 2 else next(lengths)
-                if core:
-                    lead = line[: line.index(core)]
-                    chunks += self._split_line(core, at + len(lead), between + lead, tokens + self.marks, notes)
-                    between = line[len(lead) + len(core) :]
-                else:
-                    between += line
-                at += len(line)
-            found.append(SplitText(text, chunks, between, notes))
+            between = ""
+            for segment in segments:
+                tokens = next(lengths) + self.marks
+                some, rest = self._split_segment(replace(segment, before=between + segment.before), tokens, notes)
+                chunks += some
+                between = rest
+            found.append(SplitText(text, chunks, between + after, notes))
         return found
 
-    def _split_line(self, core: str, at: int, before: str, tokens: int, notes: list[str]) -> list[Chunk]:
-        if tokens <= self.whole:
-            return [Chunk(core, at, before, "line")]
+    def _split_segment(self, segment: Segment, tokens: int, notes: list[str]) -> tuple[list[Chunk], str]:
+        """Its chunks, and what follows the last of them."""
+        template, spans, at, before = segment.template, segment.spans, segment.start, segment.before
+        parts = [SentencePart(template, "end")]
+        if tokens > self.whole:
+            parts = fit(template, max(1, self.most - self.marks), self.tokenizer.spans)
         chunks: list[Chunk] = []
-        parts = fit(core, max(1, self.most - self.marks), self.tokenizer.spans)
         cut = "line"
         for part in parts:
-            text = part.text.strip()
-            if text:
-                lead = part.text[: part.text.index(text)]
-                chunks.append(Chunk(text, at + len(lead), before + lead, cut))
-                before, cut = part.text[len(lead) + len(text) :], part.cut
+            lead, core, tail = trim(part.text, spans) if self.protects else strip(part.text)
+            if core:
+                lead = restore(lead, spans)
+                chunks.append(Chunk(core, spans, at + len(lead), before + lead, cut))
+                before, cut = restore(tail, spans), part.cut
             else:
-                before += part.text
-            at += len(part.text)
+                before += restore(part.text, spans)
+            at += len(restore(part.text, spans))
         splits = sum(part.cut in ("clause", "word") for part in parts)
         if splits:
             notes.append(
-                f"{quote(core)}: a sentence exceeds the training length of {self.most} tokens; "
+                f"{quote(restore(template, spans))}: a sentence exceeds the training length of {self.most} tokens; "
                 f"it was split in {splits} place{'s' if splits > 1 else ''} and translated in parts"
             )
-        return chunks
+        return chunks, before
+
+
+class CodeFences:
+    """Knows which lines of a text are code between fences (``` or ~~~), the fences included. Sees every line once."""
+
+    def __init__(self) -> None:
+        self._fence = ""  # that began the block we are in
+
+    def is_code(self, line: str) -> bool:
+        found = FENCE.match(line)
+        inside = bool(self._fence)
+        if found is not None and not inside:
+            self._fence = found[1]
+        elif found is not None and found[1].startswith(self._fence) and not line[found.end() :].strip():
+            self._fence = ""
+        return inside or found is not None
+
+
+def lines(text: str) -> tuple[list[Segment], str]:
+    """The lines of a text that are not blank, and what follows the last."""
+    segments: list[Segment] = []
+    between, at = "", 0
+    for line in NEWLINE.split(text):
+        core = line.strip()
+        lead = line[: line.index(core)]
+        if core:
+            segments.append(Segment(core, {}, at + len(lead), between + lead))
+            between = line[len(lead) + len(core) :]
+        else:
+            between += line
+        at += len(line)
+    return segments, between
+
+
+def frame(text: str) -> tuple[list[Segment], str]:
+    """The segments of a text that have something to translate, and what follows the last. Code between fences, list
+    marks and block tags are between segments."""
+    segments: list[Segment] = []
+    between, at, fences = "", 0, CodeFences()
+    for number, line in enumerate(NEWLINE.split(text)):
+        if number % 2 or fences.is_code(line):
+            between += line
+            at += len(line)
+            continue
+        prefix = PREFIX.match(line)
+        lead = "" if prefix is None else prefix[0]
+        found = protect(line[len(lead) :])
+        between, at = between + lead, at + len(lead)
+        for part in re.split(f"({BREAK})", found.template):
+            core, whole = part.strip(), restore(part, found.spans)
+            if any(char.isalpha() for char in core):
+                before = part[: part.index(core)]
+                segments.append(Segment(core, found.spans, at + len(before), between + before))
+                between = part[len(before) + len(core) :]
+            else:
+                between += whole
+            at += len(whole)
+    return segments, between
+
+
+def strip(text: str) -> tuple[str, str, str]:
+    """The spaces before and after, and what is between."""
+    core = text.strip()
+    lead = text[: text.index(core)]
+    return lead, core, text[len(lead) + len(core) :]
+
+
+def trim(template: str, spans: Mapping[str, Span]) -> tuple[str, str, str]:
+    """What comes before and after the words of a template: spaces, marks, and a link or a path after a colon. A mark
+    stays with the words if only its partner is among them. All of it comes before, if there are no words."""
+    other = partners(template, spans) if re.search(MARK, template) else {}
+    begin, end = 0, len(template)
+    while begin < end and (template[begin].isspace() or re.match(MARK, template[begin])):
+        begin += 1
+    label = LABEL.match(template, begin)
+    begin = begin if label is None else label.end()
+    while begin < end and (template[end - 1].isspace() or re.match(MARK, template[end - 1])):
+        end -= 1
+    listed = COLON.search(template, max(begin, end - 20), end)
+    end = end if listed is None else listed.start() + 1
+    inner = set(template[begin:end])
+    while begin and any(other.get(char) in inner for char in template[:begin]):
+        begin -= 1
+        inner.add(template[begin])
+    while end < len(template) and any(other.get(char) in inner for char in template[end:]):
+        inner.add(template[end])
+        end += 1
+    core = template[begin:end].strip()
+    if not any(char.isalpha() for char in core):
+        return template, "", ""
+    begin = template.index(core, begin)
+    return template[:begin], core, template[begin + len(core) :]
 
 
 def quote(text: str, length: int = 40) -> str:

@@ -1,0 +1,307 @@
+"""Carry protected spans (spans.py) through a model that was not trained with placeholders.
+
+The model reads a stand-in for a span that is a noun in its sentence: a name it copies reliably. Whether it came back,
+exactly once, is checked; if not, another one is tried, and at last the pieces around the span are translated one by
+one. So no span is ever lost or doubled. Marks (tags, emoji) are not read at all, and are inserted by cross-attention.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor
+
+from allyouneed.infer.decoding.base import Hypothesis
+from allyouneed.infer.translation.edits import Edit, apply, in_order
+from allyouneed.infer.translation.markup import Mark, place
+from allyouneed.infer.translation.numbers import has_quantity
+from allyouneed.infer.translation.sentences import EAST_ASIAN
+from allyouneed.infer.translation.spans import MARK, NOUN, NUMBER_SPAN, SYMBOL, Span, restore
+
+# All forms of a stand-in are the same to the check: a model may write it in the script of the target language. Measured
+# with the shipped model (docs/translator.md): each comes back exactly once in 96 to 100 % of sentences.
+THINGS = (
+    ("Facebook",),
+    ("Tom", "汤姆", "湯姆"),
+    ("Boston", "波士顿"),
+    ("Paris", "巴黎"),
+    ("Tatoeba",),
+    ("Tokyo", "东京", "Tokio"),
+)
+PEOPLE = (THINGS[1], THINGS[0], *THINGS[2:])  # for `{name}`, `@name`, `name@example.com`
+FIGURES = (("300",), ("47",), ("13",), ("2019",), ("1987",), ("250",), ("1864",), ("90",))
+PERSONAL = {"placeholder", "mention", "e-mail"}
+ATTEMPTS = 3
+PUNCTUATION = " \t\u3000,.;:!?，。；：！？、)]}）】」』》”’\"'([{（【「『《“‘"
+VALUED = {"number", "number with unit"}  # may be written otherwise in the target, but for value and unit
+LETTER = "A-Za-zÀ-ɏ"
+T = TypeVar("T")
+END = re.compile(r"[.。!！?？]$")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A template as the model reads it: `text`. `edits` turn it into the source again; `forms`: of the stand-in of each
+    span; `kept`: numbers that are read as they are; `marks`: what was taken out."""
+
+    text: str
+    edits: list[Edit]
+    forms: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+
+
+class Decoded(NamedTuple):
+    """One text that the model read, and its answer. `source`, `target`: where their first characters are in the chunk
+    and in its translation; the edits: how they got there from what was read and generated."""
+
+    reading: Reading
+    hypothesis: Hypothesis
+    source: int
+    target: int
+    edits: list[Edit]
+
+
+class Answer(NamedTuple):
+    """A translation of a chunk; `parts`: one, or several if it was translated in pieces."""
+
+    text: str
+    score: float
+    parts: list[Decoded]
+
+
+class Attention(NamedTuple):
+    """Cross-attention of an answer (target tokens, source tokens), and the (begin, end) characters of the tokens."""
+
+    weights: Tensor
+    source: list[tuple[int, int]]
+    target: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """`decode(texts, keys)`: the hypotheses of each text, best first; `text_of`: of one of them. `attention(text,
+    hypothesis)`: None, if the model has none to place marks by."""
+
+    decode: Callable[[list[str], list[tuple[int, ...]]], list[list[Hypothesis]]]
+    text_of: Callable[[Hypothesis], str]
+    attention: Callable[[str, Hypothesis], Attention] | None
+
+    def translate(
+        self, templates: Sequence[str], spans: Sequence[Mapping[str, Span]], keys: Sequence[tuple[int, ...]]
+    ) -> list[list[Answer]]:
+        """The answers for each template, best first. A template without spans is decoded once, as it is."""
+        found: dict[int, list[Answer]] = {}
+        inexact: dict[int, list[Answer]] = {}  # all spans are there but the value of a plain number
+        waiting = list(range(len(templates)))
+        for attempt in range(ATTEMPTS):
+            readings = {n: r for n in waiting if (r := self._read(templates[n], spans[n], attempt)) is not None}
+            decoded = self.decode([one.text for one in readings.values()], [keys[n] for n in readings])
+            for (n, reading), hypotheses in zip(readings.items(), decoded, strict=True):
+                answers = [self._answer(reading, one, spans[n]) for one in hypotheses]
+                if answers[0] is not None and answers[0][1]:
+                    found[n] = [answer[0] for answer in answers if answer is not None and answer[1]]
+                elif answers[0] is not None and n not in inexact:
+                    inexact[n] = [answer[0] for answer in answers if answer is not None]
+            waiting = [n for n in waiting if n not in found]
+            if not waiting:
+                break
+        found |= {n: inexact[n] for n in waiting if n in inexact}
+        waiting = [n for n in waiting if n not in found]
+        return self._with_pieces(found, waiting, templates, spans, keys)
+
+    def _read(self, template: str, spans: Mapping[str, Span], attempt: int) -> Reading | None:
+        """What the model reads in this attempt; None: there is nothing left to try."""
+        if not SYMBOL.search(template):
+            return Reading(template, []) if attempt == 0 else None
+        if self.attention is None and re.search(MARK, template):
+            return None
+        return read(template, spans, attempt)
+
+    def _answer(self, reading: Reading, found: Hypothesis, spans: Mapping[str, Span]) -> tuple[Answer, bool] | None:
+        """The answer with its spans, and whether all plain numbers are right; None if a span is lost or doubled."""
+        text = self.text_of(found)
+        edits = []
+        for symbol, forms in reading.forms.items():
+            places = list(_pattern(forms).finditer(text))
+            if len(places) != 1:
+                return None
+            edits.append(_spaced(text, *places[0].span(), spans[symbol].text))
+        exact = True
+        for symbol in reading.kept:
+            span = spans[symbol]
+            there = has_quantity(span.text, text) if span.kind.name in VALUED else text.count(span.text) == 1
+            if not there and span.kind.name != "number":
+                return None
+            exact = exact and there
+        if reading.marks:
+            assert self.attention is not None
+            attention = self.attention(reading.text, found)
+            edits += _outside(place(text, reading.marks, spans, *attention), edits)
+        edits = in_order(edits)
+        return Answer(apply(text, edits), found.score, [Decoded(reading, found, 0, 0, edits)]), exact
+
+    def _with_pieces(
+        self,
+        found: dict[int, list[Answer]],
+        waiting: Sequence[int],
+        templates: Sequence[str],
+        spans: Sequence[Mapping[str, Span]],
+        keys: Sequence[tuple[int, ...]],
+    ) -> list[list[Answer]]:
+        """Translate what is between the spans of these templates, and join it."""
+        whole = {n: _pieces(templates[n], spans[n], self.attention is not None) for n in waiting}
+        jobs = [(n, k, piece) for n in waiting for k, piece in enumerate(whole[n][0])]
+        readings = [_kept(read(piece.template, spans[n], 0)) for n, _, piece in jobs]
+        decoded = self.decode([one.text for one in readings], [(*keys[n], k) for n, k, _ in jobs])
+        texts, parts = dict.fromkeys(waiting, ""), {n: list[Decoded]() for n in waiting}
+        for (n, _, piece), reading, hypotheses in zip(jobs, readings, decoded, strict=True):
+            answer, _ = _kept(self._answer(reading, hypotheses[0], spans[n]))
+            words = answer.text if END.search(piece.template) else END.sub("", answer.text)
+            wide = EAST_ASIAN.search(templates[n]) is not None
+            texts[n] = _join(_join(texts[n], piece.before, wide), words, wide)
+            parts[n].append(answer.parts[0]._replace(source=piece.source, target=len(texts[n]) - len(words)))
+        for n in waiting:
+            scores = [part.hypothesis.score for part in parts[n]]
+            text = _join(texts[n], whole[n][1], EAST_ASIAN.search(templates[n]) is not None)
+            found[n] = [Answer(text, sum(scores) / max(1, len(scores)), parts[n])]
+        return [found[n] for n in range(len(templates))]
+
+
+def read(template: str, spans: Mapping[str, Span], attempt: int = 0) -> Reading | None:
+    """What the model reads for a template: stand-ins for nouns, numbers as they are (at first), no marks. None: there
+    are not enough stand-ins that the text itself does not contain."""
+    words = SYMBOL.sub(lambda one: f" {spans[one[0]].text} " if re.match(NUMBER_SPAN, one[0]) else " ", template)
+    free = {group: _free(group, words.casefold(), attempt) for group in (THINGS, PEOPLE, FIGURES)}
+    made = Reading("", [])
+    text, swallow = "", False
+    parts = re.split(f"({SYMBOL.pattern})", template)
+    for number, part in enumerate(parts):
+        if number % 2 == 0:
+            text += part[swallow:]
+            swallow = False
+            continue
+        span = spans[part]
+        if span.kind.role == "mark":
+            after = parts[number + 1][:1]
+            text, swallow = _take_out(made, text, part, span.text, after)
+        elif (
+            span.kind.role == "number"
+            and attempt == 0
+            and any(map(str.isdigit, span.text))
+            and span.kind.name != "count"
+        ):
+            made.kept.append(part)
+            text += span.text
+        else:
+            group = FIGURES if span.kind.role == "number" else PEOPLE if span.kind.name in PERSONAL else THINGS
+            used = set(made.forms.values())
+            forms = next((one for one in free[group] if one not in used), None)
+            if forms is None:
+                return None
+            made.forms[part] = forms
+            made.edits.append(Edit(len(text), len(text) + len(forms[0]), span.text))
+            text += forms[0]
+    return Reading(text, made.edits, made.forms, made.kept, made.marks)
+
+
+def _free(group: tuple[tuple[str, ...], ...], words: str, attempt: int) -> list[tuple[str, ...]]:
+    """The stand-ins that a text does not contain itself, other ones first in every attempt."""
+    free = [forms for forms in group if not any(form.casefold() in words for form in forms)]
+    return free[attempt:] + free[:attempt]
+
+
+def _take_out(made: Reading, text: str, symbol: str, mark: str, after: str) -> tuple[str, bool]:
+    """Leave a mark out after `text`, with the space that it would leave doubled or before punctuation; the text, and
+    whether the space after the mark is left out."""
+    left, right = text[-1:].isspace(), after.isspace()
+    if left and right:
+        made.edits.append(Edit(len(text), len(text), mark + after))
+    elif left and after and not after.isalnum() and (not made.edits or made.edits[-1].end < len(text)):
+        made.edits.append(Edit(len(text) - 1, len(text) - 1, text[-1] + mark))
+        text = text[:-1]
+    else:
+        made.edits.append(Edit(len(text), len(text), mark))
+    made.marks.append(Mark(symbol, len(text), left, right))
+    return text, left and right
+
+
+class Piece(NamedTuple):
+    """A part of a template that is translated by itself. `before`: the spans and spaces before it; `source`: its offset
+    in the text."""
+
+    before: str
+    template: str
+    source: int
+
+
+def _pieces(template: str, spans: Mapping[str, Span], with_marks: bool) -> tuple[list[Piece], str]:
+    """The pieces between spans, and what follows the last one. Marks stay inside if they can be placed; plain numbers
+    always do."""
+    cuts = re.compile(f"{NOUN}|{NUMBER_SPAN}" if with_marks else f"{NOUN}|{NUMBER_SPAN}|{MARK}")
+    pieces, before, piece, at = list[Piece](), "", "", 0
+
+    def add(part: str) -> None:
+        nonlocal before, at
+        core = part.strip()
+        if any(char.isalpha() for char in core):
+            lead = restore(part[: part.index(core)], spans)
+            pieces.append(Piece(before + lead, core, at + len(lead)))
+            before = part[part.index(core) + len(core) :]
+        else:
+            before += restore(part, spans)
+        at += len(restore(part, spans))
+
+    for char in template:
+        if cuts.match(char) and spans[char].kind.name != "number":
+            add(piece)
+            before, at, piece = before + spans[char].text, at + len(spans[char].text), ""
+        else:
+            piece += char
+    add(piece)
+    return pieces, before
+
+
+def _pattern(forms: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches a stand-in as a word of its own."""
+    alternatives = (
+        re.escape(form) if EAST_ASIAN.match(form)
+        else rf"(?<![\d.,]){form}(?!\d|[.,]\d)" if form.isdigit()
+        else rf"(?<![{LETTER}\d]){form}(?![{LETTER}\d])"
+        for form in forms
+    )  # fmt: skip
+    return re.compile("|".join(alternatives))
+
+
+def _spaced(text: str, start: int, end: int, span: str) -> Edit:
+    """The span in place of its stand-in, apart from Chinese or Japanese letters around it."""
+    before, after = text[:start][-1:], text[end:][:1]
+    left = " " if _is_wide(before) and not _is_wide(span[0]) else ""
+    right = " " if _is_wide(after) and not _is_wide(span[-1]) else ""
+    return Edit(start, end, left + span + right)
+
+
+def _is_wide(char: str) -> bool:
+    return char.isalpha() and EAST_ASIAN.match(char) is not None
+
+
+def _outside(insertions: Sequence[Edit], replaced: Sequence[Edit]) -> Iterator[Edit]:
+    """Move insertions out of what is replaced."""
+    for one in insertions:
+        at = next((edit.end for edit in replaced if edit.start < one.start < edit.end), one.start)
+        yield Edit(at, at, one.text)
+
+
+def _join(left: str, right: str, wide: bool) -> str:
+    """`wide`: the source is in a script without spaces, so that two words may need one between them."""
+    tight = wide and left and right and left[-1] not in PUNCTUATION and right[0] not in PUNCTUATION
+    return f"{left} {right}" if tight and (left[-1].isalnum() or right[0].isalnum()) else left + right
+
+
+def _kept(value: T | None) -> T:
+    """Pieces have no span that can be lost."""
+    assert value is not None
+    return value
