@@ -127,13 +127,8 @@ def kill_points(make: Make, tmp_path: Path, plans: list[list[Any]]) -> dict[str,
 
 def test_a_run_killed_at_any_file_event_ends_in_the_same_model(make: Make, tmp_path: Path):
     """While the recipe is first written; when the best checkpoint has its name, but nothing else says so; anywhere."""
-    chance = random.Random(time.time_ns())
-    fixed = [[("recipe.yaml", 0)], [("step-00000006", 2)]]
-    kill_points(
-        make,
-        tmp_path,
-        [*fixed, *([chance.randrange(10**6)] for _ in range(3)), [chance.randrange(10**6) for _ in range(3)]],
-    )
+    anywhere = random.Random(time.time_ns()).sample(range(10**6), 3)
+    kill_points(make, tmp_path, [[("recipe.yaml", 0)], [("step-00000006", 2)], anywhere[:1], anywhere[1:]])
 
 
 @pytest.mark.slow
@@ -152,7 +147,7 @@ def test_a_kill_while_the_recipe_is_first_written_is_recovered_from(make: Make):
     assert train(recipe).steps == 2 and not half.exists()
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", "data: 3", "a: [", "\x00"])
+@pytest.mark.parametrize("text", ["", "data: 3", "a: ["])
 def test_a_run_whose_recipe_cannot_be_read_is_refused_in_one_message(make: Make, text: str):
     recipe = make(steps=2)
     recipe.output.mkdir()
