@@ -156,7 +156,7 @@ class Trainer:
             self.state = replace(self.state, warmup=warmup)
             schedule = schedule.with_warmup(warmup, self.config.width)
             if warmup != PAPER_WARMUP:
-                report(f"warm-up: {warmup:,} steps, for a run of {self.total:,}; set schedule.warmup to change it")
+                report(f"warm-up: {warmup:,} of {self.total:,} steps; set schedule.warmup to change it")
         if warning := schedule.warning(self.total):
             report(f"warning: {warning}")
         return schedule

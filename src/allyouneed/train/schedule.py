@@ -44,8 +44,8 @@ class Schedule(Part, slot="schedule", default="paper"):
         if warmup < total:
             return None
         return (
-            f"schedule.warmup is {warmup:,} but the run has {total:,} steps, so the learning rate never reaches its "
-            f"peak; remove warmup (the default would be {default_warmup(total):,}), or raise steps"
+            f"schedule.warmup: {warmup:,} of {total:,} steps, so the rate hardly reaches its peak or not at all; "
+            f"remove warmup (the default would be {default_warmup(total):,}), or raise steps"
         )
 
 
