@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from typer.main import get_command
 
 import allyouneed as ayn
 from allyouneed.cli import app, main
 from allyouneed.config import preset_names
+from allyouneed.interop.load import resolve_device
 from small_model import multilingual_folder, small_folder, write_recipe
 
 COMMAND = [sys.executable, "-m", "allyouneed"]
@@ -215,6 +217,17 @@ def test_shared_options_have_one_default(ask):
             assert options["--device"].default == "auto", path
         if "--device" in options or path in {("train",), ("quantize",), ("import",), ("export",)}:
             assert options["--quiet"].opts == ["--quiet", "-q"], path
+
+
+def test_the_device_is_chosen_by_the_machine_and_the_model(model, monkeypatch):
+    assert resolve_device("auto", model) == "cpu" or torch.cuda.is_available()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert resolve_device("auto", model) == "cuda" and resolve_device("cpu", model) == "cpu"
+    assert resolve_device("auto", "translator") == "cpu", "int8"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert resolve_device("auto", model) == "cpu"
+    with pytest.raises(ayn.UserError, match="torch finds no CUDA GPU"):
+        resolve_device("cuda", model)
 
 
 def test_quiet_prints_results_and_errors_only(ask, refused, model, truth, tmp_path):

@@ -75,7 +75,7 @@ def bench(
     texts = None if data is None else [line for line in islice(read_lines(data), 4 * max(counts)) if line.strip()]
     folder = load_folder(model)
     load = make_workload(folder, counts, beam, length, texts)
-    load = replace(load, device=resolve_device(device), threads=threads or _cores())
+    load = replace(load, device=resolve_device(device, model), threads=threads or _cores())
     if against and not load.generates:
         raise UserError("--against is for models that generate text; remove it")
     with ExitStack() as stack:

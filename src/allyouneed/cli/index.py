@@ -39,7 +39,9 @@ def index(
     import_faiss()  # fails now if it is not installed
     tokens = None if tokenizer is None else vocabularies(tokenizer).target
     with _ProgressBar() as bar:
-        chunks, report = index_corpus(corpus, load(encoder, resolve_device(device)), chunk, tokens, document, bar.show)
+        chunks, report = index_corpus(
+            corpus, load(encoder, resolve_device(device, encoder)), chunk, tokens, document, bar.show
+        )
     with created_folders_as_note(output):
         chunks.save(output)
     if report.dropped:

@@ -20,7 +20,7 @@ def load_predictor(folder: Path, compute: ComputeOptions, task: str | None = Non
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"--dtype {dtype}: expected {', '.join(DTYPES)}")
     changes = {name: value for name, value in (("dtype", dtype), ("task", task)) if value is not None}
-    device = resolve_device(compute.device)
+    device = resolve_device(compute.device, folder)
     model = allyouneed.load(folder, device, **changes)
     if device == "cpu" and dtype is None:
         from allyouneed.nn.models.weights import widen_half_for_cpu

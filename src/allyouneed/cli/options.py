@@ -45,7 +45,7 @@ DeviceOption = Annotated[
         metavar="auto|cpu|cuda",
         autocompletion=words("auto", "cpu", "cuda"),
         show_default=True,
-        help="device; auto: a GPU if there is one",
+        help="auto: a GPU if there is one; int8 models: the CPU",
     ),
 ]
 DtypeOption = Annotated[

@@ -68,10 +68,11 @@ def find_model(path: Path | str) -> Path:
     raise UserError(f"{path}: no such model folder{near(name, NAMES)}; nothing is downloaded, so give a local path")
 
 
-def resolve_device(device: str) -> str:
-    """`auto`: a GPU if there is one, else the CPU; any other name is checked."""
+def resolve_device(device: str, path: Path | str) -> str:
+    """`auto`: a GPU if there is one, else the CPU. Int8 models, which are made for a CPU's integer instructions, stay
+    there. Any other name is checked."""
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return "cuda" if torch.cuda.is_available() and about(path).get("stored") != "int8" else "cpu"
     check_device(device)
     return device
 

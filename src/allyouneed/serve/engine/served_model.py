@@ -53,7 +53,7 @@ class ServedModel:
     def load(
         cls, name: str, path: Path, settings: Settings, metrics: Metrics, event_loop: asyncio.AbstractEventLoop
     ) -> ServedModel:
-        device = resolve_device(settings.device)
+        device = resolve_device(settings.device, path)
         found = allyouneed.load(path, device, dtype=settings.dtype)
         if device == "cpu" and settings.dtype is None:
             widen_half_for_cpu(found.model)
