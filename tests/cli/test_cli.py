@@ -401,7 +401,8 @@ def test_unreadable_input_is_named(refused, model, tmp_path):
         refused("translate", "-m", model, "-i", tmp_path / "no.txt")
         == f"{tmp_path / 'no.txt'}: no such file; check the path"
     )
-    assert refused("translate", "-m", model, "-i", tmp_path) == f"{tmp_path}: is a folder; name a file in it"
+    said = f"{tmp_path}: is a folder; name a file in it, or an output folder for all of them"
+    assert refused("translate", "-m", model, "-i", tmp_path) == said
 
 
 def test_a_folder_without_a_model_is_named(refused, model, work, tmp_path):
