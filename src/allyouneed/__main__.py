@@ -1,3 +1,17 @@
-from allyouneed.cli import main
+"""Entry point of `allyouneed` and of `python -m allyouneed`."""
 
-main()
+import os
+import signal
+
+
+def main() -> None:
+    """Run the command line. Ctrl-C while its libraries are imported ends the process at once: nothing has begun."""
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    from allyouneed.cli import main as run
+
+    signal.signal(signal.SIGINT, before)
+    run()
+
+
+if __name__ == "__main__":
+    main()

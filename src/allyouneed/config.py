@@ -8,10 +8,10 @@ are reported at once, by path: `decoder[0].mixer.patern: unknown; did you mean '
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -23,7 +23,9 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, cor
 from allyouneed import models, plugins
 from allyouneed.errors import UserError
 from allyouneed.messages import describe, is_union, show, suggest, type_text, unknown_key
+from allyouneed.reading import MAX_JSON_BYTES, parse_json, parse_yaml
 
+MAX_INTEGER = 1 << 31
 PRESETS = Path(__file__).parent / "presets"
 
 
@@ -40,16 +42,36 @@ class ConfigError(UserError):
 class Config(BaseModel):
     """A frozen, typed node of the tree. Unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, validate_default=True, allow_inf_nan=False
+    )
 
     @model_validator(mode="wrap")
     @classmethod
     def _reword_errors(cls, data: Any, handler: ValidatorFunctionWrapHandler) -> Self:
         try:
             result: Self = handler(data)
+            _check_integers(result)
             return result
         except ValidationError as error:
             raise _reworded(error, cls) from None
+
+
+def _check_integers(config: Config) -> None:
+    """Integers are below 2^31, but for fields with a bound of their own: torch takes no larger sizes."""
+    for name in _unbounded_fields(type(config)):
+        value = getattr(config, name)
+        for number in value if isinstance(value, tuple | list) else (value,):
+            if type(number) is int and not -MAX_INTEGER < number < MAX_INTEGER:
+                raise _problem(type(config).__name__, (name,), f"{number:,} is too large", number)
+
+
+@cache
+def _unbounded_fields(cls: type[Config]) -> tuple[str, ...]:
+    bounds = ((name, field.metadata) for name, field in cls.model_fields.items())
+    return tuple(
+        name for name, given in bounds if not any(hasattr(bound, "lt") or hasattr(bound, "le") for bound in given)
+    )
 
 
 class Part(Config):
@@ -189,13 +211,15 @@ def read_tree(path: Path | str) -> Any:
     """Read a YAML or JSON file as plain data; errors name the file."""
     path = Path(path)
     try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise UserError(f"{path}: more than {MAX_JSON_BYTES:,} bytes, too large for a config")
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UserError(f"{path}: cannot read: {reason}") from None
     try:
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (yaml.YAMLError, json.JSONDecodeError) as error:
+        return parse_json(text) if path.suffix == ".json" else parse_yaml(text)
+    except ValueError as error:
         raise UserError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'YAML'}: {error}") from None
 
 
@@ -228,8 +252,8 @@ def override(tree: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]
         if not equals or not steps:
             raise UserError(f"--set {assignment!r}: expected key=value, e.g. width=256 or encoder[0].mixer.heads=4")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
+            value = parse_yaml(text)
+        except ValueError:
             raise UserError(f"--set {assignment!r}: {text!r} is not a valid YAML value") from None
         _assign(changed, steps, value, assignment)
     return changed

@@ -6,22 +6,30 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import ConfigDict, Field, StrictInt, StrictStr
 from torch import Tensor, nn
 
 import allyouneed.nn as parts  # registers every part before a config is read
 from allyouneed import plugins
-from allyouneed.config import iter_parts, parse, tree_of
-from allyouneed.data.files.mapped import MappedFile
+from allyouneed.config import Config, iter_parts, parse, tree_of
+from allyouneed.data.files.mapped import MappedFile, release_pages
 from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import sha256, write_folder
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import quantize, stored_as
-from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_model, named_tensors
+from allyouneed.nn.models.weights import (
+    assign_weights,
+    cast_weights,
+    dtype_problem,
+    meta_model,
+    named_tensors,
+)
+from allyouneed.reading import MAX_JSON_BYTES, file_in, has_file, parse_json, read_bytes, read_text
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"
@@ -29,9 +37,52 @@ UNUSED = "unused.safetensors"  # weights of an imported model that ours does not
 ORIGINALS = "original"
 LANGUAGES = "languages.json"
 CARD = "README.md"
-CONFIG_LIMIT = 64 << 20  # bytes
+MAX_LAYERS = 1024  # a config may declare this many layers with fewer tensors: layers may share weights
+MAX_TOKENS = 1 << 31
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 __all__ = ["Folder", "parts", "read_weights"]
+
+
+class RequiredPart(Config):
+    slot: StrictStr
+    kind: StrictStr
+
+
+class RequiredPlugin(Config):
+    name: StrictStr
+    sha256: StrictStr
+    parts: list[RequiredPart]
+
+
+class FolderTask(Config):
+    """The kind of the task; its options are read by the task's predictor."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: StrictStr
+
+
+class FolderConfig(Config):
+    """config.json of a model folder, but for `model`, which is a config of its own. A later version may add keys."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    format: Literal[1]
+    model: dict[str, Any]
+    task: FolderTask
+    decoding: dict[str, Any]
+    max_tokens: Annotated[StrictInt, Field(gt=0, lt=MAX_TOKENS)]
+    directions: list[tuple[StrictStr | None, StrictStr]]
+    labels: list[StrictStr] = Field(default_factory=list)
+    files: dict[str, Any] = Field(default_factory=dict)
+    retrieval: dict[str, StrictStr] = Field(default_factory=dict)
+    tokenizer_hash: StrictStr | None
+    sha256: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
+    stored: Literal["int8", "bf16", "ternary"] | None = None
+    together: Annotated[StrictInt, Field(ge=0, lt=MAX_TOKENS)] | None = None
+    plugins: list[RequiredPlugin] = Field(default_factory=list)
+    origin: dict[str, Any] = Field(default_factory=dict)
+    notes: list[StrictStr] = Field(default_factory=list)
 
 
 @dataclass
@@ -126,9 +177,9 @@ class Folder:
         about = read_about(path)
         problems = []
         for name, expected in about["sha256"].items():
-            if not (path / name).is_file():
+            if not has_file(path, name):
                 problems.append(f"{path}: {name} is missing; the folder is incomplete, copy it again")
-            elif sha256(path / name) != expected:
+            elif sha256(file_in(path, name)) != expected:
                 problems.append(f"{path / name}: damaged (checksum differs from config.json); copy it again")
         if problems:
             raise UserError("\n".join(problems))
@@ -142,9 +193,9 @@ class Folder:
         if stored and precision not in (None, torch.float32):
             raise UserError(f"{path}: its weights are quantized ({stored}) and cannot be converted; remove the dtype")
         model = _load_model(config, path / WEIGHTS, device, precision, stored)
+        check_finite(str(path / WEIGHTS), model)
         if not as_stored:
             cast_weights(model)
-        card = (path / CARD).read_text(encoding="utf-8") if (path / CARD).is_file() else ""
         return cls(
             model,
             vocabularies,
@@ -155,13 +206,13 @@ class Folder:
             about.get("labels", []),
             about.get("files", {}),
             about.get("retrieval", {}),
-            card,
+            read_card(path),
             path,
             about.get("origin", {}),
             [*about.get("notes", []), *plugins.check_required(about.get("plugins", []), str(path))],
             MappedFile(path / UNUSED) if UNUSED in about["sha256"] else {},
             {
-                Path(name).name: (path / name).read_bytes()
+                Path(name).name: read_bytes(path, name)
                 for name in about["sha256"]
                 if Path(name).parent == Path(ORIGINALS)
             },
@@ -178,20 +229,53 @@ def as_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def check_vocabularies(path: Path, vocabularies: Vocabularies, config: Model) -> None:
-    """Refuse a tokenizer with more tokens than the model has embeddings."""
+    """Refuse a tokenizer with more tokens than the model has embeddings, or with ids that have none: ids index the
+    embedding and the scores."""
     sizes = config.vocabs
+    types = getattr(getattr(config, "embed", None), "types", None)
     for side, tokenizer in (("source", vocabularies.source), ("target", vocabularies.target)):
-        if sizes is not None and tokenizer.size > getattr(sizes, side):
+        if sizes is None:
+            continue
+        rows = getattr(sizes, side)
+        if tokenizer.size > rows:
+            raise UserError(f"{path}: the {side} tokenizer has {tokenizer.size:,} tokens, the model {rows:,}")
+        wrong = sorted(number for number in tokenizer.used_ids if not 0 <= number < rows)
+        if wrong:
+            listed = ", ".join(map(str, wrong[:5])) + (", …" if len(wrong) > 5 else "")
             raise UserError(
-                f"{path}: the {side} tokenizer has {tokenizer.size} tokens, the model {getattr(sizes, side)}"
+                f"{path}: the {side} tokenizer uses the ids {listed}, the model has {rows:,} tokens; they do not "
+                "belong together"
             )
+        used = tokenizer.template.used_types
+        if types is not None and not 0 <= min(used) <= max(used) < types:
+            raise UserError(f"{path}: the {side} tokenizer uses token types up to {max(used)}, the model has {types}")
+
+
+def check_finite(where: str, model: nn.Module) -> None:
+    """Refuse weights that contain NaN or infinity: every result would."""
+    wrong = []
+    for name, tensor in named_tensors(model).items():
+        if tensor.is_floating_point() and tensor.numel():
+            least, most = torch.aminmax(tensor.detach())
+            if not bool(torch.isfinite(least) & torch.isfinite(most)):
+                wrong.append(f"{name}: contains NaN or infinity")
+            release_pages(tensor)
+    if wrong:
+        raise UserError(f"{where}: damaged weights; get the model again\n  " + "\n  ".join(wrong[:20]))
+
+
+def read_card(path: Path) -> str:
+    """The model card; empty where there is none."""
+    return read_bytes(path, CARD).decode("utf-8", errors="replace") if has_file(path, CARD) else ""
 
 
 def _load_model(
     config: Model, file: Path, device: str | torch.device, dtype: torch.dtype | None, quantized: str | None = None
 ) -> nn.Module:
     """The model with the weights of a file, without a second copy. `quantized`: the format of the weights."""
-    model, stored = meta_model(config), MappedFile(file)
+    stored = MappedFile(file)
+    check_size(config, stored)
+    model = meta_model(config)
     model = model if quantized is None else quantize(model, quantized)
     wanted = named_tensors(model)
     check_fit(file, stored, wanted, left_over=sorted(set(stored) - set(wanted)))
@@ -200,19 +284,31 @@ def _load_model(
     return model.eval()
 
 
+def check_size(config: Model, stored: MappedFile) -> None:
+    """Refuse a config of far more layers or parameters than the file holds, before anything is built."""
+    layers = sum(layer.repeat for name in config.stacks for layer in getattr(config, name, ()))
+    most = max(MAX_LAYERS, len(stored))
+    if layers > most:
+        raise UserError(f"{stored.path}: {len(stored):,} tensors, but the config has {layers:,} layers")
+    parameters, size = config.cost(1).parameters, stored.path.stat().st_size
+    if parameters > 8 * size:  # a parameter takes at least a bit
+        raise UserError(f"{stored.path}: {size:,} bytes, but the config has {parameters:,} parameters")
+
+
 def read_about(path: Path) -> dict[str, Any]:
     """config.json of a model folder. Errors say what is wrong with the folder, or which plugin it needs."""
     if not path.exists():
         raise UserError(f"{path}: no such model folder")
-    if not (path / "config.json").is_file() and (path / "model" / "config.json").is_file():
+    if not has_file(path, "config.json") and (path / "model" / "config.json").is_file():
         raise UserError(f"{path}: is a run folder; its model is {path / 'model'}")
-    if not (path / "config.json").is_file():
+    if not has_file(path, "config.json"):
         raise UserError(f"{path}: not a model folder (it has no config.json)")
-    if (size := (path / "config.json").stat().st_size) > CONFIG_LIMIT:
+    if (size := file_in(path, "config.json").stat().st_size) > MAX_JSON_BYTES:
         raise UserError(f"{path / 'config.json'}: {size:,} bytes, too large for a config")
+    text = read_text(path, "config.json")
     try:
-        about = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
+        about = parse_json(text)
+    except ValueError as error:
         raise UserError(f"{path / 'config.json'}: cannot read: {error}") from None
     needed = {"format", "model", "sha256", "tokenizer_hash", "task", "decoding", "max_tokens", "directions"}
     if not isinstance(about, dict) or not needed <= set(about):
@@ -224,6 +320,7 @@ def read_about(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path}: folder format {about['format']} is not {FORMAT}; use a matching version of allyouneed"
         )
+    parse(FolderConfig, about, str(path / "config.json"))
     plugins.check_required(about.get("plugins", []), str(path))
     return about
 
@@ -272,6 +369,9 @@ def _misshapen(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> li
         shape = stored.shape(name) if isinstance(stored, MappedFile) else tuple(stored[name].shape)
         if shape != (expected := tuple(wanted[name].shape)):
             problems.append(f"{name}: {shape} in the file, {expected} in the model")
+        dtype = stored.dtype(name) if isinstance(stored, MappedFile) else stored[name].dtype
+        if problem := dtype_problem(dtype, wanted[name].dtype):
+            problems.append(f"{name}: {problem}")
     return problems
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from allyouneed.cli.look import WIDE, look_app, models
 from allyouneed.cli.options import EXCHANGE, LOOK, TRAIN, USE, PluginOption, QuietOption, SetOption, option
 from allyouneed.cli.quantize import quantize
 from allyouneed.cli.serve import serve
-from allyouneed.errors import UserError
+from allyouneed.errors import UserError, printable
 from allyouneed.infer.predictors.registry import commands
 from allyouneed.runtime.process import use_passive_openmp
 
@@ -137,6 +138,16 @@ def _broken_pipe() -> TextIO:
     return open(write, "w", encoding="utf-8", buffering=1)
 
 
+def memory_asked_for(error: MemoryError | RuntimeError) -> str | None:
+    """` (4.00 GB asked for at once)` where memory ran out; None for any other error."""
+    found = re.search(r"(?:tried|unable) to allocate (\d+ bytes|[\d.]+ ?[KMGTPE]i?B)", str(error), re.IGNORECASE)
+    if found is not None:
+        number, unit = found[1].split()
+        size = f"{int(number) / 1e9:,.2f} GB" if unit == "bytes" else found[1]
+        return f" ({size} asked for at once)"
+    return "" if isinstance(error, MemoryError) or "out of memory" in str(error) else None
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 success, 2 an error the user can fix, 130 interrupted, 1 a bug (with its traceback) or
     a closed output pipe."""
@@ -156,5 +167,10 @@ def main(args: Sequence[str] | None = None) -> None:
         if error.errno not in USER_ERRNOS:
             raise
         message = f"{error.filename or 'the output'}: {error.strerror}"
-    print(f"allyouneed: {message}", file=sys.stderr)
+    except (MemoryError, RuntimeError) as error:
+        size = memory_asked_for(error)
+        if size is None:
+            raise
+        message = f"out of memory{size}; use a smaller model, fewer or shorter texts at once, or a larger machine"
+    print(f"allyouneed: {printable(message)}", file=sys.stderr)
     sys.exit(2)

@@ -23,7 +23,7 @@ from allyouneed.cli.options import (
 )
 from allyouneed.cli.streams import open_output, progress, read_lines
 from allyouneed.cli.text_commands import check_not_input
-from allyouneed.errors import UserError
+from allyouneed.errors import UserError, printable
 
 
 def evaluate(
@@ -128,7 +128,7 @@ def _evaluate_examples(path: Path, model: Path, device: str, as_json: bool, colu
     if report.dropped:
         show_notes([report.text()])
     show_notes(result.notes)
-    print(json.dumps(result.figures) if as_json else result.text)
+    print(json.dumps(result.figures) if as_json else printable(result.text))
 
 
 def _test_pairs(

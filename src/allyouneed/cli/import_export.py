@@ -10,7 +10,7 @@ import typer
 
 from allyouneed.cli.messages import created_folders_as_note, show_notes, show_status
 from allyouneed.cli.options import option
-from allyouneed.errors import UserError
+from allyouneed.errors import UserError, printable
 from allyouneed.extras import EXTRAS, require
 
 if TYPE_CHECKING:
@@ -112,6 +112,6 @@ def _report(check: Check | None) -> None:
     if check is None:
         return
     for line in check.lines:
-        print(line)
+        print(printable(line))
     if not check.agreed:
         raise typer.Exit(1)

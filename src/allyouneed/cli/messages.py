@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TextIO
 
+from allyouneed.errors import printable
 from allyouneed.files import missing_folder
 
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
@@ -32,7 +33,7 @@ def quieted(quiet: bool) -> Iterator[None]:
 def show_status(text: str) -> None:
     """A line on standard error."""
     if not is_quiet():
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def show_notes(notes: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TextIO, TypeVar
 from allyouneed.cli.messages import is_quiet, show_notes, show_status
 from allyouneed.cli.resumable_output import check_output, partial_paths
 from allyouneed.data.files.lines import CHUNK, PACKED_SUFFIXES, raw_lines, read_chunks, trim_lines
-from allyouneed.errors import UserError
+from allyouneed.errors import UserError, printable
 
 T = TypeVar("T")
 REPORT_SECONDS = 30.0  # between two progress lines where there is no terminal
@@ -195,8 +195,10 @@ def atomic_file(path: Path, force: bool = True) -> Iterator[BinaryIO]:
 
 
 def _writer(file: TextIO) -> Callable[[str], None]:
+    shown = printable if file.isatty() else str  # a pipe gets every character, a terminal no escape codes
+
     def write(text: str) -> None:
-        file.write(text)
+        file.write(shown(text))
         file.flush()
 
     return write

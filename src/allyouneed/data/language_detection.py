@@ -15,11 +15,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files, Report
 from allyouneed.errors import UserError
 from allyouneed.files import write_text
+from allyouneed.reading import read_text
 
 SAMPLED = 20_000  # training sentences per language
 KEPT = 2000  # n-grams kept per language
@@ -43,6 +47,13 @@ def _ngrams(text: str) -> list[str]:
     letters = re.sub(r"[\W\d_]+", " ", f" {text[:READ].lower()} ")
     found = [letters[i : i + size] for size in range(1, LONGEST + 1) for i in range(len(letters) - size + 1)]
     return [run for run in found if run.strip()] + [_script(letter) for letter in letters if letter != " "]
+
+
+class _DetectorFile(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    languages: Annotated[list[str], Field(min_length=1, max_length=10_000)]
+    scores: dict[str, list[Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]]]
 
 
 class LanguageDetector:
@@ -128,11 +139,15 @@ class LanguageDetector:
 
     @classmethod
     def load(cls, path: Path) -> LanguageDetector:
+        text = read_text(path.parent, path.name)
         try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-            return cls(tree["languages"], tree["scores"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: cannot be read: {error}; copy or train the model again") from None
+            found = _DetectorFile.model_validate_json(text)
+        except ValidationError as error:
+            reason = error.errors(include_url=False)[0]["msg"]
+            raise UserError(f"{path}: cannot be read: {reason}; copy or train the model again") from None
+        if any(len(scores) != len(found.languages) for scores in found.scores.values()):
+            raise UserError(f"{path}: cannot be read: not a score for each language; copy or train the model again")
+        return cls(found.languages, found.scores)
 
 
 def _most_common(count: Counter[str]) -> list[tuple[str, int]]:

@@ -13,7 +13,7 @@ import torch
 from allyouneed.config import preset_names
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError, near
-from allyouneed.folder import WEIGHTS, Folder, as_dtype, read_about
+from allyouneed.folder import WEIGHTS, Folder, as_dtype, check_finite, check_vocabularies, read_about
 from allyouneed.interop.hf.checkpoint import is_hf_folder
 from allyouneed.models import NAMES, resolve
 from allyouneed.nn.models.weights import cast_weights
@@ -42,6 +42,9 @@ def load(
         from allyouneed.interop.single_file import detect
 
         folder = detect.read(path, tokenizer)
+        check_finite(str(path), folder.model)
+        if folder.vocabularies is not None:
+            check_vocabularies(path, folder.vocabularies, folder.model.config)  # type: ignore[arg-type]
         cast_weights(folder.model, as_dtype(dtype))
         folder.model.to(device)
     else:

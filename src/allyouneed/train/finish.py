@@ -18,7 +18,7 @@ from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.evaluate.translation import RESAMPLES
 from allyouneed.files import write_text
-from allyouneed.folder import CARD, WEIGHTS, read_weights
+from allyouneed.folder import WEIGHTS, read_card, read_weights
 from allyouneed.train.checkpoints import Checkpoint
 from allyouneed.train.loop import Trainer
 from allyouneed.train.prepare import RunFolder
@@ -179,8 +179,8 @@ def _card_fields(trainer: Trainer, run: RunFolder, recipe_text: str, weights: st
 def _origin_line(start: Path) -> str:
     """The start model and its licence, from its card."""
     try:
-        head = (start / CARD).read_text(encoding="utf-8").split("\n## ")[0]
-    except (OSError, UnicodeDecodeError):
+        head = read_card(start).split("\n## ")[0]
+    except UserError:
         head = ""
     title = re.search(r"^# (.+)$", head, re.MULTILINE)
     licence = re.search(r"^(?:- )?licen[cs]e[^:\n]*:[ ]*(\S.*)$", head, re.MULTILINE | re.IGNORECASE)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,11 @@ from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.data.tokenizers.base import MASK, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import leftovers, temporary_name, write_folder, write_text
-from allyouneed.folder import LANGUAGES
+from allyouneed.folder import LANGUAGES, read_about
 from allyouneed.infer.retrieval.neighbour_cache import with_neighbours
 from allyouneed.infer.retrieval.retriever import Retriever
 from allyouneed.interop.load import about, vocabularies, weight_files
+from allyouneed.reading import read_json, read_json_value
 from allyouneed.tasks.causal_lm import DocumentItems
 from allyouneed.tasks.task import VALIDATION_SEED
 from allyouneed.train.backend import choose_backend
@@ -47,6 +48,7 @@ FREE_KEYS = {"steps", "epochs", "validate", "save", "average", "decoding", "outp
 FREE_KEYS |= {"device", "compile", "precision", "parallel", "checkpoint_activations", "name", "description", "licence"}
 FREE_KEYS |= {"plugins"}  # the config names their parts
 LOCK = ".lock"
+HASH = "hash.json"  # of the tokenizer, beside it
 
 
 class RunFolder:
@@ -239,6 +241,7 @@ def prepare(recipe: Recipe, run: RunFolder, reporter: Reporter) -> PreparedData:
     data, task, report = recipe.data, recipe.task, reporter.print
     retriever = _retriever(recipe)
     vocabularies = _vocabularies(recipe, run, report, retriever)
+    _check_unchanged(vocabularies, run)
     labels = _labels(recipe, run, report)
     encoding = task.encoding(vocabularies, labels, None if task.splits_documents else recipe.max_tokens)
     what = task.file_type.examples
@@ -313,14 +316,32 @@ def _vocabularies(
         return Vocabularies.load(run.tokenizer)
     if retriever is not None:
         found = Vocabularies(retriever.index.tokenizer, retriever.index.tokenizer)
-        write_folder(run.tokenizer, found.save)
+        write_folder(run.tokenizer, lambda folder: _save_tokenizer(found, folder))
         return found
     report("learning the tokenizer")
     found = Vocabularies.train(recipe.tokenizer, recipe.data.train, recipe.data.filters, recipe.task.specials())
     for note in dict.fromkeys([*found.source.notes, *found.target.notes]):
         report(note)
-    write_folder(run.tokenizer, found.save)
+    write_folder(run.tokenizer, lambda folder: _save_tokenizer(found, folder))
     return found
+
+
+def _save_tokenizer(vocabularies: Vocabularies, folder: Path) -> None:
+    vocabularies.save(folder)
+    write_text(folder / HASH, json.dumps({"sha256": vocabularies.hash}) + "\n")
+
+
+def _check_unchanged(vocabularies: Vocabularies, run: RunFolder) -> None:
+    """Refuse to resume with another tokenizer than the run has been trained with: its ids mean other texts."""
+    known = [read_json(run.tokenizer, HASH, needed=False).get("sha256")]
+    for checkpoint in sorted(run.checkpoints.glob("step-*"))[-1:]:
+        with suppress(UserError):  # damaged: reported when it is resumed from
+            known.append(read_about(checkpoint)["tokenizer_hash"])
+    if any(found not in (None, vocabularies.hash) for found in known):
+        raise UserError(
+            f"{run.folder}: the tokenizer is not the one that this run has been trained with; restore it, or use "
+            "--restart to start over"
+        )
 
 
 def _detector(recipe: Recipe, run: RunFolder) -> LanguageDetector | None:
@@ -338,7 +359,9 @@ def _detector(recipe: Recipe, run: RunFolder) -> LanguageDetector | None:
 def _labels(recipe: Recipe, run: RunFolder, report: Callable[[str], None]) -> list[str]:
     """The labels of the start model if they include those of the training data, else the latter."""
     if run.labels.exists():
-        known: list[str] = json.loads(run.labels.read_text(encoding="utf-8"))
+        known = read_json_value(run.folder, run.labels.name)
+        if not isinstance(known, list) or not all(isinstance(label, str) for label in known):
+            raise UserError(f"{run.labels}: not a list of labels; use --restart to start over")
         return known
     found = recipe.task.labels(recipe.data.train)
     if not found:

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from allyouneed.errors import printable
 from allyouneed.train.memory import format_bytes, memory_in_use
 from allyouneed.train.step import StepResult
 
@@ -36,7 +37,7 @@ class Reporter:
         self._pause = 0.0
 
     def print(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(printable(text), markup=False)
 
     def counter(self, what: str) -> Callable[[int], None]:
         """A callback for counted work that prints progress now and then."""

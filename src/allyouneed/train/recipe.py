@@ -134,7 +134,7 @@ class Recipe(Config):
     save: SaveConfig = SaveConfig()
     average: NonNegativeInt = 5  # last checkpoints averaged at the end (the paper, 6.1); 0: none
     decoding: Decoding = Decoding()
-    seed: NonNegativeInt = 1
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)] = 1
     output: Path
     tensorboard: bool = False
     name: str = ""

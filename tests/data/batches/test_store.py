@@ -175,21 +175,21 @@ def test_a_damaged_store_is_refused_and_rebuilt_by_ensure(
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]
 
 
-def test_full_verification_finds_changes_with_the_same_size_and_mtime(
+def test_changes_that_keep_size_and_mtime_are_found(
     tmp_path: Path, files: list[PairFiles], joint: Vocabularies
 ) -> None:
     store = Store.build(tmp_path / "store", files, Filters(), pair_encoding(joint, 256))
     flip(store.folder / "target.values", keep_time=True)
-    Store.open(store.folder)
     with pytest.raises(UserError, match=r"target\.values.*changed since"):
-        Store.open(store.folder, full=True)
+        Store.open(store.folder)
 
 
 def test_ensure_reuses_the_store_without_reading_the_inputs_again(
     tmp_path: Path, files: list[PairFiles], joint: Vocabularies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Store.open_or_build(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256))
-    monkeypatch.setattr(module, "sha256", lambda path: pytest.fail(f"read {path}"))
+    inputs, digest = {path for entry in files for path in entry.files()}, module.sha256
+    monkeypatch.setattr(module, "sha256", lambda path: pytest.fail(f"read {path}") if path in inputs else digest(path))
     monkeypatch.setattr(module, "_encode", lambda *_: pytest.fail("built again"))
     second = Store.open_or_build(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256))
     assert second.folder == first.folder and second.fingerprint == first.fingerprint
@@ -214,6 +214,18 @@ def test_ensure_builds_anew_when_anything_that_matters_changes(
     assert len(set(folders)) == len(folders)
     write(tmp_path / "a.tsv", PAIRS, time=OLD + 2)
     assert folder() == folders[0], "the content counts, not the time it was written"
+
+
+def test_an_input_changed_with_its_time_kept_is_noticed(
+    tmp_path: Path, files: list[PairFiles], joint: Vocabularies
+) -> None:
+    path = tmp_path / "a.tsv"
+    stamp = path.stat().st_mtime_ns  # long ago, so its hash is cached
+    first = Store.open_or_build(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256))
+    path.write_text(path.read_text().replace("dogs", "cats"))
+    os.utime(path, ns=(stamp, stamp))
+    again = Store.open_or_build(tmp_path / "cache", files, Filters(), pair_encoding(joint, 256))
+    assert again.fingerprint != first.fingerprint
 
 
 def test_a_file_changed_a_moment_ago_is_hashed_again(

@@ -47,7 +47,7 @@ def test_a_foreign_tokenizer_keeps_its_template_in_our_folder(own: Tokenizer, tm
     Vocabularies(own, own).save(tmp_path)
     assert not Vocabularies.load(tmp_path).source.foreign
     (tmp_path / "tokenizer.marks.json").write_text('{"pad": 0}')
-    with pytest.raises(UserError, match=r"marks\.json: cannot be read"):
+    with pytest.raises(UserError, match=r"marks\.json: marks: is required"):
         Vocabularies.load(tmp_path)
 
 

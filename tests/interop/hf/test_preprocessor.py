@@ -42,7 +42,7 @@ def test_the_part_of_a_config_of_several_processors(tmp_path):
 def test_missing_and_broken_files_give_a_reason(tmp_path):
     assert "preprocessor_config.json is missing" in read(tmp_path, "vit")["lacks"]
     (tmp_path / "preprocessor_config.json").write_text("{")
-    with pytest.raises(UserError, match=r"preprocessor_config.json: cannot be read"):
+    with pytest.raises(UserError, match=r"preprocessor_config.json: not valid JSON"):
         read(tmp_path, "vit")
     (tmp_path / "preprocessor_config.json").write_text("[]")
     with pytest.raises(UserError, match="expected a JSON object"):

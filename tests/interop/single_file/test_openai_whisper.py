@@ -208,7 +208,7 @@ def test_other_files_are_refused(tmp_path):
     with pytest.raises(UserError, match="not a Whisper model"):
         single_file.read(tmp_path / "a.pt")
     (tmp_path / "b.pt").write_bytes(io.BytesIO(b"no zip, no pickle").read())
-    with pytest.raises(UserError, match="cannot be read as weights"):
+    with pytest.raises(UserError, match="cannot be read: File is not a zip file"):
         single_file.read(tmp_path / "b.pt")
     (tmp_path / "c.onnx").write_bytes(b"x")
     with pytest.raises(UserError, match="not a model folder"):

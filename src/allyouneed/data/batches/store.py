@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from allyouneed.config import tree_of
+from allyouneed.config import Config, parse, tree_of
 from allyouneed.data.batches.encoding import Dropped, EncodedRow, Encoding
 from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.lines import inner_suffix
@@ -28,12 +29,44 @@ from allyouneed.data.files.readers import Example, Files, Report
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.files import checksum, sha256, write_folder, write_text
+from allyouneed.reading import file_in, has_file, parse_json, read_text
 
 FORMAT = 2
 CHUNK = 4096  # examples encoded together
 CHARACTERS = 1 << 22  # fewer, once they hold this many characters
 
 Progress = Callable[[int], None]
+
+
+class StoredFile(Config):
+    bytes: Annotated[int, Field(ge=0, lt=1 << 63)]
+    mtime_ns: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+    sha256: str
+
+
+class StoredDrops(Config):
+    count: int
+    examples: list[str]
+
+
+class StoredReport(Config):
+    read: int
+    kept: int
+    drops: dict[str, StoredDrops]
+
+
+class StoreMeta(Config):
+    """meta.json."""
+
+    format: Literal[2]
+    fingerprint: str
+    facts: dict[str, Any]
+    examples: int
+    dtype: Annotated[dict[str, Literal["<u1", "<u2", "<u4", "<f4"]], Field(min_length=1)]
+    files: dict[str, StoredFile]
+    report: StoredReport
+    weights: list[tuple[Annotated[float, Field(gt=0)], Annotated[int, Field(gt=0)]]] | None = None
+    checksum: str
 
 
 @dataclass(frozen=True)
@@ -134,24 +167,26 @@ class Store:
             write_folder(folder, fill)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from None
-        return cls.open(folder)
+        return cls.open(folder, full=False)
 
     @classmethod
-    def open(cls, folder: Path | str, full: bool = False) -> Store:
-        """Open a store; raise if a file differs from what was written.
+    def open(cls, folder: Path | str, full: bool = True) -> Store:
+        """Open a store; raise if a file differs from what was written, whatever its modification time says.
 
-        Sizes are always compared; checksums only if `full` or if a file's mtime changed.
+        `full=False`: only sizes are compared, for files that were written just now.
         """
         folder = Path(folder)
         meta = _read_meta(folder)
         for name, expected in meta["files"].items():
             path = folder / name
-            if not path.is_file() or path.stat().st_size != expected["bytes"]:
+            if not has_file(folder, name) or file_in(folder, name).stat().st_size != expected["bytes"]:
                 raise UserError(f"{path}: missing or truncated; delete {folder} and build it again")
-            touched = path.stat().st_mtime_ns != expected["mtime_ns"]
-            if (full or touched) and sha256(path) != expected["sha256"]:
+            if full and sha256(path) != expected["sha256"]:
                 raise UserError(f"{path}: changed since it was built; delete {folder} and build it again")
-        return cls(folder, meta)
+        try:
+            return cls(folder, meta)
+        except (ValueError, TypeError, LookupError) as error:
+            raise UserError(f"{folder}: damaged ({error}); delete {folder} and build it again") from None
 
     @classmethod
     def open_or_build(
@@ -181,23 +216,23 @@ LATER_KEYS = ("header", "quotes")  # of files; unknown to older versions, whose 
 
 
 class InputHashes:
-    """SHA-256 of input files, cached by path, size and mtime, so that large files are not hashed at every start."""
+    """SHA-256 of input files, cached by path, size and times, so that large files are not hashed at every start."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.known: dict[str, Any] = {}
         if path is not None and path.exists():
             try:
-                loaded = json.loads(path.read_text(encoding="utf-8"))
+                loaded = parse_json(path.read_text(encoding="utf-8"))
                 self.known = loaded if isinstance(loaded, dict) else {}
-            except ValueError:
+            except (ValueError, OSError):
                 pass  # a damaged cache is ignored
 
     def sha256(self, file: Path) -> str:
         key, stamp = str(file.resolve()), _stamp(file)
         entry = self.known.get(key)
         if isinstance(entry, dict) and entry.get("stamp") == stamp:
-            return str(entry["sha256"])
+            return str(entry.get("sha256"))
         digest = sha256(file)
         # A file modified just now could change again within the clock's resolution and keep its stamp: do not cache.
         if time.time_ns() - stamp[1] > 2_000_000_000:
@@ -208,11 +243,12 @@ class InputHashes:
 
 
 def _stamp(file: Path) -> list[int]:
+    """Size and times: a program may set back the time of modification, but not that of the last change of any kind."""
     try:
         stat = file.stat()
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from None
-    return [stat.st_size, stat.st_mtime_ns]
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
 def _fingerprint(files: Sequence[Files], filters: Filters, encoding: Encoding, hashes: InputHashes) -> str:
@@ -327,9 +363,10 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{folder}: no token store here (no meta.json); build it first")
     try:
-        meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        sound = meta["checksum"] == checksum(meta) and meta["format"] == FORMAT
-    except (ValueError, KeyError, TypeError, AttributeError):
+        meta: dict[str, Any] = parse_json(read_text(folder, "meta.json"))
+        parse(StoreMeta, meta)
+        sound = meta["checksum"] == checksum(meta)
+    except (ValueError, UserError):
         sound = False
     if not sound:
         raise UserError(f"{path}: damaged or from another version; delete {folder} and build it again")
@@ -337,8 +374,11 @@ def _read_meta(folder: Path) -> dict[str, Any]:
 
 
 def _open_column(folder: Path, name: str, dtype: str) -> Column:
-    offsets: NDArray[np.int64] = np.memmap(folder / f"{name}.offsets", dtype="<i8", mode="r")
-    path = folder / f"{name}.values"
+    offsets: NDArray[np.int64] = np.memmap(file_in(folder, f"{name}.offsets"), dtype="<i8", mode="r")
+    path = file_in(folder, f"{name}.values")
     # an empty file cannot be mapped
     values = np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)
-    return Column(values, offsets, np.diff(offsets).astype(np.int32))
+    lengths = np.diff(offsets)
+    if offsets[0] != 0 or offsets[-1] != len(values) or (lengths < 0).any():
+        raise ValueError(f"the offsets of {name} do not fit its values")
+    return Column(values, offsets, lengths.astype(np.int32))

@@ -6,7 +6,6 @@ changes the file.
 
 from __future__ import annotations
 
-import json
 import mmap
 import weakref
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
+from allyouneed.reading import parse_json
 
 DTYPES = {
     "F64": torch.float64,
@@ -92,20 +92,11 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
             pass
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length), object_pairs_hook=unique_keys)
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+            header = parse_json(file.read(length))
+    except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path}: not a valid safetensors file: {error}") from None
     header.pop("__metadata__", None)
     unknown = sorted({entry["dtype"] for entry in header.values()} - DTYPES.keys())
     if unknown:
         raise UserError(f"{path}: unsupported dtype {', '.join(unknown)} (supported: {', '.join(DTYPES)})")
     return header, 8 + length
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object without duplicate keys, which parsers resolve differently."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is duplicated")
-    return found

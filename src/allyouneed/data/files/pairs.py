@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, PositiveFloat, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from allyouneed.data.files.lines import decode_utf8, raw_lines
 from allyouneed.data.files.readers import (
@@ -58,7 +58,9 @@ class PairFiles(TableFiles):
     keys: tuple[str, str] = ("source", "target")
     from_: Tag | None = Field(default=None, alias="from")
     to: Tag | None = None
-    weight: PositiveFloat = 1.0  # how many times an epoch reads each pair; 0.5: with probability 1/2
+    weight: Annotated[float, Field(gt=0, le=1000)] = (
+        1.0  # how often an epoch reads each pair; 0.5: with probability 1/2
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

@@ -38,13 +38,20 @@ class Speech(Config):
     suppress: tuple[Id, ...] = ()  # never generated: annotations, brackets, musical notes
     begin_suppress: tuple[Id, ...] = ()  # never generated first: a space, the end
     first_within: Annotated[float, Field(ge=0)] = 1.0  # latest first timestamp, in seconds
-    seconds: Annotated[float, Field(gt=0)] = 30.0  # window of the encoder
+    seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # window of the encoder
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if bool(self.languages) != bool(self.tasks):
             raise ValueError("languages and tasks: a multilingual model has tokens for both")
         return self
+
+    @property
+    def ids(self) -> set[int]:
+        """All of them."""
+        single = (self.start, self.end, self.no_timestamps, self.previous, self.no_speech)
+        lists = (self.languages.values(), self.tasks.values(), self.suppress, self.begin_suppress)
+        return {number for number in single if number is not None} | {number for ids in lists for number in ids}
 
     @property
     def first_time(self) -> int:

@@ -17,22 +17,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import PositiveInt, StringConstraints, model_validator
+from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
-from allyouneed.config import Config
+from allyouneed.config import Config, parse
 from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files, Report
 from allyouneed.data.languages import find as find_language
+from allyouneed.data.tokenizers.bounds import MAX_BYTES, parse_tokenizer
 from allyouneed.data.tokenizers.byte_level import BYTE_OF, BYTES, show_bytes
 from allyouneed.data.tokenizers.errors import translate_errors
 from allyouneed.data.tokenizers.plain import plain, unknown_id
-from allyouneed.data.tokenizers.special_tokens import Template
+from allyouneed.data.tokenizers.special_tokens import Id, Template
 from allyouneed.data.tokenizers.subwords import train_subwords
 from allyouneed.errors import UserError, near
+from allyouneed.reading import file_in, has_file, read_json, read_text
 
 PAD, BOS, EOS, MASK = "<pad>", "<s>", "</s>", "<mask>"
 LANGUAGE = re.compile(r"<2(.+)>")
+MAX_VOCAB = 4_000_000  # tokens; the largest published vocabularies have a quarter of it
 EAST_ASIAN_CHARACTER = re.compile(  # EAST_ASIAN of subwords.py, for Python's own `re`
     "[\u2e80-\u2fdf\u3005\u3007\u3021-\u3029\u3038-\u303b\u3041-\u309f\u30a1-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uf900-\ufaff\uff66-\uff9f\U00016fe0-\U00018cff\U0001aff0-\U0001b16f\U0001f200\U00020000-\U0003ffff]"
@@ -55,7 +58,7 @@ class TokenizerConfig(Config):
     """What to train. `vocab` counts everything: bytes, special tokens, learned pieces."""
 
     kind: Literal["bpe", "unigram"] = "bpe"
-    vocab: PositiveInt = 8000
+    vocab: Annotated[int, Field(gt=0, le=MAX_VOCAB)] = 8000
     joint: bool = True
     min_frequency: PositiveInt | None = None
     specials: tuple[Special, ...] = ()
@@ -65,6 +68,18 @@ class TokenizerConfig(Config):
         if self.kind == "unigram" and self.min_frequency is not None:
             raise ValueError("min_frequency requires kind 'bpe'; unigram ranks pieces by likelihood")
         return self
+
+
+class Marks(Config):
+    """tokenizer.marks.json: what a foreign tokenizer.json does not contain."""
+
+    pad: Id = 0
+    bos: Id = 1
+    eos: Id = 2
+    mask: Id | None = None
+    known: Id | None = None
+    languages: dict[str, Id] | None = None
+    marks: Template
 
 
 def _nine_digits(number: str) -> str:
@@ -98,10 +113,8 @@ class Tokenizer:
         self.foreign = template is not None
         self.template = Template.default(bos, eos) if template is None else template
         self._mask, self._known = mask, known
-        self._size = int(inner.get_vocab_size(with_added_tokens=True))
-        if self.foreign:  # ids may have gaps
-            self._size = int(max(inner.get_vocab(with_added_tokens=True).values(), default=-1)) + 1
-            self._size = self._size if known is None else min(known, self._size)
+        self._size = int(max(inner.get_vocab(with_added_tokens=True).values(), default=-1)) + 1  # ids may have gaps
+        self._size = self._size if known is None else min(known, self._size)
         self.notes = list(notes)
         added = inner.get_added_tokens_decoder()
         self._added = {
@@ -116,6 +129,12 @@ class Tokenizer:
     def size(self) -> int:
         """Number of embedding rows it needs."""
         return self._size
+
+    @property
+    def used_ids(self) -> set[int]:
+        """Every id that it may give to a model besides those of text: special tokens, languages, banned tokens."""
+        numbers = {self.pad, self.bos, self.eos, *self._added, *self.languages.values(), *self.template.used_ids}
+        return numbers if self._mask is None else numbers | {self._mask}
 
     @cached_property
     def hash(self) -> str:
@@ -325,17 +344,14 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path | str, pad: str | int = PAD, bos: str | int = BOS, eos: str | int = EOS) -> Tokenizer:
         """Read a `tokenizer.json`: ours, or a foreign one with special tokens given here or in `.marks.json`."""
-        from tokenizers import Tokenizer as Inner
-
-        try:
-            inner = Inner.from_str(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"{path}: the tokenizer cannot be read: {error.strerror}") from None
-        except Exception as error:  # the library raises bare Exception for anything it cannot parse
-            raise UserError(f"{path}: not a tokenizer.json: {error}; train the tokenizer again") from None
-        beside = Path(path).with_suffix(".marks.json")
-        if beside.exists():
-            return cls(inner, **_about(beside))
+        path = Path(path)
+        file = path.resolve()  # the caller names the file, so a link is followed
+        inner = parse_tokenizer(read_text(file.parent, file.name, MAX_BYTES), str(path))
+        beside = path.with_suffix(".marks.json")
+        if has_file(path.parent, beside.name):
+            found = parse(Marks, read_json(path.parent, beside.name), str(beside))
+            rest = {key: getattr(found, key) for key in ("pad", "bos", "eos", "mask", "known", "languages")}
+            return cls(inner, **rest, template=found.marks)
         ids = []
         for special in (pad, bos, eos):
             number = special if isinstance(special, int) else inner.token_to_id(special)
@@ -343,15 +359,6 @@ class Tokenizer:
                 raise UserError(f"{path}: the tokenizer has no token {special!r}; pass the ids of pad, bos and eos")
             ids.append(number)
         return cls(inner, ids[0], ids[1], ids[2])
-
-
-def _about(path: Path) -> dict[str, Any]:
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        template = Template.from_tree(tree.pop("marks"))
-        return {**tree, "template": template}
-    except (OSError, ValueError, KeyError, TypeError, UserError) as error:
-        raise UserError(f"{path}: cannot be read: {error}; import the model again") from None
 
 
 def train(config: TokenizerConfig, texts: Iterable[str], languages: Iterable[str] = ()) -> Tokenizer:
@@ -432,6 +439,9 @@ class Vocabularies:
 
     @classmethod
     def load(cls, folder: Path | str) -> Vocabularies:
-        source = Tokenizer.load(Path(folder) / "tokenizer.json")
-        other = Path(folder) / "tokenizer.target.json"
-        return cls(source, Tokenizer.load(other) if other.exists() else source)
+        folder = Path(folder)
+        names = ["tokenizer.json", *(["tokenizer.target.json"] if has_file(folder, "tokenizer.target.json") else [])]
+        for name in names:
+            file_in(folder, name)
+        source, *other = (Tokenizer.load(folder / name) for name in names)
+        return cls(source, other[0] if other else source)

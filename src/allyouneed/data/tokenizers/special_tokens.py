@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, StrictBool, StrictInt, TypeAdapter, ValidationError
 
 from allyouneed.errors import UserError
 
-Ids = tuple[int, ...]
+Id = Annotated[StrictInt, Field(ge=0, lt=1 << 31)]
+Ids = Annotated[tuple[Id, ...], Field(max_length=1000)]
+Banned = Annotated[tuple[Id, ...], Field(max_length=1 << 22)]
 
 
 @dataclass(frozen=True)
@@ -25,18 +29,20 @@ class Template:
     `ended`: a text that reaches its maximum length ends with EOS.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")  # it is read from tokenizer.marks.json
+
     before: Ids = ()
     between: Ids = ()
     after: Ids = ()
     opening: Ids = ()
-    types: tuple[int, int] = (0, 1)
-    closing: int | None = None
+    types: tuple[Id, Id] = (0, 1)
+    closing: Id | None = None
     language: Literal["before", "after"] | None = None
-    spoken: int | None = None
+    spoken: Id | None = None
     forced: Ids = ()
     stops: Ids = ()
-    never: Ids = ()
-    ended: bool = False
+    never: Banned = ()
+    ended: StrictBool = False
 
     @classmethod
     def default(cls, bos: int, eos: int) -> Template:
@@ -65,7 +71,17 @@ class Template:
     @classmethod
     def from_tree(cls, tree: Any) -> Template:
         """Inverse of `to_tree`."""
-        if not isinstance(tree, Mapping) or not set(tree) <= set(cls.__dataclass_fields__):
-            raise UserError(f"a template is a mapping of {', '.join(cls.__dataclass_fields__)}")
-        found: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
-        return cls(**found)
+        try:
+            return TypeAdapter(cls).validate_python(tree)
+        except ValidationError:
+            raise UserError(f"a template is a mapping of {', '.join(cls.__dataclass_fields__)}") from None
+
+    @property
+    def used_ids(self) -> set[int]:
+        """Every id it names."""
+        lists = (self.before, self.between, self.after, self.opening, self.forced, self.stops, self.never)
+        return {number for ids in lists for number in ids} | ({self.spoken} if self.spoken is not None else set())
+
+    @property
+    def used_types(self) -> set[int]:
+        return {*self.types} | ({self.closing} if self.closing is not None else set())

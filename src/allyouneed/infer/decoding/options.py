@@ -43,7 +43,7 @@ class Decoding(Config):
     # stop a text that repeats a part this many times in a row (and over 32 tokens); None or 0: never
     loops: Annotated[Annotated[int, Field(gt=1)] | None, BeforeValidator(lambda n: n or None)] = 8
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)] = ()
-    seed: Annotated[int, Field(ge=0)] = 0  # with a text's index in the request, it decides what is sampled
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)] = 0  # with a text's index in the request, it decides what is sampled
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -57,7 +57,11 @@ def commands() -> list[str]:
 
 def predictor(folder: Folder) -> Predictor:
     """The predictor for the task that the folder was trained for."""
+    from allyouneed.config import parse
+    from allyouneed.infer.decoding.options import Decoding
+
     task = folder.task.get("kind")
     if task not in TASKS:
         raise UserError(f"{folder.path}: unknown task {task!r} (allowed: {', '.join(TASKS)})")
+    parse(Decoding, folder.decoding, f"{folder.path}: decoding")
     return TASKS[task].predictor_class(folder)

@@ -103,7 +103,11 @@ class Transcriber(Predictor):
         settings = {key: value for key, value in self.folder.task.items() if key != "kind"}
         if "lacks" in settings:
             raise UserError(f"{self.folder.path}: cannot transcribe: {settings['lacks']}")
-        return parse(Speech, settings, f"{self.folder.path}: task")
+        speech = parse(Speech, settings, f"{self.folder.path}: task")
+        sizes = getattr(self.model.config, "vocabs", None)
+        if sizes is not None and (largest := max(speech.ids)) >= sizes.target:
+            raise UserError(f"{self.folder.path}: task: token id {largest}, but the model has {sizes.target:,} tokens")
+        return speech
 
     @property
     def window(self) -> int:

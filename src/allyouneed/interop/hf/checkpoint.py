@@ -6,7 +6,6 @@ before memory is allocated. Tensors are memory-mapped and read when used."""
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allyouneed.data.files.mapped import MappedFile, unique_keys
+from allyouneed.data.files.mapped import MappedFile
 from allyouneed.errors import UserError
+from allyouneed.reading import MAX_JSON_BYTES, file_in, parse_json, read_json
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 MODULES = "modules.json"  # marks a folder of sentence-transformers
-MAX_JSON_BYTES = 64 << 20  # the largest published shard index has a tenth of it
 MAX_LAYERS = 1024  # a config may declare this many layers with fewer tensors: layers may share weights
 LAYER_COUNT_KEYS = ("*layers*", "*_layer", "attention_types", "block_sizes")
 
@@ -36,8 +35,8 @@ def is_hf_folder(path: Path | str) -> bool:
     if not file.is_file() or file.stat().st_size > MAX_JSON_BYTES:
         return False
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        config = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return False  # the error is reported when the folder is read
     return isinstance(config, dict) and "format" not in config and bool({"model_type", "architectures"} & set(config))
 
@@ -105,45 +104,6 @@ class ShardedWeights(Mapping[str, Tensor]):
         return name in self.file_of
 
 
-def read_json(path: Path, name: str, needed: bool = True) -> dict[str, Any]:
-    """A JSON object from a file of the folder; an empty one if the file is missing and not `needed`."""
-    file = path / name
-    if not file.is_file():
-        if needed:
-            raise UserError(f"{file}: missing; the model folder is incomplete")
-        return {}
-    file = file_in(path, name)
-    if file.stat().st_size > MAX_JSON_BYTES:
-        raise UserError(f"{file}: {file.stat().st_size:,} bytes; at most {MAX_JSON_BYTES:,} are read")
-    try:
-        found = json.loads(
-            file.read_text(encoding="utf-8"), object_pairs_hook=unique_keys, parse_constant=_reject_constant
-        )
-    except (ValueError, OSError, RecursionError) as error:
-        raise UserError(f"{file}: not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{file}: expected a JSON object, found {type(found).__name__}")
-    return found
-
-
-def file_in(path: Path, name: str) -> Path:
-    """A file of this folder by name. Links must stay inside the folder, or lead to the `blobs` folder of Hugging Face's
-    own cache, which its `snapshots` link to."""
-    plain = isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
-    if not plain:
-        raise UserError(f"{path}: {name!r} is not the name of a file in this folder")
-    try:
-        target, root = (path / name).resolve(), path.resolve()
-    except (OSError, RuntimeError):
-        raise UserError(f"{path / name}: broken link; put the file itself there") from None
-    allowed = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
-    if target.parent not in allowed:
-        raise UserError(f"{path / name}: link to a file outside the folder; put the file itself there")
-    if not target.is_file():
-        raise UserError(f"{path / name}: missing; the folder is incomplete, copy it again")
-    return target
-
-
 def truncate(lines: list[str], most: int = 20) -> list[str]:
     return lines if len(lines) <= most else [*lines[:most], f"… and {len(lines) - most:,} more"]
 
@@ -173,17 +133,25 @@ def _open_weights(file: Path) -> Mapping[str, Tensor]:
     return _load_pickle(file) if is_zip or file.suffix == ".bin" else MappedFile(file)
 
 
-def _load_pickle(file: Path) -> dict[str, Tensor]:
-    """A .bin: a zip of stored tensors and a pickle that names them. Anything else in the pickle is refused."""
+def check_archive(file: Path) -> None:
+    """Refuse a file of torch that unpacks to more than its own size: a megabyte may unpack to gigabytes."""
     try:
         with zipfile.ZipFile(file) as archive:
-            compressed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
-    except (zipfile.BadZipFile, OSError) as error:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise UserError(
             f"{file}: cannot be read: {error}; if torch before 1.6 wrote it, load and save it with a newer version"
         ) from None
+    compressed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
     if compressed:
         raise UserError(f"{file}: {compressed[0]} is compressed; torch does not write such files")
+    if (total := sum(entry.file_size for entry in entries)) > file.stat().st_size:
+        raise UserError(f"{file}: declares {total:,} bytes of content, more than it has")
+
+
+def _load_pickle(file: Path) -> dict[str, Tensor]:
+    """A .bin: a zip of stored tensors and a pickle that names them. Anything else in the pickle is refused."""
+    check_archive(file)
     try:
         found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # the unpickler raises any type
@@ -212,7 +180,3 @@ def _integers(tree: Any, key: str = "") -> Iterator[tuple[str, int]]:
             yield from _integers(value, key)
     elif isinstance(tree, int) and not isinstance(tree, bool):
         yield key, tree
-
-
-def _reject_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not a JSON number")

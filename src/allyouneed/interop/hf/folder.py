@@ -12,11 +12,11 @@ import torch
 from allyouneed.config import tree_of
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
-from allyouneed.folder import CARD, Folder, as_dtype, check_vocabularies
+from allyouneed.folder import Folder, as_dtype, check_finite, check_vocabularies, read_card
 from allyouneed.interop.families import FAMILIES
 from allyouneed.interop.heads import check_task, config_of, pooling_head, with_head
 from allyouneed.interop.hf import preprocessor, sentence_transformers
-from allyouneed.interop.hf.checkpoint import MAX_JSON_BYTES, HfCheckpoint, file_in, read_json
+from allyouneed.interop.hf.checkpoint import HfCheckpoint
 from allyouneed.interop.hf.generation_config import read_decoding
 from allyouneed.interop.hf.sentence_transformers import SentenceModules
 from allyouneed.interop.hf.weight_table import Family
@@ -24,6 +24,7 @@ from allyouneed.interop.hf.whisper_tokens import speech_options
 from allyouneed.interop.tokenizers import load as tokenizers
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import cast_weights
+from allyouneed.reading import MAX_JSON_BYTES, file_in, read_json
 
 # the task of a class, by the end of its name; any other class has the task of its family
 TASK_BY_CLASS = {
@@ -88,17 +89,18 @@ def load(
     family, config = family_of(checkpoint), checkpoint.config
     with config_errors(checkpoint):
         model = family.convert(config, checkpoint.weights, as_dtype(dtype), device)
-    if not as_stored:
-        cast_weights(model, as_dtype(dtype))
-    kind, head = task_and_head(path, config, config_of(model), modules, task)
-    model = model if head is None else with_head(model, head)
-    vocabs = tokenizers.read(model_path, config)
+        check_finite(str(checkpoint.files[0]), model)
+        if not as_stored:
+            cast_weights(model, as_dtype(dtype))
+        kind, head = task_and_head(path, config, config_of(model), modules, task)
+        model = model if head is None else with_head(model, head)
+    vocabs = read_vocabularies(checkpoint)
     if vocabs is not None:
         check_vocabularies(path, vocabs, config_of(model))
     generation = read_json(model_path, GENERATION, needed=False)
+    decoding, notes = read_decoding(config, generation, kind, str(model_path / GENERATION))
+    notes += [] if vocabs is None else vocabs.source.notes
     with config_errors(checkpoint):
-        decoding, notes = read_decoding(config, generation, kind)
-        notes += [] if vocabs is None else vocabs.source.notes
         options = task_options(model_path, config, generation, kind, vocabs, notes)
     origin = {"family": family.name, "config": config} | ({"generation": generation} if generation else {})
     return Folder(
@@ -108,7 +110,7 @@ def load(
         decoding,
         max_tokens=_max_tokens(model_path, config, config_of(model), modules),
         labels=labels_of(config, config_of(model)) if kind in LABELLED else [],
-        card=_read_card(path),
+        card=read_card(path),
         path=path,
         origin=origin,
         notes=notes,
@@ -124,9 +126,9 @@ def about(path: Path | str) -> dict[str, Any]:
     family, config = family_of(checkpoint), checkpoint.config
     with config_errors(checkpoint):
         model = family.read_config(config if family.prepare is None else family.prepare(config, checkpoint.weights)[0])
-    kind, head = task_and_head(path, config, model, modules)
+        kind, head = task_and_head(path, config, model, modules)
+        labels = labels_of(config, model) if kind in LABELLED else []
     tree = tree_of(model) | ({} if head is None else {"head": head})
-    labels = labels_of(config, model) if kind in LABELLED else []
     origin = {"family": family.name, "config": config}
     return {"model": tree, "task": {"kind": kind}, "labels": labels, "origin": origin}
 
@@ -151,7 +153,7 @@ def config_errors(checkpoint: HfCheckpoint) -> Iterator[None]:
     """Report any exception a malformed config causes (strings for numbers, negative sizes, …) as a `UserError`."""
     try:
         yield
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, AssertionError) as error:
         family = checkpoint.config["model_type"]
         raise UserError(
             f"{checkpoint.path / 'config.json'}: not a valid {family} config: {type(error).__name__}: {error}"
@@ -190,8 +192,16 @@ def labels_of(config: Mapping[str, Any], model: Model) -> list[str]:
 
 
 def vocabularies(path: Path) -> Vocabularies | None:
-    checkpoint = open_checkpoint(path)[1]
-    return tokenizers.read(checkpoint.path, checkpoint.config)
+    return read_vocabularies(open_checkpoint(path)[1])
+
+
+def read_vocabularies(checkpoint: HfCheckpoint) -> Vocabularies | None:
+    try:
+        return tokenizers.read(checkpoint.path, checkpoint.config)
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:  # fields of another type
+        raise UserError(
+            f"{checkpoint.path}: the files of the tokenizer are malformed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def task_options(
@@ -223,11 +233,6 @@ def read_originals(path: Path) -> dict[str, bytes]:
 def _architecture(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
-
-
-def _read_card(path: Path) -> str:
-    file = path / CARD
-    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
 def _max_tokens(path: Path, config: Mapping[str, Any], model: Model, modules: SentenceModules | None) -> int:

@@ -4,8 +4,13 @@ noted."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import ConfigDict, Field, StrictInt, StrictStr
+
+from allyouneed.config import Config, parse
+
+GENERATION = "generation_config.json"
 GENERATES = ("causal-lm", "translation", "seq2seq")
 PROMPTED = ("causal-lm",)  # `max_length` includes the prompt, so it does not bound the number of new tokens
 # their option: (ours, the value that turns it off)
@@ -31,13 +36,41 @@ UNSUPPORTED = {
 }
 
 
+Length = Annotated[StrictInt, Field(ge=0, lt=1 << 31)] | None
+Number = Annotated[float, Field(strict=True)] | None
+
+
+class GenerationConfig(Config):
+    """The options of theirs that are read here."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    num_beams: Annotated[StrictInt, Field(ge=0, le=MAX_BEAMS)] | None = None
+    top_k: Length = None
+    temperature: Number = None
+    top_p: Number = None
+    min_p: Number = None
+    length_penalty: Number = None
+    early_stopping: bool | Literal["never"] | None = None
+    max_new_tokens: Length = None
+    min_new_tokens: Length = None
+    max_length: Length = None
+    min_length: Length = None
+    repetition_penalty: Number = None
+    no_repeat_ngram_size: Length = None
+    stop_strings: StrictStr | list[StrictStr] | None = None
+    bad_words_ids: list[list[StrictInt]] | None = None
+
+
 def read_decoding(
-    config: Mapping[str, Any], generation: Mapping[str, Any], kind: str
+    config: Mapping[str, Any], generation: Mapping[str, Any], kind: str, where: str = GENERATION
 ) -> tuple[dict[str, Any], list[str]]:
     """Options for `Decoding`, and notes. Older folders keep generation options in config.json."""
     if kind not in GENERATES:
         return {}, []
     options = {**config, **{key: value for key, value in generation.items() if value is not None}}
+    unread = ("max_length", "min_length") if kind in PROMPTED else ()
+    parse(GenerationConfig, {key: value for key, value in options.items() if key not in unread}, where)
     found = _method(options) | _lengths(options, kind)
     for key, (ours, off) in ALWAYS.items():
         if _is_on(options, key, off):
@@ -57,8 +90,6 @@ def read_decoding(
 
 def _method(options: Mapping[str, Any]) -> dict[str, Any]:
     beams = options.get("num_beams") or 1
-    if not isinstance(beams, int) or not 0 < beams <= MAX_BEAMS:
-        raise ValueError(f"num_beams: {beams!r} is not a beam width between 1 and {MAX_BEAMS}")
     if options.get("do_sample"):
         top_k = options.get("top_k", TOP_K)
         found: dict[str, Any] = {"method": "sample"} | ({"top_k": top_k} if top_k else {})

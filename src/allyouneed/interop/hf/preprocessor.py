@@ -3,12 +3,12 @@ processor_config.json."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from allyouneed.errors import UserError
+from allyouneed.reading import has_file, read_json
 
 FILES = ("preprocessor_config.json", "processor_config.json")
 FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
@@ -65,15 +65,11 @@ def read(path: Path, family: str, channels: int = 3) -> dict[str, Any]:
 def read_options(path: Path) -> dict[str, Any]:
     """Their options; processor_config.json holds those of several processors."""
     for name in FILES:
-        file = path / name
-        if file.is_file():
-            try:
-                found = json.loads(file.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise UserError(f"{file}: cannot be read: {error}") from None
-            found = found.get("image_processor", found) if isinstance(found, dict) else None
+        if has_file(path, name):
+            content = read_json(path, name)
+            found = content.get("image_processor", content)
             if not isinstance(found, dict):
-                raise UserError(f"{file}: expected a JSON object")
+                raise UserError(f"{path / name}: image_processor: expected a JSON object")
             if name == FILES[0] or "image_mean" in found or "size" in found:
                 return found
     return {}

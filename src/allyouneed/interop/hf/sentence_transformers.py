@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.errors import UserError
-from allyouneed.interop.hf.checkpoint import MAX_JSON_BYTES, MODULES, file_in, read_json
+from allyouneed.interop.hf.checkpoint import MODULES
+from allyouneed.reading import has_file, read_json, read_json_value
 
 POOLS = {"cls": "first", "mean": "mean", "lasttoken": "last"}  # theirs -> ours
 LIMITS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json")
@@ -24,15 +25,12 @@ class SentenceModules:
 
 def read(path: Path) -> SentenceModules | None:
     """None for any other folder."""
-    if not (path / MODULES).is_file():
+    if not has_file(path, MODULES):
         return None
-    file = file_in(path, MODULES)
+    listed = read_json_value(path, MODULES)
     try:
-        if file.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError("file too large")
-        listed = json.loads(file.read_text(encoding="utf-8"))
         modules = [(str(entry["type"]).rsplit(".", 1)[-1], str(entry["path"])) for entry in listed]
-    except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
+    except (TypeError, LookupError) as error:
         raise UserError(f"{path / MODULES}: not a list of modules: {error}") from None
     kinds = [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -51,7 +49,7 @@ def subfolder(path: Path, name: str) -> Path:
     if name in ("", "."):
         return path
     found = path / name
-    if found.resolve().parent != path.resolve() or not found.is_dir():
+    if "\0" in name or found.resolve().parent != path.resolve() or not found.is_dir():
         raise UserError(f"{path / MODULES}: {name!r} is not a folder in {path}")
     return found
 
@@ -66,7 +64,7 @@ def _pool(folder: Path) -> str:
     ]
     if isinstance(mode := config.get("pooling_mode"), str | list):
         chosen = [mode] if isinstance(mode, str) else mode
-    if len(chosen) != 1 or chosen[0] not in POOLS:
+    if len(chosen) != 1 or not isinstance(chosen[0], str) or chosen[0] not in POOLS:
         named = " and ".join(map(str, chosen)) or "nothing"
         raise UserError(f"{folder / 'config.json'}: pooling by {named} is not supported (allowed: {', '.join(POOLS)})")
     if config.get("include_prompt") is False:

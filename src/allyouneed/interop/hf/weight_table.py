@@ -31,7 +31,7 @@ from allyouneed.data.files.mapped import release_pages
 from allyouneed.errors import UserError
 from allyouneed.interop.hf.config_writer import ModelTree, canonical_tree, differences
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.weights import assign_weights, meta_model
+from allyouneed.nn.models.weights import assign_weights, dtype_problem, meta_model
 
 HfConfig = Mapping[str, Any]
 Weights = Mapping[str, Tensor]
@@ -163,6 +163,8 @@ class Family:
                 found = self._build_weight(terms, config, weights, tensor.shape)
                 if isinstance(found, str):
                     problems.append(f"{', '.join(names)}: {found}, our {name} is {tuple(tensor.shape)}")
+                elif problem := dtype_problem(found.dtype, tensor.dtype):
+                    problems.append(f"{', '.join(names)}: {problem}")
                 elif not problems:
                     ready[name] = found.to(device, dtype if found.is_floating_point() else None).contiguous()
                     if ready[name].data_ptr() != found.data_ptr():

@@ -7,6 +7,7 @@ from typing import Any
 
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
+from allyouneed.interop.hf.checkpoint import check_archive
 from allyouneed.interop.single_file import llama2c, openai_whisper
 
 PICKLES = (".pt", ".pth")
@@ -35,6 +36,7 @@ def _load_pickle(path: Path) -> Any:
     """Tensors, numbers and strings only: nothing in the file is executed."""
     import torch
 
+    check_archive(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=False)
     except Exception as error:  # torch raises many types for malformed files

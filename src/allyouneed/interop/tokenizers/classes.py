@@ -11,6 +11,7 @@ from allyouneed.errors import UserError
 from allyouneed.interop.tokenizers import languages, vocab_files
 from allyouneed.interop.tokenizers.sentencepiece import SentencePiece, SentencePieceModel, build
 from allyouneed.interop.tokenizers.tiktoken import byte_pair_encoding, read_ranks
+from allyouneed.reading import file_in, has_file
 
 TemplateText = tuple[str, str]  # for one text and for two: roles of special tokens, and token types where not 0
 BERT: TemplateText = ("cls A sep", "cls A sep B:1 sep:1")
@@ -18,6 +19,8 @@ ROBERTA: TemplateText = ("cls A sep", "cls A sep sep B sep")
 EOS_TEMPLATE: TemplateText = ("A eos", "A eos B eos")
 XLNET: TemplateText = ("A sep cls:2", "A sep B:1 sep:1 cls:2")
 PAIR_AS_ONE: TemplateText = ("A eos", "A B eos")  # the language token is added separately
+BYT5_EXTRA_IDS = 125
+MAX_EXTRA_IDS = 10_000
 
 
 @dataclass(frozen=True)
@@ -29,16 +32,22 @@ class TokenizerFiles:
     names: Mapping[str, str]
 
     def find(self, *names: str) -> Path:
-        found = next((self.path / name for name in names if (self.path / name).is_file()), None)
+        found = next((self.path / name for name in names if has_file(self.path, name)), None)
         if found is None:
             raise UserError(f"{self.path}: no tokenizer.json and no {' or '.join(names)}, so texts cannot be tokenized")
+        file_in(self.path, found.name)
         return found
 
     def sentencepiece(self) -> SentencePieceModel:
         listed = "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model"
-        file = self.find(*listed)
-        vocab_files.check_size(file)
-        return SentencePieceModel.read(file)
+        return SentencePieceModel.read(self.find(*listed))
+
+    def extra_ids(self, default: int) -> int:
+        """How many sentinel tokens follow the vocabulary (T5)."""
+        count = self.options.get("extra_ids", default)
+        if type(count) is not int or not 0 <= count <= MAX_EXTRA_IDS:
+            raise UserError(f"{self.path}: extra_ids: {count!r} is not a number from 0 to {MAX_EXTRA_IDS:,}")
+        return count
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,7 @@ def _wordpiece(files: TokenizerFiles) -> Any:
 
 
 def _byte_pairs(files: TokenizerFiles) -> Any:
-    ranks = sorted(files.path.glob("*.tiktoken"))
+    ranks = [file_in(files.path, file.name) for file in sorted(files.path.glob("*.tiktoken"))]
     if ranks and not (files.path / "vocab.json").is_file():
         return byte_pair_encoding(read_ranks(ranks[0]), [files.names["eos"]])
     return vocab_files.byte_pairs(files.find("vocab.json"), files.find("merges.txt"), files.options)
@@ -78,7 +87,7 @@ def _clip(files: TokenizerFiles) -> Any:
 
 
 def _byt5(files: TokenizerFiles) -> Any:
-    count = files.options.get("extra_ids") or 125
+    count = files.extra_ids(BYT5_EXTRA_IDS) or BYT5_EXTRA_IDS
     names = [files.names[role] for role in ("pad", "eos", "unk")]
     return vocab_files.byt5(names, [f"<extra_id_{number}>" for number in range(count)])
 
@@ -88,8 +97,7 @@ def _sentencepiece(files: TokenizerFiles) -> Any:
 
 
 def _t5(files: TokenizerFiles) -> Any:
-    count = files.options.get("extra_ids", 100)
-    extra = [f"<extra_id_{number}>" for number in range(count - 1, -1, -1)]
+    extra = [f"<extra_id_{number}>" for number in range(files.extra_ids(100) - 1, -1, -1)]
     model = files.sentencepiece()
     return build(model, more=[(name, 0.0) for name in extra], special=[*extra, *files.names.values()])
 

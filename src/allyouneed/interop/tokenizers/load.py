@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
+from allyouneed.data.tokenizers.bounds import check_tokenizer, parse_tokenizer
 from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.interop.tokenizers import templates, vocab_files
 from allyouneed.interop.tokenizers.classes import CLASSES, DEFAULT_CLASS, T5_NAMES, TokenizerClass, TokenizerFiles
 from allyouneed.interop.tokenizers.sentencepiece import SentencePieceModel, build
+from allyouneed.reading import has_file, read_json
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 ENCODER_DECODERS = ("bart", "m2m_100", "marian", "mbart", "mt5", "switch_transformers", "t5", "whisper")
@@ -39,20 +41,20 @@ CLASSES_WITHOUT_TYPES = (
 def read(path: Path | str, config: Mapping[str, Any]) -> Vocabularies | None:
     """The tokenizers of a folder; None where it has none (image models). `config`: the model's."""
     path = Path(path)
-    options = vocab_files.read_json(path / OPTIONS)
+    options = read_json(path, OPTIONS, needed=False)
     model = str(config.get("model_type", ""))
     class_name = str(options.get("tokenizer_class") or config.get("tokenizer_class") or DEFAULT_CLASS.get(model, ""))
     class_name = class_name.removesuffix("Fast")
-    files = [name for name in (TOKENIZER, *LEGACY) if (path / name).is_file()]
+    files = [name for name in (TOKENIZER, *LEGACY) if has_file(path, name)]
     if not files and not any(path.glob("*.tiktoken")) and class_name != "ByT5Tokenizer":
         return None
     kind = CLASSES.get(class_name)
     names = _special_names(path, options, kind)
-    settings = [vocab_files.read_json(path / GENERATION), config]
-    if (path / "source.spm").is_file():
+    settings = [read_json(path, GENERATION, needed=False), config]
+    if "source.spm" in files:
         return _marian(path, names, options, config, settings)
-    if (path / TOKENIZER).is_file():
-        inner = _convert_errors(path / TOKENIZER, lambda: _inner(path / TOKENIZER))
+    if TOKENIZER in files:
+        inner = _inner(path / TOKENIZER)
     elif kind is None:
         what = f"of class {class_name}" if class_name else "without a class"
         raise UserError(
@@ -61,9 +63,10 @@ def read(path: Path | str, config: Mapping[str, Any]) -> Vocabularies | None:
     else:
         inner = _convert_errors(path, lambda: kind.read(TokenizerFiles(path, options, names)))
         _add_tokens(path, inner, options, names, kind)
+        check_tokenizer(inner, str(path))
     if options.get("clean_up_tokenization_spaces") is True and type(inner.model).__name__ != "BPE":
         inner.decoder = vocab_files.clean_up_spaces(inner.decoder)
-    template = _find_template(path, inner, options, names, kind, made=not (path / TOKENIZER).is_file())
+    template = _find_template(path, inner, options, names, kind, made=TOKENIZER not in files)
     build_vocabs = _two_sides if model in ENCODER_DECODERS or config.get("is_encoder_decoder") else _one_side
     made = build_vocabs(path, inner, names, template, kind, config, settings, options)
     if class_name == "RoFormerTokenizer":
@@ -75,9 +78,7 @@ def read(path: Path | str, config: Mapping[str, Any]) -> Vocabularies | None:
 
 
 def _inner(path: Path) -> Any:
-    from tokenizers import Tokenizer as Inner
-
-    inner = Inner.from_str(vocab_files.read_text(path))
+    inner = parse_tokenizer(vocab_files.read_text(path), str(path))
     if getattr(inner.model, "end_of_word_suffix", None) == "</w>":
         inner.decoder = vocab_files.clip_decoder()
     return inner
@@ -96,7 +97,7 @@ def _convert_errors(path: Path, make: Callable[[], T]) -> T:
 
 def _special_names(path: Path, options: Mapping[str, Any], kind: TokenizerClass | None) -> dict[str, str]:
     """Special tokens by role."""
-    settings = {**options, **vocab_files.read_json(path / NAMES)}
+    settings = {**options, **read_json(path, NAMES, needed=False)}
     found = dict(kind.names) if kind is not None else {}
     for role in ROLES:
         value = settings.get(f"{role}_token")
@@ -112,7 +113,7 @@ def _add_tokens(
     """Mark special tokens as such, and give tokens that were added later the ids in the files."""
     from tokenizers import AddedToken
 
-    settings = {**options, **vocab_files.read_json(path / NAMES)}
+    settings = {**options, **read_json(path, NAMES, needed=False)}
     listed = [settings.get(key) or [] for key in ("additional_special_tokens", "extra_special_tokens")]
     extra = [value for values in listed if isinstance(values, list) for value in values]
     details: dict[str, dict[str, Any]] = {}
@@ -120,7 +121,7 @@ def _add_tokens(
         if isinstance(value, dict) and isinstance(value.get("content"), str):
             details[value["content"]] = value
     wanted = dict.fromkeys([*names.values(), *kind.extra, *(v for v in extra if isinstance(v, str)), *details])
-    later = vocab_files.read_json(path / ADDED)
+    later = read_json(path, ADDED, needed=False)
     for number, value in (options.get("added_tokens_decoder") or {}).items():
         details[value["content"]] = value
         later[value["content"]] = int(number)
@@ -252,21 +253,18 @@ def _marian(
     vocabularies = ["vocab.json", "target_vocab.json" if separate else "vocab.json"]
     sides = []
     for model, vocabulary in zip(("source.spm", "target.spm"), vocabularies, strict=True):
-        vocab_files.check_size(path / model)
         pieces, ids = SentencePieceModel.read(path / model), vocab_files.read_vocab(path / vocabulary)
         if names["unk"] not in ids or names["eos"] not in ids:
             raise UserError(f"{path / vocabulary}: {names['unk']} or {names['eos']} is missing; the file is incomplete")
         special = [*names.values(), *(text for text in ids if text.startswith(">>") and text.endswith("<<"))]
         make = partial(build, pieces, ids, special=special, unknown=names["unk"])
         inner = _convert_errors(path / model, make)
+        check_tokenizer(inner, str(path / model))
         sides.append((inner, len(ids)))
     (source_inner, known), (target_inner, known_target) = sides
-    eos = vocab_files.read_vocab(path / "vocab.json")[names["eos"]]
-    languages = {
-        text[2:-2]: number
-        for text, number in vocab_files.read_vocab(path / "vocab.json").items()
-        if text.startswith(">>") and text.endswith("<<")
-    }
+    shared = vocab_files.read_vocab(path / "vocab.json")
+    eos = shared[names["eos"]]
+    languages = {text[2:-2]: number for text, number in shared.items() if text.startswith(">>") and text.endswith("<<")}
     template = Template(between=(), after=(eos,), types=(0, 0))
     source = _tokenizer(path, source_inner, names, template, settings, languages, known=known)
     target = _target(path, target_inner, names, config, settings, source, known=known_target)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.data.tokenizers import plain
+from allyouneed.data.tokenizers.bounds import MAX_BYTES
 from allyouneed.errors import UserError
+from allyouneed.reading import read_bytes
 
 SPACE = "▁"
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
@@ -45,13 +47,10 @@ class SentencePieceModel:
 
     @classmethod
     def read(cls, path: Path) -> SentencePieceModel:
-        try:
-            raw = path.read_bytes()
-        except OSError as error:
-            raise UserError(f"{path}: the tokenizer cannot be read: {error.strerror}") from None
+        raw = read_bytes(path.parent, path.name, MAX_BYTES)
         try:
             return cls.parse(raw)
-        except (ValueError, IndexError, struct.error) as error:
+        except (ValueError, IndexError, TypeError, struct.error) as error:
             raise UserError(f"{path}: not a SentencePiece model: {error}; copy it again") from None
 
     @classmethod

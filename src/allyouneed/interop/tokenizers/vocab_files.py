@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from allyouneed import reading
+from allyouneed.data.tokenizers.bounds import MAX_BYTES
 from allyouneed.data.tokenizers.byte_level import BYTES, byte_characters
 from allyouneed.errors import UserError
 
-MAX_BYTES = 1 << 28  # of a file; the largest vocabularies have a tenth of that
+MAX_GAP = 1 << 20  # ids of a vocabulary with gaps
 CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
 CLIP_PIECES = rf"<\|startoftext\|>|<\|endoftext\|>|{CONTRACTIONS}|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+"
 QWEN_PIECES = (
@@ -102,39 +103,16 @@ def byt5(names: Sequence[str], extra: Sequence[str]) -> Any:
 
 
 def read_text(path: Path) -> str:
-    check_size(path)
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: the tokenizer cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8 text; copy it again") from None
-
-
-def check_size(path: Path) -> None:
-    if path.is_file() and path.stat().st_size > MAX_BYTES:
-        raise UserError(f"{path}: {path.stat().st_size:,} bytes; a tokenizer file has at most {MAX_BYTES:,}")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where the file is missing."""
-    if not path.is_file():
-        return {}
-    try:
-        tree = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(tree, dict):
-        raise UserError(f"{path}: expected a JSON object")
-    return tree
+    return reading.read_text(path.parent, path.name, MAX_BYTES)
 
 
 def read_vocab(path: Path) -> dict[str, int]:
     """A vocabulary: token -> id."""
-    tree = read_json(path)
-    wrong = [name for name, number in tree.items() if type(number) is not int or not 0 <= number < 1 << 31]
+    tree = reading.read_json(path.parent, path.name)
+    most = max(MAX_GAP, 2 * len(tree))  # ids may have gaps; tables are as long as the largest
+    wrong = [name for name, number in tree.items() if type(number) is not int or not 0 <= number < most]
     if wrong or not tree or len(set(tree.values())) < len(tree):
-        raise UserError(f"{path}: not a vocabulary (a unique id for each token)")
+        raise UserError(f"{path}: not a vocabulary (a unique id below {most:,} for each token)")
     return tree
 
 

@@ -62,7 +62,7 @@ class MoE(Channel):
     """
 
     kind: Literal["moe"] = "moe"
-    experts: Count
+    experts: Annotated[int, Field(gt=0, le=1 << 16)]
     top: Count = 2
     expert: Channel
     shared: Channel | None = None

@@ -24,7 +24,7 @@ from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
-Size = Annotated[int, Field(gt=0)]
+Size = Annotated[int, Field(gt=0, le=1 << 20)]
 CHUNK = 64  # tokens per chunk, within which pairs are computed
 MIN_WEIGHT = 1e-30  # smallest divisor: below it the gradient would overflow single precision
 RELU_FLOOR = 1e-3  # added to ReLU features so that the weights of a query never sum to 0 (the authors' code)

@@ -22,7 +22,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.embed.tokens import Embed, TokenEmbed
 from allyouneed.nn.heads.vocabulary import Head, VocabularyHead
 from allyouneed.nn.models.block import Layer
-from allyouneed.nn.models.layer_text import expand_layers
+from allyouneed.nn.models.layer_text import MAX_LAYERS, expand_layers
 from allyouneed.nn.models.stack import Stack, behind, changes
 from allyouneed.nn.states.base import States
 
@@ -30,6 +30,7 @@ Layers = tuple[Layer, ...]
 Problem = tuple[tuple[str | int, ...], str]
 Size = Annotated[int, Field(gt=0)]
 STACKS = ("encoder", "decoder")
+MAX_PARAMETERS = 10**14  # no machine holds as many
 
 
 class Vocab(Config):
@@ -93,6 +94,10 @@ class Model(Part, Common, slot="model"):
     def _check_problems(self) -> Self:
         if found := list(self.problems()):
             raise _validation_error(type(self), found)
+        if (count := self.cost(1).parameters) > MAX_PARAMETERS:
+            raise _validation_error(
+                type(self), [((), f"{count:,} parameters; at most {MAX_PARAMETERS:,} are supported")]
+            )
         return self
 
 
@@ -156,6 +161,8 @@ def stack_problems(
             yield (name, number, "mixer"), text if why and ";" in why else f"{text}; set a causal pattern"
     if not layers:
         yield (name,), "needs at least 1 layer"
+    if (count := count_layers(layers)) > MAX_LAYERS:
+        yield (name,), f"{count:,} layers; at most {MAX_LAYERS:,} are supported"
 
 
 def outer_problems(

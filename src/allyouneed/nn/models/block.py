@@ -15,6 +15,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, call_part
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.depth import Depth
+from allyouneed.nn.models.layer_text import MAX_LAYERS
 from allyouneed.nn.positions.absolute import NoPositions, Positions
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
@@ -29,7 +30,7 @@ class Layer(Config):
     token (Dehghani et al. 2019, "Universal Transformers"): see wiring/universal.py.
     """
 
-    repeat: Annotated[int, Field(gt=0)] = 1
+    repeat: Annotated[int, Field(gt=0, le=MAX_LAYERS)] = 1
     share: bool = False  # the same weights in all of them (ALBERT: Lan et al. 2020, 3.1)
     coordinates: Positions = NoPositions()
     halt: Halt | None = None

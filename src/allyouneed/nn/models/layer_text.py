@@ -12,6 +12,8 @@ from typing import Any
 from allyouneed.messages import parenthesis_problem
 
 _TIMES = r"(\d+)\s*[×x*]"
+MAX_LAYERS = 10_000  # of a stack
+MAX_DEPTH = 50  # of parentheses
 
 
 def expand_layers(text: str, named: Any) -> list[dict[str, Any]]:
@@ -31,12 +33,16 @@ class _LayerParser:
     def __init__(self, text: str, named: Mapping[str, Mapping[str, Any]]) -> None:
         self.text, self.named = text, named
         self.words = [match[0] for match in re.finditer(rf"{_TIMES}|[A-Za-z][\w-]*|\S", text)]
-        self.at = 0
+        self.at = self.depth = 0
 
     def items(self) -> list[dict[str, Any]]:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise ValueError(f"nested more than {MAX_DEPTH} levels deep: {self.text[:80]!r}…")
         found = self._item()
         while self._take(","):
             found += self._item()
+        self.depth -= 1
         return found
 
     def _item(self) -> list[dict[str, Any]]:
@@ -45,6 +51,8 @@ class _LayerParser:
             inside = self.items()
             if not self._take(")"):
                 raise ValueError(f"expected ')' before {self.words[self.at]!r} in {self.text!r}")
+            if len(inside) * times > MAX_LAYERS:
+                raise ValueError(f"more than {MAX_LAYERS:,} layers in {self.text[:80]!r}")
             return inside * times
         if self.at == len(self.words):
             raise ValueError(f"missing layer at the end of {self.text!r}")
@@ -63,6 +71,8 @@ class _LayerParser:
         if number is None:
             return 1
         self.at += 1
+        if len(number[1]) > len(str(MAX_LAYERS)):
+            raise ValueError(f"more than {MAX_LAYERS:,} layers in {self.text[:80]!r}")
         if int(number[1]) < 1:
             raise ValueError(f"repeat must be at least 1, not {number[1]}, in {self.text!r}")
         return int(number[1])

@@ -55,6 +55,14 @@ def assign_weights(model: nn.Module, found: Mapping[str, Tensor]) -> None:
                     tensors[name] = new[id(tensor)]  # type: ignore[assignment]
 
 
+def dtype_problem(stored: torch.dtype, wanted: torch.dtype) -> str | None:
+    """Why weights of one dtype cannot take the place of another: floats stay floats, codes are read unchanged."""
+    name = str(stored).removeprefix("torch.")
+    if wanted.is_floating_point:
+        return None if stored.is_floating_point and stored.itemsize > 1 else f"{name} instead of floating point"
+    return None if stored == wanted else f"{name} instead of {str(wanted).removeprefix('torch.')}"
+
+
 def cast_weights(model: nn.Module, dtype: torch.dtype | None = None) -> None:
     """Cast all weights to `dtype`; default: the dtype of most weight bytes."""
     sizes: dict[torch.dtype, int] = {}

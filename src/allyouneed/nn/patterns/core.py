@@ -20,8 +20,8 @@ from torch import Tensor
 
 from allyouneed.config import Part
 
-Positive = Annotated[int, Field(gt=0)]
-Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0, lt=1 << 31)]
+Natural = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class TokenFields(NamedTuple):

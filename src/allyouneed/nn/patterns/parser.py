@@ -12,6 +12,11 @@ from allyouneed.messages import parenthesis_problem
 from allyouneed.nn.patterns.core import Pattern
 
 COMBINATORS = ("and", "or", "not")
+MAX_WORDS, MAX_DEPTH, MAX_DIGITS = 500, 50, 10
+
+
+def shorten(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 class PatternParser:
@@ -20,11 +25,13 @@ class PatternParser:
     def __init__(self, text: str) -> None:
         self.text = text
         self.tokens = re.findall(r"[a-z][a-z0-9-]*|\d+|\S", text)
-        self.index = 0
+        self.index = self.depth = 0
 
     def read(self) -> Pattern:
         if problem := parenthesis_problem(self.text):
             raise self._error(problem)
+        if len(self.tokens) > MAX_WORDS:
+            raise self._error(f"more than {MAX_WORDS} words")
         pattern = self._or()
         if self.index < len(self.tokens):
             raise self._error(f"unexpected {self.tokens[self.index]!r}")
@@ -48,6 +55,14 @@ class PatternParser:
         return pattern
 
     def _not(self) -> Pattern:
+        if self.depth == MAX_DEPTH:
+            raise self._error(f"nested more than {MAX_DEPTH} levels deep")
+        self.depth += 1
+        pattern = self._nested()
+        self.depth -= 1
+        return pattern
+
+    def _nested(self) -> Pattern:
         if self._take("~"):
             return ~self._not()
         if self._take("("):
@@ -71,8 +86,8 @@ class PatternParser:
         if self._take("("):
             while not self._take(")"):
                 value = self.tokens[self.index] if self.index < len(self.tokens) else ""
-                if not value.isdecimal():
-                    raise self._error(f"{word}(…) takes integers, not {value!r}")
+                if not value.isdecimal() or len(value) > MAX_DIGITS:
+                    raise self._error(f"{word}(…) takes integers, not {shorten(value)!r}")
                 values.append(int(value))
                 self.index += 1
                 self._take(",")
@@ -85,4 +100,4 @@ class PatternParser:
         return chosen
 
     def _error(self, message: str) -> PydanticCustomError:
-        return PydanticCustomError("config", "{text}", {"text": f"{message}, in {self.text!r}"})
+        return PydanticCustomError("config", "{text}", {"text": f"{message}, in {shorten(self.text)!r}"})
