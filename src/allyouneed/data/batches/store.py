@@ -117,7 +117,8 @@ class Store:
     def check(self, **tokenizers: Tokenizer) -> None:
         """Raise if the columns were encoded with other tokenizers."""
         for column, tokenizer in tokenizers.items():
-            if self.spec["texts"][column] != tokenizer.hash:
+            texts = self.spec.get("texts")
+            if not isinstance(texts, dict) or texts.get(column) != tokenizer.hash:
                 raise UserError(f"{self.folder}: was encoded with another tokenizer; rebuild it with this one")
 
     @classmethod

@@ -136,7 +136,7 @@ def top_k(scores: Tensor, k: int, banned: Tensor | None) -> tuple[Tensor, Tensor
     library = NativeLibrary.loaded
     if library is None or scores.dtype is not torch.float32 or scores.device.type != "cpu":
         return None
-    if scores.dim() != 2 or not scores.is_contiguous() or k > scores.shape[1]:
+    if scores.dim() != 2 or not scores.is_contiguous() or not 0 < k <= scores.shape[1]:
         return None
     rows, vocab = scores.shape
     tokens, log_probs = torch.empty(rows, k, dtype=torch.long), torch.empty(rows, k)

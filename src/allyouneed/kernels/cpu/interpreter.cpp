@@ -8,19 +8,43 @@
 #include <sys/mman.h>
 
 #include <cstdlib>
+#include <vector>
 
 #include "attention.h"
 #include "elementwise.h"
 #include "gemm.h"
 
+namespace {
+
+// 0; 1: a token id is outside the vocabulary; 2: lengths exceed the room for tokens or for attention weights.
+int32_t check(const Pass& pass) {
+    const int tokens = pass.rows * pass.time, room = pass.longest - 4;  // keys are read in fours
+    for (int row = 0; row < pass.rows; row++)
+        if (pass.lengths[row] < 0 || pass.lengths[row] > pass.time || pass.starts[row] < 0) return 2;
+    for (int n = 0; n < pass.count; n++) {
+        const Instruction& o = pass.instructions[n];
+        if (o.kind == EMBED)
+            for (int t = 0; t < tokens; t++)
+                if (pass.tokens[t] < 0 || pass.tokens[t] >= o.embed.vocab) return 1;
+        if (o.kind == ATTENTION)
+            for (int row = 0; row < pass.rows; row++) {
+                const int keys = o.attention.keys == SOURCE ? pass.sources[row / pass.group]
+                                 : o.attention.keys == CACHED ? pass.starts[row] + pass.lengths[row]
+                                                              : pass.lengths[row];
+                if (keys < 0 || keys > room) return 2;
+            }
+    }
+    return 0;
+}
+
+}  // namespace
+
 extern "C" {
 
-// Returns 0, or 1 without doing anything when a token id is outside the vocabulary.
+// Returns what `check` finds; nothing is done unless that is 0.
 int32_t run(const Pass* given) {
+    if (const int32_t problem = check(*given)) return problem;
     const int tokens = given->rows * given->time;
-    if (given->count && given->instructions->kind == EMBED)
-        for (int t = 0; t < tokens; t++)
-            if (given->tokens[t] < 0 || given->tokens[t] >= given->instructions->embed.vocab) return 1;
 #pragma omp parallel num_threads(given->threads)
     {
         Pass pass = *given;
@@ -52,6 +76,7 @@ int32_t run(const Pass* given) {
 // indices (rows, k) and log-probabilities. Banned tokens keep their share of the probability.
 void top_k(float* scores, int32_t rows, int32_t vocab, const int64_t* banned, int32_t count, int32_t k,
            int32_t threads, int64_t* tokens, float* log_probs) {
+    if (k < 1 || k > vocab) return;
 #pragma omp parallel for num_threads(threads) if (rows > 1 && int64_t(rows) * vocab > 1 << 18)
     for (int row = 0; row < rows; row++) {
         float *x = scores + int64_t(row) * vocab, *best = log_probs + int64_t(row) * k;
@@ -67,7 +92,7 @@ void top_k(float* scores, int32_t rows, int32_t vocab, const int64_t* banned, in
             total = _mm512_mask_add_ps(total, inside, total, some);
         }
         const float mass = std::log(_mm512_reduce_add_ps(total));  // relative to the largest
-        float kept[count ? count : 1];
+        std::vector<float> kept(count);
         for (int n = 0; n < count; n++)
             if (banned[n] >= 0 && banned[n] < vocab) kept[n] = x[banned[n]], x[banned[n]] = -INFINITY;
         for (int n = 0; n < k; n++) best[n] = -INFINITY, index[n] = 0;

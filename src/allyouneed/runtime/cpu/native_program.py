@@ -21,6 +21,7 @@ from allyouneed.runtime.cpu.threads import ThreadCount
 
 TILE_OUTPUTS, QUAD, SLACK = (CONSTANTS[name] for name in ("TILE_OUTPUTS", "QUAD", "SLACK"))
 POSITIONS = 64  # rows that tables have at least
+PROBLEMS = {1: "a token id is outside the vocabulary", 2: "lengths do not fit the pass"}  # `check` of interpreter.cpp
 
 
 class Arena:
@@ -179,8 +180,8 @@ class NativeProgram:
                 if isinstance(step, InstructionRun):
                     given.instructions, given.count = step
                     began = perf_counter()
-                    if self.library.run(ctypes.addressof(given)):
-                        raise IndexError("a token id is outside the vocabulary")
+                    if problem := self.library.run(ctypes.addressof(given)):
+                        raise IndexError(PROBLEMS[problem])
                     seconds += perf_counter() - began
                     continue
                 assert call_part is not None
