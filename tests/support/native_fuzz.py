@@ -1,5 +1,7 @@
-"""Random programs, scores and token ids for the native interpreter. Run by tests/kernels/test_sanitizers.py in a process
-of its own, where the interpreter is compiled with AddressSanitizer and UndefinedBehaviorSanitizer.
+"""Random programs, scores and token ids for the native interpreter.
+
+tests/kernels/test_sanitizers.py runs this in a process of its own, where the interpreter is compiled with
+AddressSanitizer and UndefinedBehaviorSanitizer.
 
 `python native_fuzz.py COUNT`, or `python native_fuzz.py canary` for a write out of bounds that the sanitizer must find.
 """

@@ -19,7 +19,7 @@ from allyouneed.errors import UserError
 MAX_BYTES = 1 << 28  # of a tokenizer.json; the largest have a tenth of that
 MAX_STEPS = 64  # of a normalizer, pre-tokenizer or decoder
 MAX_ADDED = 1000  # characters that one step puts before or in place of others
-MAX_GROWTH = 1000  # characters that all steps together may make of one
+MAX_GROWTH = 256  # characters that all steps together may make of one; NFKC makes up to 18
 MAX_TRIED_GROWTH = 32  # the same, on a text of letters
 MAX_TOKEN = 10_000  # characters
 MAX_SPECIAL_TOKENS = 1000  # around a text

@@ -145,7 +145,7 @@ class _Reader:
         char = self.text[self.at : self.at + 1]
         if char in ("*", "+", "?"):
             self.at += 1
-            bounds: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[char]  # type: ignore[assignment]
+            bounds: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[char]
             if not self._take("?"):  # lazy
                 self._take("+")  # possessive
             return bounds
