@@ -83,7 +83,7 @@ def attack_often(subject: Subject, work: Path, count: int) -> None:
 
 @pytest.mark.parametrize("subject", MAKERS, indirect=True)
 def test_any_value_in_any_field(subject: Subject, tmp_path: Path) -> None:
-    attack_often(subject, tmp_path / "folder", 15)
+    attack_often(subject, tmp_path / "folder", 10)
 
 
 @pytest.mark.slow

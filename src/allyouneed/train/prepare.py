@@ -35,7 +35,7 @@ from allyouneed.folder import LANGUAGES, read_about
 from allyouneed.infer.retrieval.neighbour_cache import with_neighbours
 from allyouneed.infer.retrieval.retriever import Retriever
 from allyouneed.interop.load import about, vocabularies, weight_files
-from allyouneed.reading import read_json, read_json_value
+from allyouneed.reading import parse_yaml, read_json, read_json_value
 from allyouneed.tasks.causal_lm import DocumentItems
 from allyouneed.tasks.task import VALIDATION_SEED
 from allyouneed.train.backend import choose_backend
@@ -129,9 +129,8 @@ class RunFolder:
 
     def _read_recipe(self) -> dict[str, Any]:
         try:
-            found = yaml.safe_load(self.recipe.read_text(encoding="utf-8"))
-            reason = "not the recipe of a run"
-        except (OSError, ValueError, yaml.YAMLError) as error:
+            found, reason = parse_yaml(self.recipe.read_text(encoding="utf-8")), "not the recipe of a run"
+        except (OSError, ValueError) as error:
             found, reason = None, str(error).splitlines()[0]
         if not isinstance(found, dict) or not isinstance(found.get("data"), dict):
             raise UserError(
