@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from allyouneed.data.batches.sharding import ALL_ROWS, DataShard
@@ -88,8 +89,9 @@ class Checkpoint:
                     raise UserError(f"{self.path / name}: missing")
                 if sha256(self.path / name) != expected:
                     raise UserError(f"{self.path / name}: damaged (its checksum differs)")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}: cannot be read: {error}") from None
+            TypeAdapter(TrainState).validate_python(asdict(TrainState.from_tree(about["standing"])))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
         return about
 
     @property
@@ -98,7 +100,7 @@ class Checkpoint:
         try:
             about = json.loads((self.path / "training" / TRAINER).read_text(encoding="utf-8"))
             return bool(about["regular"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
 
     def restore(
@@ -284,7 +286,7 @@ class Checkpoints:
         try:
             about = json.loads((self.folder / name).read_text(encoding="utf-8"))
             found = self._at(int(about["step"]))
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
         return found if found.path.is_dir() else None
 

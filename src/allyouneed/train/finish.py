@@ -18,7 +18,7 @@ from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.evaluate.translation import RESAMPLES
 from allyouneed.files import write_text
-from allyouneed.folder import WEIGHTS, read_card, read_weights
+from allyouneed.folder import CARD, WEIGHTS, read_card, read_weights
 from allyouneed.train.checkpoints import Checkpoint
 from allyouneed.train.loop import Trainer
 from allyouneed.train.prepare import RunFolder

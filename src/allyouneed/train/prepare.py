@@ -68,9 +68,11 @@ class RunFolder:
     def read_result(self) -> dict[str, Any] | None:
         """result.json of a finished run."""
         try:
-            found: dict[str, Any] = json.loads(self.result.read_text(encoding="utf-8"))
-            return found if (self.model / "config.json").exists() else None
-        except (OSError, ValueError):
+            found = json.loads(self.result.read_text(encoding="utf-8"))  # scores may be NaN
+            kinds = {"asked": dict, "steps": int, "scores": dict}
+            is_result = isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
+            return found if is_result and (self.model / "config.json").exists() else None
+        except (OSError, ValueError, RecursionError):
             return None
 
     @contextmanager
