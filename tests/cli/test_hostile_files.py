@@ -53,8 +53,8 @@ values = st.recursive(
 @pytest.fixture(scope="module")
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     found = MAKERS[request.param](tmp_path_factory.mktemp("subject") / "folder")
-    for command in found.commands:
-        assert hostile.exit_code(*(part.format(found.folder) for part in command))[0] == 0
+    name, work = found.files[0], tmp_path_factory.mktemp("intact") / "folder"
+    assert all(code == 0 for code, _ in hostile.attack(found, work, name, hostile.read(found.folder / name)))
     return found
 
 
