@@ -26,11 +26,11 @@ from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, train
 from allyouneed.data.tokenizers.bounds import check_tokenizer
 from allyouneed.data.tokenizers.regex import OutOfBounds, least_width
 from allyouneed.errors import UserError, printable
+from allyouneed.files.reading import parse_json, parse_yaml
 from allyouneed.folder import Folder
 from allyouneed.interop.load import load
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.patterns.core import Pattern
-from allyouneed.reading import parse_json, parse_yaml
 from hostile_files import Subject, read, write
 
 

@@ -22,8 +22,8 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, cor
 
 from allyouneed import models, plugins
 from allyouneed.errors import UserError
+from allyouneed.files.reading import MAX_JSON_BYTES, parse_json, parse_yaml
 from allyouneed.messages import describe, is_union, show, suggest, type_text, unknown_key
-from allyouneed.reading import MAX_JSON_BYTES, parse_json, parse_yaml
 
 MAX_INTEGER = 1 << 31
 PRESETS = Path(__file__).parent / "presets"

@@ -20,6 +20,7 @@ from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import sha256, write_folder
+from allyouneed.files.reading import MAX_JSON_BYTES, file_in, has_file, parse_json, read_bytes, read_text
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import quantize, stored_as
 from allyouneed.nn.models.weights import (
@@ -29,7 +30,6 @@ from allyouneed.nn.models.weights import (
     meta_model,
     named_tensors,
 )
-from allyouneed.reading import MAX_JSON_BYTES, file_in, has_file, parse_json, read_bytes, read_text
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"

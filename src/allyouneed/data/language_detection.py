@@ -23,7 +23,7 @@ from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files, Report
 from allyouneed.errors import UserError
 from allyouneed.files import write_text
-from allyouneed.reading import read_text
+from allyouneed.files.reading import read_text
 
 SAMPLED = 20_000  # training sentences per language
 KEPT = 2000  # n-grams kept per language

@@ -31,11 +31,11 @@ from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.data.tokenizers.base import MASK, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import leftovers, temporary_name, write_folder, write_text
+from allyouneed.files.reading import parse_yaml, read_json, read_json_value
 from allyouneed.folder import LANGUAGES, read_about
 from allyouneed.infer.retrieval.neighbour_cache import with_neighbours
 from allyouneed.infer.retrieval.retriever import Retriever
 from allyouneed.interop.load import about, vocabularies, weight_files
-from allyouneed.reading import parse_yaml, read_json, read_json_value
 from allyouneed.tasks.causal_lm import DocumentItems
 from allyouneed.tasks.task import VALIDATION_SEED
 from allyouneed.train.backend import choose_backend

@@ -29,7 +29,7 @@ from allyouneed.data.files.readers import Example, Files, Report
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.files import checksum, sha256, write_folder, write_text
-from allyouneed.reading import file_in, has_file, parse_json, read_text
+from allyouneed.files.reading import file_in, has_file, parse_json, read_text
 
 FORMAT = 2
 CHUNK = 4096  # examples encoded together

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
-from allyouneed.reading import parse_json
+from allyouneed.files.reading import parse_json
 
 DTYPES = {
     "F64": torch.float64,

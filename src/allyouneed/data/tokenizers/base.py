@@ -31,7 +31,7 @@ from allyouneed.data.tokenizers.plain import plain, unknown_id
 from allyouneed.data.tokenizers.special_tokens import Id, Template
 from allyouneed.data.tokenizers.subwords import train_subwords
 from allyouneed.errors import UserError, near
-from allyouneed.reading import file_in, has_file, read_json, read_text
+from allyouneed.files.reading import file_in, has_file, read_json, read_text
 
 PAD, BOS, EOS, MASK = "<pad>", "<s>", "</s>", "<mask>"
 LANGUAGE = re.compile(r"<2(.+)>")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from allyouneed.data.files.mapped import MappedFile
 from allyouneed.errors import UserError
-from allyouneed.reading import MAX_JSON_BYTES, file_in, parse_json, read_json
+from allyouneed.files.reading import MAX_JSON_BYTES, file_in, parse_json, read_json
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 MODULES = "modules.json"  # marks a folder of sentence-transformers

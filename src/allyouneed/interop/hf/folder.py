@@ -12,6 +12,7 @@ import torch
 from allyouneed.config import tree_of
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
+from allyouneed.files.reading import MAX_JSON_BYTES, file_in, read_json
 from allyouneed.folder import Folder, as_dtype, check_finite, check_vocabularies, read_card
 from allyouneed.interop.families import FAMILIES
 from allyouneed.interop.heads import check_task, config_of, pooling_head, with_head
@@ -24,7 +25,6 @@ from allyouneed.interop.hf.whisper_tokens import speech_options
 from allyouneed.interop.tokenizers import load as tokenizers
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import cast_weights
-from allyouneed.reading import MAX_JSON_BYTES, file_in, read_json
 
 # the task of a class, by the end of its name; any other class has the task of its family
 TASK_BY_CLASS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.errors import UserError
-from allyouneed.reading import has_file, read_json
+from allyouneed.files.reading import has_file, read_json
 
 FILES = ("preprocessor_config.json", "processor_config.json")
 FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers

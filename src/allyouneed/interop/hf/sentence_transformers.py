@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.errors import UserError
+from allyouneed.files.reading import has_file, read_json, read_json_value
 from allyouneed.interop.hf.checkpoint import MODULES
-from allyouneed.reading import has_file, read_json, read_json_value
 
 POOLS = {"cls": "first", "mean": "mean", "lasttoken": "last"}  # theirs -> ours
 LIMITS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json")

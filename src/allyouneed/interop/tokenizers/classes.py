@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.errors import UserError
+from allyouneed.files.reading import file_in, has_file
 from allyouneed.interop.tokenizers import languages, vocab_files
 from allyouneed.interop.tokenizers.sentencepiece import SentencePiece, SentencePieceModel, build
 from allyouneed.interop.tokenizers.tiktoken import byte_pair_encoding, read_ranks
-from allyouneed.reading import file_in, has_file
 
 TemplateText = tuple[str, str]  # for one text and for two: roles of special tokens, and token types where not 0
 BERT: TemplateText = ("cls A sep", "cls A sep B:1 sep:1")

@@ -16,10 +16,10 @@ from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.data.tokenizers.bounds import check_tokenizer, parse_tokenizer
 from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
+from allyouneed.files.reading import has_file, read_json
 from allyouneed.interop.tokenizers import templates, vocab_files
 from allyouneed.interop.tokenizers.classes import CLASSES, DEFAULT_CLASS, T5_NAMES, TokenizerClass, TokenizerFiles
 from allyouneed.interop.tokenizers.sentencepiece import SentencePieceModel, build
-from allyouneed.reading import has_file, read_json
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 ENCODER_DECODERS = ("bart", "m2m_100", "marian", "mbart", "mt5", "switch_transformers", "t5", "whisper")

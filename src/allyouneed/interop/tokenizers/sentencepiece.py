@@ -16,7 +16,7 @@ from typing import Any
 from allyouneed.data.tokenizers import plain
 from allyouneed.data.tokenizers.bounds import MAX_BYTES
 from allyouneed.errors import UserError
-from allyouneed.reading import read_bytes
+from allyouneed.files.reading import read_bytes
 
 SPACE = "▁"
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from allyouneed import reading
 from allyouneed.data.tokenizers.bounds import MAX_BYTES
 from allyouneed.data.tokenizers.byte_level import BYTES, byte_characters
 from allyouneed.errors import UserError
+from allyouneed.files import reading
 
 MAX_GAP = 1 << 20  # ids of a vocabulary with gaps
 CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
