@@ -128,6 +128,8 @@ class Scheduler:
     def idle(self) -> bool:
         if self.running or self.prefilling or self.preempted or self.arrivals or self.fair or self.offline:
             return False
+        if self.is_stepping:  # interrupted: the next step cleans up
+            return False
         return self.slots is None or not self.slots.active
 
     def run(self, on_step: Callable[[], None] | None = None) -> None:

@@ -250,8 +250,9 @@ class Search(ABC):
         assert self.spec.logits_processor is not None
         try:
             found = self.spec.logits_processor(logits, tokens)
-            if not isinstance(found, Tensor) or found.shape != logits.shape:
-                raise UserError(f"logits_processor: must return logits of shape {tuple(logits.shape)}")
+            (rows, vocab), shape = logits.shape, getattr(found, "shape", ())
+            if len(shape) != 2 or shape[0] != rows or not 0 < shape[1] <= vocab:  # the last tokens may be cut off
+                raise UserError(f"logits_processor: must return ({rows}, {vocab}) logits, not {tuple(shape)}")
             return found
         except Exception as error:
             if len(requests) == 1:
@@ -259,7 +260,9 @@ class Search(ABC):
                 return logits
         rows = len(logits) // len(requests)
         each = zip(logits.split(rows), tokens.split(rows), requests, strict=True)
-        return torch.cat([self._process(own, past, [state]) for own, past, state in each])
+        parts = [self._process(own, past, [state]) for own, past, state in each]
+        columns = min(part.shape[1] for part in parts)
+        return torch.cat([part[:, :columns] for part in parts])
 
     def append(self, tokens: Tensor, log_probs: Tensor) -> None:
         """One token per row; both (rows,)."""
