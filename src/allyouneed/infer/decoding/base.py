@@ -250,9 +250,9 @@ class Search(ABC):
         assert self.spec.logits_processor is not None
         try:
             found = self.spec.logits_processor(logits, tokens)
-            (rows, vocab), shape = logits.shape, getattr(found, "shape", ())
+            (rows, vocab), shape = logits.shape, tuple[int, ...](getattr(found, "shape", ()))
             if len(shape) != 2 or shape[0] != rows or not 0 < shape[1] <= vocab:  # the last tokens may be cut off
-                raise UserError(f"logits_processor: must return ({rows}, {vocab}) logits, not {tuple(shape)}")
+                raise UserError(f"logits_processor: must return ({rows}, {vocab}) logits, not {shape}")
             return found
         except Exception as error:
             if len(requests) == 1:
