@@ -36,6 +36,7 @@ from allyouneed.look.pages import render
 from allyouneed.models import shipped
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.patterns.core import Pattern
+from allyouneed.nn.patterns.parser import COMBINATORS
 from allyouneed.nn.sublayer import Channel, Mixer
 from allyouneed.tasks.task import Task
 from allyouneed.train import Recipe, load_recipe
@@ -44,9 +45,12 @@ from foreign_folders import write_strangers
 from toy_texts import documents, labelled, scored, tagged
 
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 README, CHINESE = ROOT / "README.md", ROOT / "README.zh.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]  # README.zh.md is compared with README.md
-ALL_PAGES = [CHINESE, *PAGES, *sorted((ROOT / "docs").glob("*/*.md"))]
+PAGES = [README, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("zh/*.md"))]  # README.zh.md is compared with README.md
+ALL_PAGES = [README, CHINESE, *sorted(DOCS.glob("**/*.md"))]
+# pages with tables of recipe keys, and the first head of these tables
+KEY_TABLES = {"key": ("training", "data", "decoding"), "键": ("zh/training", "zh/translating")}
 SMALL = [
     "data.max_tokens=64",
     "batch={rows: 2, row: 64}",
@@ -66,8 +70,8 @@ SMALL_MODELS = {
 SMALL_MODELS["transformer-xl"] = SMALL_MODELS["gpt2"]
 WORDS = {"机器": "machine", "学习": "learning", "很": "very", "有趣": "interesting", "句子": "sentence", "好": "good"}
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-any_page = pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+any_page = pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 # --- reading pages --------------------------------------------------------------------------------------------------
@@ -303,6 +307,10 @@ def test_the_overrides_shown_in_the_readme_are_valid() -> None:
     for key, change in changes.items():
         assert f"`{key}`" in text
         assert allyouneed.model_config("transformer-base", [change]) != allyouneed.model_config("transformer-base")
+    for (change,) in table(DOCS / "zh/looking-inside.md", "想要").values():
+        assert allyouneed.model_config("transformer-base", [change.strip("`")]) != allyouneed.model_config(
+            "transformer-base"
+        )
 
 
 @pytest.mark.parametrize("readme", [README, CHINESE], ids=lambda page: page.name)
@@ -341,12 +349,13 @@ def flat(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{path}{key}", value
 
 
-def test_every_recipe_key_is_documented_with_its_default() -> None:
+@pytest.mark.parametrize("head", KEY_TABLES)
+def test_every_recipe_key_is_documented_with_its_default(head: str) -> None:
     needed = {"model": "transformer-tiny", "data": {"train": "pairs.tsv"}, "output": "runs/it"}
     expected = dict(flat(tree_of(parse(Recipe, needed))))
     written: dict[str, str] = {}
-    for name in ("training", "data", "decoding"):
-        rows = table(ROOT / "docs" / f"{name}.md", "key")
+    for name in KEY_TABLES[head]:
+        rows = table(DOCS / f"{name}.md", head)
         assert not set(rows) & set(written)
         written |= {key: cells[0] for key, cells in rows.items()}
     assert set(written) == set(expected)
@@ -357,8 +366,9 @@ def test_every_recipe_key_is_documented_with_its_default() -> None:
             assert yaml.safe_load(cell.strip("`")) == expected[key], key
 
 
-def test_every_data_entry_key_is_documented_with_its_default() -> None:
-    rows = table(ROOT / "docs" / "data.md", "key of an entry")
+@pytest.mark.parametrize(("name", "head"), [("data", "key of an entry"), ("zh/training", "条目的键")])
+def test_every_data_entry_key_is_documented_with_its_default(name: str, head: str) -> None:
+    rows = table(DOCS / f"{name}.md", head)
     defaults = tree_of(parse(PairFiles, "pairs.tsv")) | {"path": None}
     defaults.pop("kind")  # set by the task
     assert {key: yaml.safe_load(cells[0].strip("`")) for key, cells in rows.items()} == defaults
@@ -387,8 +397,9 @@ def test_every_file_key_is_documented_with_its_default() -> None:
         assert written == expected | {"path": "required"}
 
 
-def test_every_schedule_is_documented_with_its_keys() -> None:
-    rows = table(ROOT / "docs" / "training.md", "schedule")
+@pytest.mark.parametrize(("name", "head"), [("training", "schedule"), ("zh/training", "调度")])
+def test_every_schedule_is_documented_with_its_keys(name: str, head: str) -> None:
+    rows = table(DOCS / f"{name}.md", head)
     keys = {kind: [name for name in part.model_fields if name != "kind"] for kind, part in Schedule.registry.items()}
     assert {kind: re.findall(r"`(\w+)`", cells[0]) for kind, cells in rows.items()} == keys
 
@@ -435,13 +446,61 @@ def test_the_executors_shown_are_current(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out.endswith(shown.text)
 
 
-def test_drawn_patterns_are_current() -> None:
-    (drawn,) = [block.text for block in blocks(ROOT / "docs" / "parts.md", "text") if "█" in block.text]
-    lines = drawn.splitlines()
-    names = re.split(r" {2,}", lines[0])
-    starts = [match.end() for match in re.finditer(r"^| {2,}", lines[0])]
-    for name, start, end in zip(names, starts, [*starts[1:], None], strict=True):
-        assert "\n".join(line[start:end].rstrip() for line in lines[1:]) == Pattern.from_text(name).picture(8), name
+@pytest.mark.parametrize(("page", "drawings"), [("parts", 1), ("zh/patterns", 3)])
+def test_drawn_patterns_are_current(page: str, drawings: int) -> None:
+    drawn = [block.text for block in blocks(DOCS / f"{page}.md", "text") if "█" in block.text]
+    assert len(drawn) == drawings
+    for text in drawn:
+        lines = text.splitlines()
+        names = re.split(r" {2,}", lines[0])
+        starts = [match.end() for match in re.finditer(r"^| {2,}", lines[0])]
+        for name, start, end in zip(names, starts, [*starts[1:], None], strict=True):
+            assert "\n".join(line[start:end].rstrip() for line in lines[1:]) == Pattern.from_text(name).picture(8), name
+
+
+def test_the_chinese_page_of_patterns_is_complete_and_its_expressions_are_valid() -> None:
+    page = DOCS / "zh" / "patterns.md"
+    texts = {
+        f"{kind}({', '.join(fields)})" if (fields := [f for f in part.model_fields if f != "kind"]) else kind
+        for kind, part in Pattern.registry.items()
+        if kind not in COMBINATORS
+    }
+    assert set(table(page, "模式")) == texts
+    for written, preset in table(page, "论文").values():
+        for text in re.findall(r"`([^`]+)`", written.replace("\\|", "|")):
+            if not text.startswith("kind:"):
+                Pattern.from_text(re.sub(r"(?<=[(, ])(?:l|n|w|r|头号)(?=[,)])", "4", text))
+        assert preset.strip("`") in ("", *preset_names())
+
+
+def test_the_scores_of_the_translator_are_the_same_in_both_languages() -> None:
+    english, chinese = table(DOCS / "translator.md", "direction"), table(DOCS / "zh" / "translating.md", "方向")
+    assert english == chinese and len(english) == 6
+
+
+def test_every_quoted_error_is_in_the_source() -> None:
+    """With `…` for each value that the code inserts, a quoted message is a string of the package, or a piece of one."""
+    strings = {
+        text
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (text := string_template(node))
+    }
+    quoted = [message.strip("`") for message in table(DOCS / "zh" / "errors.md", "报错信息")]
+    assert len(quoted) >= 80
+    for message in quoted:
+        assert len(re.findall(r"[A-Za-z]", message)) >= 7, message
+    stale = [message for message in quoted if not any(message in text for text in strings)]
+    assert not stale, "no longer in the source: " + "; ".join(stale)
+
+
+def string_template(node: ast.AST) -> str:
+    """A string of the source, values replaced by `…`; empty for other nodes."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(string_template(part) or "…" for part in node.values)
+    return ""
 
 
 def test_the_data_report_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,7 +518,16 @@ def test_the_data_report_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_every_link_exists(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if not target.startswith(("http://", "https://")):
-            assert (page.parent / target.partition("#")[0]).exists(), target
+            path, _, anchor = target.partition("#")
+            linked = page.parent / path if path else page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked), target
+
+
+def anchors(page: Path) -> list[str]:
+    """Anchors of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 @any_page
