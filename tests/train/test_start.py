@@ -1,5 +1,6 @@
 """Fine-tuning from a model folder."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,19 @@ def test_int8_weights_have_the_names_of_trainable_ones(tied: bool):
 def test_packed_ternary_models_cannot_be_trained():
     with pytest.raises(UserError, match="cannot be trained"):
         dequantize(quantize(ayn.build("transformer-tiny", ["linear={kind: bit}"], vocab=50), "ternary"))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_changed_tokenizer_is_noticed_on_resume(make: Make, tmp_path: Path, recorded: bool):
+    train(make(steps=4))
+    if not recorded:  # runs of earlier versions: the checkpoint knows it
+        (tmp_path / "run" / "tokenizer" / "hash.json").unlink()
+    train(make(steps=5))
+    file = tmp_path / "run" / "tokenizer" / "tokenizer.json"
+    tree = json.loads(file.read_text())
+    vocab = tree["model"]["vocab"]
+    first, second = list(vocab)[-2:]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    file.write_text(json.dumps(tree))
+    with pytest.raises(UserError, match="the tokenizer is not the one that this run has been trained with"):
+        train(make(steps=6))
