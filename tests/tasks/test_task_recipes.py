@@ -133,7 +133,7 @@ def test_contrastive_needs_two_pairs(texts: Path, tmp_path: Path) -> None:
     [
         ("causal-ml", "task.kind: unknown task 'causal-ml'; did you mean 'causal-lm'?"),
         ({"kind": "similarity", "range": [5, 0]}, "task: range: [lowest, highest]"),
-        (None, "task: expected the name of a task or keys with 'kind', not None"),
+        (None, "task: expected the name of a task or keys with 'kind', not null"),
     ],
     ids=str,
 )
