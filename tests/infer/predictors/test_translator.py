@@ -115,7 +115,7 @@ def test_alignments_of_spans_point_into_both_texts(tokenizer: Tokenizer) -> None
 def test_invalid_bytes_are_never_returned(tokenizer: Tokenizer) -> None:
     """A model of random weights generates bytes that form no character."""
     translator = Translator(Folder(random_model(vocab=tokenizer.size), Vocabularies(tokenizer, tokenizer)))
-    found = translator.translate_full(["one", "two", "three", "字 \ufffd"], best=2, max_length=20)
+    found = translator.translate_full(["one", "two", "three", "字 \ufffd"], best=2, max_length=20, protect=True)
     assert not any("\ufffd" in candidate.text for one in found for candidate in one.candidates)
     noted = [note for one in found for note in one.notes if getattr(note, "kind", "") == "characters"]
     assert noted and "form no character" in noted[0]

@@ -142,8 +142,9 @@ class Translator(GeneratingPredictor):
         "lookup", that drafts `ahead` tokens per step (speculative decoding). `protect`: keep URLs, code, tags and other
         spans (docs/translator.md) as they are; default: if the model was trained with languages.
         """
-        texts = [text.replace(INVALID, "") for text in check_texts(texts, "translate_full")]
+        texts = check_texts(texts, "translate_full")
         protect = self.protects if protect is None else protect
+        texts = [text.replace(INVALID, "") for text in texts] if protect else texts
         to, from_ = self._resolve_languages(to, from_)
         defaults = self.folder.decoding if decoding is None else tree_of(decoding)
         options = Decoding.of(defaults, **changes)
