@@ -32,5 +32,5 @@ def test_routes_are_the_servers(server: Running) -> None:
     known = set(server.gate.app.openapi()["paths"])  # type: ignore[attr-defined]
     section = PAGE[PAGE.index("## Routes") : PAGE.index("Clients: ")]
     named = {f"/api/{name}" for name in ("tags", "show", "ps", "chat", "generate", "embed")}
-    named |= set(re.findall(r"(/[a-z][\w/{}]*)", "".join(re.findall(r"^\| (`.*?) \|", section, re.MULTILINE))))
+    named |= set(re.findall(r"(/[a-z][\w/{}-]*)", "".join(re.findall(r"^\| (`.*?) \|", section, re.MULTILINE))))
     assert known - {"/v1/models/{name}"} == named - {"/openapi"}

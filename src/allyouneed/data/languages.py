@@ -160,3 +160,12 @@ def resolve(name: str, known: Sequence[str], what: str = "language") -> str:
     if found:
         raise UserError(f"{what} {name!r} is ambiguous: set one of {', '.join(sorted(found))}")
     raise UserError(f"unknown {what} {name!r}{near(name, known)} (allowed: {', '.join(known)})")
+
+
+def english_name(code: str) -> str:
+    """The English name of a language; the code itself if it is not in the table."""
+    for line in TABLE.strip().splitlines():
+        codes, names, *_ = line.split("|")
+        if code in codes.split():
+            return names.split(",")[0].strip()
+    return code

@@ -23,8 +23,9 @@ from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.openai import audio, chat, completions, embeddings, models
 from allyouneed.serve.responses import to_json
 from allyouneed.serve.settings import Settings
+from allyouneed.serve.translation import deepl, libretranslate
 
-ROUTERS = (health, models, completions, chat, embeddings, audio, tasks, tei, ollama, tokens)
+ROUTERS = (health, models, completions, chat, embeddings, audio, tasks, tei, ollama, tokens, libretranslate, deepl)
 
 
 def create_app(
@@ -70,8 +71,8 @@ async def _preload(registry: ModelRegistry, wanted: bool) -> None:
 
 
 def _answer(request: Request, error: ApiError) -> Response:
-    content = to_json(error.body(request.url.path))
-    return Response(content, error.status, error.headers, "application/json")
+    path = request.url.path
+    return Response(to_json(error.body(path)), error.status_for(path), error.headers, "application/json")
 
 
 async def _user_error(request: Request, error: Any) -> Response:

@@ -19,7 +19,7 @@ TYPES = {
     503: "service_unavailable",
 }
 TEI_ROUTES = ("/embed", "/rerank", "/info")
-LIBRE_ROUTES = ("/translate", "/detect", "/languages")
+LIBRE_ROUTES = ("/translate", "/detect", "/languages", "/health")
 
 
 class ApiError(UserError):
@@ -45,6 +45,10 @@ class ApiError(UserError):
     def headers(self) -> dict[str, str]:
         found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+
+    def status_for(self, path: str) -> int:
+        """DeepL's clients expect 403 for a wrong key."""
+        return 403 if self.status == 401 and path.startswith("/v2/") else self.status
 
     def openai(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}

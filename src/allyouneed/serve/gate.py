@@ -12,9 +12,9 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from allyouneed.serve.errors import ApiError, internal_error, log, log_failure
+from allyouneed.serve.errors import LIBRE_ROUTES, ApiError, internal_error, log, log_failure
 from allyouneed.serve.metrics import Metrics
-from allyouneed.serve.security import Keys, check_host, header
+from allyouneed.serve.security import Keys, body_key, check_host, header
 from allyouneed.serve.settings import Settings
 
 Message = MutableMapping[str, Any]
@@ -46,6 +46,9 @@ class Gate:
         try:
             self._admit(scope)
             body = await self._read_body(scope, receive)
+            if scope["state"]["client"] is None:
+                found = body_key(scope["headers"], body)
+                scope["state"]["client"] = self.keys.client(scope["headers"], scope["query_string"], found)
             self.buffered += len(body)
             try:
                 if self.settings.log_texts:
@@ -72,9 +75,13 @@ class Gate:
             raise ApiError(f"the header has {size} bytes, the limit is {self.limits.header_bytes}", 431)
         check_host(self.settings, headers)
         address = scope.get("client") or ("unknown", 0)
-        scope["state"]["client"] = (
-            self.keys.client(headers, scope["query_string"]) if self.keys else f"address {address[0]}"
-        )
+        try:
+            client = self.keys.client(headers, scope["query_string"]) if self.keys else f"address {address[0]}"
+        except ApiError:
+            if scope["path"] not in LIBRE_ROUTES:
+                raise
+            client = None  # the key may be in the body
+        scope["state"]["client"] = client
         if scope["path"] in ALWAYS:
             return
         if self.draining:
@@ -166,7 +173,7 @@ class Answer:
         if error.status in (408, 413, 431, 503):
             fields["Connection"] = "close"
         headers = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
-        await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await self.send({"type": "http.response.start", "status": error.status_for(self.path), "headers": headers})
         await self.send({"type": "http.response.body", "body": content})
 
 

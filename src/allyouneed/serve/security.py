@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import json
 from collections.abc import Iterable, Sequence
 from urllib.parse import parse_qs
 
@@ -39,8 +40,8 @@ class Keys:
                 found = number
         return found
 
-    def client(self, headers: Headers, query: bytes) -> str:
-        """The client that a request belongs to, or an error with status 401."""
+    def client(self, headers: Headers, query: bytes, beside: str = "") -> str:
+        """The client that a request belongs to, or an error with status 401. `beside`: a key from elsewhere."""
         given = header(headers, b"authorization")
         for scheme in SCHEMES:
             if given.lower().startswith(scheme):
@@ -49,12 +50,25 @@ class Keys:
         given = given or header(headers, b"x-api-key")
         if not given:
             fields = parse_qs(query.decode("latin-1"), max_num_fields=64)
-            given = next((fields[name][0] for name in QUERY_KEYS if name in fields), "")
+            given = next((fields[name][0] for name in QUERY_KEYS if name in fields), beside)
         number = self.find(given)
         if number is None:
             what = "wrong API key" if given else "no API key; send `Authorization: Bearer KEY`"
             raise ApiError(what, 401, code="invalid_api_key")
         return f"key {number}"
+
+
+def body_key(headers: Headers, body: bytes) -> str:
+    """`api_key` of a JSON or form body, where LibreTranslate's clients send it."""
+    if header(headers, b"content-type").startswith("application/x-www-form-urlencoded"):
+        found = parse_qs(body.decode("latin-1"), max_num_fields=64).get("api_key", [""])[0]
+        return found
+    try:
+        tree = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    given = tree.get("api_key") if isinstance(tree, dict) else None
+    return given if isinstance(given, str) else ""
 
 
 def _digest(key: str) -> bytes:

@@ -136,8 +136,11 @@ class ModelRegistry:
             self.metrics.loaded.labels(entry.name).set(0)
 
     async def close(self) -> None:
+        """Stop the engine loops; the process ends."""
         for entry in self.entries.values():
-            await self.unload(entry)
+            model, entry.model = entry.model, None
+            if model is not None:
+                await _in_thread(model.close)
 
     async def facts(self, entry: Entry) -> dict[str, Any]:
         """What is known of a model without loading it: its task and `max_model_len`."""

@@ -1,0 +1,1 @@
+"""The APIs of translation services, over one function (service.py)."""
