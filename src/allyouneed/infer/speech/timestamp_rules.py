@@ -22,7 +22,10 @@ class TimestampRules:
         logits = logits.index_fill(-1, self.never, -torch.inf)
         if not tokens.shape[1] and len(self.not_first):
             logits = logits.index_fill(-1, self.not_first, -torch.inf)
-        return self._mask_times(logits, tokens) if self.timestamps else logits[:, : self._first].contiguous()
+        if self.timestamps:
+            return self._mask_times(logits, tokens)
+        logits[:, self._first :] = -torch.inf
+        return logits
 
     @property
     def _first(self) -> int:
