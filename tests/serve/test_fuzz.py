@@ -23,8 +23,9 @@ NASTY: list[Any] = [
 VALID: dict[str, dict[str, Any]] = {
     "/v1/completions": {
         "model": "lm", "prompt": "a", "max_tokens": 2, "temperature": 1, "top_p": 0.9, "top_k": 5, "n": 1,
-        "stop": ["b"], "seed": 1, "logprobs": 1, "echo": False, "logit_bias": {"5": 1}, "stream": False, "min_tokens": 0,
-        "best_of": 1, "repetition_penalty": 1.1, "use_beam_search": False, "exact": False, "suffix": None, "stream_options": None,
+        "stop": ["b"], "seed": 1, "logprobs": 1, "echo": False, "logit_bias": {"5": 1}, "stream": False,
+        "min_tokens": 0, "best_of": 1, "repetition_penalty": 1.1, "use_beam_search": False, "exact": False,
+        "suffix": None, "stream_options": None,
     },
     "/v1/chat/completions": {
         "model": "chat", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "chat_template_kwargs": {},
@@ -66,8 +67,7 @@ def test_every_field_with_a_nasty_value(client: httpx.Client, path: str) -> None
     """One nasty value per field here; the slow test below sends all of them."""
     body = VALID[path]
     for number, name in enumerate([*body, "model", "unknown"]):
-        for offset in range(3):
-            send(client, path, body | {name: NASTY[(number * 3 + offset + len(path)) % len(NASTY)]})
+        send(client, path, body | {name: NASTY[(number * 7 + len(path)) % len(NASTY)]})
     plain = client.post(path, json=body)
     assert plain.status_code < 500
 
@@ -116,12 +116,12 @@ def schema_test(server: Running, mode: GenerationMode, examples: int) -> None:
         except Exception as error:
             if type(error).__name__ not in ("Unsatisfiable", "SkipTest"):  # nothing can be wrong with such a route
                 raise
-    assert tried > 20
+    assert tried > 10
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.NEGATIVE])
 def test_the_schema(server: Running, mode: GenerationMode) -> None:
-    schema_test(server, mode, 3)
+    schema_test(server, mode, 1)
 
 
 @pytest.mark.slow

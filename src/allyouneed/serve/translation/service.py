@@ -67,7 +67,7 @@ async def translate(
     to = None if not predictor.languages else target
     if from_ is not None and not predictor.languages:
         from_ = None  # the model has one direction
-    width = {"method": "beam", "beam": max(count, 4), "best": count} if count > 1 else {}
+    width: dict[str, Any] = {"method": "beam", "beam": max(count, 4), "best": count} if count > 1 else {}
     found = await model.call(
         lambda: predictor.translate_full(list(texts), to, from_=from_, **width), client, model.settings.exact
     )
