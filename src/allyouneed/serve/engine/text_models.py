@@ -24,6 +24,7 @@ from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
 from allyouneed.infer.predictors.translator import Translator, one_line
 from allyouneed.infer.request import Request
+from allyouneed.infer.translation.checks import drop_invalid
 from allyouneed.infer.translation.frames import Frame, default_frame
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.serve.engine.logits_rules import LogitsRules, TokenRecord, record_of
@@ -233,6 +234,9 @@ class SourceModel(TextModel):
         limit: int | None = getattr(config, "source_limit", config.limit)
         return limit or int(self.predictor.folder.max_tokens)
 
+    def clean(self, text: str) -> str:
+        return drop_invalid(text)
+
     def frame(self, prompt: str | list[int], options: GenerationOptions) -> Frame:
         if options.target_lang or options.source_lang:
             raise ApiError("this model has no languages to choose from; remove source_lang and target_lang")
@@ -280,7 +284,7 @@ class TranslationModel(SourceModel):
         return self.predictor.direct_frame(prompt, options.target_lang, options.source_lang) is not None
 
     def clean(self, text: str) -> str:
-        return one_line(text)
+        return drop_invalid(one_line(text))
 
     def rewrite(self, prompts: list[str], options: GenerationOptions) -> list[list[str]]:
         changes = options.decoding(self.predictor.folder.decoding, prefers_beam=True)
