@@ -21,7 +21,7 @@ from allyouneed.cli.doctor import doctor
 from allyouneed.cli.evaluate import evaluate
 from allyouneed.cli.import_export import export, import_
 from allyouneed.cli.index import index
-from allyouneed.cli.look import WIDE, look_app, models
+from allyouneed.cli.look import WIDE, look_app, models, parts
 from allyouneed.cli.options import EXCHANGE, LOOK, TRAIN, USE, PluginOption, QuietOption, SetOption, option
 from allyouneed.cli.quantize import quantize
 from allyouneed.cli.serve import serve
@@ -124,6 +124,7 @@ def demo(
 app.command(rich_help_panel=TRAIN)(accept_quiet(accept_plugins(bench)))
 app.command(rich_help_panel=TRAIN)(accept_quiet(accept_plugins(index)))
 app.command(rich_help_panel=LOOK)(models)
+app.command(rich_help_panel=LOOK)(accept_plugins(parts))
 app.command(rich_help_panel=LOOK)(doctor)
 app.add_typer(look_app, name="look", rich_help_panel=LOOK)
 app.command("import", rich_help_panel=EXCHANGE)(accept_quiet(import_))

@@ -54,6 +54,26 @@ def models(
         console.print(note, style="dim")
 
 
+def parts(
+    slot: Annotated[
+        str | None, typer.Argument(metavar="SLOT", help="a slot, e.g. token-mixer or recipe; or the name of a part")
+    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="a part of that slot, e.g. attention")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the parts of every slot, or show the keys of one: type, default, meaning and paper."""
+    from shutil import get_terminal_size
+
+    from allyouneed.look.reference import find
+    from allyouneed.look.reference_pages import terminal
+
+    found = find(slot, name)
+    if as_json:
+        print(json.dumps({one.name: [entry.tree() for entry in one.entries] for one in found}, ensure_ascii=False))
+    else:
+        print(terminal(found, get_terminal_size().columns if sys.stdout.isatty() else 120))
+
+
 @look_app.command()
 @accept_plugins
 def pattern(

@@ -1,6 +1,7 @@
-"""Generated tables of docs/: `python -m allyouneed.look.pages docs`.
+"""Generated pages and tables of docs/: `python -m allyouneed.look.pages docs`.
 
-A table is placed between `<!-- parts: written by make docs -->` and `<!-- end of parts -->`.
+docs/reference/ is written whole. On other pages, a table is placed between `<!-- parts: written by make docs -->` and
+`<!-- end of parts -->`.
 """
 
 from __future__ import annotations
@@ -9,39 +10,26 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import allyouneed.nn  # imports every part, which registers it
-from allyouneed.config import Part, preset_names
+from allyouneed.config import preset_names
 from allyouneed.files import write_text
 from allyouneed.look.models import Row, rows, short
-
-# slots in the order of a model; others follow
-ORDER = ("model", "embedding", "positions", "token mixer", "pattern", "scores", "attention positions", "channel mixer")
-
-
-def slots() -> list[type[Part]]:
-    """Every slot class of nn, in page order."""
-    found: list[type[Part]] = []
-    classes: list[type[Part]] = [Part]
-    while classes:
-        cls = classes.pop()
-        classes += cls.__subclasses__()
-        if cls.__module__.startswith("allyouneed.nn.") and cls.slot and "registry" in vars(cls):
-            found.append(cls)
-    named = sorted(found, key=lambda cls: cls.slot)
-    return sorted(named, key=lambda cls: ORDER.index(cls.slot) if cls.slot in ORDER else len(ORDER))
+from allyouneed.look.reference import parts_of, slot_classes, source_file
+from allyouneed.look.reference_pages import markdown_table
+from allyouneed.look.reference_pages import pages as reference_pages
 
 
 def parts_table() -> str:
+    """The slots of nn; docs/reference/ has those of a recipe too."""
     lines = [["slot", "class", "parts"]]
-    for cls in slots():
-        kinds = [kind for kind, part in cls.registry.items() if part.__module__.startswith("allyouneed.")]
-        file = _file(cls)
+    for cls in (cls for cls in slot_classes() if cls.__module__.startswith("allyouneed.nn.")):
+        kinds = [f"`{part.model_fields['kind'].default}`" for part in parts_of(cls, own=True)]
+        file = source_file(cls)
         where = f"[{file.removeprefix('allyouneed/')}](../src/{file}) `{cls.__name__}`"
-        lines.append([cls.slot, where, ", ".join(f"`{kind}`" for kind in kinds)])
-    return _table(lines)
+        lines.append([cls.slot, where, ", ".join(kinds)])
+    return markdown_table(lines)
 
 
 def presets_table() -> str:
@@ -54,7 +42,7 @@ def presets_table() -> str:
         return [f"`{row.name}`", row.kind, short(row.parameters), short(at.flops) + far, state, row.paper]
 
     head = ["preset", "kind", "parameters", "FLOPs per token at 1k", "state at 1k", "paper"]
-    return _table([head, *(line(row) for row in rows() if row.name in preset_names())])
+    return markdown_table([head, *(line(row) for row in rows() if row.name in preset_names())])
 
 
 def families_table() -> str:
@@ -67,17 +55,7 @@ def families_table() -> str:
         first = re.split(r"(?<!al)\.(?:\s|$)|, and what", text.replace("\n", " "))[0]  # the first sentence
         where = f"[{name}.py](../src/allyouneed/interop/families/{name}.py)"
         lines.append([f"`{name}`", first, where])
-    return _table(lines)
-
-
-def _file(cls: type[Part]) -> str:
-    module = importlib.import_module(cls.__module__)
-    return Path(module.__file__ or "").relative_to(Path(allyouneed.__file__).parents[1]).as_posix()
-
-
-def _table(lines: Sequence[Sequence[str]]) -> str:
-    written = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
-    return "\n".join([written[0], "|" + "---|" * len(lines[0]), *written[1:]]) + "\n"
+    return markdown_table(lines)
 
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
@@ -98,6 +76,11 @@ def render(name: str, page: str) -> str:
 
 
 def main(folder: Path) -> None:
+    (folder / "reference").mkdir(exist_ok=True)
+    for old in (folder / "reference").glob("*.md"):
+        old.unlink()
+    for name, text in reference_pages().items():
+        write_text(folder / "reference" / name, text)
     for name in PAGES:
         write_text(folder / name, render(name, (folder / name).read_text(encoding="utf-8")))
 

@@ -17,7 +17,12 @@ class Common(Config):
     shares_keys: ClassVar[bool] = False
 
     width: Annotated[int, Field(gt=0)]
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # on sub-layer outputs and embeddings (the paper, 5.4)
+    """Features of a token between layers (d_model)."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on sub-layer outputs and embeddings (the paper, 5.4)."""
     norm: Norm = LayerNorm()
+    """The norm that the wirings use, and parts that normalise with the model's norm."""
     linear: Linear = Dense()
+    """The linear map that all parts use."""
     init: Init = Xavier()
+    """How weights are initialised."""

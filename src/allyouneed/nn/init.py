@@ -142,7 +142,9 @@ def _int_attribute(owner: Owner, name: str) -> int:
 
 class OneDeviation(ByRole):
     std: Deviation = 0.02
+    """Standard deviation of the weights."""
     truncated: bool = False
+    """Redraw what is more than two deviations from zero."""
 
     def draw(self, matrix: Matrix, width: int) -> None:
         self.draw_table(matrix.weight, True, width)
@@ -193,6 +195,7 @@ class T5(ByRole):
 
     kind: Literal["t5"] = "t5"
     factor: Deviation = 1.0
+    """Multiplies every deviation."""
 
     def draw(self, matrix: Matrix, width: int) -> None:
         std = matrix.weight[0].numel() ** -0.5
@@ -210,6 +213,7 @@ class DeepNormInit(ByRole):
 
     kind: Literal["deepnorm"] = "deepnorm"
     beta: Deviation | None = None
+    """Gain β of feed-forward layers, values and outputs; default: from the number of layers (figure 2)."""
 
     def draw(self, matrix: Matrix, width: int) -> None:
         gain = 1.0

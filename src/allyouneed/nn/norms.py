@@ -35,8 +35,11 @@ class LayerNorm(Norm):
 
     kind: Literal["layer"] = "layer"
     eps: Epsilon = 1e-5
+    """Added to the variance, to avoid division by zero."""
     weight: bool = True
+    """Multiply by a learned weight per feature."""
     bias: bool = True
+    """Add a learned bias per feature."""
 
     def build(self, width: int) -> nn.Module:
         return LayerNormModule(self, width)
@@ -81,8 +84,11 @@ class RMSNorm(Norm):
 
     kind: Literal["rms"] = "rms"
     eps: Epsilon = 1e-6
+    """Added to the mean square, to avoid division by zero."""
     weight: bool = True
+    """Multiply by a learned weight per feature."""
     offset: Literal[0, 1] = 0
+    """1: multiply by 1 + weight (Gemma), so that weight decay pulls towards the identity."""
 
     @model_validator(mode="after")
     def _check_offset(self) -> Self:
@@ -115,6 +121,7 @@ class ScaleNorm(Norm):
 
     kind: Literal["scale"] = "scale"
     eps: Epsilon = 1e-5
+    """Lower bound of the length ‖x‖."""
 
     def build(self, width: int) -> nn.Module:
         return ScaleNormModule(self, width)
@@ -146,7 +153,9 @@ class BatchNorm(Norm):
 
     kind: Literal["batch"] = "batch"
     eps: Epsilon = 1e-5
-    momentum: Annotated[float, Field(gt=0, le=1)] = 0.1  # weight of the newest batch in the moving averages
+    """Added to the variance, to avoid division by zero."""
+    momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Weight of the newest batch in the moving averages."""
 
     def build(self, width: int) -> nn.Module:
         return BatchNormModule(self, width)

@@ -38,7 +38,9 @@ class CausalLM(Task):
     decoding: ClassVar[dict[str, Any]] = {"method": "sample", "top_p": 0.9}
     kind: Literal["causal-lm"] = "causal-lm"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Label smoothing."""
     memory: bool = False
+    """Continue each row where it ended in the previous batch, with segment memory (Transformer-XL)."""
 
     @property
     def has_memory(self) -> bool:

@@ -32,6 +32,7 @@ class Classification(Task):
     metrics: ClassVar[dict[str, bool]] = {"accuracy": True, "macro-f1": True, "loss": False}
     kind: Literal["classification"] = "classification"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Label smoothing."""
 
     def labels(self, files: Sequence[Files]) -> list[str]:
         found = classes([entry for entry in files if isinstance(entry, LabelledFiles)])

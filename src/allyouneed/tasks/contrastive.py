@@ -30,6 +30,7 @@ class Contrastive(TwoTextTask):
     metrics: ClassVar[dict[str, bool]] = {"recall@1": True, "loss": False}
     kind: Literal["contrastive"] = "contrastive"
     temperature: Annotated[float, Field(gt=0)] = 0.05
+    """Divides the cosines."""
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         return two_text_encoding(vocabularies.target, max_tokens)

@@ -38,7 +38,9 @@ class MaskedLM(Task):
     metrics: ClassVar[dict[str, bool]] = {"perplexity": False, "loss": False}
     kind: Literal["masked-lm"] = "masked-lm"
     share: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Share of the tokens to predict."""
     whole_word: bool = False
+    """Choose whole words instead of tokens."""
 
     def specials(self) -> tuple[str, ...]:
         return (MASK,)

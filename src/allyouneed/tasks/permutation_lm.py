@@ -44,8 +44,11 @@ class PermutationLM(Task):
     metrics: ClassVar[dict[str, bool]] = {"perplexity": False, "loss": False}
     kind: Literal["permutation-lm"] = "permutation-lm"
     one_in: Annotated[int, Field(ge=2)] = 6
+    """One token in this many is predicted (K)."""
     run: Annotated[int, Field(ge=1)] = 5
+    """Longest run of neighbouring targets."""
     memory: bool = False
+    """Attend to the memory of the previous segments of concatenated documents (2.4)."""
 
     @property
     def has_memory(self) -> bool:

@@ -38,7 +38,9 @@ class PrefixLM(Task):
     metrics: ClassVar[dict[str, bool]] = {"perplexity": False, "loss": False}
     kind: Literal["prefix-lm"] = "prefix-lm"
     reads_: Annotated[Literal["pairs", "text"], Field(alias="reads")] = "pairs"
+    """Files of prompt and answer, or of documents that are split at a random token."""
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Label smoothing."""
 
     @property
     def file_type(self) -> type[Files]:

@@ -56,9 +56,12 @@ class Similarity(TwoTextTask):
     kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     metrics: ClassVar[dict[str, bool]] = {"spearman": True, "pearson": True, "loss": False}
     kind: Literal["similarity"] = "similarity"
-    range: tuple[float, float] = (0.0, 1.0)  # lowest and highest score of the data
+    range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest score of the data."""
     objective_: Annotated[Literal["mse", "cosine"], Field(alias="objective")] = "mse"
+    """Squared error of the cosine, or torch's CosineEmbeddingLoss with scores between its labels."""
     margin: Annotated[float, Field(ge=-1, lt=1)] = 0.0
+    """Margin of the `cosine` objective."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

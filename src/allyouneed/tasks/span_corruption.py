@@ -36,8 +36,11 @@ class SpanCorruption(Task):
     metrics: ClassVar[dict[str, bool]] = {"perplexity": False, "loss": False}
     kind: Literal["span-corruption"] = "span-corruption"
     density: Annotated[float, Field(gt=0, lt=0.5)] = 0.15
+    """Share of the tokens to remove."""
     span: Annotated[float, Field(ge=1)] = 3.0
+    """Mean length of a removed span, in tokens."""
     sentinels: PositiveInt = 100
+    """Number of sentinel tokens: the most spans of a text."""
 
     def specials(self) -> tuple[str, ...]:
         return tuple(sentinel(number) for number in range(self.sentinels))

@@ -33,6 +33,7 @@ class Translation(Task):
     metrics: ClassVar[dict[str, bool]] = {"bleu": True, "chrf": True, "exact": True, "loss": False}
     kind: Literal["translation"] = "translation"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Label smoothing (the paper, 5.4)."""
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         if vocabularies.source.template.language is not None:

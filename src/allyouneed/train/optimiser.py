@@ -38,9 +38,13 @@ class Adam(Optimiser):
 
     kind: Literal["adam"] = "adam"
     beta1: Fraction = 0.9
+    """Decay of the mean of gradients."""
     beta2: Fraction = 0.98
+    """Decay of the mean of squared gradients."""
     eps: PositiveFloat = 1e-9
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0  # matrices only: not norms, biases, embeddings
+    """Added to the root of the mean square."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay of matrices; not of norms, biases and embeddings."""
 
     @property
     def moments(self) -> int:

@@ -52,20 +52,30 @@ SPLITS = ("train", "valid", "test")
 
 
 class DataConfig(Config):
+    """Files of examples, and which examples to leave out."""
+
     train: Annotated[Entries, Field(min_length=1)]
+    """Training files: a path, a list of paths, or keys of the task's kind of files."""
     valid: Entries = ()
-    test: Entries = ()  # scored once, after training
-    filters: Filters = Filters()  # for training examples
-    # longer examples are dropped and reported; documents are split instead
+    """Validation files, scored during training; default: none."""
+    test: Entries = ()
+    """Test files, scored once after training; default: none."""
+    filters: Filters = Filters()
+    """Rules that training examples must pass."""
     max_tokens: Annotated[int, Field(ge=4)] | None = None
+    """Longest example in tokens, special tokens included: longer ones are dropped and reported, documents are split;
+    default: 128, or a row of the batch where documents are split."""
     sha256: dict[str, str] = Field(default_factory=dict)  # expected checksums; recorded in a run's recipe.yaml
+    """Expected checksums of the files; recorded in a run's recipe.yaml."""
 
 
 class RetrievalConfig(Config):
     """The index a retrieval model gets its neighbours from: a folder built by `allyouneed index`."""
 
     index: Path
-    encoder: Path | None = None  # the index's encoder, if it has moved since the index was built
+    """Folder built by `allyouneed index`."""
+    encoder: Path | None = None
+    """The index's encoder, if it has moved since the index was built."""
 
     @model_validator(mode="before")
     @classmethod
@@ -77,8 +87,11 @@ class BatchConfig(Config):
     """A batch is `rows` packed rows of `row` target tokens (and `source_row` source tokens, by default as many)."""
 
     rows: PositiveInt = 8
+    """Packed rows of a batch."""
     row: Annotated[int, Field(ge=4)] = 512
+    """Target tokens of a row."""
     source_row: PositiveInt | None = None
+    """Source tokens of a row; default: as many as `row`."""
 
     @property
     def source(self) -> int:
@@ -86,18 +99,31 @@ class BatchConfig(Config):
 
 
 class ValidationConfig(Config):
+    """When and how the model is scored during training."""
+
     every: PositiveInt = 500
-    patience: PositiveInt | None = None  # validations without improvement before stopping early
-    metric: str | None = None  # one of the task's; default: its first
-    sentences: NonNegativeInt = 3  # samples printed with their references
+    """Steps between validations."""
+    patience: PositiveInt | None = None
+    """Stop after this many validations without improvement; default: never."""
+    metric: str | None = None
+    """The metric that decides which checkpoint is best; default: the task's first."""
+    sentences: NonNegativeInt = 3
+    """Samples printed with their references."""
     beam: PositiveInt = 1
-    limit: PositiveInt | None = None  # examples to predict; the loss is over all
+    """Beam width of validation; 1 is greedy."""
+    limit: PositiveInt | None = None
+    """Predict at most this many examples; the loss is over all."""
 
 
 class SaveConfig(Config):
+    """When checkpoints are saved, and how many are kept."""
+
     every: PositiveInt | None = 500
-    minutes: PositiveFloat | None = 10  # to resume from; averaged at the end only if `every` is null
-    keep: PositiveInt = 5  # the best is kept in addition
+    """Steps between checkpoints."""
+    minutes: PositiveFloat | None = 10
+    """Minutes between checkpoints to resume from; these are averaged at the end only if `every` is null."""
+    keep: PositiveInt = 5
+    """Checkpoints to keep; the best is kept in addition."""
 
     @model_validator(mode="after")
     def _check_interval(self) -> Self:
@@ -107,39 +133,69 @@ class SaveConfig(Config):
 
 
 class Recipe(Config):
-    plugins: tuple[str, ...] = ()  # files or modules with parts of your own, imported before the rest is read
+    """Set `model` (new weights) or `start` (fine-tuning), `data`, and what differs from the defaults."""
+
+    plugins: tuple[str, ...] = ()
+    """Files or modules with parts of your own, imported before the rest is read."""
     model: str | dict[str, Any] | None = None
-    # a model folder to fine-tune (its config, weights and tokenizer), or `translator`, the bundled model
+    """A preset's name, a YAML file, or the keys of a model: train it from new weights. Exclusive with `start`."""
     start: Annotated[Path, BeforeValidator(_find_start)] | None = None
+    """A model folder to fine-tune (its config, weights and tokenizer), or `translator`, the bundled model."""
     set_: tuple[str, ...] = Field(default=(), alias="set")
+    """Changes to the model: `[width=256, "decoder[0].mixer.heads=4"]`."""
     data: DataConfig
+    """Files and filters."""
     retrieval: RetrievalConfig | None = None
+    """The index that a RETRO model retrieves from."""
     tokenizer: TokenizerConfig = TokenizerConfig()
+    """The tokenizer to train; with `start`, the folder's own is used."""
     task: Task = Translation()
+    """What to train for."""
     batch: BatchConfig = BatchConfig()
+    """Size of a batch."""
     optimiser: Optimiser = Adam()
+    """Optimiser and its constants."""
     schedule: Schedule = Paper()
+    """Learning rate by step."""
     steps: PositiveInt | None = None
+    """Updates to train; default: 100,000 (the paper's base model)."""
     epochs: PositiveInt | None = None
+    """Passes over the data, instead of `steps`."""
     accumulate: PositiveInt = 1
+    """Batches whose gradients are summed for one update."""
     clip: PositiveFloat | None = 1.0
+    """Largest norm of the gradient; null: no clipping."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of computation; `auto`: bf16 on a GPU, and on a CPU with bf16 instructions."""
     compile: Switch = "auto"
+    """torch.compile and CUDA graphs; `blocks`: compile blocks without capturing graphs; `auto`: on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto`: a GPU if there is one."""
     parallel: ParallelConfig = ParallelConfig()
-    checkpoint_activations: bool = False  # recompute the inside of blocks in the backward pass instead of storing it
-    validation: ValidationConfig = Field(
-        default=ValidationConfig(), alias="validate"
-    )  # BaseModel has a method of that name
+    """How processes started by torchrun share the work."""
+    checkpoint_activations: bool = False
+    """Recompute the inside of blocks in the backward pass instead of storing it."""
+    # not `validate`: BaseModel has a method of that name
+    validation: ValidationConfig = Field(default=ValidationConfig(), alias="validate")
+    """When and how to validate."""
     save: SaveConfig = SaveConfig()
-    average: NonNegativeInt = 5  # last checkpoints averaged at the end (the paper, 6.1); 0: none
+    """When to save checkpoints."""
+    average: NonNegativeInt = 5
+    """Last checkpoints averaged at the end (the paper, 6.1); 0: none."""
     decoding: Decoding = Decoding()
+    """Decoding options for scoring, and defaults of the model folder."""
     seed: Annotated[int, Field(ge=0, lt=1 << 64)] = 1
+    """Seed of weights, data order and dropout."""
     output: Path
+    """Folder of the run; default: runs/ and the recipe's name."""
     tensorboard: bool = False
+    """Write TensorBoard logs."""
     name: str = ""
+    """Name on the model card."""
     description: str = ""
+    """Description on the model card."""
     licence: str = "not stated"
+    """Licence of the weights, on the model card."""
 
     @model_validator(mode="before")
     @classmethod

@@ -53,8 +53,10 @@ class Paper(Schedule):
     """ "Attention Is All You Need", eq. 3: width^-0.5 · min(step^-0.5, step · warmup^-1.5)."""
 
     kind: Literal["paper"] = "paper"
-    warmup: PositiveInt | None = None  # null: 4000, at most half of the run, with the same peak
+    warmup: PositiveInt | None = None
+    """Steps of linear warmup; default: 4000, at most half of the run, with the same peak."""
     factor: PositiveFloat = 1.0
+    """Multiplies the rate."""
 
     def with_warmup(self, steps: int, width: int) -> Schedule:
         if steps == PAPER_WARMUP:
@@ -72,7 +74,9 @@ class InverseSqrt(Schedule):
 
     kind: Literal["inverse-sqrt"] = "inverse-sqrt"
     peak: PositiveFloat
-    warmup: PositiveInt | None = None  # as above
+    """Highest learning rate, reached after warmup."""
+    warmup: PositiveInt | None = None
+    """Steps of linear warmup; default: 4000, at most half of the run, with the same peak."""
 
     def rate(self, step: int, width: int, total: int) -> float:
         warmup = self.warmup or default_warmup(total)
@@ -84,8 +88,11 @@ class Cosine(Schedule):
 
     kind: Literal["cosine"] = "cosine"
     peak: PositiveFloat
-    warmup: NonNegativeInt | None = None  # as above
+    """Highest learning rate, reached after warmup."""
+    warmup: NonNegativeInt | None = None
+    """Steps of linear warmup; default: 4000, at most half of the run, with the same peak."""
     floor: Annotated[float, Field(ge=0)] = 0.0
+    """Learning rate at the last step."""
 
     def rate(self, step: int, width: int, total: int) -> float:
         warmup = default_warmup(total) if self.warmup is None else self.warmup
@@ -100,7 +107,9 @@ class Constant(Schedule):
 
     kind: Literal["constant"] = "constant"
     peak: PositiveFloat
+    """Learning rate after warmup."""
     warmup: NonNegativeInt = 0
+    """Steps of linear warmup."""
 
     def rate(self, step: int, width: int, total: int) -> float:
         return self.peak * min(1.0, step / self.warmup) if self.warmup else self.peak

@@ -27,9 +27,13 @@ class Filters(Config):
     """Rules an example must pass; lengths are in characters (the store has its own limit in tokens)."""
 
     duplicates: bool = False
+    """Drop repeated examples."""
     empty: bool = True
-    ratio: Annotated[float, Field(ge=1)] | None = None  # longer to shorter text, for examples with two texts
+    """Drop examples with an empty text."""
+    ratio: Annotated[float, Field(ge=1)] | None = None
+    """Drop pairs whose longer text has more than this many times the characters of the shorter; default: keep."""
     max_length: PositiveInt | None = None
+    """Drop examples with a text of more characters; default: keep."""
 
     def apply(self, examples: Iterable[E], report: Report) -> Iterator[E]:
         """The examples that pass. Duplicates are searched among those that pass all other rules."""

@@ -67,8 +67,12 @@ class LabelledFiles(TableFiles):
     examples: ClassVar[str] = "texts"
     kind: Literal["labelled"] = "labelled"
     path: Paths
+    """A file or a list of files."""
     columns: Columns | None = None
+    """Columns of the text, an optional second text, and the label, by index from 0 or by name; default: by `keys`, or
+    in this order."""
     keys: Keys = ("text", "label")
+    """The same names for JSON, and for a header without `columns`."""
 
     def files(self) -> list[Path]:
         return expand_paths(self.path, TABLE_SUFFIXES)
@@ -158,8 +162,11 @@ class ScoredFiles(TableFiles):
     has_two_texts: ClassVar[bool] = True
     kind: Literal["scored"] = "scored"
     path: Paths
+    """A file or a list of files."""
     columns: tuple[Column, Column, Column] | None = None
+    """Columns of both texts and the score, by index from 0 or by name; default: by `keys`, or in this order."""
     keys: tuple[str, str, str] = ("first", "second", "score")
+    """The same names for JSON, and for a header without `columns`."""
 
     def files(self) -> list[Path]:
         return expand_paths(self.path, TABLE_SUFFIXES)
@@ -210,8 +217,11 @@ class TaggedFiles(Files):
     examples: ClassVar[str] = "sentences"
     kind: Literal["tagged"] = "tagged"
     path: Paths
+    """A file or a list of files."""
     columns: tuple[NonNegativeInt, NonNegativeInt] | None = None
+    """Columns of word and tag, by index from 0; default: there are exactly two."""
     keys: tuple[str, str] = ("tokens", "tags")
+    """In JSON: keys of the list of words and the list of tags."""
 
     def files(self) -> list[Path]:
         return expand_paths(self.path, TAG_SUFFIXES)

@@ -52,15 +52,21 @@ class PairFiles(TableFiles):
     location_keys: ClassVar[tuple[str, ...]] = ("path", "source", "target")
     kind: Literal["pairs"] = "pairs"
     path: Paths | None = None
+    """Files with both sides: tables or JSON."""
     source: Paths | None = None
+    """Instead of `path`: files of sources, aligned line by line with `target`."""
     target: Paths | None = None
+    """The targets of `source`."""
     columns: tuple[Column, Column] | None = None
+    """Columns of source and target, by index from 0 or by name; default: by `keys`, or the only two."""
     keys: tuple[str, str] = ("source", "target")
+    """The same names for JSON, and for a header without `columns`."""
     from_: Tag | None = Field(default=None, alias="from")
+    """Source language, for multilingual models."""
     to: Tag | None = None
-    weight: Annotated[float, Field(gt=0, le=1000)] = (
-        1.0  # how often an epoch reads each pair; 0.5: with probability 1/2
-    )
+    """Target language, for multilingual models."""
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """How many times an epoch reads each pair; 0.5: with probability 1/2."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

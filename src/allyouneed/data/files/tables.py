@@ -37,9 +37,13 @@ class TableFiles(Files):
     `header`, `quotes`: None: as the suffix says."""
 
     columns: tuple[Column, ...] | None = None
+    """Columns, by index from 0 or by name."""
     keys: tuple[str, ...]
+    """The same names for JSON, and for a header without `columns`."""
     header: bool | None = None
+    """Whether the first line of a table names its columns; default: as the suffix and the first line say."""
     quotes: bool | None = None
+    """Whether cells may be quoted; default: in .csv files."""
 
     @property
     def layout(self) -> Layout:

@@ -42,8 +42,11 @@ class TextFiles(Files):
     examples: ClassVar[str] = "documents"
     kind: Literal["text"] = "text"
     path: Paths
+    """A file or a list of files."""
     document: Literal["paragraph", "line", "file"] = "paragraph"
+    """What counts as one document of a text file."""
     key: str = "text"
+    """Key of the text in JSON, or its column in a table with a header."""
 
     def files(self) -> list[Path]:
         return expand_paths(self.path, TEXT_SUFFIXES)

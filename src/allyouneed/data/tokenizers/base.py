@@ -58,10 +58,15 @@ class TokenizerConfig(Config):
     """What to train. `vocab` counts everything: bytes, special tokens, learned pieces."""
 
     kind: Literal["bpe", "unigram"] = "bpe"
+    """Byte-pair encoding or a unigram model, both over bytes."""
     vocab: Annotated[int, Field(gt=0, le=MAX_VOCAB)] = 8000
+    """Size of the vocabulary: bytes, special tokens and learned pieces."""
     joint: bool = True
+    """One vocabulary for source and target."""
     min_frequency: PositiveInt | None = None
+    """Learn only pieces that occur at least this often (byte-pair encoding); default: 2."""
     specials: tuple[Special, ...] = ()
+    """Special tokens of your own."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

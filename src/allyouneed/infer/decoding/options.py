@@ -23,27 +23,41 @@ class Decoding(Config):
     greedy decoding (the likeliest token at each step), or sampling. A beam of 1 is greedy."""
 
     method: Literal["beam", "greedy", "sample"] = "beam"
+    """Beam search, greedy decoding, or sampling."""
     beam: Annotated[int, Field(gt=0, le=1000)] = 4
-    best: Annotated[int, Field(gt=0, le=10_000)] = 1  # hypotheses returned, best first; for sample: how many are drawn
-    # α: higher prefers longer hypotheses, 0 compares plain log-probabilities
+    """Beam width; 1 is greedy."""
+    best: Annotated[int, Field(gt=0, le=10_000)] = 1
+    """Hypotheses returned, best first; for `sample`, how many are drawn."""
     length_penalty: Annotated[float, Field(ge=-20, le=20)] = 0.6
+    """α: higher prefers longer hypotheses, 0 compares plain log-probabilities."""
     penalty: Literal["paper", "power"] = "paper"
-    early: bool = False  # stop a beam search at its first `beam` finished hypotheses
-    extra: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 50  # at most this many tokens more than the source
-    # and at most this many in all, including the end mark
+    """Divide by ((5 + length) / 6)^α (the paper) or by length^α."""
+    early: bool = False
+    """Stop a beam search at its first `beam` finished hypotheses."""
+    extra: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 50
+    """At most this many tokens more than the source."""
     max_length: Annotated[int, Field(gt=0, le=MAX_TOKENS)] | None = None
-    min_length: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 0  # and at least this many before the end mark
+    """At most this many tokens in all, the end mark included; default: no limit."""
+    min_length: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 0
+    """At least this many tokens before the end mark."""
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Softmax temperature of sampling; higher is more random."""
     top_k: Annotated[int, Field(gt=0)] | None = None
+    """Sample from the k most likely tokens; default: all."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Sample from the smallest set of tokens with this probability; default: all."""
     min_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    # > 1: tokens seen so far get less likely
+    """Drop tokens less likely than this times the most likely one; default: none."""
     repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    no_repeat: Annotated[int, Field(gt=0)] | None = None  # no n-gram of this size occurs twice
-    # stop a text that repeats a part this many times in a row (and over 32 tokens); None or 0: never
+    """Above 1, tokens seen so far get less likely."""
+    no_repeat: Annotated[int, Field(gt=0)] | None = None
+    """No n-gram of this size occurs twice; default: allowed."""
     loops: Annotated[Annotated[int, Field(gt=1)] | None, BeforeValidator(lambda n: n or None)] = 8
+    """Stop a text that repeats a part this many times in a row (and over 32 tokens); null or 0: never."""
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)] = ()
-    seed: Annotated[int, Field(ge=0, lt=1 << 64)] = 0  # with a text's index in the request, it decides what is sampled
+    """Texts at which to stop; not part of the answer."""
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)] = 0
+    """With a text's index in the request, it decides what is sampled."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

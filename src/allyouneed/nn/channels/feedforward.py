@@ -27,10 +27,15 @@ class FFN(Channel):
 
     kind: Literal["ffn"] = "ffn"
     hidden: Annotated[int, Field(gt=0)]
+    """Features of the hidden layer (d_ff)."""
     activation: Activation = "relu"
+    """Activation of the hidden layer."""
     bias: bool = True
+    """Whether the linear maps have a bias."""
     norm: bool = False
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # on the hidden layer; the paper drops the output only
+    """Normalise the hidden layer with the model's norm."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the hidden layer; the paper drops the output only."""
 
     def build(self, common: Common) -> SubLayer:
         return FFNModule(self, common)
@@ -81,10 +86,15 @@ class GLU(Channel):
 
     kind: Literal["glu"] = "glu"
     hidden: Annotated[int, Field(gt=0)]
+    """Features of the hidden layer (d_ff)."""
     activation: Activation = "silu"
+    """Activation of the gate, which selects the variant: `silu` is SwiGLU."""
     bias: bool = False
+    """Whether the linear maps have a bias."""
     norm: bool = False
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # on the hidden layer
+    """Normalise the hidden layer with the model's norm."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the hidden layer."""
 
     def build(self, common: Common) -> SubLayer:
         return GLUModule(self, common)

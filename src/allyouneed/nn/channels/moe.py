@@ -33,8 +33,11 @@ class ExpertGroups(Config):
     """
 
     count: Count
+    """Number of groups; it divides the number of experts."""
     top: Count
+    """Groups that a token may choose experts from."""
     score: Literal["best", "two-best"] = "best"
+    """Score a group by its best expert (DeepSeek-V2) or by the sum of its two best (V3)."""
 
 
 class Router(Config):
@@ -42,16 +45,22 @@ class Router(Config):
     2.4: selective precision), since rounding errors change the choice."""
 
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    normalise: bool = False  # rescale the chosen scores to sum to 1 (Jiang et al. 2024, "Mixtral of Experts", 2.1)
-    scale: Annotated[float, Field(gt=0)] = 1.0  # multiplies the chosen scores (DeepSeek's routed scaling factor)
+    """How router logits become scores."""
+    normalise: bool = False
+    """Rescale the chosen scores to sum to 1 (Jiang et al. 2024, "Mixtral of Experts", 2.1)."""
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    """Multiplies the chosen scores (DeepSeek's routed scaling factor)."""
     groups: ExpertGroups | None = None
-    # DeepSeek-V3, eq. 16: a bias per expert, used for choosing only; it grows by this much when the expert
-    # got less than its share of the batch and shrinks when it got more
+    """Choose experts within the best groups only; default: among all."""
     correction: Weight | None = None
+    """Step of a bias per expert, used for choosing only: it grows when the expert got less than its share of the batch
+    and shrinks when it got more (DeepSeek-V3, eq. 16); default: none."""
     bias: bool = False
-    # in training, input · U(1 − jitter, 1 + jitter) (Fedus et al., appendix F)
+    """Whether the router's linear map has a bias."""
     jitter: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    z_loss: Weight = 0.0  # weight of the squared logsumexp of the logits (Zoph et al. 2022, "ST-MoE", eq. 5)
+    """In training, multiply the input by U(1 − jitter, 1 + jitter) (Fedus et al. 2022, appendix F)."""
+    z_loss: Weight = 0.0
+    """Weight of the squared logsumexp of the logits in the loss (Zoph et al. 2022, "ST-MoE", eq. 5)."""
 
 
 class MoE(Channel):
@@ -63,15 +72,22 @@ class MoE(Channel):
 
     kind: Literal["moe"] = "moe"
     experts: Annotated[int, Field(gt=0, le=1 << 16)]
+    """Number of experts."""
     top: Count = 2
+    """Experts that each token uses."""
     expert: Channel
+    """The channel mixer that each expert is."""
     shared: Channel | None = None
+    """A channel mixer that every token uses in addition; default: none."""
     router: Router = Router()
-    # Fedus et al., eq. 3: an expert processes at most tokens / experts · capacity, rounded up; later tokens skip it.
-    # First choices come before second ones. null: unlimited
+    """How tokens choose experts."""
     capacity: Annotated[float, Field(gt=0)] | None = None
-    row_capacity: Count | None = None  # tokens per expert and row (transformers' Switch: expert_capacity)
-    balance: Weight = 0.01  # weight of the load-balancing loss (Fedus et al., eq. 4), which is 1 at perfect balance
+    """An expert processes at most tokens / experts · capacity, rounded up; later tokens skip it, first choices come
+    before second ones (Fedus et al. 2022, eq. 3); default: no limit."""
+    row_capacity: Count | None = None
+    """The same limit as tokens per expert and row (transformers' Switch: expert_capacity); default: no limit."""
+    balance: Weight = 0.01
+    """Weight of the load-balancing loss (Fedus et al. 2022, eq. 4), which is 1 at perfect balance."""
 
     @property
     def batch_independent(self) -> bool:

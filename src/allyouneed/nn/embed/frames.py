@@ -30,7 +30,9 @@ class FrameEmbed(Embed):
 
     kind: Literal["frames"] = "frames"
     mels: Size = 80
+    """Mel channels of a frame."""
     positions: Positions = NoPositions()
+    """Positions added to the frames' vectors."""
 
     def inputs(self) -> dict[str, bool]:
         return {"features": True}

@@ -46,14 +46,23 @@ class PatchEmbed(Embed):
 
     kind: Literal["patches"] = "patches"
     image: Sides
+    """Side of the image in pixels, or [height, width]."""
     patch: Sides
+    """Side of a patch in pixels, or [height, width]; it divides the image."""
     channels: Size = 3
-    class_token: bool = True  # a learned first token, read by the head
+    """Channels of a pixel; 3 for RGB."""
+    class_token: bool = True
+    """Put a learned token first, which the head reads."""
     distillation_token: bool = False
+    """Put a second learned token after it, which learns from a teacher (DeiT)."""
     positions: Positions = NoPositions()
+    """Positions added to the tokens."""
     bias: bool = True
+    """Whether the projection of a patch has a bias."""
     norm: Norm | None = None
+    """Norm of the sum of patches and positions (CLIP); default: none."""
     patch_norm: Norm | None = None
+    """Norm of a patch's pixels and of their projection (CRATE); default: none."""
 
     def inputs(self) -> dict[str, bool]:
         return {"pixels": True}

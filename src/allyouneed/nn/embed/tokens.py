@@ -76,13 +76,21 @@ class TokenEmbed(Embed):
 
     kind: Literal["tokens"] = "tokens"
     positions: Positions = NoPositions()
+    """Absolute positions added to the token vectors."""
     scale: Literal["sqrt-width", "none"] = "sqrt-width"
-    tied: bool = True  # share the (target) embedding matrix with the head
+    """Multiply the token vectors by √width (the paper, 3.4), or not."""
+    tied: bool = True
+    """Share the (target) embedding matrix with the head (the paper, 3.4)."""
     types: Size | None = None
+    """Number of token types, each with an added vector (BERT's segments); default: none."""
     norm: Norm | None = None
+    """Norm of the sum (BERT, BLOOM); default: none."""
     inner: Size | None = None
+    """Width of the token vectors, projected to the model width (ALBERT); default: the model width."""
     asks: bool = False
+    """Learn an initial vector for the query stream of permutation language models (XLNet)."""
     chosen: Literal["none", "first"] = "none"
+    """`first`: the first token of each sentence is global, unless the batch marks others (Longformer)."""
 
     def inputs(self) -> dict[str, bool]:
         return {"tokens": True, "lengths": False} | ({} if self.types is None else {"types": False})

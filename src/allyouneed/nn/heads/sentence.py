@@ -38,11 +38,17 @@ class ClassesHead(Head):
 
     kind: Literal["classes"] = "classes"
     labels: Count
+    """Number of classes; training sets it from the data."""
     pool: Pool = "first"
+    """Which token vectors make the sentence vector: the first, the last, or the mean of all."""
     hidden: Activation | None = None
+    """Activation of a dense layer before the classes (`tanh`: BERT's pooler); default: no such layer."""
     dropout: Share | None = None
+    """Dropout before the last map; default: the model's."""
     bias: bool = True
+    """Whether the map to the classes has a bias."""
     distilled: bool = False
+    """Add a second map for the distillation token and average both scores (DeiT)."""
 
     def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
         return ClassesHeadModule(self, common)
@@ -86,8 +92,11 @@ class TagsHead(Head):
 
     kind: Literal["tags"] = "tags"
     labels: Count
+    """Number of tags; training sets it from the data."""
     hidden: Activation | None = None
-    dropout: Share | None = None  # default: the model's
+    """Activation of a dense layer before the tags (ELECTRA); default: no such layer."""
+    dropout: Share | None = None
+    """Dropout before the last map; default: the model's."""
 
     def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
         return TagsHeadModule(self, common)
@@ -118,9 +127,13 @@ class PooledHead(Head):
 
     kind: Literal["pooled"] = "pooled"
     pool: Pool = "mean"
+    """Which token vectors make the sentence vector: the first, the last, or the mean of all."""
     width: Count | None = None
+    """Project the vector to this width (CLIP); default: no projection."""
     bias: bool = False
+    """Whether that projection has a bias."""
     normalise: bool = False
+    """Scale the vector to length 1."""
 
     def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
         return PooledHeadModule(self, common)

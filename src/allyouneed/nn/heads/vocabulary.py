@@ -42,7 +42,9 @@ class Transform(Config):
     """BERT's layer before the output projection: Norm(activation(x W + b)) (Devlin et al. 2019, the authors' code)."""
 
     activation: Activation = "gelu"
+    """Activation of the dense layer."""
     norm: Norm = LayerNorm()
+    """Norm after the activation."""
 
 
 class VocabularyHead(Head):
@@ -54,10 +56,15 @@ class VocabularyHead(Head):
 
     kind: Literal["vocabulary"] = "vocabulary"
     bias: bool = False
+    """Add a learned bias to the logits."""
     scale: Literal["none", "inverse-sqrt-width"] = "none"
+    """Multiply the input by width^-1/2 (T5 with tied embeddings), or not."""
     transform: Transform | None = None
+    """A dense layer with activation and norm before the logits (BERT); default: none."""
     maxout: Annotated[int, Field(gt=0)] | None = None
-    soft_cap: Annotated[float, Field(gt=0)] | None = None  # c·tanh(logit / c) (Gemma 2, 2)
+    """Features after a maxout layer before the logits (RNNsearch); default: no such layer."""
+    soft_cap: Annotated[float, Field(gt=0)] | None = None
+    """Map a logit x to c·tanh(x / c) (Gemma 2, 2); default: no cap."""
 
     def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
         assert vocab is not None

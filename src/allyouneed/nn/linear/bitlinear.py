@@ -32,6 +32,7 @@ class Bit(Linear):
 
     kind: Literal["bit"] = "bit"
     norm: RMSNorm | None = None
+    """RMS norm of the input before it is rounded; default: none."""
 
     def build(self, inputs: int, outputs: int | Sequence[int], bias: bool) -> nn.Module:
         return BitLinear(self, inputs, sizes(outputs), bias)

@@ -35,8 +35,10 @@ class AttentiveGRU(Mixer):
     supports_self: ClassVar[bool] = False
 
     kind: Literal["attentive-gru"] = "attentive-gru"
-    hidden: Size | None = None  # width of the state; default: width
-    aligned: Size | None = None  # width of the alignment model; default: hidden
+    hidden: Size | None = None
+    """Width of the state; default: the model width."""
+    aligned: Size | None = None
+    """Width of the alignment model; default: `hidden`."""
 
     @property
     def causal(self) -> bool:

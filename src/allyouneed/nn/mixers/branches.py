@@ -40,10 +40,15 @@ class Branches(Mixer):
 
     kind: Literal["branches"] = "branches"
     left: Piece
+    """A token or channel mixer."""
     right: Piece | None = None
+    """The other branch; default: none, `left` alone."""
     join: Literal["sum", "product", "concat"] = "sum"
+    """Add the branches (the narrower padded with zeros), multiply them (padded with ones), or put them side by side."""
     norm: bool = True
+    """Normalise the joined result with the model's norm."""
     then: Piece | None = None
+    """A mixer after it; default: none."""
 
     @property
     def causal(self) -> bool:

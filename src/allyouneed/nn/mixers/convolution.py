@@ -28,7 +28,9 @@ class SlidingMixer(Mixer):
     """A mixer over `size` positions around a token, or the last `size` up to it (`sees: past`)."""
 
     size: Size
+    """Positions that the filter covers."""
     sees: Literal["around", "past"] = "around"
+    """Positions around a token, or the last ones up to it (causal)."""
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -52,11 +54,16 @@ class Convolution(SlidingMixer):
     """
 
     kind: Literal["convolution"] = "convolution"
-    width: Size | None = None  # output features; default: the model width
+    width: Size | None = None
+    """Output features; default: the model width."""
     separable: bool = False
+    """One filter per feature, then a linear map of the features."""
     gated: bool = False
+    """Multiply by activation(gates) (`sigmoid`: Dauphin et al., eq. 1)."""
     activation: Activation = "identity"
+    """Activation of the result, or of the gates."""
     bias: bool = True
+    """Add a learned bias."""
 
     def outputs(self, common: Common) -> int:
         return self.width or common.width

@@ -41,10 +41,15 @@ class MSSA(Mixer):
 
     kind: Literal["mssa"] = "mssa"
     heads: Size
-    head_width: Size | None = None  # default: width / heads
+    """Number of subspaces (heads)."""
+    head_width: Size | None = None
+    """Dimensions of a subspace; default: width / heads."""
     pattern: Pattern = Full()
+    """Which keys each query may attend to, as text: `causal & window(256)`."""
     out: Literal["linear", "tied"] = "linear"
+    """Output map: separate with bias (the authors' code), or tied to the subspaces (eq. 11)."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the attention weights."""
 
     @property
     def causal(self) -> bool:
@@ -107,7 +112,9 @@ class ISTA(Channel):
 
     kind: Literal["ista"] = "ista"
     step: Annotated[float, Field(gt=0)] = 0.1
+    """Step size η."""
     sparsity: Annotated[float, Field(ge=0)] = 0.1
+    """Sparsity weight λ."""
 
     def build(self, common: Common) -> SubLayer:
         return ISTAModule(self, common)

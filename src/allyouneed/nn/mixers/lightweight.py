@@ -31,9 +31,13 @@ class SoftmaxConvolution(SlidingMixer):
     """
 
     heads: Size
+    """Number of filters; features of a head share one."""
     gated: bool = True
-    bias: bool = True  # of both linear maps
+    """Gate the input map by a sigmoid of a second half."""
+    bias: bool = True
+    """Whether both linear maps have a bias."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the filter weights (DropConnect)."""
 
     @abstractmethod
     def filter_cost(self, common: Common) -> Cost: ...

@@ -32,12 +32,19 @@ class LSRA(Mixer):
 
     kind: Literal["lsra"] = "lsra"
     heads: Size
+    """Number of heads, of attention and convolution."""
     size: Size
+    """Positions that the convolution covers."""
     pattern: Pattern = Full()
+    """Which keys each query of the attention may attend to; a causal one makes the convolution causal."""
     convolution: Literal["dynamic", "lightweight"] = "dynamic"
+    """Filters predicted from the token, or fixed."""
     gated: bool = True
+    """Gate the convolution's input by a sigmoid of a second half."""
     bias: bool = True
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # on the weights of both
+    """Whether the linear maps have a bias."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the weights of attention and convolution."""
 
     @property
     def causal(self) -> bool:

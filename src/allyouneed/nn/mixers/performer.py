@@ -40,12 +40,19 @@ class Performer(Mixer):
 
     kind: Literal["performer"] = "performer"
     heads: Size
+    """Number of attention heads."""
     head_width: Size | None = None
-    features: Size = 256  # m
+    """Features of each head (d_k); default: width / heads, which must then be an integer."""
+    features: Size = 256
+    """Number of random features (m); more approximate softmax better."""
     kernel: Literal["softmax", "relu"] = "softmax"
-    sees: Literal["past", "around"] = "past"  # self-attention only; a source is always seen as a whole
+    """Positive features of the softmax kernel, or ReLU features."""
+    sees: Literal["past", "around"] = "past"
+    """`past`: causal; `around`: bidirectional. A source is always seen as a whole."""
     redraw: Size | None = None
+    """Redraw the random features after this many training passes; default: never."""
     bias: bool = True
+    """Whether the linear maps have a bias."""
 
     @property
     def causal(self) -> bool:

@@ -34,9 +34,13 @@ ROTARY = Rotary(order="interleaved", scaling=Inclusive())  # Θ of eq. 5, with t
 
 class _Retaining(Mixer):
     heads: Size
-    head_width: Size | None = None  # of queries and keys; default: width / heads
-    value_width: Size | None = None  # per head
-    head_norm: Norm = RMSNorm(weight=False)  # per head: the GroupNorm of eq. 8, RMS in the authors' code
+    """Number of heads, each with its own decay."""
+    head_width: Size | None = None
+    """Features of queries and keys per head; default: width / heads."""
+    value_width: Size | None = None
+    """Features of values per head; default: twice `head_width` for retention, `head_width` for gated retention."""
+    head_norm: Norm = RMSNorm(weight=False)
+    """Norm of each head's output: the GroupNorm of eq. 8, RMS in the authors' code."""
 
     @property
     def causal(self) -> bool:
@@ -101,6 +105,7 @@ class GatedRetention(_Retaining):
 
     kind: Literal["gated-retention"] = "gated-retention"
     temperature: Annotated[float, Field(gt=0)] = 16.0
+    """τ: higher keeps the decay γ closer to 1."""
 
     def values(self, keys: int) -> int:
         return keys

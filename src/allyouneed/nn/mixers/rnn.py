@@ -29,9 +29,12 @@ class RNN(Mixer):
     gates: ClassVar[int]  # number of gates
     carries: ClassVar[int]  # vectors carried from token to token
 
-    hidden: Annotated[int, Field(gt=0)] | None = None  # per direction; default: the model width in total
+    hidden: Annotated[int, Field(gt=0)] | None = None
+    """Features of the state, per direction; default: the model width in total."""
     bidirectional: bool = False
+    """Run a second one from the end and concatenate both outputs."""
     bias: bool = True
+    """Whether the linear maps have a bias."""
 
     @property
     def directions(self) -> int:
@@ -81,6 +84,7 @@ class GRU(RNN):
 
     kind: Literal["gru"] = "gru"
     reset: Literal["after", "before"] = "after"
+    """Apply the reset gate after the state matrix (torch, cuDNN) or before it (the paper; no fused kernel)."""
 
     def build(self, common: Common) -> SubLayer:
         return RNNModule(nn.GRU, self, common) if self.reset == "after" else ResetBeforeModule(nn.GRU, self, common)

@@ -30,7 +30,8 @@ class RWKV(Mixer):
     """Eq. 11–17: r, k, v from each token mixed with the previous one, out = W_o (σ(r) ⊙ wkv(k, v))."""
 
     kind: Literal["rwkv"] = "rwkv"
-    hidden: Size | None = None  # width of r, k and v; default: the model width
+    hidden: Size | None = None
+    """Width of r, k and v; default: the model width."""
 
     @property
     def causal(self) -> bool:
@@ -111,6 +112,7 @@ class RWKVChannel(Channel):
 
     kind: Literal["rwkv-channel"] = "rwkv-channel"
     hidden: Size
+    """Features of the hidden layer."""
 
     def build(self, common: Common) -> SubLayer:
         return RWKVChannelModule(self, common)

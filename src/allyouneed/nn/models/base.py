@@ -37,7 +37,9 @@ class Vocab(Config):
     """Separate source and target vocabularies."""
 
     source: Size
+    """Tokens of the source vocabulary."""
     target: Size
+    """Tokens of the target vocabulary."""
 
 
 class Model(Part, Common, slot="model"):
@@ -113,8 +115,11 @@ class GenerativeModel(Model):
     """A generative text model: one vocabulary, one embedding, one head."""
 
     vocab: Size
+    """Number of tokens; training sets it from the tokenizer."""
     embed: Embed = TokenEmbed()
+    """How the input becomes vectors."""
     head: Head = VocabularyHead()
+    """What the model outputs: token logits, classes, tags, one vector, or hidden states."""
 
     @property
     def vocabs(self) -> Vocab:

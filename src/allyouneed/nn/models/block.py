@@ -31,13 +31,22 @@ class Layer(Config):
     """
 
     repeat: Annotated[int, Field(gt=0, le=MAX_LAYERS)] = 1
-    share: bool = False  # the same weights in all of them (ALBERT: Lan et al. 2020, 3.1)
+    """How many times in a row."""
+    share: bool = False
+    """Use the same weights in all of them (ALBERT: Lan et al. 2020, 3.1)."""
     coordinates: Positions = NoPositions()
+    """Positions and the number of the repetition, added before each of them (Universal Transformer); `none`: not
+    added."""
     halt: Halt | None = None
+    """End the repetitions early, token by token (Universal Transformer); default: never."""
     wiring: Wiring = PostNorm()
+    """How norm, sub-layers and residual stream are combined."""
     mixer: Mixer | None = None
+    """Token mixer: self-attention or another; default: none."""
     cross: Mixer | None = None
+    """Token mixer that attends to the encoder output; default: none."""
     channel: Channel | None = None
+    """Channel mixer: feed-forward or another; default: none."""
 
     @property
     def sublayers(self) -> dict[str, Mixer | Channel]:

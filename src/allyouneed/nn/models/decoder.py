@@ -33,6 +33,7 @@ class Decoder(GenerativeModel):
 
     kind: Literal["decoder"] = "decoder"
     decoder: Layers
+    """The stack's layers: a list of layers, or text over the names defined under `layers`."""
 
     def build(self) -> DecoderModel:
         return DecoderModel(self)

@@ -47,7 +47,9 @@ class DecoderDecoder(GenerativeModel):
 
     kind: Literal["decoder-decoder"] = "decoder-decoder"
     first: Layers
+    """The first stack's layers: a list of layers, or text over the names defined under `layers`."""
     second: Layers
+    """The second stack's layers: a list of layers, or text over the names defined under `layers`."""
 
     @property
     def reader(self) -> Attention:

@@ -36,10 +36,14 @@ class Encoder(Model):
     """Embeddings, a stack, a head (Devlin et al. 2019, 3; Dosovitskiy et al. 2021, eq. 1-4)."""
 
     kind: Literal["encoder"] = "encoder"
-    vocab: Size | None = None  # None for images and audio
+    vocab: Size | None = None
+    """Number of tokens; training sets it from the tokenizer; null for images and audio."""
     embed: Embed = TokenEmbed()
+    """How the input becomes vectors."""
     encoder: Layers
+    """The stack's layers: a list of layers, or text over the names defined under `layers`."""
     head: Head = VocabularyHead()
+    """What the model outputs: token logits, classes, tags, one vector, or hidden states."""
 
     @property
     def vocabs(self) -> Vocab | None:

@@ -47,13 +47,19 @@ class EncoderDecoder(Model):
     """
 
     kind: Literal["encoder-decoder"] = "encoder-decoder"
-    # one number: a joint vocabulary with one embedding matrix
     vocab: Annotated[int | Vocab, WrapValidator(_one_or_two)]
+    """Number of tokens of a joint vocabulary with one embedding matrix, or `{source: …, target: …}`; training sets
+    it."""
     embed: Embed = TokenEmbed()
+    """How target tokens become vectors, and source tokens too unless `source_embed` is set."""
     source_embed: Embed | None = None
+    """Another embedding of the source (BART's positions, Whisper's frames); default: `embed`."""
     encoder: Layers
+    """The encoder's layers: a list of layers, or text over the names defined under `layers`."""
     decoder: Layers
+    """The decoder's layers: a list of layers, or text over the names defined under `layers`."""
     head: Head = VocabularyHead()
+    """What the model outputs: token logits, classes, tags, one vector, or hidden states."""
 
     def inputs(self) -> dict[str, bool]:
         return {"targets": False}

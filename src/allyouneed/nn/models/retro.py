@@ -43,9 +43,12 @@ class Retro(GenerativeModel):
     Without neighbours it is a plain decoder."""
 
     kind: Literal["retro"] = "retro"
-    neighbours: Size = 2  # per chunk
+    neighbours: Size = 2
+    """Retrieved neighbours per chunk."""
     encoder: Layers
+    """The neighbour encoder's layers: a list of layers, or text over the names defined under `layers`."""
     decoder: Layers
+    """The decoder's layers: a list of layers, or text over the names defined under `layers`."""
 
     @property
     def chunk(self) -> int:

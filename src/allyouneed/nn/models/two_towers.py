@@ -34,9 +34,13 @@ class TwoTowers(Model):
 
     kind: Literal["two-towers"] = "two-towers"
     image: Encoder
+    """The encoder of images, with its own width."""
     text: Encoder
+    """The encoder of texts, with its own width."""
     temperature: Positive = 0.07
+    """Initial value of the learned divisor of the cosines."""
     max_scale: Positive = 100.0
+    """Upper bound of 1 / temperature."""
 
     @property
     def vocabs(self) -> Vocab | None:

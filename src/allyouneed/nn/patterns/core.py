@@ -221,6 +221,7 @@ class Window(Pattern):
 
     kind: Literal["window"] = "window"
     size: Positive
+    """Keys are fewer than this many positions away."""
 
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (query.position - key.position).abs() < self.size
@@ -239,6 +240,7 @@ class Prefix(Pattern):
 
     kind: Literal["prefix"] = "prefix"
     length: Natural
+    """Number of leading positions."""
 
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (key.position < self.length) & (query.position == query.position)
@@ -286,9 +288,13 @@ class SameSegment(Pattern):
 
 
 class And(Pattern):
+    """Pairs that both patterns allow: `left & right`."""
+
     kind: Literal["and"] = "and"
     left: Pattern
+    """A pattern."""
     right: Pattern
+    """Another pattern."""
 
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return self.left.allowed(query, key) & self.right.allowed(query, key)
@@ -331,9 +337,13 @@ class And(Pattern):
 
 
 class Or(Pattern):
+    """Pairs that one of the patterns allows: `left | right`."""
+
     kind: Literal["or"] = "or"
     left: Pattern
+    """A pattern."""
     right: Pattern
+    """Another pattern."""
 
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return self.left.allowed(query, key) | self.right.allowed(query, key)
@@ -378,8 +388,11 @@ class Or(Pattern):
 
 
 class Not(Pattern):
+    """Pairs that the pattern does not allow: `~inner`."""
+
     kind: Literal["not"] = "not"
     inner: Pattern
+    """A pattern."""
 
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return ~self.inner.allowed(query, key)

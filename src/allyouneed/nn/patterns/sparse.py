@@ -44,6 +44,7 @@ class Strided(Anywhere):
 
     kind: Literal["strided"] = "strided"
     step: Positive
+    """Distance between the keys."""
 
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (query.position - key.position) % self.step == 0
@@ -69,7 +70,9 @@ class Dilated(Pattern):
 
     kind: Literal["dilated"] = "dilated"
     size: Positive
+    """Keys are fewer than this many steps away."""
     dilation: Positive
+    """Positions of a step."""
 
     @property
     def _both(self) -> Pattern:
@@ -99,7 +102,9 @@ class BlockWindow(Pattern):
 
     kind: Literal["block-window"] = "block-window"
     block: Positive
+    """Positions of a block."""
     count: Positive
+    """Keys are fewer than this many blocks away."""
 
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (query.position // self.block - key.position // self.block).abs() < self.count
@@ -125,6 +130,7 @@ class BlockDiagonal(Pattern):
 
     kind: Literal["block"] = "block"
     size: Positive
+    """Positions of a block."""
 
     @property
     def _window(self) -> Pattern:
@@ -153,8 +159,11 @@ class SegmentDilated(Pattern):
 
     kind: Literal["segment-dilated"] = "segment-dilated"
     segment: Positive
+    """Positions of a segment."""
     dilation: Positive
+    """Distance between the keys."""
     offset: Natural
+    """The first position within the segment."""
 
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         mine, other = self.feature(query), self.feature(key)
@@ -192,7 +201,9 @@ class Fixed(Anywhere):
 
     kind: Literal["fixed"] = "fixed"
     block: Positive
+    """Positions of a block."""
     count: Positive
+    """Positions at the end of a block that are attended to."""
 
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (self.feature(key) > 0) & (query.position == query.position)
@@ -215,6 +226,7 @@ class Global(Anywhere):
 
     kind: Literal["global"] = "global"
     place: Natural
+    """The position, from 0."""
 
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (query.position == self.place) | (key.position == self.place)
@@ -242,6 +254,7 @@ class GlobalPrefix(Anywhere):
 
     kind: Literal["global-prefix"] = "global-prefix"
     length: Natural
+    """Number of leading positions."""
 
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (query.position < self.length) | (key.position < self.length)
@@ -271,8 +284,11 @@ class RandomBlocks(Anywhere):
 
     kind: Literal["random-blocks"] = "random-blocks"
     block: Positive
+    """Positions of a block."""
     count: Positive
+    """Random blocks that each block draws."""
     seed: Natural
+    """Decides the draw, with the block indices."""
 
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         one, other = self.feature(query), self.feature(key)

@@ -33,6 +33,8 @@ class Positions(Part, slot="positions"):
 
 
 class NoPositions(Positions):
+    """No absolute positions."""
+
     kind: Literal["none"] = "none"
 
     def build(self, width: int) -> nn.Module:
@@ -54,9 +56,13 @@ class Sinusoidal(Positions):
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     base: Annotated[float, Field(gt=1)] = 10000.0
+    """Ratio of the longest to the shortest wavelength, about."""
     order: Literal["interleaved", "halves"] = "interleaved"
+    """Sines and cosines in turn (the paper), or all sines before all cosines (tensor2tensor, Marian)."""
     closed: bool = False
+    """Let the last wavelength be exactly 2π·base (tensor2tensor, Whisper)."""
     offset: Annotated[int, Field(ge=0)] = 0
+    """Number of the first position (fairseq: 2)."""
 
     def build(self, width: int) -> nn.Module:
         return SinusoidalModule(self, width)
@@ -89,7 +95,9 @@ class Learned(Positions):
 
     kind: Literal["learned"] = "learned"
     length: Annotated[int, Field(gt=0)]
+    """Number of positions; longer sentences are an error."""
     offset: Annotated[int, Field(ge=0)] = 0
+    """Unused rows before the first position (2 in BART and RoBERTa)."""
 
     def build(self, width: int) -> nn.Module:
         return LearnedModule(self, width)
@@ -121,10 +129,15 @@ class Learned2D(Positions):
 
     kind: Literal["learned-2d"] = "learned-2d"
     rows: Annotated[int, Field(gt=0)]
+    """Rows of the grid."""
     columns: Annotated[int, Field(gt=0)]
+    """Columns of the grid."""
     first: Annotated[int, Field(ge=0)] = 0
+    """Positions before the grid (a class token), with vectors of their own."""
     join: Literal["beside", "add"] = "beside"
+    """Row and column vectors side by side, or added."""
     row_width: Annotated[int, Field(gt=0)] | None = None
+    """Width of the row vector; default: half of the model width."""
 
     def widths(self, width: int) -> tuple[int, int]:
         if self.join == "add":

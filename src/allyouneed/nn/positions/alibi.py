@@ -24,7 +24,9 @@ class Alibi(Relative):
 
     kind: Literal["alibi"] = "alibi"
     octaves: Annotated[float, Field(gt=0)] = 8.0
+    """The slopes of n heads are 2^(−octaves/n), …, 2^−octaves."""
     symmetric: bool = False
+    """Use the distance |i − j|, for bidirectional attention."""
 
     def build(self, heads: Heads, common: Common) -> RelativeModule:
         return AlibiModule(self, heads.heads)

@@ -30,11 +30,17 @@ class Rotary(Relative):
 
     kind: Literal["rotary"] = "rotary"
     base: Annotated[float, Field(gt=1)] = 10000.0
+    """Base of the frequencies (θ); larger for longer contexts."""
     order: Literal["halves", "interleaved"] = "halves"
+    """Rotate features i and i + width/2 (GPT-NeoX, Llama), or 2i and 2i + 1 (the paper, GPT-J)."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of each head's features to rotate, the first ones (GPT-NeoX, Phi)."""
     scaling: Scaling = NoScaling()
+    """How frequencies change for contexts longer than in training."""
     values: bool = False
+    """Rotate values too (RoFormer's `rotary_value`)."""
     xpos: Annotated[float, Field(gt=0)] | None = None
+    """Scale base of xPos, which decays far keys (Sun et al. 2022; 512 there); default: none."""
 
     def width(self, heads: Heads) -> int:
         """Rotated features per head."""

@@ -48,6 +48,8 @@ def base_frequencies(base: float, width: int) -> Tensor:
 
 
 class NoScaling(Scaling):
+    """The frequencies of the paper."""
+
     kind: Literal["none"] = "none"
 
     def frequencies(self, base: float, width: int) -> Tensor:
@@ -59,6 +61,7 @@ class LinearScaling(Scaling):
 
     kind: Literal["linear"] = "linear"
     factor: Factor
+    """Positions are divided by it."""
 
     def frequencies(self, base: float, width: int) -> Tensor:
         return base_frequencies(base, width) / self.factor
@@ -70,6 +73,7 @@ class NTKScaling(Scaling):
 
     kind: Literal["ntk"] = "ntk"
     factor: Factor
+    """The slowest plane rotates this many times slower."""
 
     def frequencies(self, base: float, width: int) -> Tensor:
         return base_frequencies(base * self.factor ** (width / (width - 2)), width)
@@ -90,12 +94,19 @@ class YarnScaling(Scaling):
 
     kind: Literal["yarn"] = "yarn"
     factor: Factor
+    """How many times longer the context gets."""
     original: Length
+    """Context length in training, in tokens."""
     fast: Positive = 32.0
+    """Planes with more rotations than this within `original` are unchanged."""
     slow: Positive = 1.0
+    """Planes with fewer rotations than this are interpolated."""
     attention_factor: Positive | None = None
+    """Multiplies queries and keys; default: 0.1·ln(factor) + 1."""
     sharpen: Literal["rotated", "scores"] = "rotated"
+    """Apply it to the rotated features, or its square to the whole score (DeepSeek-V2)."""
     whole_planes: bool = True
+    """The ramp starts and ends at integer planes, as in the authors' code."""
 
     def frequencies(self, base: float, width: int) -> Tensor:
         def plane(rotations: float) -> float:
@@ -133,9 +144,13 @@ class Llama3Scaling(Scaling):
 
     kind: Literal["llama3"] = "llama3"
     factor: Factor
+    """How many times longer the context gets."""
     original: Length
+    """Context length in training, in tokens."""
     low: Positive = 1.0
+    """Wavelengths longer than original/`low` are interpolated."""
     high: Positive = 4.0
+    """Wavelengths shorter than original/`high` are unchanged."""
 
     def frequencies(self, base: float, width: int) -> Tensor:
         plain = base_frequencies(base, width)

@@ -23,7 +23,9 @@ class Shaw(Relative):
 
     kind: Literal["shaw"] = "shaw"
     distance: Annotated[int, Field(gt=0)]
+    """Distances beyond it share one vector."""
     values: bool = True
+    """Add vectors to the values as well as to the keys."""
 
     def build(self, heads: Heads, common: Common) -> RelativeModule:
         return ShawModule(self, heads.head_width)

@@ -25,9 +25,13 @@ class Buckets(Relative):
 
     kind: Literal["buckets"] = "buckets"
     buckets: Annotated[int, Field(ge=4)] = 32
+    """Number of buckets."""
     distance: Annotated[int, Field(gt=0)] = 128
+    """Larger distances share the last bucket."""
     bidirectional: bool | None = None
+    """Reserve half of the buckets for keys ahead; default: unless the attention is causal."""
     untied: bool = False
+    """Give each layer a table of its own; T5 shares one per stack."""
 
     def both(self, heads: Heads) -> bool:
         return not heads.causal if self.bidirectional is None else self.bidirectional

@@ -28,7 +28,9 @@ class TransformerXL(Relative):
 
     kind: Literal["transformer-xl"] = "transformer-xl"
     untied: bool = False
+    """Give each layer vectors u and v of its own; the authors share them."""
     clamp: Annotated[int, Field(gt=0)] | None = None
+    """Larger distances count as this one; default: no limit."""
 
     def build(self, heads: Heads, common: Common) -> RelativeModule:
         return TransformerXLModule(self, heads, common)

@@ -26,7 +26,9 @@ class XLNetRelative(Relative):
 
     kind: Literal["xlnet"] = "xlnet"
     types: Annotated[int, Field(gt=0)] = 4
-    clamp: Annotated[int, Field(gt=0)] | None = None  # as in transformer-xl
+    """Number of token types."""
+    clamp: Annotated[int, Field(gt=0)] | None = None
+    """Larger distances count as this one; default: no limit."""
 
     def inputs(self) -> dict[str, bool]:
         return {"types": False}

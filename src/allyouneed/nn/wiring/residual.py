@@ -107,6 +107,7 @@ class LayerScaled(Residual):
     on each sub-layer output, initially `layer_scale`."""
 
     layer_scale: Annotated[float, Field(gt=0)] | None = None
+    """Initial value of a learned factor per feature on each sub-layer output (LayerScale); default: none."""
 
     def scale_start(self) -> float | None:
         return self.layer_scale
@@ -155,6 +156,7 @@ class PreNorm(Chained, LayerScaled, FinalNorm):
 
     kind: Literal["pre-norm"] = "pre-norm"
     final: bool = True
+    """Normalise after the last block."""
 
     def step(self, depth: Depth) -> Step:
         return lambda x, f, norm: x + f(norm(x))
@@ -191,6 +193,7 @@ class ParallelResidual(LayerScaled, FinalNorm):
 
     kind: Literal["parallel"] = "parallel"
     norms: Literal["one", "each"] = "one"
+    """`one` norm for all sub-layers of a block, or one for `each` (GPT-NeoX)."""
 
     def norm_count(self, sublayers: int) -> int:
         return 1 if self.norms == "one" else sublayers
@@ -208,6 +211,7 @@ class DeepNorm(Chained):
 
     kind: Literal["deepnorm"] = "deepnorm"
     alpha: Annotated[float, Field(gt=0)] | None = None
+    """Factor α of the residual stream; default: from the number of layers (figure 2)."""
 
     def step(self, depth: Depth) -> Step:
         alpha = deepnorm_factors(depth)[0] if self.alpha is None else self.alpha

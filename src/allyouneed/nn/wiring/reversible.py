@@ -34,6 +34,7 @@ class Reversible(Wiring):
 
     kind: Literal["reversible"] = "reversible"
     join: Literal["mean", "concat"] = "mean"
+    """The output is the mean of both streams, or both side by side (twice as wide)."""
 
     def build(self, common: Common, sublayers: int, depth: Depth) -> nn.Module:
         return ReversibleModule(common, sublayers, depth)

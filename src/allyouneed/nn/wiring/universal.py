@@ -77,9 +77,13 @@ class ACT(Halt):
 
     kind: Literal["act"] = "act"
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.99
+    """Accumulated halting probability at which a token halts."""
     ponder: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of the auxiliary loss: mean number of steps plus remainder (Graves, eq. 13)."""
     bias: float = 1.0
+    """Initial logit of the halting probability, approximately."""
     result: Literal["blend", "sum"] = "blend"
+    """`blend`: as in the authors' code; `sum`: Graves' weighted sum."""
 
     def build(self, width: int) -> Halting:
         return ACTModule(self, width)

@@ -22,8 +22,11 @@ class ParallelConfig(Config):
     """
 
     kind: Literal["auto", "none", "ddp", "fsdp"] = "auto"
+    """How processes share the work: `ddp`, `fsdp`, `none`; `auto` is ddp."""
     tensor: PositiveInt = 1
+    """This many consecutive ranks split the matrices of every block (tensor parallelism)."""
     patience: Annotated[float, Field(gt=0, le=1440)] = 10
+    """Minutes that a process waits for another before the run ends with a report of who waited where."""
 
     def text(self, data_ranks: int) -> str:
         """A short description."""

@@ -36,9 +36,13 @@ class Biases(Config):
     """Which projections have a bias."""
 
     q: bool = True
+    """The projection of queries has a bias."""
     k: bool = True
+    """The projection of keys has a bias."""
     v: bool = True
+    """The projection of values has a bias."""
     out: bool = True
+    """The output projection has a bias."""
 
 
 def _all_or_each(value: Any, _: Any) -> bool | Biases:
@@ -61,17 +65,30 @@ class Attention(Mixer):
 
     kind: Literal["attention"] = "attention"
     heads: Size
-    kv_heads: Size | None = None  # default: heads
-    head_width: Size | None = None  # default: width / heads
+    """Number of attention heads."""
+    kv_heads: Size | None = None
+    """Number of key and value heads: 1 is multi-query, a divisor of `heads` grouped-query attention; default:
+    `heads`."""
+    head_width: Size | None = None
+    """Features of each head (d_k); default: width / heads, which must then be an integer."""
     pattern: Pattern = Full()
+    """Which keys each query may attend to, as text: `causal & window(256)`."""
     positions: Relative = NoRelative()
+    """Relative positions inside attention: rotary, biases, …"""
     scores: Scores = ScaledDot()
+    """Score function of queries and keys."""
     soft_cap: Annotated[float, Field(gt=0)] | None = None
+    """Map a score s to c·tanh(s / c) (Gemma 2, 2); default: no cap."""
     qk_norm: Norm | None = None
+    """Norm of queries and keys, per head (Henry et al. 2020); default: none."""
     sub_norm: Norm | None = None
+    """Norm of the concatenated heads before the output projection (Sub-LN); default: none."""
     bias: Annotated[bool | Biases, WrapValidator(_all_or_each)] = True
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # on attention weights; none in the paper
+    """Whether the projections have a bias: all, or `{q: …, k: …, v: …, out: …}`."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the attention weights; none in the paper."""
     cache: Literal["keys", "hidden"] = "keys"
+    """What decoding caches: keys and values, or hidden states, projected again in every segment (Transformer-XL)."""
 
     @property
     def causal(self) -> bool:

@@ -33,10 +33,15 @@ class BigBird(Mixer):
 
     kind: Literal["big-bird"] = "big-bird"
     heads: Size
+    """Number of attention heads."""
     block: Size = 64
+    """Tokens of a block."""
     random: Size = 3
-    bias: bool = True  # of q, k and v; the output always has one
+    """Random blocks per block."""
+    bias: bool = True
+    """Whether the projections of q, k and v have a bias; the output always has one."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the attention weights."""
 
     @property
     def causal(self) -> bool:

@@ -63,12 +63,20 @@ class ChunkedCross(Mixer):
 
     kind: Literal["chunked-cross"] = "chunked-cross"
     heads: Size
-    kv_heads: Size | None = None  # default: heads
+    """Number of attention heads."""
+    kv_heads: Size | None = None
+    """Number of key and value heads: 1 is multi-query, a divisor of `heads` grouped-query attention; default:
+    `heads`."""
     head_width: Size | None = None
-    chunk: Size  # m
+    """Features of each head (d_k); default: width / heads, which must then be an integer."""
+    chunk: Size
+    """Tokens of a chunk (m)."""
     qk_norm: Norm | None = None
+    """Norm of queries and keys, per head; default: none."""
     bias: bool = True
+    """Whether the linear maps have a bias."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the attention weights."""
 
     @property
     def causal(self) -> bool:

@@ -43,11 +43,17 @@ class Infini(Mixer):
 
     kind: Literal["infini"] = "infini"
     heads: Size
+    """Number of attention heads."""
     head_width: Size | None = None
+    """Features of each head (d_k); default: width / heads, which must then be an integer."""
     segment: Size
+    """Tokens of a segment."""
     update: Literal["linear", "delta"] = "delta"
+    """Memory update: eq. 4 (`linear`) or eq. 5 (`delta`)."""
     positions: Relative = NoRelative()
+    """Relative positions of the local attention; they do not apply to the memory (3.1)."""
     bias: bool = True
+    """Whether the linear maps have a bias."""
 
     @property
     def causal(self) -> bool:

@@ -35,12 +35,19 @@ class Linformer(Mixer):
 
     kind: Literal["linformer"] = "linformer"
     heads: Size
+    """Number of attention heads."""
     head_width: Size | None = None
-    length: Size  # n
-    rank: Size  # k
+    """Features of each head (d_k); default: width / heads, which must then be an integer."""
+    length: Size
+    """Longest sentence (n)."""
+    rank: Size
+    """Projected length (k)."""
     sharing: Sharing = "headwise"
+    """Which projections along the sequence are one: none, of all heads, of keys and values too, or of all layers."""
     bias: bool = True
+    """Whether the linear maps have a bias."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the attention weights."""
 
     @property
     def causal(self) -> bool:

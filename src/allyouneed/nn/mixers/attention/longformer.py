@@ -31,11 +31,17 @@ class Longformer(Mixer):
 
     kind: Literal["longformer"] = "longformer"
     heads: Size
+    """Number of attention heads."""
     head_width: Size | None = None
+    """Features of each head (d_k); default: width / heads, which must then be an integer."""
     window: Size = 512
+    """Positions of the window, both sides together."""
     dilation: Size = 1
+    """Distance between its positions."""
     bias: bool = True
+    """Whether the linear maps have a bias."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the attention weights."""
 
     def inputs(self) -> dict[str, bool]:
         return {"global_positions": False}

@@ -43,13 +43,21 @@ class LongNet(Mixer):
 
     kind: Literal["longnet"] = "longnet"
     heads: Size
+    """Number of attention heads."""
     head_width: Size | None = None
+    """Features of each head (d_k); default: width / heads, which must then be an integer."""
     segments: Annotated[tuple[Size, ...], Field(min_length=1)]
+    """Segment length w of each branch."""
     dilations: Annotated[tuple[Size, ...], Field(min_length=1)]
+    """Dilation r of each branch; as many as `segments`."""
     sees: Literal["past", "around"] = "past"
+    """`past`: causal; `around`: bidirectional."""
     positions: Relative = NoRelative()
+    """Relative positions inside attention: rotary, biases, …"""
     bias: bool = True
+    """Whether the linear maps have a bias."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the attention weights."""
 
     @property
     def causal(self) -> bool:

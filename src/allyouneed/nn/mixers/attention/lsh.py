@@ -44,15 +44,25 @@ class LSH(Mixer):
 
     kind: Literal["lsh"] = "lsh"
     heads: Size
-    head_width: Size | None = None  # default: width / heads
+    """Number of attention heads."""
+    head_width: Size | None = None
+    """Features of each head (d_k); default: width / heads, which must then be an integer."""
     buckets: Size
+    """Hash buckets: even, or 1 for shared-QK attention without hashing."""
     rounds: Size = 2
+    """Hash rounds; more find more near neighbours."""
     chunk: Size | None = None
+    """Train as in the paper, within a chunk of this many sorted tokens and the previous one; default: exact."""
     whole: Annotated[int, Field(ge=0)] = 0
+    """The first tokens of a text, this many, attend to all earlier ones."""
     sees: Literal["past", "around"] = "past"
+    """`past`: causal; `around`: bidirectional."""
     seed: int = 0
-    bias: bool = False  # of the projections; none in the paper
+    """Draws the hash directions, the same for every pass and layer."""
+    bias: bool = False
+    """Whether the projections have a bias; none in the paper."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the attention weights."""
 
     @property
     def causal(self) -> bool:

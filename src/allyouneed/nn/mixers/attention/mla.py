@@ -34,17 +34,29 @@ class LatentAttention(Mixer):
 
     kind: Literal["mla"] = "mla"
     heads: Size
-    kv_rank: Size  # width of the latent
+    """Number of attention heads."""
+    kv_rank: Size
+    """Width of the cached latent of keys and values."""
     query_rank: Size | None = None
-    nope_width: Size  # features of queries and keys without rotary positions
-    rope_width: Size  # features with rotary positions
+    """Width of the queries' latent; default: queries come from the hidden state."""
+    nope_width: Size
+    """Features of queries and keys per head without rotary positions."""
+    rope_width: Size
+    """Features with rotary positions."""
     value_width: Size
+    """Features of values per head."""
     pattern: Pattern = Full()
+    """Which keys each query may attend to, as text: `causal & window(256)`."""
     positions: Relative = Rotary(order="interleaved")
+    """Rotary positions of the `rope_width` features."""
     scores: Scores = ScaledDot()
+    """Score function of queries and keys."""
     norm: Norm | None = RMSNorm()
+    """Norm of the latents (section 3.1.2)."""
     bias: bool = False
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # on attention weights
+    """Whether the projections into latents and the output have a bias."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the attention weights."""
 
     @property
     def causal(self) -> bool:

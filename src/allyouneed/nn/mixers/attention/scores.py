@@ -57,7 +57,8 @@ class ScaledDot(Scores):
     """q·k / √head_width ("Attention Is All You Need", eq. 1)."""
 
     kind: Literal["scaled-dot"] = "scaled-dot"
-    scale: float | None = None  # default: 1/√head_width
+    scale: float | None = None
+    """Factor of q·k; default: 1/√head_width."""
 
     def build(self, heads: Heads, common: Common) -> ScoresModule:
         return ScoresModule(heads.head_width**-0.5 if self.scale is None else self.scale)
@@ -139,6 +140,7 @@ class Location(Scores):
 
     kind: Literal["location"] = "location"
     length: Annotated[int, Field(gt=0)]
+    """Positions that get a score; longer sources are an error."""
 
     def build(self, heads: Heads, common: Common) -> ScoresModule:
         return LocationModule(heads, self.length)

@@ -41,16 +41,27 @@ class Synthesizer(Mixer):
 
     kind: Literal["synthesizer"] = "synthesizer"
     heads: Size
+    """Number of attention heads."""
     head_width: Size | None = None
+    """Features of each head (d_k); default: width / heads, which must then be an integer."""
     length: Size
+    """Longest sentence."""
     synthesis: Literal["dense", "random", "factorised-dense", "factorised-random"] = "dense"
+    """How the scores B are computed."""
     fixed: bool = False
+    """`random` scores are constant instead of learned."""
     dot: bool = False
+    """Mix in dot-product scores with a learned weight."""
     rank: Size = 8
-    columns: Size | None = None  # default: about √length
+    """Rank of `factorised-random`."""
+    columns: Size | None = None
+    """b of `factorised-dense`; default: about √length."""
     pattern: Pattern = Full()
+    """Which keys each query may attend to, as text: `causal & window(256)`."""
     bias: bool = True
+    """Whether the linear maps have a bias."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the attention weights."""
 
     @property
     def causal(self) -> bool:
