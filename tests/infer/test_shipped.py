@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,22 @@ def test_it_is_small_and_documents_its_data():
     card = (folder / "README.md").read_text(encoding="utf-8")
     for said in ("CC BY 2.0 FR", "Tatoeba", "limits", "tok:zh", "recipes/terms"):
         assert said in card
+
+
+def test_its_licence_is_named_beside_that_of_the_code():
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert "Apache-2.0" in project["license"] and "CC-BY-2.0-FR" in project["license"]
+    assert all((root / name).is_file() for name in project["license-files"])
+    notice = shipped() / "LICENSE.md"
+    assert notice.resolve() in [(root / name).resolve() for name in project["license-files"]]
+    pages = [shipped() / "README.md", *(root / name for name in ("README.md", "README.zh.md", "docs/translator.md"))]
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert all(word in text for word in ("CC BY 2.0 FR", "Apache-2.0", "LICENSE.md", "Tatoeba")), page
+    for readme in ("README.md", "README.zh.md"):
+        text = (root / readme).read_text(encoding="utf-8")
+        assert all(word in text for word in ("~/.cache/allyouneed", "pip uninstall allyouneed", "allyouneed doctor"))
 
 
 def test_the_running_example(model):
