@@ -62,6 +62,9 @@ def test_a_union_is_one_problem() -> None:
     with pytest.raises(ConfigError) as caught:
         parse(Recipe, {"model": 5, "data": {"train": "a.tsv"}, "output": "out"})
     assert caught.value.problems == ["model: expected a text, a mapping or null, not 5"]
+    with pytest.raises(ConfigError) as caught:
+        parse(Recipe, {"model": "gpt2", "data": {"train": {"path": "a.tsv", "columns": [1.5, 0]}}, "output": "out"})
+    assert caught.value.problems == ["data.train[0].columns[0]: expected an integer or a text, not 1.5"]
 
 
 def test_a_long_value_is_cut() -> None:

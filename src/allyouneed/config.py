@@ -23,7 +23,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, cor
 from allyouneed import models, plugins
 from allyouneed.errors import UserError
 from allyouneed.files.reading import MAX_JSON_BYTES, parse_json, parse_yaml
-from allyouneed.messages import describe, is_union, show, suggest, type_text, unknown_key
+from allyouneed.messages import describe, find_union, show, suggest, type_text, unknown_key
 
 MAX_INTEGER = 1 << 31
 PRESETS = Path(__file__).parent / "presets"
@@ -303,16 +303,14 @@ def _detail(loc: tuple[str | int, ...], message: str, value: Any) -> InitErrorDe
 def _reworded(error: ValidationError, cls: type[Config]) -> ValidationError:
     """The same errors in short phrases, with suggestions for unknown keys of this class. Where pydantic has tried
     several types, one error says what all of them expect."""
-    allowed = [field.alias or name for name, field in cls.model_fields.items()]
-    unions = {
-        field.alias or name: field.annotation for name, field in cls.model_fields.items() if is_union(field.annotation)
-    }
+    types = {field.alias or name: field.annotation for name, field in cls.model_fields.items()}
     details: dict[tuple[str | int, ...], InitErrorDetails] = {}
     for e in error.errors():
         loc, message = e["loc"], describe(e)
         if e["type"] == "extra_forbidden" and len(loc) == 1:
-            message = unknown_key(loc[0], allowed)
-        elif len(loc) > 1 and loc[0] in unions and e["type"] != "config":
-            loc, message = loc[:1], f"expected {type_text(unions[str(loc[0])])}, not {show(e['input'])}"
+            message = unknown_key(loc[0], types)
+        elif e["type"] != "config" and (union := find_union(types.get(str(loc[0])) if loc else None, loc[1:])):
+            depth, annotation = union
+            loc, message = loc[: depth + 1], f"expected {type_text(annotation)}, not {show(e['input'])}"
         details.setdefault((*loc, message), _detail(loc, message, e["input"]))
     return ValidationError.from_exception_data(error.title, list(details.values()))

@@ -6,7 +6,7 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 SHOWN = 60  # characters of a wrong value
@@ -206,9 +206,26 @@ def describe(e: Any) -> str:
     return str(e["msg"]) if e["type"] == "config" else f"{e['msg']}, not {show(e['input'])}"
 
 
-def is_union(annotation: Any) -> bool:
-    """Whether pydantic tries several types in turn, and reports an error for each."""
+def find_union(annotation: Any, steps: Sequence[str | int]) -> tuple[int, Any] | None:
+    """The first union on the way of an error below a field of this type, and the number of steps to it: pydantic has
+    tried its members in turn, reports an error for each, and names the member in the next step."""
+    for number, step in enumerate(steps):
+        annotation = _without_null(annotation)
+        origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+        if origin in (typing.Union, types.UnionType):
+            return number, annotation
+        if origin in (tuple, list) and isinstance(step, int):
+            annotation = arguments[0 if Ellipsis in arguments or origin is list else min(step, len(arguments) - 1)]
+        else:
+            return None
+    return None
+
+
+def _without_null(annotation: Any) -> Any:
+    """`X | None` and annotated types as X."""
     if typing.get_origin(annotation) is typing.Annotated:
-        return is_union(typing.get_args(annotation)[0])
-    members = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else ()
-    return len([one for one in members if one is not type(None)]) > 1
+        return _without_null(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        members = [one for one in typing.get_args(annotation) if one is not type(None)]
+        return _without_null(members[0]) if len(members) == 1 else annotation
+    return annotation

@@ -7,19 +7,25 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from allyouneed.config import tree_of
 from allyouneed.data.batches.packing import Items
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
-from allyouneed.folder import Folder
+from allyouneed.folder import DTYPES, Folder, as_dtype
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.forward import NamedForward
 from allyouneed.infer.translation.split import quote
+from allyouneed.interop.load import check_device
+from allyouneed.interop.save import save_folder
 from allyouneed.nn.batch import Rows
+from allyouneed.nn.models.precision import stored_as
+from allyouneed.nn.models.weights import cast_weights, named_tensors
 from allyouneed.runtime.process import refuse_after_fork
 
 BUDGET = 8192  # tokens per forward pass, padding included
@@ -57,6 +63,37 @@ class Predictor(ABC):
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self.model: Any = folder.model
+
+    def __repr__(self) -> str:
+        """`Translator(encoder-decoder, translation, 23,890,560 parameters, int8, cpu, …/models/translator)`"""
+        config, task = self.model.config, self.folder.task.get("kind")
+        parameters = f"{config.cost(1).parameters:,} parameters"
+        facts = [tree_of(config)["kind"], task, parameters, self.dtype, self.device, self.folder.path or "not saved"]
+        return f"{type(self).__name__}({', '.join(map(str, facts))})"
+
+    def to(self, *where: str | torch.device | torch.dtype) -> Self:
+        """Move the model to a device, or cast its weights: `to("cuda")`, `to("bfloat16")`, `to("cuda", "bfloat16")`.
+        In place; returns the predictor."""
+        for one in where:
+            if isinstance(one, torch.dtype) or one in DTYPES:
+                dtype = as_dtype(one)
+                if (stored := stored_as(self.model)) is not None and dtype != torch.float32:
+                    raise UserError(f"the weights are quantized ({stored}) and cannot be cast to {dtype}")
+                cast_weights(self.model, dtype)
+            else:
+                check_device(one)
+                self.model.to(one)
+        return self
+
+    def save(self, folder: Path | str) -> Path:
+        """Write a model folder that `allyouneed.load` reads. An earlier model folder there is replaced."""
+        return save_folder(self.folder, folder)
+
+    @property
+    def dtype(self) -> str:
+        """The precision of the weights: `float32`, `bfloat16`, `float16`, or how they are stored: `int8`, `ternary`."""
+        found = next(tensor.dtype for tensor in named_tensors(self.model).values() if tensor.is_floating_point())
+        return stored_as(self.model) or str(found).removeprefix("torch.")
 
     @property
     def tokenizer(self) -> Tokenizer:

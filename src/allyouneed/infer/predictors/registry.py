@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from allyouneed.errors import UserError
+from allyouneed.errors import UserError, near
 
 if TYPE_CHECKING:  # the command line reads this table without importing torch
     from allyouneed.folder import Folder
@@ -55,13 +55,20 @@ def commands() -> list[str]:
     return list(dict.fromkeys(command for entry in TASKS.values() for command in entry.commands))
 
 
+def check_task(task: str) -> None:
+    if task not in TASKS:
+        raise UserError(f"unknown task {task!r}{near(task, TASKS)} (allowed: {', '.join(TASKS)})")
+
+
 def predictor(folder: Folder) -> Predictor:
     """The predictor for the task that the folder was trained for."""
     from allyouneed.config import parse
     from allyouneed.infer.decoding.options import Decoding
 
-    task = folder.task.get("kind")
-    if task not in TASKS:
-        raise UserError(f"{folder.path}: unknown task {task!r} (allowed: {', '.join(TASKS)})")
+    task = str(folder.task.get("kind"))
+    try:
+        check_task(task)
+    except UserError as error:
+        raise UserError(f"{folder.path}: {error}") from None
     parse(Decoding, folder.decoding, f"{folder.path}: decoding")
     return TASKS[task].predictor_class(folder)

@@ -22,6 +22,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.embed.tokens import Embed, TokenEmbed
 from allyouneed.nn.heads.vocabulary import Head, VocabularyHead
 from allyouneed.nn.models.block import Layer
+from allyouneed.nn.models.calling import Lengths, tensor_batch
 from allyouneed.nn.models.layer_text import MAX_LAYERS, expand_layers
 from allyouneed.nn.models.stack import Stack, behind, changes
 from allyouneed.nn.states.base import States
@@ -247,7 +248,8 @@ def last_positions(new: TokenLayout) -> Tensor:
 
 
 class ModelModule(nn.Module):
-    """`model(batch)` gives hidden states, `logits(batch)` the output of the head."""
+    """`model(source, target)` or `model(tokens)`, of tensors, gives the output of the head: logits of tokens or
+    classes, or vectors. `model(batch)` gives hidden states, `logits(batch)` the output of the head."""
 
     config: Model
     head: Any
@@ -256,10 +258,25 @@ class ModelModule(nn.Module):
     def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
         """Hidden states (batch, time, width) and their layout."""
 
-    def forward(self, batch: Batch, losses: list[Tensor] | None = None) -> Tensor:
-        """`losses` collects auxiliary losses of parts; tasks use the head for losses or logits."""
-        return self.run(batch, losses)[0]
+    def forward(
+        self,
+        source: Batch | Tensor,
+        target: Tensor | list[Tensor] | None = None,
+        *,
+        lengths: Lengths = None,
+        target_lengths: Lengths = None,
+        types: Tensor | None = None,
+        losses: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Tensors (see `tensor_batch`): the output of the head. `lengths`: tokens of each row before right padding.
+        `losses` collects auxiliary losses of parts (experts), to be added to the loss.
 
-    def logits(self, batch: Batch) -> Tensor:
-        scores: Tensor = self.head(*self.run(batch, None))
+        A `Batch`: hidden states, with `losses` second; tasks use the head for losses or logits."""
+        if isinstance(source, Batch):
+            return self.run(source, target if isinstance(target, list) else losses)[0]
+        assert not isinstance(target, list)
+        return self.logits(tensor_batch(self.config, source, target, lengths, target_lengths, types), losses)
+
+    def logits(self, batch: Batch, losses: list[Tensor] | None = None) -> Tensor:
+        scores: Tensor = self.head(*self.run(batch, losses))
         return scores

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -93,13 +93,13 @@ class TwoTowersModel(ModelModule):
         made: Tensor = (self.image if tower == "image" else self.text).logits(Batch(target=given))
         return nn.functional.normalize(made, dim=-1)
 
-    def logits(self, batch: Batch) -> Tensor:
+    def logits(self, batch: Batch, losses: list[Tensor] | None = None) -> Tensor:
         """Scaled cosines: (images, texts); matching pairs are on the diagonal."""
         assert batch.source is not None, "two towers need images as the source and texts as the target"
         return self.scale * self.vectors("image", batch.source) @ self.vectors("text", batch.target).T
 
-    def forward(self, batch: Batch, losses: list[Tensor] | None = None) -> Tensor:
-        return self.logits(batch)
+    def forward(self, source: Batch | Tensor, *rest: Any, **more: Any) -> Tensor:
+        return self.logits(source) if isinstance(source, Batch) else super().forward(source, *rest, **more)
 
     def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
         raise NotImplementedError("two-tower models have no joint hidden states; use logits() or vectors()")
