@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import deepl
@@ -53,6 +54,27 @@ def test_libretranslate_lists_detection_and_alternatives(served: Any, english: l
     assert ask("/translate", data={"q": GERMAN[0], "source": "de", "target": "en"}).json() == {
         "translatedText": english[0]
     }
+
+
+def test_many_clients_share_steps(served: Any, english: list[str]) -> None:
+    running, client = served
+    body = {"q": GERMAN[0], "source": "de", "target": "en"}
+    client.post("/translate", json=body)
+    loop, most = running.model("translator").loop, [0]
+    report = loop._report
+
+    def watch(exact: bool, scheduler: Any) -> None:
+        most[0] = max(most[0], len(scheduler.active))
+        report(exact, scheduler)
+
+    loop._report = watch
+    try:
+        with ThreadPoolExecutor(24) as pool:
+            answers = list(pool.map(lambda _: client.post("/translate", json=body).json(), range(48)))
+    finally:
+        loop._report = report
+    assert answers == [{"translatedText": english[0]}] * 48
+    assert most[0] > 6, "the calls wait for each other"
 
 
 def test_the_deepl_client(served: Any, english: list[str]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +37,7 @@ from allyouneed.serve.sampling import GenerationOptions
 from allyouneed.serve.settings import Settings
 
 T = TypeVar("T")
+CALLS = 256  # of predictors at once
 
 
 class ServedModel:
@@ -46,6 +48,8 @@ class ServedModel:
         self.loop = EngineLoop(
             name, self._engine, settings.rows, settings.budget, settings.limits.queue, metrics, event_loop
         )
+        # each waits for the engine loop, so there may be many more than processors
+        self.threads = ThreadPoolExecutor(CALLS, thread_name_prefix=f"calls of {name}")
         if isinstance(predictor, GeneratingPredictor):
             predictor.engine.shared = self.loop.decode
 
@@ -69,6 +73,7 @@ class ServedModel:
 
     def close(self) -> None:
         self.loop.stop()
+        self.threads.shutdown(wait=False, cancel_futures=True)
         if "template" in self.__dict__ and self.template is not None:
             self.template.close()
 
@@ -169,7 +174,7 @@ class ServedModel:
             context = copy_context()
         finally:
             current_call.reset(token)
-        work = asyncio.get_running_loop().run_in_executor(None, lambda: context.run(function))
+        work = asyncio.get_running_loop().run_in_executor(self.threads, lambda: context.run(function))
         try:
             return await asyncio.shield(work)
         except CallCancelled:
