@@ -392,6 +392,14 @@ def test_invalid_options_leave_no_file(refused, model, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_text_that_begins_with_a_hyphen_gets_a_hint(ask, model):
+    hint = "note: '- buy milk' begins with a hyphen and is read as an option; put -- before the texts"
+    answer = ask("translate", "-m", model, "- buy milk")
+    assert answer.code == 2 and hint in answer.err
+    assert hint not in ask("translate", "-m", model, "--jsno", "x").err
+    assert ask("translate", "-m", model, "--", "- buy milk").code == 0
+
+
 def test_an_argument_that_is_not_text_is_refused(refused, model):
     assert "fix the text" in refused("translate", "-m", model, os.fsdecode(b"\xff"))
 
