@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from allyouneed.cli.completion import words
+from allyouneed.cli.documents import note_lines, translate_documents
 from allyouneed.cli.loading import predictor_with, with_draft
 from allyouneed.cli.messages import show_notes
 from allyouneed.cli.options import (
@@ -37,12 +39,14 @@ from allyouneed.cli.text_commands import (
     ranked_lines,
     run,
 )
+from allyouneed.errors import UserError
 from allyouneed.extras import require
 from allyouneed.models import shipped
 
 if TYPE_CHECKING:
     from allyouneed.infer.predictors.generator import Generation
     from allyouneed.infer.predictors.translator import Translation
+    from allyouneed.infer.translation.documents.translate import DocumentTranslation
 
 SpecialsOption = Annotated[bool, option("--specials", help="parse special tokens in the text")]
 
@@ -60,13 +64,25 @@ def translate(
         bool | None,
         option("--protect/--no-protect", help="keep URLs, code, tags, … as they are; default: if languages are known"),
     ] = None,
+    format: Annotated[
+        str | None,
+        option(
+            metavar="html|md|srt|vtt|po|xml|text|auto",
+            autocompletion=words("html", "md", "srt", "vtt", "po", "xml", "text", "auto"),
+            help="translate whole documents and keep their markup; auto: by the suffix of the file",
+        ),
+    ] = None,
+    glossary: Annotated[
+        Path | None, option(metavar="FILE", help="lines of a term, a tab and its translation; or a term to keep")
+    ] = None,
+    every: Annotated[bool, option("--all", help="with PO: translate entries again that have a translation")] = False,
     to: ToOption = None,
     from_: FromOption = None,
     compute: ComputeOptions,
     files: FileOptions,
     decoding: DecodingOptions,
 ) -> None:
-    """Translate texts, standard input or a file, line by line.
+    """Translate texts, standard input or a file, line by line, or a document (`--format`).
 
     `allyouneed translate in.txt out.txt` translates a file into a file, as `--input` and `--output` do (`-`: standard
     input or output). After an interruption, run the same command again to resume.
@@ -75,11 +91,27 @@ def translate(
     language of its training data; `--to` selects another.
     """
     from allyouneed.infer.predictors.translator import copied
+    from allyouneed.infer.translation.glossary import Glossary
     from allyouneed.infer.translation.split import CodeFences
 
     texts, files = file_arguments(texts, files)
     options = with_draft(decoding, compute, "translate_full", "translate")
+    if glossary is not None:
+        options |= {"glossary": Glossary.read(glossary)}
+    if every and format not in ("po", "auto"):
+        raise UserError("--all is for PO files; set --format po, or remove it")
+    if format is not None and (align or protect is not None):
+        raise UserError("--align and --protect are for lines; remove them, or --format")
     translator = predictor_with(model or shipped(), compute, "translate_full", "translate")
+    if format is not None:
+
+        def document(text: str, format: str) -> DocumentTranslation:
+            reading = {"every": True} if every and format == "po" else {}
+            return translator.translate_document(text, to, format=format, from_=from_, reading=reading, **options)
+
+        translate_documents(document, format, texts, files, as_json)
+        return
+    note_lines(files)
     best = decoding.best
 
     keeps_code = getattr(translator, "protects", False) if protect is None else protect

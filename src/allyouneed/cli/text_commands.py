@@ -33,7 +33,9 @@ from allyouneed.errors import UserError
 CHUNK = 512  # texts per call of the model
 FIRST_CHUNK = 64  # of the first call, so that results appear soon
 NOTES = 20  # notes about the lines of a file that are printed; the rest are counted
-FILE_NAME = re.compile(r"\S*\.(txt|tsv|csv|jsonl?|md|gz|zst)")  # an argument that can only be a file
+FILE_NAME = re.compile(
+    r"\S*\.(txt|tsv|csv|jsonl?|md|html?|srt|vtt|po|xml|gz|zst)"
+)  # an argument that can only be a file
 R = TypeVar("R")
 Item = tuple[str, str]  # where the text comes from, for error messages, and the text
 
@@ -230,7 +232,7 @@ def write_results(
     """`name`: of what is read line by line; the doubts about it are counted, not printed."""
     output = _unless_standard(output)
     on_terminal = output is None and sys.stdout.isatty()
-    doubts = _LineNotes(name or "")
+    doubts = LineNotes(name or "")
     with open_output(output, force) as write, warnings_as_notes():
         for text, one in progress(_with_draft_note(found, as_json), total, command.doing, quiet=on_terminal):
             write(_result_text(command, text, one, as_json))
@@ -261,7 +263,7 @@ def _result_text(command: TextCommand[R], text: str, one: R | None, as_json: boo
 
 def _write_resumable(command: TextCommand[R], source: InputSource, out: ResumableOutput, as_json: bool) -> None:
     """Write line after line to a file, resuming an interrupted run. At most one chunk of lines is in memory."""
-    output, notes = out.path, _LineNotes(source.name or "")
+    output, notes = out.path, LineNotes(source.name or "")
     pack = None if output.suffix != ".npy" else command.pack
     compress = compressor(output)
 
@@ -353,21 +355,22 @@ class _LineDigest:
         return self._hash.hexdigest()
 
 
-class _LineNotes:
+class LineNotes:
     """Prints the first notes about the lines that are read and counts the rest. Notes with a `kind` (doubts about a
     result, too frequent to print) are only counted."""
 
     def __init__(self, name: str) -> None:
         self.name, self.count, self.doubts = name, 0, Counter[str]()
 
-    def add(self, number: int, notes: Iterable[str]) -> None:
+    def add(self, number: int | None, notes: Iterable[str]) -> None:
+        """`number`: of the line, if it is read line by line."""
         for note in notes:
             if kind := getattr(note, "kind", None):
                 self.doubts[kind] += 1
                 continue
             self.count += 1
             if self.count <= NOTES:
-                show_notes([f"{self.name}:{number}: {note}"])
+                show_notes([f"{self.name}: {note}" if number is None else f"{self.name}:{number}: {note}"])
 
     def end(self) -> None:
         if self.count > NOTES:

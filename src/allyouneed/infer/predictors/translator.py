@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, overload
@@ -25,9 +25,11 @@ from allyouneed.infer.speculative.drafts import Draft, draft_for
 from allyouneed.infer.translation.alignment import Aligner
 from allyouneed.infer.translation.carry import Answer, Carrier
 from allyouneed.infer.translation.checks import INVALID, drop_invalid, invalid_notes, number_notes, score_notes
+from allyouneed.infer.translation.documents.translate import DocumentTranslation, translate_document
 from allyouneed.infer.translation.frames import Frame, default_frame, draft_engine, generate_targets, sequence_engine
+from allyouneed.infer.translation.glossary import Glossary
 from allyouneed.infer.translation.routes import Route, Routes
-from allyouneed.infer.translation.spans import without_spans
+from allyouneed.infer.translation.spans import same_spans, without_spans
 from allyouneed.infer.translation.split import Chunk, Splitter, SplitText, quote
 
 WHOLE = 64  # tokens of a line that is not split into sentences
@@ -133,6 +135,7 @@ class Translator(GeneratingPredictor):
         draft: Any = None,
         ahead: int | None = None,
         protect: bool | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         **changes: Any,
     ) -> list[Translation]:
         """Translations with scores, the n best (`best=5`), notes and, with `align`, an alignment.
@@ -140,11 +143,15 @@ class Translator(GeneratingPredictor):
         A model with a language detector detects `from_`, and chooses a default for `to`. `first`: the index of the
         first text in a longer request; samples depend on it and on the seed alone. `draft`: a smaller model, or
         "lookup", that drafts `ahead` tokens per step (speculative decoding). `protect`: keep URLs, code, tags and other
-        spans (docs/translator.md) as they are; default: if the model was trained with languages.
+        spans (docs/translator.md) as they are; default: if the model was trained with languages. `glossary`: terms with
+        a fixed translation (docs/documents.md).
         """
         texts = check_texts(texts, "translate_full")
         protect = self.protects if protect is None else protect
-        texts = [text.replace(INVALID, "") for text in texts] if protect else texts
+        terms = Glossary.of(glossary)
+        if terms is not None and not protect:
+            raise UserError("a glossary requires protected spans; remove --no-protect (protect=False)")
+        texts = [text.replace(INVALID, "") if protect and INVALID in text else text for text in texts]
         to, from_ = self._resolve_languages(to, from_)
         defaults = self.folder.decoding if decoding is None else tree_of(decoding)
         options = Decoding.of(defaults, **changes)
@@ -159,7 +166,7 @@ class Translator(GeneratingPredictor):
             some, indices = [texts[number] for number in numbers], [first + number for number in numbers]
             found |= zip(
                 numbers,
-                self._translate_route(route, some, indices, options, protect, align, on_progress, drafter),
+                self._translate_route(route, some, indices, options, protect, align, on_progress, drafter, terms),
                 strict=True,
             )
         for number, text in enumerate(texts):
@@ -168,6 +175,22 @@ class Translator(GeneratingPredictor):
                 note = f"{quote(text)}: its script is not that of a known language ({known})"
                 found[number] = replace(found[number], notes=[note, *found[number].notes])
         return [found[number] for number in range(len(texts))]
+
+    def translate_document(
+        self,
+        text: str,
+        to: str | None = None,
+        *,
+        format: str,
+        from_: str | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
+        reading: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> DocumentTranslation:
+        """Translate a document; its markup is kept (docs/documents.md). `format`: html, md, srt, vtt, po, xml or text.
+        `reading`: options of the format, such as `{"ignore_tags": ["code"]}` of XML. `options`: see
+        `translate_full`."""
+        return translate_document(self, text, to, format, from_, glossary, reading or {}, options)
 
     def _translate_route(
         self,
@@ -179,6 +202,7 @@ class Translator(GeneratingPredictor):
         align: bool,
         on_progress: Any,
         draft: Draft | None,
+        glossary: Glossary | None,
     ) -> list[Translation]:
         """Texts of one route: unchanged, translated, or translated via a pivot language."""
         names = route.named if self.routes.detector is not None else []
@@ -194,10 +218,12 @@ class Translator(GeneratingPredictor):
         notes: list[list[str]] = [[] for _ in texts]
         for pivot in route.into[:-1]:
             best = decoding.model_copy(update={"best": 1})
-            step = self._translate_direct(sources, indices, self._frame(pivot, None), best, protect, draft=draft)
-            sources, notes = [one.text for one in step], [one.notes for one in step]
+            frame = self._frame(pivot, None)
+            step = self._translate_direct(sources, indices, frame, best, protect, draft=draft, glossary=glossary)
+            glossary = glossary and glossary.of_targets()
+            sources, notes = [same_spans(one.text, one.source) for one in step], [one.notes for one in step]
         frame = self._route_frame(route)
-        last = self._translate_direct(sources, indices, frame, decoding, protect, align, on_progress, draft)
+        last = self._translate_direct(sources, indices, frame, decoding, protect, align, on_progress, draft, glossary)
         return [
             replace(one, source=text, notes=[*before, *one.notes], route=names)
             for text, before, one in zip(texts, notes, last, strict=True)
@@ -231,9 +257,10 @@ class Translator(GeneratingPredictor):
         align: bool = False,
         on_progress: Progress | None = None,
         draft: Draft | None = None,
+        glossary: Glossary | None = None,
     ) -> list[Translation]:
         """From one language into another; `indices`: of the texts in the whole request."""
-        splits = Splitter(self.source, self.max_tokens, self.together, frame.marks, protect).split(texts)
+        splits = Splitter(self.source, self.max_tokens, self.together, frame.marks, protect, glossary).split(texts)
         chunks = [chunk for split in splits for chunk in split.chunks]
         keys = [
             (index, part) for index, split in zip(indices, splits, strict=True) for part in range(len(split.chunks))

@@ -19,7 +19,7 @@ from allyouneed.infer.translation.edits import Edit, apply, in_order
 from allyouneed.infer.translation.markup import Mark, place
 from allyouneed.infer.translation.numbers import has_quantity
 from allyouneed.infer.translation.sentences import EAST_ASIAN
-from allyouneed.infer.translation.spans import MARK, NOUN, NUMBER_SPAN, SYMBOL, Span, restore
+from allyouneed.infer.translation.spans import MARK, NOUN, NUMBER_SPAN, SYMBOL, Span, restore, written
 
 # All forms of a stand-in are the same to the check: a model may write it in the script of the target language. Measured
 # with the shipped model (docs/translator.md): each comes back exactly once in 96 to 100 % of sentences.
@@ -129,7 +129,7 @@ class Carrier:
             places = list(_pattern(forms).finditer(text))
             if len(places) != 1:
                 return None
-            edits.append(_spaced(text, *places[0].span(), spans[symbol].text))
+            edits.append(_spaced(text, *places[0].span(), spans[symbol].written))
         exact = True
         for symbol in reading.kept:
             span = spans[symbol]
@@ -248,17 +248,17 @@ def _pieces(template: str, spans: Mapping[str, Span], with_marks: bool) -> tuple
         nonlocal before, at
         core = part.strip()
         if any(char.isalpha() for char in core):
-            lead = restore(part[: part.index(core)], spans)
-            pieces.append(Piece(before + lead, core, at + len(lead)))
+            lead = part[: part.index(core)]
+            pieces.append(Piece(before + written(lead, spans), core, at + len(restore(lead, spans))))
             before = part[part.index(core) + len(core) :]
         else:
-            before += restore(part, spans)
+            before += written(part, spans)
         at += len(restore(part, spans))
 
     for char in template:
         if cuts.match(char) and spans[char].kind.name != "number":
             add(piece)
-            before, at, piece = before + spans[char].text, at + len(spans[char].text), ""
+            before, at, piece = before + spans[char].written, at + len(spans[char].text), ""
         else:
             piece += char
     add(piece)

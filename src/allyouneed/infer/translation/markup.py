@@ -45,6 +45,8 @@ class Node:
 def _key(span: Span) -> tuple[str, bool | None]:
     """What a mark opens or closes, and which of the two; None: either (`**`), or neither for an empty name."""
     text = span.text
+    if span.pair is not None:
+        return span.pair
     if span.kind.name == "tag" and (tag := TAG.match(text)) is not None:
         return tag["name"].lower(), bool(tag["close"])
     if span.kind.name == "link":

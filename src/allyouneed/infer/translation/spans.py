@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from allyouneed.infer.translation.glossary import Glossary
+
 Role = Literal["noun", "number", "mark", "break"]
 # private-use characters that stand for spans: the role of a span can be told from its character
 MOST = 0x7FF0  # spans of a role in a line
@@ -138,10 +140,36 @@ _COMPOUND = re.compile(
 
 @dataclass(frozen=True)
 class Span:
-    """A protected part of a text."""
+    """A protected part of a text. `target`: what stands for it in the translation, if not the same. `pair`: what a mark
+    opens or closes, and whether it closes; for marks whose text does not say so (`markup.py`)."""
 
     text: str
     kind: Kind
+    target: str | None = None
+    pair: tuple[str, bool] | None = None
+
+    @property
+    def written(self) -> str:
+        return self.text if self.target is None else self.target
+
+
+class Passage(str):
+    """A text of a document. Each of the `spans` is one private-use character of it, its own text."""
+
+    spans: Mapping[str, Span]
+
+    def __new__(cls, text: str, spans: Mapping[str, Span]) -> Passage:
+        made = super().__new__(cls, text)
+        made.spans = spans
+        return made
+
+
+def same_spans(text: str, source: str) -> str:
+    """A translation of a passage, with its spans; of another text, as it is."""
+    return Passage(text, source.spans) if isinstance(source, Passage) else text
+
+
+TERM = Kind("term", "noun", "")
 
 
 @dataclass(frozen=True)
@@ -157,29 +185,69 @@ def restore(template: str, spans: Mapping[str, Span]) -> str:
     return SYMBOL.sub(lambda found: spans[found[0]].text, template) if spans else template
 
 
-def protect(text: str) -> Protected:
-    """Find the spans of a text and put a character in place of each."""
-    if not _TRIGGER.search(text):
+def written(template: str, spans: Mapping[str, Span]) -> str:
+    """A part of a template that is not translated, as it is in the translation: with the targets of its terms."""
+    return SYMBOL.sub(lambda found: spans[found[0]].written, template) if spans else template
+
+
+def protect(text: str, given: Mapping[str, Span] | None = None, glossary: Glossary | None = None) -> Protected:
+    """Find the spans of a text and put a character in place of each. `given`: spans that are known, by the character
+    that stands for them in the text."""
+    if not given and glossary is None and not _TRIGGER.search(text):
         return Protected(text, {})
     spans: dict[str, Span] = {}
     counts = dict.fromkeys(FIRST, 0)
 
-    def symbol(part: str, kind: Kind) -> str:
-        if counts[kind.role] >= MOST:
-            return part
-        found = chr(FIRST[kind.role] + counts[kind.role])
-        counts[kind.role] += 1
-        spans[found] = Span(part, kind)
+    def symbol(span: Span) -> str:
+        role = span.kind.role
+        if counts[role] >= MOST:
+            return span.text
+        found = chr(FIRST[role] + counts[role])
+        counts[role] += 1
+        spans[found] = span
         return found
 
     def merge(found: re.Match[str]) -> str:
         if len(found[0]) == 1:
             return found[0]
         kind = next(spans[char].kind for char in found[0] if char in spans)
-        return symbol("".join(spans[char].text if char in spans else char for char in found[0]), kind)
+        return symbol(Span(restore(found[0], spans), kind, written(found[0], spans)))
 
-    template = _PATTERN.sub(lambda found: symbol(found[0], TABLE[int(str(found.lastgroup)[1:])]), text)
+    template = ""
+    for part in re.split(f"([{''.join(given)}])", text) if given else [text]:
+        if given and part in given:
+            template += symbol(given[part])
+            continue
+        at = 0
+        for start, end, span in _find(part, glossary):
+            template += part[at:start] + symbol(span)
+            at = end
+        template += part[at:]
     return Protected(_COMPOUND.sub(merge, template), spans)
+
+
+def _kind(found: re.Match[str]) -> Kind:
+    return TABLE[int(str(found.lastgroup)[1:])]
+
+
+def _find(text: str, glossary: Glossary | None) -> list[tuple[int, int, Span]]:
+    """The spans of a text, in order. A term inside another span (an address, code) is none."""
+    known = [(one.start(), one.end(), Span(one[0], _kind(one))) for one in _PATTERN.finditer(text)]
+    if glossary is None:
+        return known
+    found: list[tuple[int, int, Span]] = []
+    rest = known[::-1]
+    for start, end, target in glossary.find(text):
+        while rest and rest[-1][1] <= start:
+            found.append(rest.pop())
+        touched = []
+        while rest and rest[-1][0] < end:
+            touched.append(rest.pop())
+        if all(start <= one[0] and one[1] <= end for one in touched):
+            found.append((start, end, Span(text[start:end], TERM, target)))
+        else:
+            rest += reversed(touched)
+    return found + rest[::-1]
 
 
 def without_spans(text: str) -> str:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
+from allyouneed.infer.translation.glossary import Glossary
 from allyouneed.infer.translation.markup import partners
 from allyouneed.infer.translation.sentences import SentencePart, fit, join
-from allyouneed.infer.translation.spans import BREAK, MARK, NOUN, Span, protect, restore
+from allyouneed.infer.translation.spans import BREAK, MARK, NOUN, Passage, Span, protect, restore, written
 
 NEWLINE = re.compile(r"(\r\n|\n|\r)")
 FENCE = re.compile(r"\s*(`{3,}|~{3,})(?!.*`)")  # begins and ends a block of code
@@ -23,6 +24,7 @@ PREFIX = re.compile(
     r"|(?:\d{1,3}、|[一二三四五六七八九十]{1,3}、|（[一二三四五六七八九十\d]{1,3}）|[①-⑳])\s*)?(?:\[[ xX✓]\]\s+)?"
 )
 COLON = re.compile(rf"[:：]\s*{NOUN}[.。]?$")
+PRIVATE = re.compile("[\ue000-\uf8ff]")
 LABEL = re.compile(rf"{NOUN}\s*[:：]\s*")
 
 
@@ -81,13 +83,14 @@ class Splitter:
     """Splits texts. A line of at most `whole` tokens, or of one sentence of at most `most` tokens, is one chunk; else
     each sentence is a chunk. A sentence of more than `most` tokens is split further, with a note. `marks`: special
     tokens (language, end) added to every chunk. `protects`: list marks, code, and spans (spans.py) are not
-    translated."""
+    translated; nor are the terms of the `glossary`."""
 
     tokenizer: Tokenizer
     most: int
     whole: int
     marks: int
     protects: bool = True
+    glossary: Glossary | None = None
 
     def split(self, texts: Sequence[str]) -> list[SplitText]:
         framed = []
@@ -96,7 +99,7 @@ class Splitter:
                 raise UserError(f"expected a string, got {type(text).__name__}")
             if any("\ud800" <= char <= "\udfff" for char in text):
                 raise UserError(f"{text[:60]!r} contains an unpaired surrogate; fix the text")
-            framed.append(frame(text) if self.protects else lines(text))
+            framed.append(frame(text, self.glossary) if self.protects else lines(text))
         templates = [segment.template for segments, _ in framed for segment in segments]
         lengths = iter(map(len, self.tokenizer.encode_batch(templates)))
         found = []
@@ -123,11 +126,11 @@ class Splitter:
         for part in parts:
             lead, core, tail = trim(part.text, spans) if self.protects else strip(part.text)
             if core:
-                lead = restore(lead, spans)
-                chunks.append(Chunk(core, spans, at + len(lead), before + lead, cut))
-                before, cut = restore(tail, spans), part.cut
+                start = at + len(restore(lead, spans))
+                chunks.append(Chunk(core, spans, start, before + written(lead, spans), cut))
+                before, cut = written(tail, spans), part.cut
             else:
-                before += restore(part.text, spans)
+                before += written(part.text, spans)
             at += len(restore(part.text, spans))
         splits = sum(part.cut in ("clause", "word") for part in parts)
         if splits:
@@ -170,11 +173,12 @@ def lines(text: str) -> tuple[list[Segment], str]:
     return segments, between
 
 
-def frame(text: str) -> tuple[list[Segment], str]:
+def frame(text: str, glossary: Glossary | None = None) -> tuple[list[Segment], str]:
     """The segments of a text that have something to translate, and what follows the last. Code between fences, list
     marks and block tags are between segments."""
     segments: list[Segment] = []
     between, at, fences = "", 0, CodeFences()
+    given = text.spans if isinstance(text, Passage) else None
     for number, line in enumerate(NEWLINE.split(text)):
         if number % 2 or fences.is_code(line):
             between += line
@@ -182,17 +186,17 @@ def frame(text: str) -> tuple[list[Segment], str]:
             continue
         prefix = PREFIX.match(line)
         lead = "" if prefix is None else prefix[0]
-        found = protect(line[len(lead) :])
+        found = protect(line[len(lead) :], given, glossary)
         between, at = between + lead, at + len(lead)
         for part in re.split(f"({BREAK})", found.template):
-            core, whole = part.strip(), restore(part, found.spans)
+            core = part.strip()
             if any(char.isalpha() for char in core):
                 before = part[: part.index(core)]
                 segments.append(Segment(core, found.spans, at + len(before), between + before))
                 between = part[len(before) + len(core) :]
             else:
-                between += whole
-            at += len(whole)
+                between += written(part, found.spans)
+            at += len(restore(part, found.spans))
     return segments, between
 
 
@@ -232,4 +236,5 @@ def trim(template: str, spans: Mapping[str, Span]) -> tuple[str, str, str]:
 
 def quote(text: str, length: int = 40) -> str:
     """The beginning of a text, for a note about it."""
+    text = PRIVATE.sub("", text)  # the marks of a document
     return repr(text if len(text) <= length else text[: length - 1] + "…")

@@ -1,0 +1,130 @@
+"""Glossaries: terms with a fixed translation, and terms that are not translated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from allyouneed.errors import UserError
+
+MOST_TERMS = 100_000
+MOST_SHOWN = 5  # lines named in an error message
+# a letter or digit of a script that separates words by spaces
+LETTER = r"[^\W_\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003134f]"
+
+
+class Term(NamedTuple):
+    """An occurrence of a term in a text: its characters, and what replaces them."""
+
+    start: int
+    end: int
+    target: str
+
+
+class Glossary:
+    """Source terms and their translations; a term that translates to itself is not translated.
+
+    A term is found as a whole word, the longest one first. A term in lower case is found in any case and its
+    translation follows (`house`, `House`, `HOUSE`); one with capitals as it is written, or all in capitals.
+    """
+
+    def __init__(self, terms: Mapping[str, str]) -> None:
+        if not isinstance(terms, Mapping):
+            raise UserError(
+                f"a glossary maps terms to translations, as {{'house': 'Haus'}}; got {type(terms).__name__}"
+            )
+        if len(terms) > MOST_TERMS:
+            raise UserError(f"a glossary has at most {MOST_TERMS:,} terms; this one has {len(terms):,}")
+        self.terms: dict[str, str] = {}
+        for source, target in terms.items():
+            if not isinstance(source, str) or not isinstance(target, str):
+                raise UserError(f"glossary: {source!r}: {target!r}: both must be strings")
+            if not source.strip() or not target.strip() or re.search(r"[\r\n]", source + target):
+                raise UserError(f"glossary: {source!r}: {target!r}: both must be one line that is not blank")
+            self.terms[source.strip()] = target.strip()
+        self._exact = {form: target for source, target in self.terms.items() for form, target in _forms(source, target)}
+        self._exact |= self.terms
+        self._lower = {source: target for source, target in self.terms.items() if source == source.lower()}
+        self._pattern = _pattern([*self._exact], 0), _pattern([*self._lower], re.IGNORECASE)
+
+    @staticmethod
+    def of(terms: Glossary | Mapping[str, str] | None) -> Glossary | None:
+        return terms if terms is None or isinstance(terms, Glossary) else Glossary(terms)
+
+    @staticmethod
+    def parse(text: str, where: str) -> Glossary:
+        """Lines of `term<TAB>translation`, or a term alone, which is not translated; blank lines are skipped. `where`:
+        the name of the file, for error messages."""
+        terms: dict[str, str] = {}
+        wrong: list[str] = []
+        for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
+            if not line.strip():
+                continue
+            source, *rest = (part.strip() for part in line.split("\t"))
+            target = rest[0] if rest else source
+            if not source or not target or len(rest) > 1:
+                wrong.append(f"line {number}: expected a term, a tab and its translation, got {line[:60]!r}")
+            elif terms.setdefault(source, target) != target:
+                wrong.append(f"line {number}: {source!r} has two translations, {terms[source]!r} and {target!r}")
+        if wrong:
+            more = f"; and {len(wrong) - MOST_SHOWN:,} more" if len(wrong) > MOST_SHOWN else ""
+            raise UserError(f"{where}: {'; '.join(wrong[:MOST_SHOWN])}{more}; mend the file")
+        return Glossary(terms)
+
+    @staticmethod
+    def read(path: Path) -> Glossary:
+        try:
+            return Glossary.parse(path.read_bytes().decode(), str(path))
+        except OSError as error:
+            raise UserError(f"{path}: cannot read the glossary: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: not UTF-8 (byte {error.start}); save the glossary as UTF-8") from None
+
+    def of_targets(self) -> Glossary:
+        """Keeps the translations of this one: for the second step of a translation via a pivot language."""
+        return Glossary({target: target for target in self.terms.values()})
+
+    def find(self, text: str) -> Iterator[Term]:
+        """The terms of a text, in order, not overlapping."""
+        exact, lower = self._pattern
+        found = [(one.start(), one.end(), self._exact[one[0]]) for one in _matches(exact, text)]
+        found += [
+            (one.start(), one.end(), _cased(one[0], self._lower[one[0].lower()]))
+            for one in _matches(lower, text)
+            if one[0].lower() in self._lower
+        ]
+        last = 0
+        for start, end, target in sorted(found, key=lambda one: (one[0], -one[1])):
+            if start >= last:
+                yield Term(start, end, target)
+                last = end
+
+
+def _matches(pattern: re.Pattern[str] | None, text: str) -> Iterator[re.Match[str]]:
+    return iter(()) if pattern is None else pattern.finditer(text)
+
+
+def _pattern(terms: list[str], flags: int) -> re.Pattern[str] | None:
+    """Matches each as a whole word, the longest first."""
+    bounded = (
+        (f"(?<!{LETTER})" if re.match(LETTER, term[0]) else "")
+        + re.escape(term)
+        + (f"(?!{LETTER})" if re.match(LETTER, term[-1]) else "")
+        for term in sorted(terms, key=len, reverse=True)
+    )
+    return re.compile("|".join(bounded), flags) if terms else None
+
+
+def _forms(source: str, target: str) -> Iterator[tuple[str, str]]:
+    """A term with capitals, all in capitals: in headings."""
+    if source != source.lower() and len(source) > 1:
+        yield source.upper(), target.upper()
+
+
+def _cased(found: str, target: str) -> str:
+    """The translation of a term in lower case, in the case of an occurrence."""
+    if len(found) > 1 and found.isupper():
+        return target.upper()
+    return target[:1].upper() + target[1:] if found[:1].isupper() else target
