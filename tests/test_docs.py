@@ -560,7 +560,15 @@ def test_every_recipe_is_valid(path: Path) -> None:
     load_recipe(path, [f"start={shipped()}"] if starts else ())
 
 
-@pytest.mark.parametrize(("kind", "least"), [("running-mean", 15), ("ema", 15), ("grouped-ffn", 5), ("log-sparse", 5)])
+@pytest.mark.parametrize(
+    ("kind", "least"),
+    [
+        pytest.param("running-mean", 15, marks=pytest.mark.slow),
+        ("ema", 15),
+        pytest.param("grouped-ffn", 5, marks=pytest.mark.slow),
+        ("log-sparse", 5),
+    ],
+)
 def test_the_invariant_tests_find_new_parts(kind: str, least: int, tmp_path: Path) -> None:
     """The parts of docs/add-a-part.md as a module, loaded with `-p`."""
     (tmp_path / "my_parts.py").write_text(new_parts(), encoding="utf-8")

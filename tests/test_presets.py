@@ -139,7 +139,17 @@ def lesson(config, step, size=16):
     return Batch(Rows(letters[:, :-1]), source, letters[:, 1:])
 
 
-@pytest.mark.parametrize("name", [name for name in preset_names() if reads_text(name)])
+SLOW_TO_LEARN = ("switch-base-8", "reformer")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW_TO_LEARN else name
+        for name in preset_names()
+        if reads_text(name)
+    ],
+)
 def test_a_small_one_learns_real_text(name):
     config = small(name)
     model, losses = built(config).train(), []

@@ -63,12 +63,13 @@ def losses(log: Path) -> dict[str, str]:
     return {entry["step"]: f"{entry['loss'].hex()} {entry['norm'].hex()} {entry['rate'].hex()}" for entry in steps}
 
 
+@pytest.mark.slow  # the fast suite kills at file events, below
 def test_killed_at_any_step_and_resumed_the_losses_are_bit_equal(make: Make, tmp_path: Path):
     recipe = make(valid=True, steps=40, save={"every": 7, "keep": 3}, accumulate=2, precision="auto")
     killed_equals_straight(recipe, tmp_path, 2)
 
 
-@pytest.mark.parametrize("task", ["causal-lm", "masked-lm words"])
+@pytest.mark.parametrize("task", [pytest.param("causal-lm", marks=pytest.mark.slow), "masked-lm words"])
 def test_random_choices_of_each_epoch_resume_bit_for_bit(task: str, tmp_path: Path):
     """Documents in pieces, and tokens hidden by chance: a run that was killed sees what it would have seen."""
     texts = write_all(tmp_path)

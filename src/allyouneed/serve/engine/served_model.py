@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -27,6 +26,7 @@ from allyouneed.infer.predictors.translator import Translator
 from allyouneed.interop.heads import for_task
 from allyouneed.interop.load import about, resolve_device
 from allyouneed.nn.models.weights import widen_half_for_cpu
+from allyouneed.runtime.process import ignore_warnings
 from allyouneed.serve.engine.chat_template import ChatTemplate
 from allyouneed.serve.engine.forward import CHUNK
 from allyouneed.serve.engine.loop import Call, CallCancelled, EngineLoop, current_call
@@ -155,8 +155,7 @@ class ServedModel:
         """One output per input; computed together with the inputs of other requests with this key."""
 
         def quietly(some: list[Any]) -> Sequence[Any]:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # lengths were checked before
+            with ignore_warnings():  # lengths were checked before
                 return function(some)
 
         future = self.loop.compute(key, inputs, quietly, chunk)
