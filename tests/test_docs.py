@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -256,7 +257,8 @@ def test_readme_commands_print_what_the_comments_announce(workspace: Path, capsy
 
 def test_the_console_script_is_installed() -> None:
     (script,) = entry_points(group="console_scripts", name="allyouneed")
-    assert script.load() is main
+    assert script.value == "allyouneed.__main__:main"
+    assert script.load() is import_module("allyouneed.__main__").main
 
 
 @every_page

@@ -83,6 +83,7 @@ def test_four_processes_equal_one(make: Make, tmp_path: Path, kind: str):
     assert_same_run(run(recipe, tmp_path / "one", 1), run(recipe, tmp_path / "four", 4, f"parallel={kind}"))
 
 
+@pytest.mark.slow
 def test_a_run_of_two_resumes_with_four_and_with_one(make: Make, tmp_path: Path):
     recipe = make(model=DRY, steps=12, batch={"rows": 4, "row": 64})
     straight = run(recipe, tmp_path / "straight", 1)

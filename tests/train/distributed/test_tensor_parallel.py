@@ -46,6 +46,7 @@ def test_four_processes_are_two_groups_of_two(make: Make, tmp_path: Path, kind: 
     assert_same_run(one, run(recipe, tmp_path / "four", 4, f"parallel={{kind: {kind}, tensor: 2}}"))
 
 
+@pytest.mark.slow
 def test_split_in_two_then_whole_then_two_groups_of_two(make: Make, tmp_path: Path):
     recipe = make(model=SPLIT, steps=9)
     straight = run(recipe, tmp_path / "straight", 1)
