@@ -131,7 +131,7 @@ def _inspect(end: Connection, recipe: str, changes: tuple[str, ...], rank: int, 
 
         def inspected(*args: Any, **more: Any) -> Any:
             for name, dtype in names.items():
-                found[name] = {dtype(weight) for weight in block.parameters()}
+                found[name] = {dtype(weight) for weight in block.parameters() if weight.grad is not None}
             return step(*args, **more)
 
         trainer.optimiser.step = inspected

@@ -199,6 +199,8 @@ class RouterModule(nn.Module):
 
 
 class MoEModule(SubLayer):
+    may_skip_parameters = True  # an expert without tokens has no gradient; read by data-parallel training
+
     def __init__(self, config: MoE, common: Common) -> None:
         super().__init__()
         self.capacity, self.row_capacity, self.balance = config.capacity, config.row_capacity, config.balance

@@ -118,6 +118,7 @@ class RetroModel(ModelModule):
     are given in advance, or `search` retrieves those of each chunk once it is complete."""
 
     config: Retro
+    may_skip_parameters = True  # texts without neighbours do not use the encoder of neighbours
 
     def __init__(self, config: Retro) -> None:
         super().__init__()

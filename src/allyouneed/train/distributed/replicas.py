@@ -14,8 +14,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from allyouneed.nn.batch import Batch
-from allyouneed.nn.channels.moe import MoEModule
-from allyouneed.nn.models.retro import RetroModel
 from allyouneed.nn.states.segment_memory import SegmentMemory
 from allyouneed.tasks.task import Loss
 from allyouneed.train.distributed.objective import Objective
@@ -69,13 +67,13 @@ class DataParallelModel(TensorParallelReplica):
     expert without tokens) have no gradient, as in a single process.
 
     DistributedDataParallel finds them by a walk through the graph of every batch, so it does that only where there are
-    some: in models with parts that depend on the data, or where the first update (the dry run), which goes without it,
-    has left a parameter unused."""
+    some: in models with parts that say so (`may_skip_parameters`), or where the first update (the dry run), which goes
+    without it, has left a parameter unused."""
 
     def __init__(self, model: nn.Module, stateful_model: Any, task: Objective) -> None:
         super().__init__(model, stateful_model, task, None)
         self.inner: DistributedDataParallel | None = None
-        varies = any(isinstance(module, MoEModule | RetroModel) for module in model.modules())
+        varies = any(getattr(module, "may_skip_parameters", False) for module in model.modules())
         self.finds_unused = varies or isinstance(stateful_model, SegmentMemory)
 
     def loss(self, batch: Batch) -> Loss:
