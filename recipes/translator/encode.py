@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from allyouneed.data.batches.encoding import Encoding
 from allyouneed.data.batches.store import InputHashes, Store, _fingerprint, _read_meta, _write_meta
 from allyouneed.data.files.readers import Drops, Report
 from allyouneed.data.tokenizers.base import Vocabularies
@@ -34,11 +35,11 @@ def encode_entry(recipe: Path, number: int, folder: Path) -> Path:
     return Store.build(folder, [given.data.train[number]], given.data.filters, encoding_of(given, tokenizers)).folder
 
 
-def encoding_of(recipe: Recipe, tokenizers: Vocabularies):  # type: ignore[no-untyped-def]
+def encoding_of(recipe: Recipe, tokenizers: Vocabularies) -> Encoding:
     return recipe.task.encoding(tokenizers, [], recipe.max_tokens)
 
 
-def join(folder: Path, parts: list[Path], fingerprint: str, encoding) -> None:  # type: ignore[no-untyped-def]
+def join(folder: Path, parts: list[Path], fingerprint: str, encoding: Encoding) -> None:
     report, weights = Report(), []
     for part in parts:
         meta = _read_meta(part)

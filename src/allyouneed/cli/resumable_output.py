@@ -74,7 +74,7 @@ class ResumableOutput:
                     raise UserError(f"{written}: has changed since it was complete; move it away, or --restart --force")
                 self.point = self.start = found
                 return
-            found = None  # somebody has taken it away
+            found = None  # deleted in the meantime
         if self._exists():
             if found is None:
                 self.journal.unlink()

@@ -94,7 +94,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but a process that was told to end and did ends with status 0."""
+        """As uvicorn's, but a process that ends after a signal exits with status 0."""
         with super().capture_signals():
             yield
             self._captured_signals.clear()
