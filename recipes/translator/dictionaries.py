@@ -18,6 +18,7 @@ Entries = dict[str, set[str]]  # translations of each word, spelled as in the bo
 BOOKS = {"de": ("eng-deu", "deu-eng"), "fr": ("eng-fra", "fra-eng")}
 BASE64 = {char: n for n, char in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")}
 ASIDE = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\([^()]*\)|\{[^{}]*\}|/[^/]*/")
+CEDICT_NOTE = re.compile(r"[\u4e00-\u9fff]|\bCL:|^(?:surname|variant|old variant|see also|abbr)")
 SENSE = re.compile(r"^\s*\d+\.\s*")
 LEADS = {
     "en": re.compile(r"^(?:to be|to|an?|the) (?=\w)", re.IGNORECASE),

@@ -38,7 +38,7 @@ def read(data: Path, language: str) -> Iterator[tuple[str, str]]:
 
 
 def words_of(text: str, language: str, known: set[str]) -> set[str]:
-    """The words of a sentence that the dictionary has, in its own comparison form (`judged`); Chinese: longest first."""
+    """The words of a sentence that the dictionary has, in the form that `judged` gives. Chinese: longest first."""
     if language != "zh":
         return {word for found in WORD.findall(text) if (word := judged(found, language)) in known}
     found = set()
