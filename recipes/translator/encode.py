@@ -1,9 +1,10 @@
 """Token store of a recipe, encoded by many processes: a GPU machine should not wait for one.
 
-    python recipes/translator/encode.py RECIPE.yaml [--workers 16]
+    python recipes/translator/encode.py RECIPE.yaml [--workers 16] [--only-existing]
 
-Learns the tokenizer (or takes the one already in the run folder), encodes every data entry in a process of its own and
-joins them in order: byte for byte the store that `allyouneed train RECIPE.yaml` would build, and which it then finds.
+Learns the tokenizer (or takes the one already in the run folder, or that of `start`), encodes every data entry in a
+process of its own and joins them in order: byte for byte the store that `allyouneed train RECIPE.yaml` would build, and
+which it then finds. `--only-existing` encodes ahead the files that are there already; the next call reuses them.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import numpy as np
 
 from allyouneed.data.batches.encoding import Encoding
 from allyouneed.data.batches.store import InputHashes, Store, _fingerprint, _read_meta, _write_meta
-from allyouneed.data.files.readers import Drops, Report
+from allyouneed.data.files.readers import Drops, Files, Report
 from allyouneed.data.tokenizers.base import Vocabularies
+from allyouneed.errors import UserError
 from allyouneed.files import write_folder
+from allyouneed.interop.load import vocabularies
 from allyouneed.train import Recipe, load_recipe
 from allyouneed.train.prepare import RunFolder, resolve
 
@@ -31,8 +34,24 @@ from allyouneed.train.prepare import RunFolder, resolve
 def encode_entry(recipe: Path, number: int, folder: Path) -> Path:
     os.environ["RAYON_NUM_THREADS"] = "1"
     given = load_recipe(recipe)
-    tokenizers = Vocabularies.load(RunFolder(given.output).tokenizer)
-    return Store.build(folder, [given.data.train[number]], given.data.filters, encoding_of(given, tokenizers)).folder
+    encoding = encoding_of(given, tokenizers_of(given))
+    return Store.open_or_build(folder, [given.data.train[number]], given.data.filters, encoding).folder
+
+
+def tokenizers_of(recipe: Recipe) -> Vocabularies:
+    return (
+        vocabularies(recipe.start)
+        if recipe.start is not None
+        else Vocabularies.load(RunFolder(recipe.output).tokenizer)
+    )
+
+
+def size_of(entry: Files) -> int:
+    """Bytes of its files; 0 if they are not there yet."""
+    try:
+        return sum(path.stat().st_size for path in entry.files())
+    except (UserError, OSError):
+        return 0
 
 
 def encoding_of(recipe: Recipe, tokenizers: Vocabularies) -> Encoding:
@@ -74,31 +93,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--only-existing", action="store_true")
     given = parser.parse_args()
     began = time.perf_counter()
     recipe = load_recipe(given.recipe)
     run = RunFolder(recipe.output)
     hashes = InputHashes(run.data / "inputs.json")
     run.data.mkdir(parents=True, exist_ok=True)
-    run.open(resolve(recipe, hashes))
-    if not (run.tokenizer / "tokenizer.json").exists():
+    if not given.only_existing:
+        run.open(resolve(recipe, hashes))
+    if recipe.start is None and not (run.tokenizer / "tokenizer.json").exists():
         found = Vocabularies.train(recipe.tokenizer, recipe.data.train, recipe.data.filters, recipe.task.specials())
         write_folder(run.tokenizer, found.save)
-    encoding = encoding_of(recipe, Vocabularies.load(run.tokenizer))
-    entries = sorted(
-        range(len(recipe.data.train)), key=lambda n: -sum(p.stat().st_size for p in recipe.data.train[n].files())
-    )  # the largest first
+    encoding = encoding_of(recipe, tokenizers_of(recipe))
+    sizes = {number: size_of(entry) for number, entry in enumerate(recipe.data.train)}
+    largest_first = sorted((number for number in sizes if sizes[number]), key=lambda number: -sizes[number])
     with ProcessPoolExecutor(given.workers, get_context("spawn")) as pool:
-        parts = {n: pool.submit(encode_entry, given.recipe, n, run.data / f"part-{n}") for n in entries}
-        folders = [parts[n].result() for n in range(len(entries))]
+        parts = {n: pool.submit(encode_entry, given.recipe, n, run.data / f"part-{n}") for n in largest_first}
+        folders = [parts[n].result() for n in sorted(parts)]
+    if given.only_existing:
+        print(f"{len(folders)} of {len(sizes)} entries encoded, {time.perf_counter() - began:.0f} s")
+        return
     fingerprint = _fingerprint(recipe.data.train, recipe.data.filters, encoding, hashes)
     join(run.data / fingerprint[:16], folders, fingerprint, encoding)
-    for folder in folders:
-        shutil.rmtree(folder)
+    for number in parts:
+        shutil.rmtree(run.data / f"part-{number}")
     store = Store.open(run.data / fingerprint[:16])
-    sizes = {name: len(column.values) for name, column in store.columns.items()}
-    tokens = sizes["target"] if store.weights is None else int(store.weights @ store["target"].lengths)
-    print(json.dumps({"examples": len(store), "tokens": sizes, "target tokens per epoch": tokens}))
+    tokens = {name: len(column.values) for name, column in store.columns.items()}
+    weighted = tokens["target"] if store.weights is None else int(store.weights @ store["target"].lengths)
+    print(json.dumps({"examples": len(store), "tokens": tokens, "target tokens per epoch": weighted}))
     print(f"{time.perf_counter() - began:.0f} s")
 
 
