@@ -17,7 +17,7 @@ from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.files import write_folder
 
 PAIRS = {"general": 60_000, "everyday": 40_000, "stories": 40_000, "parliament": 60_000, "law": 15_000}
-PAIRS |= {"scripture": 5_000, "dictionary": 20_000, "manual": 60_000, "interface": 20_000}
+PAIRS |= {"scripture": 5_000, "dictionary": 20_000, "manual": 60_000, "interface": 20_000, "copy": 10_000}
 REPEATS = {"zh": 2, "de": 1, "fr": 1}  # texts are counted this often
 
 
