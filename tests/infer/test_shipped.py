@@ -122,3 +122,21 @@ def test_the_command_works_without_a_model_option(tmp_path: Path):
     )  # fmt: skip
     assert "machine learning" in done.stdout.lower()
     assert done.stderr == ""
+
+
+def test_traditional_chinese_is_read_and_written(model):
+    simplified, traditional = "她的头发很长。", "她的頭髮很長。"
+    (one,) = model.translate_full([traditional], "en", align=True)
+    assert one.text == model.translate(simplified, "en") and one.source == traditional
+    assert all(link.source == traditional[slice(*link.source_span)] for link in one.alignment) and one.alignment
+    for name, letter in (("zh-Hant", "裡"), ("zh-TW", "裡"), ("繁體中文", "裡"), ("zh-HK", "裏")):
+        found = model.translate(["It is in the room.", "Her hair is long; run `头发` and {name}."], name)
+        assert letter in found[0] and "頭髮" in found[1] and "`头发`" in found[1] and "{name}" in found[1]
+    assert "里" in model.translate("It is in the room.", "zh-CN")
+    assert model.translate("Ihr Haar ist lang.", "zh-TW").count("髮") == 1  # via English
+
+
+def test_chinese_is_converted_from_script_to_script(model):
+    assert model.translate("面条", "zh-Hant", from_="zh") == "麵條"
+    (one,) = model.translate_full(["我們後來在這個房間裡發現了她的頭髮 `頭髮`。"], "zh-Hans")
+    assert one.text == "我们后来在这个房间里发现了她的头发 `頭髮`。" and not one.skipped and "script" in one.notes[0]

@@ -37,7 +37,9 @@ def test_libretranslatepy(served: Any, english: list[str]) -> None:
     assert client.translate(GERMAN[0], "de", "en") == english[0]
     assert client.detect(GERMAN[1])[0]["language"] == "de"
     german = next(one for one in client.languages() if one["code"] == "de")
-    assert german == {"code": "de", "name": "German", "targets": ["en", "fr", "zh"]}
+    assert german == {"code": "de", "name": "German", "targets": ["en", "fr", "zh", "zh-Hant"]}
+    assert "頭髮" in client.translate("Her hair is long.", "en", "zt")
+    assert client.translate("她的頭髮很長。", "zt", "en") == client.translate("她的头发很长。", "zh", "en")
     with pytest.raises(Exception, match="401"):
         LibreTranslateAPI(served[0].url + "/", "wrong-key").translate("a", "de", "en")
 
@@ -82,7 +84,8 @@ def test_the_deepl_client(served: Any, english: list[str]) -> None:
     found = client.translate_text(GERMAN, target_lang="EN-US")
     assert [one.text for one in found] == english  # type: ignore[union-attr]
     assert {one.detected_source_lang for one in found} == {"DE"}  # type: ignore[union-attr]
-    assert "DE" in {language.code for language in client.get_target_languages()}
+    assert {"DE", "ZH", "ZH-HANT"} <= {language.code for language in client.get_target_languages()}
+    assert "頭髮" in str(client.translate_text("Her hair is long.", target_lang="ZH-HANT"))
     assert not client.get_usage().any_limit_reached
     assert client.list_glossaries() == [] and client.get_glossary_languages() == []
     with pytest.raises(deepl.DeepLException, match="unknown target language"):

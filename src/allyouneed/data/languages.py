@@ -163,9 +163,11 @@ def resolve(name: str, known: Sequence[str], what: str = "language") -> str:
 
 
 def english_name(code: str) -> str:
-    """The English name of a language; the code itself if it is not in the table."""
+    """The English name of a language, and its script if the code has one; the code itself if it is unknown."""
+    asked = parse_name(code)
+    script = {"hans": " (simplified)", "hant": " (traditional)"}.get(asked.script or "", "")
     for line in TABLE.strip().splitlines():
         codes, names, *_ = line.split("|")
-        if code in codes.split():
-            return names.split(",")[0].strip()
+        if asked.language == codes.split()[0]:
+            return names.split(",")[0].strip() + script
     return code

@@ -29,7 +29,9 @@ from allyouneed.infer.translation.documents.translate import DocumentTranslation
 from allyouneed.infer.translation.frames import Frame, default_frame, draft_engine, generate_targets, sequence_engine
 from allyouneed.infer.translation.glossary import Glossary
 from allyouneed.infer.translation.routes import Route, Routes
-from allyouneed.infer.translation.spans import same_spans, without_spans
+from allyouneed.infer.translation.scripts import ChineseScripts
+from allyouneed.infer.translation.spans import protect as protect_spans
+from allyouneed.infer.translation.spans import restore, same_spans, without_spans
 from allyouneed.infer.translation.split import Chunk, Splitter, SplitText, quote
 
 WHOLE = 64  # tokens of a line that is not split into sentences
@@ -75,6 +77,19 @@ class Translation:
         return self.candidates[0].score
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """How the texts of a call are translated. `write`: converts the answers to another script."""
+
+    decoding: Decoding
+    protect: bool
+    align: bool = False
+    on_progress: Progress | None = None
+    draft: Draft | None = None
+    glossary: Glossary | None = None
+    write: Callable[[str], str] | None = None
+
+
 class Translator(GeneratingPredictor):
     """Translates texts.
 
@@ -91,6 +106,7 @@ class Translator(GeneratingPredictor):
         whole = next(number for number in (together, folder.together, WHOLE) if number is not None)
         self.together = min(whole, self.max_tokens)
         self.routes = Routes(folder.directions, folder.detector)
+        self.scripts = ChineseScripts.of(self.languages, folder.detector)
         # a model without languages may translate anything (dates, formulas): its digits and symbols are its own
         self.protects = bool(folder.detector is not None or self.languages or self.source.foreign)
 
@@ -109,6 +125,12 @@ class Translator(GeneratingPredictor):
     def languages(self) -> list[str]:
         """The values of `to`; empty for a model with one target language."""
         return sorted(self.source.languages)
+
+    @property
+    def written_languages(self) -> list[str]:
+        """`languages`, and traditional Chinese where answers are converted."""
+        chinese = self.scripts.simplified
+        return self.languages if chinese is None else sorted([*self.languages, f"{chinese}-Hant"])
 
     @overload
     def translate(self, texts: str, to: str | None = None, **options: Any) -> str: ...
@@ -152,23 +174,24 @@ class Translator(GeneratingPredictor):
         if terms is not None and not protect:
             raise UserError("a glossary requires protected spans; remove --no-protect (protect=False)")
         texts = [text.replace(INVALID, "") if protect and INVALID in text else text for text in texts]
-        to, from_ = self._resolve_languages(to, from_)
+        asked, (to, from_) = to, self._resolve_languages(to, from_)
+        write = self.scripts.writer(asked, to)
         defaults = self.folder.decoding if decoding is None else tree_of(decoding)
         options = Decoding.of(defaults, **changes)
         drafter = draft_for(self, draft, ahead, draft_engine)
         if drafter is not None:
             check_draft_options(options)
+        settings = _Settings(options, protect, align, on_progress, drafter, terms, write)
+        routes = [Route(to, ())] * len(texts)  # from one script of a language into the other
+        if write is None or from_ != to:
+            routes = self.routes.of_all([without_spans(text) for text in texts], to, from_)
         by_route: dict[Route, list[int]] = {}
-        for number, route in enumerate(self.routes.of_all([without_spans(text) for text in texts], to, from_)):
+        for number, route in enumerate(routes):
             by_route.setdefault(route, []).append(number)
         found: dict[int, Translation] = {}
         for route, numbers in by_route.items():
             some, indices = [texts[number] for number in numbers], [first + number for number in numbers]
-            found |= zip(
-                numbers,
-                self._translate_route(route, some, indices, options, protect, align, on_progress, drafter, terms),
-                strict=True,
-            )
+            found |= zip(numbers, self._translate_route(route, some, indices, settings), strict=True)
         for number, text in enumerate(texts):
             if self.routes.detector is not None and from_ is None and self.routes.detector.is_unfamiliar(text):
                 known = ", ".join(self.routes.detector.languages)
@@ -193,37 +216,29 @@ class Translator(GeneratingPredictor):
         return translate_document(self, text, to, format, from_, glossary, reading or {}, options)
 
     def _translate_route(
-        self,
-        route: Route,
-        texts: Sequence[str],
-        indices: list[int],
-        decoding: Decoding,
-        protect: bool,
-        align: bool,
-        on_progress: Any,
-        draft: Draft | None,
-        glossary: Glossary | None,
+        self, route: Route, texts: Sequence[str], indices: list[int], settings: _Settings
     ) -> list[Translation]:
         """Texts of one route: unchanged, translated, or translated via a pivot language."""
         names = route.named if self.routes.detector is not None else []
         if not route.into:
-            note = f"is already in {route.here}"
-            return [
-                Translation(t, [Candidate(t, 0.0)], [f"{quote(t)}: {note}"], [] if align else None, names, None, True)
-                for t in texts
-            ]
-        if align and len(route.into) > 1:
+            return [_untranslated(text, names, route.here, settings) for text in texts]
+        if settings.align and len(route.into) > 1:
             raise UserError(f"alignment requires a direct direction, not {' → '.join(names)}; set another --to")
         sources = list(texts)
         notes: list[list[str]] = [[] for _ in texts]
+        glossary = settings.glossary
         for pivot in route.into[:-1]:
-            best = decoding.model_copy(update={"best": 1})
-            frame = self._frame(pivot, None)
-            step = self._translate_direct(sources, indices, frame, best, protect, draft=draft, glossary=glossary)
+            best = replace(
+                settings,
+                decoding=settings.decoding.model_copy(update={"best": 1}),
+                on_progress=None,
+                glossary=glossary,
+                write=None,
+            )
+            step = self._translate_direct(sources, indices, self._frame(pivot, None), best)
             glossary = glossary and glossary.of_targets()
             sources, notes = [same_spans(one.text, one.source) for one in step], [one.notes for one in step]
-        frame = self._route_frame(route)
-        last = self._translate_direct(sources, indices, frame, decoding, protect, align, on_progress, draft, glossary)
+        last = self._translate_direct(sources, indices, self._route_frame(route), replace(settings, glossary=glossary))
         return [
             replace(one, source=text, notes=[*before, *one.notes], route=names)
             for text, before, one in zip(texts, notes, last, strict=True)
@@ -231,12 +246,16 @@ class Translator(GeneratingPredictor):
 
     def direct_frame(self, text: str, to: str | None = None, from_: str | None = None) -> Frame | None:
         """The special tokens of a text that is translated directly and as a whole; None for one that is split, has
-        protected spans, is translated via a pivot language, or already in the target language."""
-        (route,) = self.routes.of_all([text], *self._resolve_languages(to, from_))
+        protected spans, is translated via a pivot language, is converted to another script, or already in the target
+        language."""
+        codes = self._resolve_languages(to, from_)
+        if self.scripts.writer(to, codes[0]) is not None:
+            return None
+        (route,) = self.routes.of_all([text], *codes)
         if len(route.into) != 1:
             return None
         frame = self._route_frame(route)
-        (split,) = Splitter(self.source, self.max_tokens, self.together, frame.marks, self.protects).split([text])
+        (split,) = self._splitter(frame, self.protects).split([text])
         return frame if [chunk.template for chunk in split.chunks] == [text] else None
 
     def frame(self, to: str | None = None, from_: str | None = None) -> Frame:
@@ -248,40 +267,35 @@ class Translator(GeneratingPredictor):
         return self._frame(route.into[-1], None if self.routes.detector is not None else route.here)
 
     def _translate_direct(
-        self,
-        texts: Sequence[str],
-        indices: Sequence[int],
-        frame: Frame,
-        decoding: Decoding,
-        protect: bool,
-        align: bool = False,
-        on_progress: Progress | None = None,
-        draft: Draft | None = None,
-        glossary: Glossary | None = None,
+        self, texts: Sequence[str], indices: Sequence[int], frame: Frame, settings: _Settings
     ) -> list[Translation]:
         """From one language into another; `indices`: of the texts in the whole request."""
-        splits = Splitter(self.source, self.max_tokens, self.together, frame.marks, protect, glossary).split(texts)
+        protect, decoding = settings.protect, settings.decoding
+        splits = self._splitter(frame, protect, settings.glossary).split(texts)
         chunks = [chunk for split in splits for chunk in split.chunks]
         keys = [
             (index, part) for index, split in zip(indices, splits, strict=True) for part in range(len(split.chunks))
         ]
+        on_progress = settings.on_progress
 
         def decode(texts: list[str], keys: list[tuple[int, ...]]) -> list[list[Hypothesis]]:
             nonlocal on_progress
             sources = [frame.source(ids) for ids in self.source.encode_batch(texts)]
-            options = {"on_progress": on_progress, "sample_keys": keys, "draft": draft}
+            options = {"on_progress": on_progress, "sample_keys": keys, "draft": settings.draft}
             on_progress = None  # of all chunks at first; later calls repeat some
             return generate_targets(self.engine, frame, sources, decoding, **options) if texts else []
 
+        def text_of(found: Hypothesis) -> str:
+            text = self._text(found)
+            return text if settings.write is None else settings.write(text)
+
         aligner = Aligner(self.model, self.source, self.target, frame)
-        carrier = Carrier(decode, self._text, aligner.attention if aligner.possible else None)
+        carrier = Carrier(decode, text_of, aligner.attention if aligner.possible else None)
         found = iter(carrier.translate([c.template for c in chunks], [c.spans for c in chunks], keys))
-        return [
-            self._assemble(
-                split, list(islice(found, len(split.chunks))), decoding.best, protect, aligner if align else None
-            )
-            for split in splits
-        ]
+        return [self._assemble(split, list(islice(found, len(split.chunks))), settings, aligner) for split in splits]
+
+    def _splitter(self, frame: Frame, protect: bool, glossary: Glossary | None = None) -> Splitter:
+        return Splitter(self.source, self.max_tokens, self.together, frame.marks, protect, glossary, self.scripts.read)
 
     def translate_stream(
         self, texts: Iterable[str], to: str | None = None, *, chunk: int = 1000, **options: Any
@@ -383,12 +397,12 @@ class Translator(GeneratingPredictor):
         return drop_invalid(one_line(self.target.decode(found.tokens)))
 
     def _assemble(
-        self, split: SplitText, answers: list[list[Answer]], best: int, natural: bool, aligner: Aligner | None
+        self, split: SplitText, answers: list[list[Answer]], settings: _Settings, aligner: Aligner
     ) -> Translation:
         chosen: list[tuple[float, list[int]]] = [(0.0, [])]  # the best combinations of the chunks' answers
         for some in answers:
             combined = [(s + answer.score, [*ranks, r]) for s, ranks in chosen for r, answer in enumerate(some)]
-            chosen = sorted(combined, key=lambda one: -one[0])[:best]
+            chosen = sorted(combined, key=lambda one: -one[0])[: settings.decoding.best]
         candidates, offsets = [], []
         for total, ranks in chosen:
             text, starts = split.join([some[rank].text for some, rank in zip(answers, ranks, strict=True)])
@@ -397,9 +411,9 @@ class Translator(GeneratingPredictor):
         firsts = [some[rank] for some, rank in zip(answers, chosen[0][1], strict=True)]
         notes = list(split.notes)
         for chunk, answer in zip(split.chunks, firsts, strict=True):
-            notes += self._notes(chunk, answer, natural)
+            notes += self._notes(chunk, answer, settings.protect)
         links = None
-        if aligner is not None:
+        if settings.align:
             links = [
                 AlignmentLink(split.source[slice(*source)], candidates[0].text[slice(*target)], source, target)
                 for chunk, answer, at in zip(split.chunks, firsts, offsets[0], strict=True)
@@ -419,6 +433,17 @@ class Translator(GeneratingPredictor):
         if natural and all(one.finished for one in found):
             notes += score_notes(chunk.text, [log_prob for one in found for log_prob in one.log_probs])
         return notes
+
+
+def _untranslated(text: str, route: list[str], language: str | None, settings: _Settings) -> Translation:
+    """A text that is in the target language already, in the script that was asked for."""
+    written = text
+    if settings.write is not None:
+        found = protect_spans(text)
+        written = restore(settings.write(found.template), found.spans)
+    note = f"{quote(text)}: is already in {language}" + ("" if written == text else "; its script was converted")
+    links = [] if settings.align else None
+    return Translation(text, [Candidate(written, 0.0)], [note], links, route, None, written == text)
 
 
 def copied(text: str, found: Translation) -> Translation:

@@ -26,10 +26,10 @@ from allyouneed.infer.translation.spans import MARK, NOUN, NUMBER_SPAN, SYMBOL, 
 THINGS = (
     ("Facebook",),
     ("Tom", "汤姆", "湯姆"),
-    ("Boston", "波士顿"),
+    ("Boston", "波士顿", "波士頓"),
     ("Paris", "巴黎"),
     ("Tatoeba",),
-    ("Tokyo", "东京", "Tokio"),
+    ("Tokyo", "东京", "東京", "Tokio"),
 )
 PEOPLE = (THINGS[1], THINGS[0], *THINGS[2:])  # for `{name}`, `@name`, `name@example.com`
 FIGURES = (("300",), ("47",), ("13",), ("2019",), ("1987",), ("250",), ("1864",), ("90",))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from allyouneed.data.tokenizers.base import Tokenizer
@@ -83,7 +83,7 @@ class Splitter:
     """Splits texts. A line of at most `whole` tokens, or of one sentence of at most `most` tokens, is one chunk; else
     each sentence is a chunk. A sentence of more than `most` tokens is split further, with a note. `marks`: special
     tokens (language, end) added to every chunk. `protects`: list marks, code, and spans (spans.py) are not
-    translated; nor are the terms of the `glossary`."""
+    translated; nor are the terms of the `glossary`. `read`: changes the words, not their number of characters."""
 
     tokenizer: Tokenizer
     most: int
@@ -91,6 +91,7 @@ class Splitter:
     marks: int
     protects: bool = True
     glossary: Glossary | None = None
+    read: Callable[[str], str] | None = None
 
     def split(self, texts: Sequence[str]) -> list[SplitText]:
         framed = []
@@ -99,7 +100,10 @@ class Splitter:
                 raise UserError(f"expected a string, got {type(text).__name__}")
             if any("\ud800" <= char <= "\udfff" for char in text):
                 raise UserError(f"{text[:60]!r} contains an unpaired surrogate; fix the text")
-            framed.append(frame(text, self.glossary) if self.protects else lines(text))
+            segments, after = frame(text, self.glossary) if self.protects else lines(text)
+            if self.read is not None:
+                segments = [replace(one, template=self.read(one.template)) for one in segments]
+            framed.append((segments, after))
         templates = [segment.template for segments, _ in framed for segment in segments]
         lengths = iter(map(len, self.tokenizer.encode_batch(templates)))
         found = []

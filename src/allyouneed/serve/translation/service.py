@@ -90,7 +90,8 @@ def languages(model: ServedModel) -> tuple[list[str], list[str]]:
     """Source and target languages."""
     predictor: Translator = model.predictor  # type: ignore[assignment]
     sources = {here for here, _ in predictor.routes.directions if here is not None}
-    return sorted(sources or set(predictor.languages)), predictor.languages
+    converted = set(predictor.written_languages) - set(predictor.languages)  # traditional Chinese
+    return sorted((sources or set(predictor.languages)) | converted), predictor.written_languages
 
 
 async def fields(request: Request, known: Sequence[str]) -> dict[str, Any]:
