@@ -442,7 +442,7 @@ def _untranslated(text: str, route: list[str], language: str | None, settings: _
         found = protect_spans(text)
         written = restore(settings.write(found.template), found.spans)
     note = f"{quote(text)}: is already in {language}" + ("" if written == text else "; its script was converted")
-    links = [] if settings.align else None
+    links: list[AlignmentLink] | None = [] if settings.align else None
     return Translation(text, [Candidate(written, 0.0)], [note], links, route, None, written == text)
 
 
