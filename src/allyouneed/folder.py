@@ -30,6 +30,7 @@ from allyouneed.nn.models.weights import (
     meta_model,
     named_tensors,
 )
+from allyouneed.tasks.confidence import Confidence
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"
@@ -80,6 +81,7 @@ class FolderConfig(Config):
     sha256: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
     stored: Literal["int8", "bf16", "ternary"] | None = None
     together: Annotated[StrictInt, Field(ge=0, lt=MAX_TOKENS)] | None = None
+    confidence: Confidence | None = None
     plugins: list[RequiredPlugin] = Field(default_factory=list)
     origin: dict[str, Any] = Field(default_factory=dict)
     notes: list[StrictStr] = Field(default_factory=list)
@@ -110,6 +112,7 @@ class Folder:
     )  # small files of the original, unchanged, by name: tokenizers, …
     detector: LanguageDetector | None = None  # language detector, for multilingual models
     together: int | None = None  # lines of at most so many tokens are translated whole; None: the translator's default
+    confidence: Confidence | None = None  # how probable it is that a translation is acceptable
 
     @property
     def tokenizers(self) -> Vocabularies:
@@ -151,6 +154,7 @@ class Folder:
                 "sha256": {name: sha256(folder / name) for name in written},
                 **({"stored": stored} if (stored := stored_as(self.model)) else {}),
                 **({} if self.together is None else {"together": self.together}),
+                **({} if self.confidence is None else {"confidence": tree_of(self.confidence)}),
                 **({"plugins": needed} if (needed := plugins.required_by(iter_parts(config))) else {}),
                 "model": tree_of(config),
             }
@@ -218,6 +222,9 @@ class Folder:
             },
             LanguageDetector.load(path / LANGUAGES) if LANGUAGES in about["sha256"] else None,
             about.get("together"),
+            None
+            if about.get("confidence") is None
+            else parse(Confidence, about["confidence"], f"{path / 'config.json'}: confidence"),
         )
 
 

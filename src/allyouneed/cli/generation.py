@@ -118,7 +118,9 @@ def translate(
 
     def predict(texts: list[str], first: int) -> list[Translation]:
         words = ["" if isinstance(text, Copied) else text for text in texts]
-        found = translator.translate_full(words, to, from_=from_, align=align, first=first, protect=protect, **options)
+        found = translator.translate_full(
+            words, to, from_=from_, align=align, first=first, protect=protect, words=as_json, **options
+        )
         return [copied(text, one) if isinstance(text, Copied) else one for text, one in zip(texts, found, strict=True)]
 
     def plain(one: Translation) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from allyouneed.config import ConfigError
+from allyouneed.config import ConfigError, parse
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.translator import Translator, ends_in_loop
+from allyouneed.tasks.confidence import Confidence
 from toy_models import EOS, random_model
 
 MakeFolder = Callable[..., Folder]
@@ -274,3 +277,31 @@ def test_one_engine_serves_all_calls(echo: MakeFolder, tokenizer: Tokenizer) -> 
     assert translator.translate("one") == "one"
     translator.exact = True
     assert translator.engine.exact
+
+
+def test_confidence_is_calibrated_by_the_folder(tmp_path: Path, echo: MakeFolder, tokenizer: Tokenizer) -> None:
+    tree = {
+        "weights": [1.0, 0.0, 0.0, -1.0, -9.0, 0.0, 0.0], "bias": {"en-de": 2.0, "de-en": 4.0},
+        "length": {"en-de": 0.0}, "word": [1.0, 0.5, 0.0], "level": {"de": 50.0},
+    }  # fmt: skip
+    folder = Folder(random_model(5, vocab=tokenizer.size, ends=-9.0), Vocabularies(tokenizer, tokenizer))
+    (before,) = Translator(folder).translate_full(["hello"], max_length=12, protect=True, words=True)
+    assert before.confidence is None and before.words is None
+    folder.confidence = parse(Confidence, tree, "test")
+    folder.save(tmp_path / "model")
+    translator = Translator(Folder.load(tmp_path / "model"))
+    assert translator.folder.confidence == folder.confidence
+    text = "- Please open https://x.com/a?b=1 and read. Then go: 中文 <b>read</b> 😀 first."
+    (found,) = translator.translate_full([text], max_length=12, protect=True, words=True)
+    assert found.confidence is not None and 0 < found.confidence < 1 and found.words
+    assert all(found.text[slice(*word.span)] == word.text and 0 <= word.confidence <= 1 for word in found.words)
+    # the mean log-probability decides, numbers that differ all the more; an unknown direction has the mean of all
+    swap = {tokenizer.encode("8")[-1]: tokenizer.encode("7")[-1]}
+    sure, unsure = echo(tokenizer), echo(tokenizer, swap)
+    sure.confidence = unsure.confidence = folder.confidence
+    (good,), (bad,) = (Translator(one).translate_full(["It was 81."], protect=True) for one in (sure, unsure))
+    assert good.confidence == pytest.approx(1 / (1 + math.exp(-3.0)), abs=0.02) and good.notes == []
+    assert bad.confidence < 0.01 and {note.kind for note in bad.notes} == {"numbers", "confidence"}
+    assert "low confidence (0 %)" in bad.notes[1]
+    with pytest.raises(UserError, match=r"weights\[0\]: expected a finite number"):
+        parse(Confidence, tree | {"weights": [float("nan")] * 7}, "confidence")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, overload
 
@@ -20,61 +20,32 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
 from allyouneed.infer.predictors.generating import GeneratingPredictor
-from allyouneed.infer.speculative.decode import DraftStats, check_draft_options, total_stats
+from allyouneed.infer.speculative.decode import check_draft_options, total_stats
 from allyouneed.infer.speculative.drafts import Draft, draft_for
 from allyouneed.infer.translation.alignment import Aligner
 from allyouneed.infer.translation.carry import Answer, Carrier
-from allyouneed.infer.translation.checks import INVALID, drop_invalid, invalid_notes, number_notes, score_notes
+from allyouneed.infer.translation.checks import (
+    INVALID,
+    confidence_notes,
+    drop_invalid,
+    invalid_notes,
+    number_notes,
+    score_notes,
+)
+from allyouneed.infer.translation.confidence import evidence_of, words_of
 from allyouneed.infer.translation.documents.translate import DocumentTranslation, translate_document
 from allyouneed.infer.translation.frames import Frame, default_frame, draft_engine, generate_targets, sequence_engine
 from allyouneed.infer.translation.glossary import Glossary
+from allyouneed.infer.translation.result import AlignmentLink, Candidate, Translation
 from allyouneed.infer.translation.routes import Route, Routes
 from allyouneed.infer.translation.scripts import ChineseScripts
 from allyouneed.infer.translation.spans import protect as protect_spans
 from allyouneed.infer.translation.spans import restore, same_spans, without_spans
 from allyouneed.infer.translation.split import Chunk, Splitter, SplitText, quote
 
+__all__ = ["AlignmentLink", "Candidate", "Translation", "Translator"]
 WHOLE = 64  # tokens of a line that is not split into sentences
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One translation; `score`: the mean over its chunks of log-probability over length penalty."""
-
-    text: str
-    score: float
-
-
-@dataclass(frozen=True)
-class AlignmentLink:
-    """A target token and the source token it attends to most, as text and as character spans."""
-
-    source: str
-    target: str
-    source_span: tuple[int, int]
-    target_span: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Translation:
-    """A translation with candidates, notes and alignment."""
-
-    source: str
-    candidates: list[Candidate]  # best first
-    notes: list[str] = field(default_factory=list)  # e.g. splits, missing end tokens
-    alignment: list[AlignmentLink] | None = None  # of the best candidate, if requested
-    route: list[str] = field(default_factory=list)  # languages, source first; for models with a detector
-    guesses: DraftStats | None = None  # acceptance of draft tokens, with speculative decoding
-    skipped: bool = False  # returned unchanged: it is in the target language already
-
-    @property
-    def text(self) -> str:
-        return self.candidates[0].text
-
-    @property
-    def score(self) -> float:
-        return self.candidates[0].score
 
 
 @dataclass(frozen=True)
@@ -88,6 +59,8 @@ class _Settings:
     draft: Draft | None = None
     glossary: Glossary | None = None
     write: Callable[[str], str] | None = None
+    words: bool = False
+    direction: str = ""  # of the calibration: en-de
 
 
 class Translator(GeneratingPredictor):
@@ -158,15 +131,17 @@ class Translator(GeneratingPredictor):
         ahead: int | None = None,
         protect: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
+        words: bool = False,
         **changes: Any,
     ) -> list[Translation]:
-        """Translations with scores, the n best (`best=5`), notes and, with `align`, an alignment.
+        """Translations with scores, the n best (`best=5`), confidence, notes and, with `align`, an alignment.
 
         A model with a language detector detects `from_`, and chooses a default for `to`. `first`: the index of the
         first text in a longer request; samples depend on it and on the seed alone. `draft`: a smaller model, or
         "lookup", that drafts `ahead` tokens per step (speculative decoding). `protect`: keep URLs, code, tags and other
         spans (docs/translator.md) as they are; default: if the model was trained with languages. `glossary`: terms with
-        a fixed translation (docs/documents.md).
+        a fixed translation (docs/documents.md). `words`: the confidence of each word, where the model folder has a
+        calibration.
         """
         texts = check_texts(texts, "translate_full")
         protect = self.protects if protect is None else protect
@@ -181,7 +156,7 @@ class Translator(GeneratingPredictor):
         drafter = draft_for(self, draft, ahead, draft_engine)
         if drafter is not None:
             check_draft_options(options)
-        settings = _Settings(options, protect, align, on_progress, drafter, terms, write)
+        settings = _Settings(options, protect, align, on_progress, drafter, terms, write, words)
         routes = [Route(to, ())] * len(texts)  # from one script of a language into the other
         if write is None or from_ != to:
             routes = self.routes.of_all([without_spans(text) for text in texts], to, from_)
@@ -226,7 +201,8 @@ class Translator(GeneratingPredictor):
             raise UserError(f"alignment requires a direct direction, not {' → '.join(names)}; set another --to")
         sources = list(texts)
         notes: list[list[str]] = [[] for _ in texts]
-        glossary = settings.glossary
+        confidences: list[float | None] = [1.0 for _ in texts]
+        glossary, here = settings.glossary, route.here
         for pivot in route.into[:-1]:
             best = replace(
                 settings,
@@ -234,14 +210,24 @@ class Translator(GeneratingPredictor):
                 on_progress=None,
                 glossary=glossary,
                 write=None,
+                words=False,
+                direction=f"{here}-{pivot}",
             )
             step = self._translate_direct(sources, indices, self._frame(pivot, None), best)
-            glossary = glossary and glossary.of_targets()
+            glossary, here = glossary and glossary.of_targets(), pivot
             sources, notes = [same_spans(one.text, one.source) for one in step], [one.notes for one in step]
-        last = self._translate_direct(sources, indices, self._route_frame(route), replace(settings, glossary=glossary))
+            confidences = [one.confidence for one in step]
+        settings = replace(settings, glossary=glossary, direction=f"{here}-{route.into[-1]}")
+        last = self._translate_direct(sources, indices, self._route_frame(route), settings)
         return [
-            replace(one, source=text, notes=[*before, *one.notes], route=names)
-            for text, before, one in zip(texts, notes, last, strict=True)
+            replace(
+                one,
+                source=text,
+                notes=[*before, *one.notes],
+                route=names,
+                confidence=None if first is None or one.confidence is None else round(first * one.confidence, 4),
+            )
+            for text, before, first, one in zip(texts, notes, confidences, last, strict=True)
         ]
 
     def direct_frame(self, text: str, to: str | None = None, from_: str | None = None) -> Frame | None:
@@ -410,8 +396,21 @@ class Translator(GeneratingPredictor):
             offsets.append(starts)
         firsts = [some[rank] for some, rank in zip(answers, chosen[0][1], strict=True)]
         notes = list(split.notes)
+        known = self.folder.confidence if settings.protect and firsts else None
+        evidence, sure = [], []
         for chunk, answer in zip(split.chunks, firsts, strict=True):
             notes += self._notes(chunk, answer, settings.protect)
+            if known is not None:
+                evidence.append(evidence_of(chunk, answer))
+                sure.append(known.sentence(evidence[-1], settings.direction))
+                notes += confidence_notes(chunk.text, sure[-1]) if evidence[-1].finished else []
+        words = None
+        if settings.words and known is not None:
+            words = [
+                word
+                for answer, at, sentence in zip(firsts, offsets[0], sure, strict=True)
+                for word in words_of(answer, at, candidates[0].text, self.target, known, sentence)
+            ]
         links = None
         if settings.align:
             links = [
@@ -420,7 +419,15 @@ class Translator(GeneratingPredictor):
                 for source, target in aligner.links(answer, chunk.start, at)
             ]
         decoded = [[part.hypothesis for answer in some for part in answer.parts] for some in answers]
-        return Translation(split.source, candidates, notes, links, guesses=total_stats(decoded))
+        return Translation(
+            split.source,
+            candidates,
+            notes,
+            links,
+            guesses=total_stats(decoded),
+            confidence=None if known is None else known.text(evidence, settings.direction),
+            words=words,
+        )
 
     def _notes(self, chunk: Chunk, answer: Answer, natural: bool) -> list[str]:
         """What the reader of a translation should know or doubt. `natural`: the texts are in natural languages."""
@@ -430,7 +437,7 @@ class Translator(GeneratingPredictor):
             notes += invalid_notes(chunk.text, self.target.decode(one.tokens))
         if natural:
             notes += number_notes(chunk.text, answer.text)
-        if natural and all(one.finished for one in found):
+        if natural and self.folder.confidence is None and all(one.finished for one in found):
             notes += score_notes(chunk.text, [log_prob for one in found for log_prob in one.log_probs])
         return notes
 

@@ -1,4 +1,4 @@
-"""Doubts about a translation: a low score, numbers that differ from the source, bytes that form no character."""
+"""Doubts about a translation: low confidence, numbers that differ from the source, bytes that form no character."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Sequence
 
 from allyouneed.infer.translation.numbers import differing_numbers
 from allyouneed.infer.translation.split import quote
+from allyouneed.tasks.confidence import LOW
 
 INVALID = "\ufffd"  # what bytes become that form no character
-# Mean log-probability per token (nats) below which an answer is noted; docs/translator.md says how it was chosen.
+# mean log-probability per token (nats) below which an answer is noted, if the model folder has no calibration
 LOW_SCORE = -0.65
 
 
 class Note(str):
-    """A note about one translation. `kind` ("numbers", "score", "characters") groups notes where there are too many to
-    print."""
+    """A note about one translation. `kind` ("numbers", "confidence", "score", "characters") groups notes that are too
+    many to print."""
 
     kind: str
 
@@ -40,7 +41,11 @@ def number_notes(source: str, target: str) -> list[str]:
     return [Note(f"{quote(source)}: numbers differ from the source: {', '.join(found)}", "numbers")] * bool(found)
 
 
+def confidence_notes(source: str, confidence: float) -> list[str]:
+    return [Note(f"{quote(source)}: low confidence ({100 * confidence:.0f} %)", "confidence")] * (confidence < LOW)
+
+
 def score_notes(source: str, log_probs: Sequence[float]) -> list[str]:
-    """`log_probs`: of each generated token, end mark included."""
+    """For models without a calibrated confidence. `log_probs`: of each generated token, end mark included."""
     mean = sum(log_probs) / max(1, len(log_probs))
     return [Note(f"{quote(source)}: low score ({mean:.1f} per token)", "score")] * (mean < LOW_SCORE)
