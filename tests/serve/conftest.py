@@ -1,4 +1,4 @@
-"""One server with a tiny random model of each kind, for all tests of a worker."""
+"""One server with a tiny random model of each kind, and one with the bundled translator, for all tests of a worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from served import KINDS, Running, serving, write_folder
+from allyouneed.models import shipped
+from served import KINDS, Running, served_client, serving, write_folder
+
+KEY = "secret-key"
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +30,11 @@ def server(folders: dict[str, Path]) -> Iterator[Running]:
 def client(server: Running) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=60) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def translating() -> Iterator[tuple[Running, httpx.Client]]:
+    """The bundled translator behind a key; its glossaries are in memory."""
+    with served_client({"translator": shipped()}, keys=(KEY,)) as (running, client):
+        client.headers["authorization"] = f"Bearer {KEY}"
+        yield running, client

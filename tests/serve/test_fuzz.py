@@ -46,9 +46,17 @@ VALID: dict[str, dict[str, Any]] = {
     "/api/generate": {"model": "lm", "prompt": "a", "options": {"num_predict": 1}, "stream": True},
     "/api/embed": {"model": "embedder", "input": "a", "dimensions": 3},
     "/api/show": {"model": "lm"},
-    "/translate": {"q": "a", "source": "en", "target": "zh", "alternatives": 1},
+    "/v1/tasks/translation": {"model": "translator", "inputs": ["a"], "format": "text", "glossary": {}, "top": 1},
+    "/translate": {"q": "a", "source": "en", "target": "zh", "alternatives": 1, "format": "text", "glossary": ""},
     "/detect": {"q": "a"},
-    "/v2/translate": {"text": ["a"], "target_lang": "EN"},
+    "/v2/translate": {
+        "text": ["a"], "target_lang": "EN", "tag_handling": "html", "ignore_tags": ["x"], "split_sentences": "0",
+        "preserve_formatting": True, "outline_detection": True, "glossary_id": None,
+    },
+    "/v2/glossaries": {"name": "a", "source_lang": "EN", "target_lang": "DE", "entries": "a\tb"},
+    "/v3/glossaries": {
+        "name": "a", "dictionaries": [{"source_lang": "EN", "target_lang": "DE", "entries": "a\tb"}],
+    },
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def test_every_route_needs_a_key(folders: dict[str, Path]) -> None:
         assert "/v1/completions" in routes
         for path in [*routes, "/openapi.json", "/nothing"]:
             for method in ("GET", "POST", "DELETE"):
-                expected = 403 if path.startswith("/v2/") else 401  # DeepL's
+                expected = 403 if path.startswith(("/v2/", "/v3/")) else 401  # DeepL's
                 assert client.request(method, path).status_code == expected, (method, path)
         for wrong in ("Bearer secret-ke", "Bearer", "secret-keyx", "Basic secret-key", "Bearer é"):
             assert client.get("/healthz", headers=[(b"authorization", wrong.encode())]).status_code == 401, wrong

@@ -171,7 +171,7 @@ def test_the_ollama_client(server: Running, folders: dict[str, Path], vectors: A
     with pytest.raises(ollama.ResponseError, match="unknown model") as refused:
         client.generate("no", "x")
     assert refused.value.status_code == 404
-    with pytest.raises(ollama.ResponseError, match="temprature: unknown option"):
+    with pytest.raises(ollama.ResponseError, match=r"options\.temprature: unknown field \(did you mean 'temperature'"):
         client.generate("lm", "x", options={"temprature": 1})
 
 

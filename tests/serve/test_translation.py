@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,18 +11,14 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 import allyouneed as ayn
-from allyouneed.models import shipped
-from served import Running, served_client
 
 KEY = "secret-key"
 GERMAN = ["Guten Tag.", "Wo ist der nächste Bahnhof? Ich suche ihn seit einer Stunde.\n\nDanke!"]
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Running, httpx.Client]]:
-    with served_client({"translator": shipped()}, keys=(KEY,)) as (running, client):
-        client.headers["authorization"] = f"Bearer {KEY}"
-        yield running, client
+@pytest.fixture
+def served(translating: Any) -> Any:
+    return translating
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +82,9 @@ def test_the_deepl_client(served: Any, english: list[str]) -> None:
     assert {"DE", "ZH", "ZH-HANT"} <= {language.code for language in client.get_target_languages()}
     assert "頭髮" in str(client.translate_text("Her hair is long.", target_lang="ZH-HANT"))
     assert not client.get_usage().any_limit_reached
-    assert client.list_glossaries() == [] and client.get_glossary_languages() == []
+    assert ("DE", "EN") in {
+        (one.source_lang.upper(), one.target_lang.upper()) for one in client.get_glossary_languages()
+    }
     with pytest.raises(deepl.DeepLException, match="unknown target language"):
         client.translate_text("a", target_lang="KO")
     with pytest.raises(deepl.AuthorizationException):
@@ -118,11 +115,24 @@ def test_deeplx_immersive_and_apertium_on_one_path(served: Any, english: list[st
         ("/translate", {"q": "\ud800", "source": "de", "target": "en"}, "surrogate"),
         ("/translate", {"q": "a", "source": "de", "target": "en", "alternatives": 10000}, "the limit is 63"),
         ("/translate", {"q": "a", "source": "de", "target": "en", "alternatives": True}, "alternatives"),
-        ("/translate", {"q": "a", "source": "de", "target": "en", "format": "html"}, "format"),
+        ("/translate", {"q": "a", "source": "de", "target": "en", "format": "xml"}, "(allowed: text, html)"),
+        ("/translate", {"q": "a", "source": "de", "target": "en", "glossary": [1]}, "expected an object of terms"),
+        ("/translate", {"q": "a", "source": "de", "target": "en", "glossary": {"a": ""}}, "one line that is not blank"),
+        ("/translate", {"q": "a", "source": "auto", "target": "en", "glossary_id": "x"}, "set source as well"),
+        ("/translate", {"q": "a", "source": "de", "traget": "en"}, "did you mean 'target'?"),
         ("/translate", {"q": "a", "text": "b", "target_lang": "en"}, "not together"),
         ("/translate", {"q": ["a"] * 2049, "source": "de", "target": "en"}, "the limit is 2048"),
-        ("/v2/translate", {"text": ["a"], "target_lang": "EN", "glossary_id": "x"}, "glossary_id"),
-        ("/v2/translate", {"text": ["a"], "target_lang": "EN", "tag_handling": "xml"}, "tag_handling"),
+        ("/v2/translate", {"text": ["a"], "target_lang": "EN", "glossary_id": "x"}, "set source_lang as well"),
+        (
+            "/v2/translate",
+            {"text": ["a"], "source_lang": "DE", "target_lang": "EN", "glossary_id": "../x"},
+            "unknown gl",
+        ),
+        ("/v2/translate", {"text": ["a"], "target_lang": "EN", "tag_handling": "md"}, "(allowed: html, xml)"),
+        ("/v2/translate", {"text": ["a"], "target_lang": "EN", "ignore_tags": "x"}, "set tag_handling"),
+        ("/v2/translate", {"text": ["<x>a"], "target_lang": "EN", "tag_handling": "xml", "ignore_tags": "x"}, "closed"),
+        ("/v2/translate", {"text": ["a"], "target_lang": "EN", "split_sentences": "2"}, "(allowed: 0, 1, nonewlines)"),
+        ("/v2/translate", {"text": ["a"], "target_lang": "EN", "style_id": "x"}, "style_id: not supported"),
         ("/v2/translate", {"text": ["a"]}, "target_lang"),
     ],
 )

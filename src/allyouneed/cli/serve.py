@@ -52,6 +52,9 @@ def serve(
         list[str] | None,
         option(panel=SIZES, metavar="NAME=NUMBER", help="change a limit of docs/serving.md; repeatable"),
     ] = None,
+    glossaries: Annotated[
+        Path | None, option(metavar="FOLDER", help="keep stored glossaries here; default: in memory")
+    ] = None,
     grace: Annotated[
         float, option(panel=SIZES, show_default=True, min=0.1, help="seconds for accepted requests after SIGTERM")
     ] = 60.0,
@@ -89,6 +92,7 @@ def serve(
             "dtype": dtype,
             "rows": rows,
             "memory": None if memory is None else _bytes(memory),
+            "glossaries": glossaries,
             "exact": exact,
             "grace_seconds": grace,
             "log_texts": log_texts,

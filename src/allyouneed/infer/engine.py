@@ -4,7 +4,7 @@ order of the input, and each is the same as alone in its batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
@@ -22,15 +22,17 @@ from allyouneed.infer.validation import RequestValidator
 from allyouneed.runtime.process import pause_gc
 
 Progress = Callable[[int, int], None]
+Forward = Callable[[list[Any]], Sequence[Any]]  # one output per input
 
 
 class Engine(ModelRunner):
     """`ModelRunner` names the options. Keep one engine as long as its model: captured CUDA graphs belong to it.
 
-    `shared`: decodes in place of a scheduler of the call's own; a server sets it, so that the calls of all its threads
-    share steps (serve/engine/loop.py)."""
+    `shared`: decodes in place of a scheduler of the call's own; `shared_compute`: in place of `compute`. A server sets
+    them, so that the calls of all its threads share steps (serve/engine/loop.py)."""
 
     shared: Callable[[Sequence[Request], DecodingSpec, Progress | None], list[list[Hypothesis]]] | None = None
+    shared_compute: Callable[[Hashable, Sequence[Any], Forward], list[Any]] | None = None
 
     @cached_property
     def graphs(self) -> GraphRunnerCache:
@@ -140,6 +142,12 @@ class Engine(ModelRunner):
         finally:
             scheduler.close()
         return [state.hypotheses for state in states]
+
+    def compute(self, key: Hashable, inputs: Sequence[Any], function: Forward) -> list[Any]:
+        """The outputs of a function that runs the model; calls with the same key may be computed together."""
+        if self.shared_compute is not None:
+            return self.shared_compute(key, inputs, function)
+        return list(function(list(inputs)))
 
     def scheduler(self, **options: Any) -> Scheduler:
         """A scheduler for requests that arrive at any time; `Scheduler` names the options."""

@@ -23,9 +23,24 @@ from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.openai import audio, chat, completions, embeddings, models
 from allyouneed.serve.responses import to_json
 from allyouneed.serve.settings import Settings
-from allyouneed.serve.translation import deepl, libretranslate
+from allyouneed.serve.translation import deepl, deepl_glossaries, libretranslate
+from allyouneed.serve.translation.glossaries import GlossaryStore
 
-ROUTERS = (health, models, completions, chat, embeddings, audio, tasks, tei, ollama, tokens, libretranslate, deepl)
+ROUTERS = (
+    health,
+    models,
+    completions,
+    chat,
+    embeddings,
+    audio,
+    tasks,
+    tei,
+    ollama,
+    tokens,
+    libretranslate,
+    deepl,
+    deepl_glossaries,
+)
 
 
 def create_app(
@@ -48,6 +63,7 @@ def create_app(
 
     app = FastAPI(title="allyouneed", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.settings, app.state.metrics, app.state.registry = settings, metrics, registry
+    app.state.glossaries = GlossaryStore(settings.glossaries, settings.limits)
     for module in ROUTERS:
         app.include_router(module.router)
     app.add_exception_handler(UserError, _user_error)

@@ -20,6 +20,7 @@ TYPES = {
 }
 TEI_ROUTES = ("/embed", "/rerank", "/info")
 LIBRE_ROUTES = ("/translate", "/detect", "/languages", "/health")
+DEEPL_ROUTES = ("/v2/", "/v3/")
 
 
 class ApiError(UserError):
@@ -48,7 +49,7 @@ class ApiError(UserError):
 
     def status_for(self, path: str) -> int:
         """DeepL's clients expect 403 for a wrong key."""
-        return 403 if self.status == 401 and path.startswith("/v2/") else self.status
+        return 403 if self.status == 401 and path.startswith(DEEPL_ROUTES) else self.status
 
     def openai(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
@@ -57,7 +58,7 @@ class ApiError(UserError):
         """In the form of the API that the path belongs to."""
         if path.startswith("/api/") or path in LIBRE_ROUTES:  # Ollama, LibreTranslate
             return {"error": self.message}
-        if path.startswith("/v2/"):  # DeepL
+        if path.startswith(DEEPL_ROUTES):
             return {"message": self.message, "detail": self.code or self.type}
         if path in TEI_ROUTES:
             return {"error": self.message, "error_type": "Validation" if self.status < 500 else "Backend"}

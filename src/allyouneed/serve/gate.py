@@ -16,6 +16,7 @@ from allyouneed.serve.errors import LIBRE_ROUTES, ApiError, internal_error, log,
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.security import Keys, body_key, check_host, header
 from allyouneed.serve.settings import Settings
+from allyouneed.serve.unknown_fields import HEADER, begin_request, header_value
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -40,7 +41,7 @@ class Gate:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
-        answer = Answer(send, scope["path"])
+        answer = Answer(send, scope["path"], begin_request())
         started = time.monotonic()
         self.in_progress += 1
         try:
@@ -155,14 +156,18 @@ class Replay:
 
 
 class Answer:
-    """The answer to a request: remembers its status, and turns errors into the form of its API."""
+    """The answer to a request: remembers its status, turns errors into the form of its API, and names the fields of the
+    request that were `ignored`."""
 
-    def __init__(self, send: Send, path: str) -> None:
-        self._send, self.path, self.status = send, path, 0
+    def __init__(self, send: Send, path: str, ignored: list[str]) -> None:
+        self._send, self.path, self.ignored, self.status = send, path, ignored, 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            if self.ignored:
+                named = (HEADER.lower().encode(), header_value(self.ignored).encode())
+                message = {**message, "headers": [*message.get("headers", ()), named]}
         await self._send(message)
 
     async def fail(self, error: ApiError) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import ConfigDict, Field
+from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from allyouneed import __version__
@@ -18,6 +18,7 @@ from allyouneed.serve.responses import Events, json_lines, json_response
 from allyouneed.serve.sampling import GenerationOptions, SamplingFields
 from allyouneed.serve.settings import Limits
 from allyouneed.serve.strict import Bool, Ignored, Int, RequestBody, Text
+from allyouneed.serve.unknown_fields import check_fields
 
 if TYPE_CHECKING:
     from allyouneed.serve.engine.served_model import ServedModel
@@ -34,13 +35,17 @@ RUNTIME = (
 class Options(SamplingFields):
     """Ollama's names, besides those of `SamplingFields`."""
 
-    model_config = ConfigDict(extra="allow")
     num_predict: Annotated[Int, Field(ge=-2)] | None = None
     repeat_penalty: Annotated[float, Field(strict=True, gt=0, le=100, allow_inf_nan=False)] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, given: Any) -> Any:
+        if isinstance(given, dict) and all(isinstance(name, str) for name in given):
+            check_fields(given, [*cls.model_fields, *RUNTIME], RUNTIME, "options.")
+        return given
+
     def checked(self, limits: Limits) -> GenerationOptions:
-        if unknown := [name for name in self.model_extra or {} if name not in RUNTIME]:
-            raise ApiError(f"options.{unknown[0][:100]}: unknown option", param="options")
         if self.repetition_penalty is None:
             self.repetition_penalty = self.repeat_penalty
         tokens = self.num_predict if self.num_predict is not None and self.num_predict >= 0 else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from allyouneed.config import Config
@@ -34,13 +36,17 @@ class Limits(Config):
     request_seconds: PositiveFloat = 600  # until its answer is
     template_seconds: PositiveFloat = 2  # to render a chat template
     template_characters: PositiveInt = 1_000_000
+    glossaries: PositiveInt = 1000  # stored ones
+    glossary_entries: PositiveInt = 10_000
+    glossary_bytes: PositiveInt = MIB
+    term_characters: PositiveInt = 1024  # of a term of a glossary
 
 
 class Settings(Config):
     """`keys`: API keys; empty: no authentication. `hosts`: names allowed in the Host header besides localhost and IP
     addresses ("*": any). `rows`, `budget`: of the scheduler. `memory`: the most bytes of weights loaded at once.
-    `exact`: every request in exact mode, not only those that ask for it. `log_texts`: write request bodies to the
-    log."""
+    `glossaries`: folder of stored glossaries; without it they are kept in memory. `exact`: every request in exact mode,
+    not only those that ask for it. `log_texts`: write request bodies to the log."""
 
     host: str = "127.0.0.1"
     port: NonNegativeInt = 8000
@@ -51,6 +57,7 @@ class Settings(Config):
     rows: PositiveInt = 64
     budget: PositiveInt = 512
     memory: PositiveInt | None = None
+    glossaries: Path | None = None
     exact: bool = False
     grace_seconds: PositiveFloat = 60  # after SIGTERM, until requests in progress are cut off
     log_texts: bool = False

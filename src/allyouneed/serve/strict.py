@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from allyouneed.serve.unknown_fields import check_fields
 
 INT64 = 1 << 63
 
@@ -17,10 +19,19 @@ Count = Annotated[int, Field(strict=True, ge=1, lt=1 << 31)]
 Probability = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 
 
+IGNORED = "accepted and ignored"
+Ignored = Annotated[Any, Field(default=None, description=IGNORED)]
+
+
 class RequestBody(BaseModel):
-    """A request of an API: unknown fields are refused by name."""
+    """A request of an API. Unknown fields are ignored; those that look misspelt are refused (unknown_fields.py)."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), regex_engine="rust-regex")
+    model_config = ConfigDict(extra="ignore", protected_namespaces=(), regex_engine="rust-regex")
 
-
-Ignored = Annotated[Any, Field(default=None, description="accepted and ignored")]
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, given: Any) -> Any:
+        if isinstance(given, dict) and all(isinstance(name, str) for name in given):
+            unused = [name for name, field in cls.model_fields.items() if field.description == IGNORED]
+            check_fields(given, cls.model_fields, unused)
+        return given

@@ -18,24 +18,36 @@ from allyouneed.serve.inputs import count_tokens, embed
 from allyouneed.serve.responses import json_response
 from allyouneed.serve.settings import Limits
 from allyouneed.serve.strict import Count, RequestBody, Text
+from allyouneed.serve.translation import service
+from allyouneed.serve.translation.fields import choice, one_text
+from allyouneed.serve.translation.terms import read_glossary
 
 if TYPE_CHECKING:
     from allyouneed.serve.engine.served_model import ServedModel
 
 router = APIRouter(tags=["tasks"])
-Task = Literal["classification", "fill-mask", "tagging", "similarity", "image-classification", "image-text"]
+Task = Literal[
+    "classification", "fill-mask", "tagging", "similarity", "image-classification", "image-text", "translation"
+]
 Pair = Annotated[list[Text], Field(min_length=2, max_length=2)]
 MOST_CANDIDATES = 1000
+TRANSLATION = ("source_lang", "target_lang", "format", "glossary", "glossary_id")
+FORMATS = ("text", "html", "md", "srt", "vtt", "po", "xml")
 
 
 class TaskRequest(RequestBody):
     """`inputs`: texts; pairs of texts (similarity, classification); images in base64 (image-…). `top`: results per
-    input. `labels`: the texts to choose from (image-text)."""
+    input. `labels`: the texts to choose from (image-text). The others: of translation."""
 
     model: Text | None = None
     inputs: Annotated[list[Text | Pair], Field(min_length=1)]
     top: Annotated[Count, Field(le=MOST_CANDIDATES)] | None = None
     labels: list[Text] | None = None
+    source_lang: Text | None = None
+    target_lang: Text | None = None
+    format: Annotated[Text | None, Field(description="html, md, srt, vtt, po, xml or text")] = None
+    glossary: dict[Text, Text] | Text | None = None
+    glossary_id: Text | None = None
 
     def texts(self) -> list[str]:
         if pairs := [one for one in self.inputs if not isinstance(one, str)]:
@@ -56,9 +68,35 @@ async def run_task(task: Task, body: TaskRequest, request: Request) -> Response:
         raise over_limit("inputs", len(body.inputs), limits.texts, "inputs")
     if body.labels is not None and task != "image-text":
         raise ApiError(f"labels: only for image-text, not for {task}", param="labels")
+    if task == "translation":
+        return await _translate(request, body, limits)
+    if given := [name for name in TRANSLATION if getattr(body, name) is not None]:
+        raise ApiError(f"{given[0]}: only for translation, not for {task}", param=given[0])
     async with state.registry.use(body.model) as model:
         results = await RUNNERS[task](model, body, limits)
         return json_response({"model": model.name, "task": task, "results": results})
+
+
+async def _translate(request: Request, body: TaskRequest, limits: Limits) -> Response:
+    """Texts or whole documents; `top`: translations of each."""
+    source, target = body.source_lang, body.target_lang
+    fields = {"glossary": body.glossary, "glossary_id": body.glossary_id}
+    glossary = await read_glossary(request, fields, source, target, "source_lang")
+    format = choice(body.format, "format", FORMATS, "text")
+    texts = [one_text(text, "inputs") for text in body.texts()]
+    job = service.Job(texts, source, target, body.top or 1, format, glossary=glossary)
+    async with service.translator(request, body.model) as model:
+        found = await service.translate(model, job, request.state.client, limits)
+        results = [
+            {
+                "text": one.text,
+                "source_lang": one.source,
+                "notes": one.notes,
+                **({"alternatives": one.others} if job.count > 1 else {}),
+            }
+            for one in found
+        ]
+        return json_response({"model": model.name, "task": "translation", "results": results})
 
 
 async def _classify(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -41,7 +41,10 @@ def carrier(model: Model, attends: bool = True) -> tuple[Carrier, list[str]]:
         ends = [n for n, char in enumerate(text) if char == " "] + [len(text)]
         return list(zip([0, *ends], ends, strict=False))
 
-    def attention(text: str, found: Hypothesis) -> Attention:
+    def attention(pairs: Sequence[tuple[str, Hypothesis]]) -> list[Attention]:
+        return [attention_of(text, found) for text, found in pairs]
+
+    def attention_of(text: str, found: Hypothesis) -> Attention:
         here, there = words(text), words(text_of(found))
         weights = torch.full((len(there), len(here)), 0.01)
         for n in range(len(there)):

@@ -33,7 +33,7 @@ from allyouneed.infer.translation.checks import (
     score_notes,
 )
 from allyouneed.infer.translation.confidence import evidence_of, words_of
-from allyouneed.infer.translation.documents.translate import DocumentTranslation, translate_document
+from allyouneed.infer.translation.documents.translate import DocumentTranslation, translate_documents
 from allyouneed.infer.translation.frames import Frame, default_frame, draft_engine, generate_targets, sequence_engine
 from allyouneed.infer.translation.glossary import Glossary
 from allyouneed.infer.translation.result import AlignmentLink, Candidate, Translation
@@ -61,6 +61,7 @@ class _Settings:
     write: Callable[[str], str] | None = None
     words: bool = False
     direction: str = ""  # of the calibration: en-de
+    sentences: bool = True
 
 
 class Translator(GeneratingPredictor):
@@ -132,6 +133,7 @@ class Translator(GeneratingPredictor):
         protect: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
         words: bool = False,
+        sentences: bool = True,
         **changes: Any,
     ) -> list[Translation]:
         """Translations with scores, the n best (`best=5`), confidence, notes and, with `align`, an alignment.
@@ -141,7 +143,7 @@ class Translator(GeneratingPredictor):
         "lookup", that drafts `ahead` tokens per step (speculative decoding). `protect`: keep URLs, code, tags and other
         spans (docs/translator.md) as they are; default: if the model was trained with languages. `glossary`: terms with
         a fixed translation (docs/documents.md). `words`: the confidence of each word, where the model folder has a
-        calibration.
+        calibration. `sentences`: false to translate a line as a whole, if it does not exceed the training length.
         """
         texts = check_texts(texts, "translate_full")
         protect = self.protects if protect is None else protect
@@ -156,7 +158,7 @@ class Translator(GeneratingPredictor):
         drafter = draft_for(self, draft, ahead, draft_engine)
         if drafter is not None:
             check_draft_options(options)
-        settings = _Settings(options, protect, align, on_progress, drafter, terms, write, words)
+        settings = _Settings(options, protect, align, on_progress, drafter, terms, write, words, sentences=sentences)
         routes = [Route(to, ())] * len(texts)  # from one script of a language into the other
         if write is None or from_ != to:
             routes = self.routes.of_all([without_spans(text) for text in texts], to, from_)
@@ -188,7 +190,23 @@ class Translator(GeneratingPredictor):
         """Translate a document; its markup is kept (docs/documents.md). `format`: html, md, srt, vtt, po, xml or text.
         `reading`: options of the format, such as `{"ignore_tags": ["code"]}` of XML. `options`: see
         `translate_full`."""
-        return translate_document(self, text, to, format, from_, glossary, reading or {}, options)
+        return self.translate_documents(
+            [text], to, format=format, from_=from_, glossary=glossary, reading=reading, **options
+        )[0]
+
+    def translate_documents(
+        self,
+        texts: Sequence[str],
+        to: str | None = None,
+        *,
+        format: str,
+        from_: str | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
+        reading: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[DocumentTranslation]:
+        """`translate_document` of each of several documents, at once."""
+        return translate_documents(self, texts, to, format, from_, glossary, reading, options)
 
     def _translate_route(
         self, route: Route, texts: Sequence[str], indices: list[int], settings: _Settings
@@ -257,7 +275,7 @@ class Translator(GeneratingPredictor):
     ) -> list[Translation]:
         """From one language into another; `indices`: of the texts in the whole request."""
         protect, decoding = settings.protect, settings.decoding
-        splits = self._splitter(frame, protect, settings.glossary).split(texts)
+        splits = self._splitter(frame, protect, settings.glossary, settings.sentences).split(texts)
         chunks = [chunk for split in splits for chunk in split.chunks]
         keys = [
             (index, part) for index, split in zip(indices, splits, strict=True) for part in range(len(split.chunks))
@@ -275,13 +293,16 @@ class Translator(GeneratingPredictor):
             text = self._text(found)
             return text if settings.write is None else settings.write(text)
 
-        aligner = Aligner(self.model, self.source, self.target, frame)
+        aligner = Aligner(self.engine, self.source, self.target, frame)
         carrier = Carrier(decode, text_of, aligner.attention if aligner.possible else None)
         found = iter(carrier.translate([c.template for c in chunks], [c.spans for c in chunks], keys))
         return [self._assemble(split, list(islice(found, len(split.chunks))), settings, aligner) for split in splits]
 
-    def _splitter(self, frame: Frame, protect: bool, glossary: Glossary | None = None) -> Splitter:
-        return Splitter(self.source, self.max_tokens, self.together, frame.marks, protect, glossary, self.scripts.read)
+    def _splitter(
+        self, frame: Frame, protect: bool, glossary: Glossary | None = None, sentences: bool = True
+    ) -> Splitter:
+        whole = self.together if sentences else self.max_tokens
+        return Splitter(self.source, self.max_tokens, whole, frame.marks, protect, glossary, self.scripts.read)
 
     def translate_stream(
         self, texts: Iterable[str], to: str | None = None, *, chunk: int = 1000, **options: Any

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.infer.decoding.base import Hypothesis
+from allyouneed.infer.engine import Engine
 from allyouneed.infer.translation.carry import Answer, Attention
 from allyouneed.infer.translation.checks import INVALID, drop_invalid
 from allyouneed.infer.translation.edits import moved
@@ -17,6 +19,7 @@ from allyouneed.infer.translation.frames import Frame
 from allyouneed.nn.batch import Batch, Rows
 
 CharSpan = tuple[int, int]  # begin and end
+ROWS = 32  # pairs of a forward pass
 
 
 def cross_attention(
@@ -32,24 +35,31 @@ def cross_attention(
     device = next(model.parameters()).device
     was_training: bool = model.training
     model.eval()
-    found: list[Tensor] = []
+    found: dict[int, Tensor] = {}
+    order = sorted(range(len(inputs)), key=lambda n: (len(inputs[n]), len(sources[n])))
     try:
-        for source, target in zip(sources, inputs, strict=True):
-            batch = Batch(Rows.of([target], pad), Rows.of([source], pad)).to(device)
-            found.append(model.attention(batch, "cross", [chosen])[chosen][0].mean(0).cpu())
+        for some in (order[at : at + ROWS] for at in range(0, len(order), ROWS)):
+            rows = Rows.of([inputs[n] for n in some], pad), Rows.of([sources[n] for n in some], pad)
+            weights = model.attention(Batch(*rows).to(device), "cross", [chosen])[chosen].mean(1).cpu()
+            for n, one in zip(some, weights, strict=True):
+                found[n] = one[: len(inputs[n]), : len(sources[n])]
     finally:
         model.train(was_training)
-    return found
+    return [found[n] for n in range(len(inputs))]
 
 
 @dataclass(frozen=True)
 class Aligner:
     """Aligns what a model read with what it generated."""
 
-    model: Any
+    engine: Engine
     source: Tokenizer
     target: Tokenizer
     frame: Frame
+
+    @property
+    def model(self) -> Any:
+        return self.engine.model
 
     @property
     def possible(self) -> bool:
@@ -57,22 +67,36 @@ class Aligner:
         blocks = getattr(getattr(self.model, "decoder", None), "blocks", ())
         return hasattr(self.model, "attention") and any("cross" in block.sublayers for block in blocks)
 
-    def attention(self, text: str, found: Hypothesis) -> Attention:
-        """Cross-attention of an answer, special tokens excluded, and the characters of both sides' tokens."""
-        frame, ids = self.frame, self.source.encode(text)
-        target = [*frame.begin, *found.tokens[:-1]]
-        (weights,) = cross_attention(self.model, [frame.source(ids)], [target], self.source.pad)
-        first = len(frame.before)
-        weights = weights[len(frame.begin) - 1 :, first : first + len(ids)]
-        return Attention(weights, self.source.spans(text), target_spans(self.target, found.tokens))
+    def attention(self, pairs: Sequence[tuple[str, Hypothesis]]) -> list[Attention]:
+        """Cross-attention of answers to texts, special tokens excluded, and the characters of both sides' tokens."""
+        frame, model, pad = self.frame, self.model, self.source.pad
+        sources = self.source.encode_batch([text for text, _ in pairs])
+        inputs = [
+            (frame.source(ids), [*frame.begin, *found.tokens[:-1]])
+            for ids, (_, found) in zip(sources, pairs, strict=True)
+        ]
+
+        def compute(some: list[tuple[list[int], list[int]]]) -> list[Tensor]:
+            with torch.inference_mode():
+                return cross_attention(model, [one for one, _ in some], [other for _, other in some], pad)
+
+        weights = self.engine.compute("cross-attention", inputs, compute)
+        first, skipped = len(frame.before), len(frame.begin) - 1
+        return [
+            Attention(
+                one[skipped:, first : first + len(ids)],
+                self.source.spans(text),
+                target_spans(self.target, found.tokens),
+            )
+            for one, ids, (text, found) in zip(weights, sources, pairs, strict=True)
+        ]
 
     def links(self, answer: Answer, source_at: int, target_at: int) -> Iterator[tuple[CharSpan, CharSpan]]:
         """For each target token the source token with the largest attention weight, as characters of the two texts in
         which the chunk and its translation begin at these offsets."""
-        for part in answer.parts:
-            if not part.reading.text or not part.hypothesis.tokens:
-                continue
-            weights, sources, targets = self.attention(part.reading.text, part.hypothesis)
+        parts = [part for part in answer.parts if part.reading.text and part.hypothesis.tokens]
+        found = self.attention([(part.reading.text, part.hypothesis) for part in parts])
+        for part, (weights, sources, targets) in zip(parts, found, strict=True):
             for token, there in zip(weights.argmax(-1).tolist(), targets, strict=True):
                 if there[0] < there[1]:
                     here = moved(sources[token], part.reading.edits)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from torch import Tensor
@@ -83,12 +84,12 @@ class Attention(NamedTuple):
 
 @dataclass(frozen=True)
 class Carrier:
-    """`decode(texts, keys)`: the hypotheses of each text, best first; `text_of`: of one of them. `attention(text,
-    hypothesis)`: None, if the model has none to place marks by."""
+    """`decode(texts, keys)`: the hypotheses of each text, best first; `text_of`: of one of them. `attention(pairs)`: of
+    texts and their hypotheses; None, if the model has none to place marks by."""
 
     decode: Callable[[list[str], list[tuple[int, ...]]], list[list[Hypothesis]]]
     text_of: Callable[[Hypothesis], str]
-    attention: Callable[[str, Hypothesis], Attention] | None
+    attention: Callable[[Sequence[tuple[str, Hypothesis]]], list[Attention]] | None
 
     def translate(
         self, templates: Sequence[str], spans: Sequence[Mapping[str, Span]], keys: Sequence[tuple[int, ...]]
@@ -100,8 +101,14 @@ class Carrier:
         for attempt in range(ATTEMPTS):
             readings = {n: r for n in waiting if (r := self._read(templates[n], spans[n], attempt)) is not None}
             decoded = self.decode([one.text for one in readings.values()], [keys[n] for n in readings])
-            for (n, reading), hypotheses in zip(readings.items(), decoded, strict=True):
-                answers = [self._answer(reading, one, spans[n]) for one in hypotheses]
+            every = [
+                (reading, one, spans[n])
+                for (n, reading), some in zip(readings.items(), decoded, strict=True)
+                for one in some
+            ]
+            answered = iter(self._answers(every))
+            for n, hypotheses in zip(readings, decoded, strict=True):
+                answers = list(islice(answered, len(hypotheses)))
                 if answers[0] is not None and answers[0][1]:
                     found[n] = [answer[0] for answer in answers if answer is not None and answer[1]]
                 elif answers[0] is not None and n not in inexact:
@@ -121,8 +128,34 @@ class Carrier:
             return None
         return read(template, spans, attempt)
 
-    def _answer(self, reading: Reading, found: Hypothesis, spans: Mapping[str, Span]) -> tuple[Answer, bool] | None:
-        """The answer with its spans, and whether all plain numbers are right; None if a span is lost or doubled."""
+    def _answers(
+        self, decoded: Sequence[tuple[Reading, Hypothesis, Mapping[str, Span]]]
+    ) -> list[tuple[Answer, bool] | None]:
+        """Each answer with its spans, and whether all plain numbers are right; None if a span is lost or doubled."""
+        checked = [self._check(*one) for one in decoded]
+        marked = [n for n, (reading, *_) in enumerate(decoded) if reading.marks and checked[n] is not None]
+        places: dict[int, Attention] = {}
+        if marked:
+            assert self.attention is not None
+            pairs = [(reading.text, found) for reading, found, _ in (decoded[n] for n in marked)]
+            places = dict(zip(marked, self.attention(pairs), strict=True))
+        answers: list[tuple[Answer, bool] | None] = []
+        for n, ((reading, found, spans), one) in enumerate(zip(decoded, checked, strict=True)):
+            if one is None:
+                answers.append(None)
+                continue
+            text, edits, exact = one
+            if n in places:
+                edits += _outside(place(text, reading.marks, spans, *places[n]), edits)
+            edits = in_order(edits)
+            answers.append((Answer(apply(text, edits), found.score, [Decoded(reading, found, 0, 0, edits)]), exact))
+        return answers
+
+    def _check(
+        self, reading: Reading, found: Hypothesis, spans: Mapping[str, Span]
+    ) -> tuple[str, list[Edit], bool] | None:
+        """The text of an answer, the edits that put its spans in the place of their stand-ins, and whether all plain
+        numbers are right; None if a span is lost or doubled."""
         text = self.text_of(found)
         edits = []
         for symbol, forms in reading.forms.items():
@@ -137,12 +170,7 @@ class Carrier:
             if not there and span.kind.name != "number":
                 return None
             exact = exact and there
-        if reading.marks:
-            assert self.attention is not None
-            attention = self.attention(reading.text, found)
-            edits += _outside(place(text, reading.marks, spans, *attention), edits)
-        edits = in_order(edits)
-        return Answer(apply(text, edits), found.score, [Decoded(reading, found, 0, 0, edits)]), exact
+        return text, edits, exact
 
     def _with_pieces(
         self,
@@ -158,8 +186,9 @@ class Carrier:
         readings = [_kept(read(piece.template, spans[n], 0)) for n, _, piece in jobs]
         decoded = self.decode([one.text for one in readings], [(*keys[n], k) for n, k, _ in jobs])
         texts, parts = dict.fromkeys(waiting, ""), {n: list[Decoded]() for n in waiting}
-        for (n, _, piece), reading, hypotheses in zip(jobs, readings, decoded, strict=True):
-            answer, _ = _kept(self._answer(reading, hypotheses[0], spans[n]))
+        firsts = [(one, some[0], spans[n]) for (n, *_), one, some in zip(jobs, readings, decoded, strict=True)]
+        for (n, _, piece), found_answer in zip(jobs, self._answers(firsts), strict=True):
+            answer, _ = _kept(found_answer)
             words = answer.text if END.search(piece.template) else END.sub("", answer.text)
             wide = EAST_ASIAN.search(templates[n]) is not None
             texts[n] = _join(_join(texts[n], piece.before, wide), words, wide)

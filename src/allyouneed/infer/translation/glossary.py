@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +15,10 @@ MOST_TERMS = 100_000
 MOST_SHOWN = 5  # lines named in an error message
 # a letter or digit of a script that separates words by spaces
 LETTER = r"[^\W_\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003134f]"
+
+LINE_BREAK = re.compile(r"\r\n|\n|\r")
+LETTERS = re.compile(LETTER)
+WORD = re.compile(rf"{LETTER}++|\S")
 
 
 class Term(NamedTuple):
@@ -47,7 +53,10 @@ class Glossary:
         self._exact = {form: target for source, target in self.terms.items() for form, target in _forms(source, target)}
         self._exact |= self.terms
         self._lower = {source: target for source, target in self.terms.items() if source == source.lower()}
-        self._pattern = _pattern([*self._exact], 0), _pattern([*self._lower], re.IGNORECASE)
+        lengths: dict[str, set[int]] = {}
+        for form in self._exact:
+            lengths.setdefault(_first_word(form), set()).add(len(form))
+        self._lengths = {word: sorted(some, reverse=True) for word, some in lengths.items()}
 
     @staticmethod
     def of(terms: Glossary | Mapping[str, str] | None) -> Glossary | None:
@@ -59,7 +68,7 @@ class Glossary:
         the name of the file, for error messages."""
         terms: dict[str, str] = {}
         wrong: list[str] = []
-        for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
+        for number, line in enumerate(LINE_BREAK.split(text.removeprefix("\ufeff")), 1):
             if not line.strip():
                 continue
             source, *rest = (part.strip() for part in line.split("\t"))
@@ -72,6 +81,19 @@ class Glossary:
             more = f"; and {len(wrong) - MOST_SHOWN:,} more" if len(wrong) > MOST_SHOWN else ""
             raise UserError(f"{where}: {'; '.join(wrong[:MOST_SHOWN])}{more}; mend the file")
         return Glossary(terms)
+
+    @staticmethod
+    def parse_csv(text: str, where: str) -> Glossary:
+        """Rows of a term and its translation; further columns (languages, in the files of DeepL) are skipped."""
+        try:
+            rows = [row for row in csv.reader(io.StringIO(text.removeprefix("\ufeff")), strict=True) if any(row)]
+        except csv.Error as error:
+            raise UserError(f"{where}: not CSV: {error}") from None
+        if wrong := [number for number, row in enumerate(rows, 1) if len(row) < 2 or "\t" in row[0] + row[1]]:
+            raise UserError(f"{where}: row {wrong[0]}: expected a term, a comma and its translation")
+        if broken := [number for number, row in enumerate(rows, 1) if re.search(r"[\r\n]", row[0] + row[1])]:
+            raise UserError(f"{where}: row {broken[0]}: a term must be on one line")
+        return Glossary.parse("\n".join(f"{row[0]}\t{row[1]}" for row in rows), where)
 
     @staticmethod
     def read(path: Path) -> Glossary:
@@ -87,34 +109,36 @@ class Glossary:
         return Glossary({target: target for target in self.terms.values()})
 
     def find(self, text: str) -> Iterator[Term]:
-        """The terms of a text, in order, not overlapping."""
-        exact, lower = self._pattern
-        found = [(one.start(), one.end(), self._exact[one[0]]) for one in _matches(exact, text)]
-        found += [
-            (one.start(), one.end(), _cased(one[0], self._lower[one[0].lower()]))
-            for one in _matches(lower, text)
-            if one[0].lower() in self._lower
-        ]
+        """The terms of a text, in order, not overlapping; the longest one first."""
         last = 0
-        for start, end, target in sorted(found, key=lambda one: (one[0], -one[1])):
-            if start >= last:
-                yield Term(start, end, target)
-                last = end
+        for word in WORD.finditer(text):
+            start = word.start()
+            if start < last:
+                continue
+            for size in self._lengths.get(word[0].lower(), ()):
+                found = text[start : start + size]
+                target = self._target(found) if len(found) == size else None
+                if target is not None and not _goes_on(text, start + size):
+                    yield Term(start, start + size, target)
+                    last = start + size
+                    break
+
+    def _target(self, found: str) -> str | None:
+        target = self._exact.get(found)
+        if target is None and (lower := self._lower.get(found.lower())) is not None:
+            return _cased(found, lower)
+        return target
 
 
-def _matches(pattern: re.Pattern[str] | None, text: str) -> Iterator[re.Match[str]]:
-    return iter(()) if pattern is None else pattern.finditer(text)
+def _first_word(term: str) -> str:
+    """What a term is looked up by, in lower case: its first word, or its first character if that is no letter."""
+    found = WORD.match(term)
+    return "" if found is None else found[0].lower()
 
 
-def _pattern(terms: list[str], flags: int) -> re.Pattern[str] | None:
-    """Matches each as a whole word, the longest first."""
-    bounded = (
-        (f"(?<!{LETTER})" if re.match(LETTER, term[0]) else "")
-        + re.escape(term)
-        + (f"(?!{LETTER})" if re.match(LETTER, term[-1]) else "")
-        for term in sorted(terms, key=len, reverse=True)
-    )
-    return re.compile("|".join(bounded), flags) if terms else None
+def _goes_on(text: str, end: int) -> bool:
+    """Whether a word goes on at this offset."""
+    return LETTERS.match(text, end) is not None and LETTERS.match(text, end - 1) is not None
 
 
 def _forms(source: str, target: str) -> Iterator[tuple[str, str]]:

@@ -24,6 +24,9 @@ from allyouneed.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
 from allyouneed.serve.errors import ApiError, log_failure
 from allyouneed.serve.metrics import Metrics
 
+CALL_SEQUENCES = 256  # of a call of a predictor that run or wait at once; a longer text waits for its own
+CALL_INPUTS = 32  # of a forward pass
+
 
 class CallCancelled(Exception):
     """The client of a call disconnected."""
@@ -121,6 +124,7 @@ class EngineLoop:
         if not requests:
             return []
         ended, lock, left = threading.Event(), threading.Lock(), len(requests)
+        room = threading.Semaphore(min(CALL_SEQUENCES, self.queue))
 
         def on_end(job: DecodingJob) -> None:
             nonlocal left
@@ -128,11 +132,15 @@ class EngineLoop:
                 left -= 1
                 if not left or job.error is not None:
                     ended.set()
+            room.release()
 
         jobs: list[DecodingJob] = []
         call.jobs = jobs
         try:
             for request in requests:
+                room.acquire()
+                if call.cancelled or ended.is_set():
+                    break
                 jobs.append(self.submit(request._replace(client=call.client), spec, on_end, call.exact))
             if not call.cancelled:
                 ended.wait()
@@ -141,9 +149,21 @@ class EngineLoop:
                 job.cancel()  # no effect on those that are done
         if error := next((job.error for job in jobs if job.error is not None), None):
             raise error
-        if call.cancelled or not all(job.state.done for job in jobs):
+        if call.cancelled or len(jobs) < len(requests) or not all(job.state.done for job in jobs):
             raise CallCancelled
         return [job.hypotheses for job in jobs]
+
+    def compute_now(
+        self, key: Hashable, inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Any]]
+    ) -> list[Any]:
+        """`compute`, for a call of a predictor: blocks until the outputs are there."""
+        call, found = current_call.get() or Call(), list[Any]()
+        chunk = 1 if call.exact else CALL_INPUTS
+        for at in range(0, len(inputs), CALL_SEQUENCES):
+            if call.cancelled:
+                raise CallCancelled
+            found += self.compute((key, chunk), inputs[at : at + CALL_SEQUENCES], compute, chunk).result()
+        return found
 
     def compute(
         self, key: Hashable, inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Any]], chunk: int = CHUNK

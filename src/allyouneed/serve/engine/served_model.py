@@ -52,6 +52,7 @@ class ServedModel:
         self.threads = ThreadPoolExecutor(CALLS, thread_name_prefix=f"calls of {name}")
         if isinstance(predictor, GeneratingPredictor):
             predictor.engine.shared = self.loop.decode
+            predictor.engine.shared_compute = self.loop.compute_now
 
     @classmethod
     def load(

@@ -18,6 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 from allyouneed.errors import UserError
 from allyouneed.serve.errors import ApiError, over_limit, validation_error
 from allyouneed.serve.responses import Events, event_stream, json_response
+from allyouneed.serve.unknown_fields import check_fields
 
 if TYPE_CHECKING:
     from allyouneed.infer.predictors.transcriber import Track, Transcript
@@ -188,8 +189,8 @@ async def _read_form(request: Request) -> tuple[Form, bytes]:
             granularities.append(value)
         elif name in FIELDS:
             values[name] = value
-        elif name not in ("include[]", "chunking_strategy"):
-            raise ApiError(f"{name[:100]}: unknown field", param=name[:100])
+    unused = ("include[]", "chunking_strategy")
+    check_fields(dict(fields), (*FIELDS, "timestamp_granularities", "timestamp_granularities[]", *unused), unused)
     return _check_form(values | {"granularities": tuple(granularities)}), content
 
 

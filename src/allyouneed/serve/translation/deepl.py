@@ -1,7 +1,8 @@
-"""DeepL's API, version 2: /v2/translate, /v2/languages, /v2/usage, and an empty list of glossaries."""
+"""DeepL's API, version 2: /v2/translate, /v2/languages, /v2/usage. Glossaries: deepl_glossaries.py."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,26 +11,50 @@ from starlette.responses import Response
 from allyouneed.data.languages import english_name
 from allyouneed.serve.errors import ApiError
 from allyouneed.serve.responses import json_response
-from allyouneed.serve.translation import service
+from allyouneed.serve.translation import service, terms
+from allyouneed.serve.translation.fields import choice, flag, name_list, read_fields, text_list, word
 
 router = APIRouter(prefix="/v2", tags=["DeepL"])
-IGNORED = ("context", "split_sentences", "preserve_formatting", "formality", "model_type", "outline_detection")
-REFUSED = ("glossary_id", "tag_handling", "ignore_tags", "splitting_tags", "non_splitting_tags", "style_id")
-KNOWN = ("text", "source_lang", "target_lang", "show_billed_characters", "auth_key", "enable_beta_languages")
+TAGS = ("ignore_tags", "splitting_tags", "non_splitting_tags")
+MARKUP = ("tag_handling", *TAGS, "outline_detection", "split_sentences", "preserve_formatting")
+USED = ("text", "source_lang", "target_lang", "show_billed_characters", "auth_key", *MARKUP, *terms.FIELDS)
+IGNORED = (
+    "context", "formality", "model_type", "tag_handling_version", "enable_beta_languages", "custom_instructions",
+    "translation_memory_threshold", "usage_type",
+)  # fmt: skip
+SPLITS = ("0", "1", "nonewlines")
+
+
+def markup_options(found: Mapping[str, Any]) -> dict[str, Any]:
+    """How texts are read, as fields of `service.Job`."""
+    format = choice(found.get("tag_handling"), "tag_handling", ("html", "xml"), "text")
+    lists = {name: name_list(found.get(name), name) for name in TAGS}
+    outline = flag(found.get("outline_detection"), "outline_detection", True)
+    split = choice(found.get("split_sentences"), "split_sentences", SPLITS, "nonewlines" if format == "html" else "1")
+    reading: dict[str, Any] = {}
+    if format == "text":
+        if given := [name for name, tags in lists.items() if tags]:
+            raise ApiError(f"{given[0]}: set tag_handling to xml or html as well", param=given[0])
+        reading |= {} if split == "1" else {"newlines": False}
+    else:
+        reading |= lists
+    if format == "xml":
+        reading |= {"outline_detection": outline, "newlines": split == "1"}
+    preserve = flag(found.get("preserve_formatting"), "preserve_formatting", False)
+    return {"format": format, "reading": reading, "sentences": split != "0", "preserve": preserve}
 
 
 @router.post("/translate")
 async def translate(request: Request) -> Response:
-    found = await service.fields(request, (*KNOWN, *IGNORED, *REFUSED))
-    for name in REFUSED:
-        if found.get(name):
-            raise ApiError(f"{name}: not supported by this server; remove it", param=name)
-    texts = service.text_list(found.get("text"), "text")
-    source = service.word(found.get("source_lang"), "source_lang", needed=False)
-    target = service.word(found.get("target_lang"), "target_lang")
+    found = await read_fields(request, (*USED, *IGNORED), IGNORED)
+    texts = text_list(found.get("text"), "text")
+    source = word(found.get("source_lang"), "source_lang", needed=False)
+    target = word(found.get("target_lang"), "target_lang")
+    options = markup_options(found)
+    glossary = await terms.read_glossary(request, found, source, target, "source_lang")
     async with service.translator(request) as model:
-        limits = request.app.state.settings.limits
-        results = await service.translate(model, texts, source, target, request.state.client, limits)
+        job = service.Job(texts, source, target, glossary=glossary, **options)
+        results = await service.translate(model, job, request.state.client, request.app.state.settings.limits)
         return json_response(
             {
                 "translations": [
@@ -46,9 +71,8 @@ async def translate(request: Request) -> Response:
 
 @router.get("/languages")
 async def languages(request: Request) -> Response:
-    found = await service.fields(request, ("type", "auth_key"))
-    if (kind := found.get("type", "source")) not in ("source", "target"):
-        raise ApiError("type: expected source or target", param="type")
+    found = await read_fields(request, ("type", "auth_key"))
+    kind = choice(found.get("type"), "type", ("source", "target"), "source")
     async with service.translator(request) as model:
         codes = service.languages(model)[kind == "target"]
         more: dict[str, Any] = {"supports_formality": False} if kind == "target" else {}
@@ -59,13 +83,3 @@ async def languages(request: Request) -> Response:
 async def usage() -> dict[str, int]:
     """Nothing is counted: there is no quota."""
     return {"character_count": 0, "character_limit": 1_000_000_000_000}
-
-
-@router.get("/glossary-language-pairs")
-async def glossary_languages() -> dict[str, list[Any]]:
-    return {"supported_languages": []}
-
-
-@router.get("/glossaries")
-async def glossaries() -> dict[str, list[Any]]:
-    return {"glossaries": []}

@@ -3,7 +3,8 @@ their fields: DeepLX (`text`), Immersive Translate (`text_list`), Apertium (`lan
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -11,14 +12,12 @@ from starlette.responses import Response
 from allyouneed.data.languages import english_name
 from allyouneed.serve.errors import ApiError
 from allyouneed.serve.responses import json_response
-from allyouneed.serve.translation import service
+from allyouneed.serve.translation import service, terms
+from allyouneed.serve.translation.deepl import MARKUP, markup_options
+from allyouneed.serve.translation.fields import choice, read_fields, text_list, whole_number, word
 
 router = APIRouter(tags=["LibreTranslate, DeepLX, Immersive Translate, Apertium"])
-KNOWN = ("q", "source", "target", "format", "alternatives", "api_key")
-KNOWN_DEEPLX = ("text", "source_lang", "target_lang", "tag_handling", "token")
-KNOWN_IMMERSIVE = ("text_list", "source_lang", "target_lang", "token")
-KNOWN_APERTIUM = ("q", "langpair", "markUnknown", "key", "format")
-EVERY = tuple(dict.fromkeys((*KNOWN, *KNOWN_DEEPLX, *KNOWN_IMMERSIVE, *KNOWN_APERTIUM)))
+KEYS = ("api_key", "token", "key")
 FAR_CODES = {"zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's older codes
 
 
@@ -30,40 +29,33 @@ async def health() -> dict[str, str]:
 @router.get("/translate")
 @router.post("/translate")
 async def translate(request: Request) -> Response:
-    found = await service.fields(request, EVERY)
+    every = {name: None for dialect in DIALECTS for name in (*dialect.known, *KEYS)}
+    found = await read_fields(request, tuple(every), ("markUnknown",))
+    dialect = next((one for one in DIALECTS if one.key in found), LIBRE)
+    unfit = [name for name, value in found.items() if value is not None and name in every]
+    if wrong := [name for name in unfit if name not in (*dialect.known, *KEYS)]:
+        raise ApiError(f"{wrong[0]}: not together with {dialect.key}", param=wrong[0])
     async with service.translator(request) as model:
-        if "langpair" in found:
-            return await _apertium(request, model, found)
-        if "text_list" in found:
-            return await _immersive(request, model, found)
-        if "text" in found:
-            return await _deeplx(request, model, found)
-        return await _libre(request, model, found)
+        return await dialect.answer(request, model, found)
 
 
-async def _run(
-    request: Request, model: Any, texts: list[str], source: str | None, target: str | None, count: int = 1
-) -> list[service.Translated]:
-    limits = request.app.state.settings.limits
-    return await service.translate(model, texts, source, target, request.state.client, limits, count)
+async def _run(request: Request, model: Any, job: service.Job) -> list[service.Translated]:
+    return await service.translate(model, job, request.state.client, request.app.state.settings.limits)
 
 
 async def _libre(request: Request, model: Any, found: dict[str, Any]) -> Response:
-    _check(found, KNOWN)
-    texts = service.text_list(found.get("q"), "q")
+    texts = text_list(found.get("q"), "q")
     source, target = _code(found, "source"), _code(found, "target")
-    if found.get("format") not in (None, "text"):
-        raise ApiError(f"format: {str(found['format'])[:40]!r} is not supported; send text", param="format")
+    format = choice(found.get("format"), "format", ("text", "html"), "text")
     most = request.app.state.settings.limits.choices - 1
-    others = service.whole_number(found.get("alternatives") or 0, "alternatives", most)
-    results = await _run(request, model, texts, source, target, others + 1)
+    others = whole_number(found.get("alternatives") or 0, "alternatives", most)
+    glossary = await terms.read_glossary(request, found, source, target, "source")
+    job = service.Job(texts, source, target, others + 1, format, glossary=glossary)
+    results = await _run(request, model, job)
     many = isinstance(found["q"], list)
     answer: dict[str, Any] = {"translatedText": [one.text for one in results] if many else results[0].text}
-    if (source or "").lower() == "auto":
-        detected = [
-            {"language": one.source, "confidence": service.detect(model, text)[1]}
-            for one, text in zip(results, texts, strict=True)
-        ]
+    if job.from_ is None:
+        detected = [{"language": one.source, "confidence": service.detect(model, one.words)[1]} for one in results]
         answer["detectedLanguage"] = detected if many else detected[0]
     if others:
         answer["alternatives"] = [one.others for one in results] if many else results[0].others
@@ -71,12 +63,9 @@ async def _libre(request: Request, model: Any, found: dict[str, Any]) -> Respons
 
 
 async def _deeplx(request: Request, model: Any, found: dict[str, Any]) -> Response:
-    _check(found, KNOWN_DEEPLX)
-    if found.get("tag_handling"):
-        raise ApiError("tag_handling: not supported; send plain text", param="tag_handling")
-    (text,) = service.text_list(found["text"], "text")[:1]
-    source, target = _code(found, "source_lang", needed=False), _code(found, "target_lang")
-    (result,) = await _run(request, model, [text], source, target)
+    (text,) = text_list(found["text"], "text")[:1]
+    source, target, job = await _marked_job(request, found, [text])
+    (result,) = await _run(request, model, job)
     return json_response(
         {
             "code": 200,
@@ -91,32 +80,60 @@ async def _deeplx(request: Request, model: Any, found: dict[str, Any]) -> Respon
 
 
 async def _immersive(request: Request, model: Any, found: dict[str, Any]) -> Response:
-    _check(found, KNOWN_IMMERSIVE)
-    texts = service.text_list(found["text_list"], "text_list")
-    source, target = _code(found, "source_lang", needed=False), _code(found, "target_lang")
-    results = await _run(request, model, texts, source, target)
+    source, _, job = await _marked_job(request, found, text_list(found["text_list"], "text_list"))
+    results = await _run(request, model, job)
     return json_response(
         {"translations": [{"detected_source_lang": one.source or source or "", "text": one.text} for one in results]}
     )
 
 
+async def _marked_job(
+    request: Request, found: dict[str, Any], texts: list[str]
+) -> tuple[str | None, str | None, service.Job]:
+    """Source, target, and what is asked for, with DeepL's fields for markup."""
+    source, target = _code(found, "source_lang", needed=False), _code(found, "target_lang")
+    options = markup_options(found)
+    glossary = await terms.read_glossary(request, found, source, target, "source_lang")
+    return source, target, service.Job(texts, source, target, glossary=glossary, **options)
+
+
 async def _apertium(request: Request, model: Any, found: dict[str, Any]) -> Response:
-    _check(found, KNOWN_APERTIUM)
-    pair = service.word(found["langpair"], "langpair") or ""
+    pair = word(found["langpair"], "langpair") or ""
     source, given, target = pair.partition("|")
     if not given or not target:
         raise ApiError("langpair: expected two languages, en|de", param="langpair")
-    (result,) = await _run(request, model, service.text_list(found.get("q"), "q")[:1], source, target)
+    format = choice(found.get("format"), "format", ("txt", "text", "html"), "txt")
+    texts = text_list(found.get("q"), "q")[:1]
+    job = service.Job(texts, source, target, format="html" if format == "html" else "text")
+    (result,) = await _run(request, model, job)
     return json_response(
         {"responseData": {"translatedText": result.text}, "responseDetails": None, "responseStatus": 200}
     )
 
 
+class Dialect(NamedTuple):
+    """`key`: the field that a request of this dialect has."""
+
+    key: str
+    known: tuple[str, ...]
+    answer: Callable[[Request, Any, dict[str, Any]], Awaitable[Response]]
+
+
+LIBRE = Dialect("q", ("q", "source", "target", "format", "alternatives", *terms.FIELDS), _libre)
+MARKED = ("source_lang", "target_lang", *MARKUP, *terms.FIELDS)
+DIALECTS = (
+    Dialect("langpair", ("langpair", "q", "markUnknown", "format"), _apertium),
+    Dialect("text_list", ("text_list", *MARKED), _immersive),
+    Dialect("text", ("text", *MARKED), _deeplx),
+    LIBRE,
+)
+
+
 @router.post("/detect")
 async def detect(request: Request) -> Response:
-    found = await service.fields(request, ("q", "api_key"))
+    found = await read_fields(request, ("q", *KEYS))
     async with service.translator(request) as model:
-        texts = service.text_list(found.get("q"), "q")
+        texts = text_list(found.get("q"), "q")
         language, confidence = service.detect(model, "\n".join(texts))
         return json_response([] if language is None else [{"language": language, "confidence": confidence}])
 
@@ -133,11 +150,6 @@ async def languages(request: Request) -> Response:
         )
 
 
-def _check(found: dict[str, Any], known: tuple[str, ...]) -> None:
-    if unknown := [name for name in found if name not in known]:
-        raise ApiError(f"{unknown[0]}: not together with {known[0]}", param=unknown[0])
-
-
 def _code(found: dict[str, Any], name: str, needed: bool = True) -> str | None:
-    given = service.word(found.get(name), name, needed)
+    given = word(found.get(name), name, needed)
     return given if given is None else FAR_CODES.get(given.lower(), given)

@@ -65,8 +65,11 @@ def test_terms_of_a_glossary_are_in_the_translation(model: ayn.Translator) -> No
 def test_documents_take_one_language_and_no_options_of_lines(model: ayn.Translator) -> None:
     source, target = DOCUMENTS["md"]
     assert model.translate_document(target, format="md").text.startswith("# ")  # into English, by default
-    with pytest.raises(UserError, match="align, best: not for documents"):
-        model.translate_document(source, "de", format="md", best=2, align=True)
+    with pytest.raises(UserError, match="align, protect: not for documents"):
+        model.translate_document(source, "de", format="md", protect=False, align=True)
+    several = model.translate_document("<p>The <b>red</b> car is fast.</p>", "de", format="html", beam=4, best=3)
+    assert len(several.others) == 2 and several.source == "en"
+    assert all(one.startswith("<p>") and one.count("<b>") == 1 for one in several.others)
 
 
 def run(*words: str) -> int:

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from inspect import signature
 from pathlib import PurePath
 
 from allyouneed.errors import UserError, near
 from allyouneed.infer.translation.documents.html import read_html
 from allyouneed.infer.translation.documents.markdown import read_markdown
-from allyouneed.infer.translation.documents.parts import Document, Unit
+from allyouneed.infer.translation.documents.parts import Builder, Document, Unit
 from allyouneed.infer.translation.documents.po import read_po
 from allyouneed.infer.translation.documents.subtitles import read_srt, read_vtt
 from allyouneed.infer.translation.documents.xml import read_xml
 from allyouneed.infer.translation.spans import Passage
 
+BLANK_LINES = re.compile(r"(\n[ \t\r]*+\n[ \t\r\n]*+)")
 
-def read_text(text: str) -> Document:
-    """Plain text is one passage; its lines and spaces are kept by the translator (split.py)."""
-    return Document([Unit(Passage(text, {}), (text,), {}, str)] if text else [])
+
+def read_text(text: str, *, newlines: bool = True) -> Document:
+    """Plain text is one passage; its lines and spaces are kept by the translator (split.py). Without `newlines`, a
+    paragraph is one passage and becomes one line; blank lines delimit paragraphs."""
+    if newlines:
+        return Document([Unit(Passage(text, {}), (text,), {}, str)] if text else [])
+    builder = Builder((), str)
+    for number, part in enumerate(BLANK_LINES.split(text)):
+        if number % 2:
+            builder.skip(part)
+        else:
+            builder.text(part, part)
+            builder.end()
+    return Document(builder.parts)
 
 
 READERS: dict[str, Callable[..., Document]] = {
@@ -44,7 +58,11 @@ def format_of(name: str) -> str:
 
 
 def read_document(text: str, format: str, **options: object) -> Document:
-    """`options`: `every` of PO, the lists of tags of XML."""
+    """`options`: `every` of PO, the lists of tags of HTML and XML, `newlines` of XML and text."""
     if format not in READERS:
         raise UserError(f"unknown format {format!r}{near(format, READERS)} (allowed: {', '.join(READERS)})")
+    known = [name for name in signature(READERS[format]).parameters if name != "text"]
+    if wrong := [name for name in options if name not in known]:
+        allowed = f"allowed: {', '.join(known)}" if known else "it has none"
+        raise UserError(f"unknown option {wrong[0]!r} of the format {format}{near(wrong[0], known)} ({allowed})")
     return READERS[format](text, **options)

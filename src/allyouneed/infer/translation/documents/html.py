@@ -4,7 +4,8 @@ copied, and the attributes that people read are translated."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from html import unescape
 
 from allyouneed.infer.translation.documents.parts import Builder, Document, Part, free_symbols
@@ -27,16 +28,38 @@ UNSEEN = names("script style template svg")  # a passage goes on after them, wit
 # a new one ends the one before it
 CLOSES_ITSELF = names("p li dt dd tr td th option optgroup")
 ATTRIBUTES = frozenset(("title", "alt", "placeholder", "aria-label"))
-ATTRIBUTE = re.compile(r"""([^\s"'<>/=]+)(\s*=\s*)("[^"]*"|'[^']*'|[^\s"'>]+)""")
+ENTITY = re.compile(r"(&(?:#[0-9]{1,9}|#[xX][0-9A-Fa-f]{1,8}|[A-Za-z][A-Za-z0-9]{1,31});?)")
 
 
-def read_html(text: str) -> Document:
-    return Document(read_html_parts(text, free_symbols(text)))
+def read_html(
+    text: str,
+    *,
+    splitting_tags: Iterable[str] = (),
+    non_splitting_tags: Iterable[str] = (),
+    ignore_tags: Iterable[str] = (),
+) -> Document:
+    """`splitting_tags` delimit passages as block elements do, `non_splitting_tags` are marks inside of one, and the
+    content of `ignore_tags` is copied."""
+    splits, stays, ignored = (lower_names(some) for some in (splitting_tags, non_splitting_tags, ignore_tags))
+    return Document(_Reader(text, free_symbols(text), (BLOCKS | splits) - stays, COPIED | ignored).read())
 
 
 def read_html_parts(text: str, symbols: Sequence[str]) -> list[Part]:
     """A part of a document that does not contain these symbols."""
-    return _Reader(text, symbols).read()
+    return _Reader(text, symbols, BLOCKS, COPIED).read()
+
+
+def lower_names(tags: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.strip().lower() for name in tags)
+
+
+def add_text(builder: Builder, raw: str) -> None:
+    """Add text with entities to a passage."""
+    for number, part in enumerate(ENTITY.split(raw)):
+        if number % 2 == 0 or (plain := unescape(part)) == part:
+            builder.text(part, part)  # words, or an entity that is none
+        else:
+            builder.entity(part, plain)
 
 
 def encode(text: str) -> str:
@@ -45,12 +68,15 @@ def encode(text: str) -> str:
 
 
 class _Reader:
-    def __init__(self, text: str, symbols: Sequence[str]) -> None:
+    """`blocks`: elements that delimit passages; `copies`: those whose content is copied."""
+
+    def __init__(self, text: str, symbols: Sequence[str], blocks: frozenset[str], copies: frozenset[str]) -> None:
         self.tokens = iter(tokens(text))
-        self.symbols = symbols
+        self.symbols, self.blocks, self.copies = symbols, blocks, copies
         self.builder = Builder(self.symbols, encode)
         self.copied: list[str] = []  # an element that is copied, so far
         self.open: list[str] = []  # elements inside of it, and itself
+        self.counts = Counter[str]()  # of their names
         self.inline = True
 
     def read(self) -> list[Part]:
@@ -58,7 +84,7 @@ class _Reader:
             if self.open:
                 self._copy(token)
             elif token.kind == "text":
-                self.builder.text(token.raw, unescape(token.raw))
+                add_text(self.builder, token.raw)
             elif token.kind == "other":
                 if token.raw.startswith("<!--"):
                     self.builder.mark([token.raw])
@@ -72,12 +98,12 @@ class _Reader:
 
     def _tag(self, token: Token) -> None:
         opens = token.kind == "start" and token.name not in VOID
-        if opens and _is_copied(token):
-            self.open, self.copied = [token.name], [token.raw]
-            self.inline = token.name not in BLOCKS
+        if opens and (token.name in self.copies or _is_marked_copied(token)):
+            self.open, self.counts, self.copied = [token.name], Counter([token.name]), [token.raw]
+            self.inline = token.name not in self.blocks
             return
         raw = list(self._translated(token))
-        if token.name in BLOCKS:
+        if token.name in self.blocks:
             self.builder.skip(*raw)
         elif opens or token.kind == "end":
             self.builder.mark(raw, (token.name, token.kind == "end"))
@@ -97,9 +123,12 @@ class _Reader:
         self.copied.append(token.raw)
         if token.kind == "start" and token.name not in VOID:
             self.open.append(token.name)
-        elif token.kind == "end" and token.name in self.open:
-            while self.open.pop() != token.name:
-                pass
+            self.counts[token.name] += 1
+        elif token.kind == "end" and self.counts[token.name]:
+            last = ""
+            while last != token.name:
+                last = self.open.pop()
+                self.counts[last] -= 1
             if not self.open:
                 self._end_copy(token.name)
 
@@ -118,11 +147,11 @@ class _Reader:
         """A tag, with units for the attributes that are read by people."""
         at = 0
         if token.kind != "end" and not _is_marked_copied(token):
-            for found in ATTRIBUTE.finditer(token.raw):
-                if found[1].lower() in ATTRIBUTES:
-                    yield token.raw[at : found.start(3)]
-                    yield from self._attribute(found[3])
-                    at = found.end()
+            for found in token.attributes:
+                if found.name in ATTRIBUTES and found.value:
+                    yield token.raw[at : found.start]
+                    yield from self._attribute(token.raw[found.start : found.end])
+                    at = found.end
         yield token.raw[at:]
 
     def _attribute(self, raw: str) -> Iterator[Part]:
@@ -135,15 +164,14 @@ class _Reader:
             return text if quote else f'"{text}"'
 
         builder = Builder(self.symbols, write)
-        builder.text(value, unescape(value))
+        if quote:
+            add_text(builder, value)
+        else:
+            builder.text(value, unescape(value))
         builder.end()
         yield from (quote, *builder.parts, quote)
 
 
-def _is_copied(token: Token) -> bool:
-    return token.name in COPIED or _is_marked_copied(token)
-
-
 def _is_marked_copied(token: Token) -> bool:
-    found = dict(token.attributes)
-    return (found.get("translate") or "").lower() == "no" or "notranslate" in (found.get("class") or "").lower().split()
+    named = unescape(token.attribute("class")).lower().split()
+    return unescape(token.attribute("translate")).lower() == "no" or "notranslate" in named

@@ -8,6 +8,7 @@ knows what a character stands for.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,8 +17,8 @@ from allyouneed.infer.translation.spans import Kind, Passage, Span
 INVALID = "\ufffd"
 MOST_MARKS = 1000  # of a passage; a longer one is divided
 PRIVATE = range(0xE000, 0xF900)
-SPACE = re.compile(r"[ \t\r\n\f]+")
-SPACE_AT_END = re.compile(r"[ \t\r\n\f]+$")
+SPACES = " \t\r\n\f"
+SPACE = re.compile(f"[{SPACES}]+")
 MARK = Kind("tag", "mark", "")
 NOUN = Kind("code", "noun", "")
 Pair = tuple[str, bool]  # the name of a tag, and whether it closes
@@ -112,11 +113,22 @@ class Builder:
     ordered: bool = False
     _items: list[Item] = field(default_factory=list)
     _written: dict[str, tuple[Part, ...]] = field(default_factory=dict)
+    _spelled: dict[str, str] = field(default_factory=dict)
     _marks: int = 0
 
     def text(self, raw: str, plain: str) -> None:
         """`plain`: the text as it is read."""
         self._items.append(((raw,), plain, None))
+
+    def entity(self, raw: str, char: str) -> None:
+        """A character that is written as an entity. It is written so in the translation as well, unless the passage
+        also contains it as it is. A symbol such as © is a mark: models leave it out."""
+        if len(char) == 1 and unicodedata.category(char) == "So":
+            self.mark([raw])
+            return
+        self.text(raw, char)
+        if len(char) == 1:
+            self._spelled.setdefault(char, raw)
 
     def mark(self, raw: Iterable[Part], pair: Pair | None = None, written: str | None = None) -> None:
         """`written`: as it is in a translation, where that is not `raw`."""
@@ -149,32 +161,41 @@ class Builder:
     def end(self) -> None:
         items, self._items, self._marks = self._items, [], 0
         renamed, self._written = self._written, {}
+        spelled, self._spelled = self._spelled, {}
         if not any(span is None and any(map(str.isalpha, plain)) for _, plain, span in items):
             self.parts += [part for raw, _, _ in items for part in raw]
             return
-        lead = _cut_space(items, 0, SPACE)
-        tail = _cut_space(items, -1, SPACE_AT_END)
+        lead, tail = _cut_space(items, 0), _cut_space(items, -1)
         passage = SPACE.sub(" ", "".join(plain for _, plain, _ in items)).replace(INVALID, "")
         marks = {span.text: raw for raw, _, span in items if span is not None} | renamed
         spans = {span.text: span for _, _, span in items if span is not None}
         whole = tuple(part for raw, _, _ in items for part in raw)
-        self.parts += [lead, Unit(Passage(passage, spans), whole, marks, self.encode, self.ordered), tail]
+        literal = {char for raw, plain, _ in items if raw == (plain,) for char in plain}
+        encode = spelling(self.encode, {char: raw for char, raw in spelled.items() if char not in literal})
+        self.parts += [lead, Unit(Passage(passage, spans), whole, marks, encode, self.ordered), tail]
 
 
 Item = tuple[tuple[Part, ...], str, Span | None]
 
 
-def _cut_space(items: list[Item], end: int, space: re.Pattern[str]) -> str:
-    """Take the white space off one end of a passage."""
+def spelling(encode: Callable[[str], str], spelled: Mapping[str, str]) -> Callable[[str], str]:
+    """Writes these characters as given, and the rest by `encode`."""
+    if not spelled:
+        return encode
+    pattern = re.compile(f"([{re.escape(''.join(spelled))}])")
+    return lambda text: "".join(spelled.get(part) or encode(part) for part in pattern.split(text))
+
+
+def _cut_space(items: list[Item], end: int) -> str:
+    """Take the white space off one end of a passage: the first item (0) or the last (-1)."""
     raw, plain, span = items[end]
     text = "".join(part for part in raw if isinstance(part, str))
-    found = space.match(text) if end == 0 else space.search(text)
-    if span is not None or found is None:
+    rest = text.lstrip(SPACES) if end == 0 else text.rstrip(SPACES)
+    size = len(text) - len(rest)
+    if span is not None or not size:
         return ""
-    size = len(found[0])
-    rest = text[size:] if end == 0 else text[:-size]
     items[end] = (rest,), plain[size:] if end == 0 else plain[:-size], None
-    return found[0]
+    return text[:size] if end == 0 else text[-size:]
 
 
 def free_symbols(text: str, most: int = MOST_MARKS) -> list[str]:
