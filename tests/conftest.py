@@ -3,9 +3,7 @@
 import os
 
 import hypothesis
-import torch
-
-torch.set_num_threads(1)  # xdist runs a worker per core; the sizes here are too small to share out
+import pytest
 
 hypothesis.settings.register_profile(
     "ci",
@@ -19,4 +17,13 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile("search", parent=hypothesis.settings.get_profile("ci"), derandomize=False)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-pytest_plugins = ["infer_fixtures"]
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Not at import: the process that only hands out tests (`pytest -n`) does without torch, which takes seconds."""
+    if config.getoption("dist", "no") == "no":
+        import torch
+
+        import infer_fixtures
+
+        torch.set_num_threads(1)  # xdist runs a worker per core; the sizes here are too small to share out
+        config.pluginmanager.register(infer_fixtures)
