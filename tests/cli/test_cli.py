@@ -19,6 +19,7 @@ import torch
 from typer.main import get_command
 
 import allyouneed as ayn
+import warm_python
 from allyouneed.cli import app, main
 from allyouneed.config import preset_names
 from allyouneed.interop.load import resolve_device
@@ -91,6 +92,10 @@ def refused(ask):
 
 def shell(*args, **more):
     return subprocess.run([*COMMAND, *map(str, args)], capture_output=True, env=ENVIRONMENT, timeout=60, **more)
+
+
+def warm_shell(*args, **more):
+    return warm_python.run([*COMMAND, *map(str, args)], capture_output=True, env=ENVIRONMENT, timeout=60, **more)
 
 
 # --- the command itself ---------------------------------------------------------------------------------------------
@@ -470,7 +475,7 @@ def test_a_closed_output_pipe_is_not_an_error_message(model, tmp_path):
 def test_a_pipe_is_answered_line_by_line(model, truth):
     """Each answer is there before the next line is written."""
     command = [*COMMAND, "translate", "-m", str(model)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as process:
+    with warm_python.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as process:
         watchdog = threading.Timer(60, process.kill)  # a pipe that is not answered
         watchdog.start()
         for text, expected in zip([*DATES, "", "no end of line"], [*truth, "", None], strict=True):
@@ -499,7 +504,7 @@ def test_ctrl_c_while_translating_keeps_the_old_file_and_the_finished_lines(mode
     out, part = tmp_path / "out.txt", tmp_path / "out.txt.part"
     out.write_text("old")
     command = [*COMMAND, "translate", "-m", str(model), "-i", str(tmp_path / "in.txt"), "-o", str(out), "--force"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=ENVIRONMENT)
+    process = warm_python.Popen(command, stderr=subprocess.PIPE, env=ENVIRONMENT)
     journal = tmp_path / "out.txt.journal"
     said = interrupt(process, lambda: journal.exists() and journal.read_bytes().count(b"\n") > 1)
     assert process.returncode == 130 and said.endswith("lines are done; run the same command to resume\n")
@@ -513,11 +518,11 @@ def test_ctrl_c_while_translating_keeps_the_old_file_and_the_finished_lines(mode
 def test_ctrl_c_while_training_saves_and_the_same_command_resumes(tmp_path):
     recipe = write_recipe(tmp_path, steps=1_000_000)
     log = tmp_path / "run" / "log.jsonl"
-    process = subprocess.Popen([*COMMAND, "train", str(recipe)], stderr=subprocess.PIPE, env=ENVIRONMENT)
+    process = warm_python.Popen([*COMMAND, "train", str(recipe)], stderr=subprocess.PIPE, env=ENVIRONMENT)
     said = interrupt(process, lambda: log.exists() and log.stat().st_size)
     assert process.returncode == 130 and "Traceback" not in said
     step = int(said.split("stopped at step ")[1].split(" ")[0].replace(",", ""))
-    again = shell("train", recipe, "--set", f"steps={step + 3}", text=True)
+    again = warm_shell("train", recipe, "--set", f"steps={step + 3}", text=True)
     assert again.returncode == 0, again.stderr
     assert f"resuming the run in {tmp_path / 'run'} after step {step:,}" in again.stderr
     assert (tmp_path / "run" / "model" / "config.json").exists()
@@ -676,6 +681,7 @@ def test_invalid_arguments_of_evaluate_are_refused_before_any_work(
 # --- describe and demo ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # test_docs.py describes every preset, test_cost.py counts its parameters
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_is_described(ask, name):
     answer = ask("describe", name)
@@ -684,7 +690,7 @@ def test_every_preset_is_described(ask, name):
 
 
 def test_a_description_in_a_pipe_is_not_truncated():
-    found = subprocess.run(
+    found = warm_python.run(
         [*COMMAND, "describe", "transformer-base"], capture_output=True, text=True, env=ENVIRONMENT | {"COLUMNS": "20"}
     )
     assert "channel  ffn, hidden 2048  2,099,712" in found.stdout and "\nparameters   63,082,496\n" in found.stdout
@@ -714,7 +720,7 @@ def test_invalid_arguments_of_describe_are_refused(refused, work, tmp_path):
 
 def test_models_print_a_table_without_a_terminal():
     """In a pipe nothing is cut to a terminal's width."""
-    found = shell("models", "--papers", text=True)
+    found = warm_shell("models", "--papers", text=True)
     assert (found.returncode, found.stderr) == (0, "")
     lines = found.stdout.splitlines()
     firsts = [words[0] for line in lines if (words := line.split())]

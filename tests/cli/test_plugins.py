@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import toy_texts
+import warm_python
 from allyouneed import plugins
 from allyouneed.errors import UserError
 
@@ -35,7 +36,7 @@ RECIPE: dict[str, Any] = toy_texts.RECIPE | {
 def command(*args: object, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     paths = [str(path), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | ({} if path is None else {"PYTHONPATH": os.pathsep.join(paths)})
-    return subprocess.run(
+    return warm_python.run(
         [sys.executable, "-m", "allyouneed", *map(str, args)], cwd=cwd, env=environment, capture_output=True, text=True
     )
 

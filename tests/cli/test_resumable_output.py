@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import allyouneed as ayn
+import warm_python
 from allyouneed.cli import main, resumable_output, text_commands
 from allyouneed.cli import streams as streams_module
 from allyouneed.cli.options import TextFileOptions
@@ -293,7 +294,7 @@ def test_redirected_standard_input_is_never_the_output(book: Path, model: Path) 
     was = book.read_bytes()
     command = [sys.executable, "-m", "allyouneed", "translate", "-m", str(model), "--force", "-o", str(book)]
     with book.open("rb") as file:
-        found = subprocess.run(command, stdin=file, capture_output=True, text=True, timeout=300)
+        found = warm_python.run(command, stdin=file, capture_output=True, text=True, timeout=300)
     assert found.returncode == 2 and "is the input file; name another file" in found.stderr
     assert book.read_bytes() == was and left(book) == [book.name]
 
@@ -609,7 +610,7 @@ def killed(model: Path, dates: Path, rounds: int) -> int:
     out = dates.with_name("killed.txt")
     options = ["translate", "-m", str(model), "--beam", "1", str(dates), str(out)]
     args = [sys.executable, "-c", KILLS, "3", str(rounds), *options]
-    found = subprocess.run(args, capture_output=True, text=True, encoding="utf-8", timeout=300)
+    found = warm_python.run(args, capture_output=True, text=True, encoding="utf-8", timeout=300)
     assert found.returncode == 0, found.stderr
     expected = ayn.load(model).translate(DATES[:4], beam=1) * 30
     shown = found.stdout.splitlines()

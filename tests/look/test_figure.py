@@ -1,11 +1,11 @@
 """Picture files: whole, of the kind their name says, the same each time."""
 
 import re
-import subprocess
 import sys
 
 import pytest
 
+import warm_python
 from allyouneed.errors import UserError
 from allyouneed.extras import install_hint
 from allyouneed.look import pattern, positions
@@ -60,4 +60,4 @@ def test_matplotlib_is_loaded_when_there_is_something_to_draw():
         "canvas.draw(pattern.panels(['causal']) + positions.panels(['alibi'], positions.Sizes()), 80)\n"
         "assert 'matplotlib' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert warm_python.run([sys.executable, "-c", program]).returncode == 0

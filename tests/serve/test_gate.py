@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+import warm_python
 from allyouneed.cli import main
 from allyouneed.serve.security import Keys, check_binding
 from allyouneed.serve.settings import Limits, Settings
@@ -157,7 +158,7 @@ def test_the_log_has_no_texts(server: Running, client: httpx.Client, caplog: pyt
 
 def test_sigterm_under_load_loses_nothing(folders: dict[str, Path], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "allyouneed", "serve", f"lm={folders['lm']}", "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    process = warm_python.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert process.stderr is not None
     line = process.stderr.readline()
     url = line.split()[3]

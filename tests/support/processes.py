@@ -17,7 +17,16 @@ from allyouneed.train import load_recipe, train
 from allyouneed.train.distributed.process_group import is_peer_lost, join_process_group, lost_peer_report
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["allyouneed.train", "allyouneed.infer.predictors.registry", "torch.distributed.fsdp"])
+SERVER.set_forkserver_preload(
+    [
+        "allyouneed.cli",
+        "allyouneed.train",
+        "allyouneed.interop.load",
+        "allyouneed.infer.predictors.generator",
+        "allyouneed.infer.predictors.translator",
+        "torch.distributed.fsdp",
+    ]
+)
 
 
 def train_with(recipe: Path, processes: int, *changes: str) -> None:

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 import allyouneed as ayn
+import warm_python
 from allyouneed.cli import app, main
 from allyouneed.infer.predictors.image_classifier import ImageClass
 from allyouneed.infer.predictors.image_matcher import ImageMatch
@@ -288,7 +289,7 @@ def test_interactive_input_is_answered_line_by_line(trained: Trained) -> None:
     """In a terminal: a prompt, its answer, the next prompt."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "allyouneed", "generate", "-m", str(trained("causal-lm")[0] / "model")]
-    process = subprocess.Popen(
+    process = warm_python.Popen(
         [*command, "--method", "greedy", "--max-length", "5"],
         stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
@@ -306,7 +307,7 @@ def test_interactive_input_is_answered_line_by_line(trained: Trained) -> None:
 
 def test_ctrl_c_while_streaming(trained: Trained) -> None:
     command = [sys.executable, "-m", "allyouneed", "generate", "-m", str(trained("causal-lm")[0] / "model")]
-    process = subprocess.Popen(
+    process = warm_python.Popen(
         [*command, "--max-length", "100000", "--min-length", "100000", "the cat"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip

@@ -15,6 +15,7 @@ import yaml
 
 import kill_points as kill_points_module
 import toy_texts as toytexts
+import warm_python
 from allyouneed.errors import UserError
 from allyouneed.train import Recipe, loop, train
 from allyouneed.train.log import read_log
@@ -45,7 +46,7 @@ def saved_to(recipe: Recipe, output: Path) -> Path:
 def start(recipe: Path, pause: float = 0.0) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", SCRIPT, str(recipe), str(pause)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    return warm_python.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def wait_for_step(log: Path, step: int, process: subprocess.Popen[str]) -> None:
@@ -117,7 +118,7 @@ def kill_points(make: Make, tmp_path: Path, plans: list[list[Any]]) -> dict[str,
     path = saved_to(recipe, tmp_path / "killed")
     script = Path(kill_points_module.__file__)
     command = [sys.executable, str(script), str(path), str(tmp_path / "runs"), json.dumps(plans)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = warm_python.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     result = json.loads((tmp_path / "runs" / "whole" / "result.json").read_text())
