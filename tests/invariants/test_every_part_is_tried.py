@@ -1,5 +1,6 @@
 """The cases of `anypart` leave nothing out that is registered."""
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,11 @@ from any_part import CASES, COMBINATORS, atoms, composed, variants
 SLOTS = [Mixer, Channel, Wiring, Norm, Linear, Positions, Relative, Scores, Scaling, Halt]
 
 
+@functools.cache
+def configs() -> list[Model]:
+    return [parse(Model, keys) for keys in CASES.values()]
+
+
 @pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.slot)
 def test_every_registered_part_is_in_some_case(slot):
     def kinds(node: Any) -> Iterator[str]:
@@ -34,7 +40,7 @@ def test_every_registered_part_is_in_some_case(slot):
             for child in node:
                 yield from kinds(child)
 
-    found = {kind for keys in CASES.values() for kind in kinds(parse(Model, keys))}
+    found = {kind for config in configs() for kind in kinds(config)}
     assert found == set(slot.registry)
 
 

@@ -9,9 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.nn.batch import Rows
-from any_part import CASES, LONGEST, VOCAB, build, case, decodable, pairs, reference_logits, sentence, tree
+from any_part import (
+    CASES,
+    DECODER_CASES,
+    LONGEST,
+    VOCAB,
+    build,
+    case,
+    decodable,
+    pairs,
+    reference_logits,
+    sentence,
+    tree,
+)
 
-every_case = pytest.mark.parametrize("name", CASES)
+every_case = pytest.mark.parametrize("name", DECODER_CASES)
 few = settings(max_examples=6)
 
 
@@ -32,7 +44,7 @@ def start(model, sources, side="right"):
         return model.start(Rows.of(sources, pad=3, side=side))
 
 
-def check_tempos(model, pairs, cuts, side="right"):
+def check_tempos(model, pairs, cuts, side="right", alone=None):
     states = start(model, [s for s, _ in pairs], side)
     seen = [0] * len(pairs)
     found = [[] for _ in pairs]
@@ -48,23 +60,19 @@ def check_tempos(model, pairs, cuts, side="right"):
             found[row].append(logits)
         seen = ends
         assert states.lengths == seen
-    for pair, logits in zip(pairs, found, strict=True):
-        close(torch.cat(logits), reference_logits(model, pair))
+    for logits, expected in zip(found, alone or [reference_logits(model, pair) for pair in pairs], strict=True):
+        close(torch.cat(logits), expected)
 
 
 @every_case
 @few
 @given(pairs, st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any), st.sampled_from(["right", "left"]))
-def test_chunk_after_chunk_equals_whole(name, pairs, cuts, side):
+def test_chunk_after_chunk_and_token_by_token_equal_whole(name, pairs, cuts, side):
     """Chunks of unequal lengths in one batch; a row may also get nothing and wait."""
-    check_tempos(case(name), pairs, cuts, side)
-
-
-@every_case
-@few
-@given(pairs)
-def test_token_by_token_equals_whole(name, pairs):
-    check_tempos(case(name), pairs, [1])
+    model = case(name)
+    alone = [reference_logits(model, pair) for pair in pairs]
+    check_tempos(model, pairs, cuts, side, alone)
+    check_tempos(model, pairs, [1], alone=alone)
 
 
 @settings(max_examples=40)
@@ -154,7 +162,7 @@ def test_a_source_is_not_copied_for_its_beams():
     assert shared and sum(state.bytes for state in shared) == before
 
 
-@every_case
+@pytest.mark.parametrize("name", CASES)
 def test_a_layer_that_cannot_decode_says_so(name):
     """Decoding states exist exactly for the mixers that declare themselves causal."""
     model = case(name)
