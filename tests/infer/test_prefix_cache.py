@@ -170,8 +170,8 @@ def soak_the_pool(count: int, seed: int) -> None:
     assert scheduler.preemptions and is_empty(scheduler)
 
 
-def test_two_thousand_requests_release_every_block() -> None:
-    soak_the_pool(2_000, seed=1)
+def test_five_hundred_requests_release_every_block() -> None:
+    soak_the_pool(500, seed=1)
 
 
 @pytest.mark.slow
