@@ -1,0 +1,1 @@
+"""Training pairs that augment the prepared files: see ../augment.py."""
