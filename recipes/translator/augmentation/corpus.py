@@ -71,12 +71,14 @@ class Language:
         return learn([tuple([token.word.lower() for token in self.words(text)] for text in pair) for pair in short])  # type: ignore[misc]
 
     @cached_property
-    def cases(self) -> Counter[str]:
-        """How often each spelling occurs in the other language and in English, but at the beginning of a sentence."""
-        return Counter(t.word for pair in self.pairs[:60_000] for text in pair for t in self.words(text)[1:])
+    def cases(self) -> tuple[Counter[str], Counter[str]]:
+        """How often each spelling occurs in English and in the other language, but at the beginning of a sentence."""
+        some = self.pairs[:60_000]
+        english, other = (Counter(t.word for pair in some for t in self.words(pair[n])[1:]) for n in (0, 1))
+        return english, other
 
-    def spelled(self, word: str) -> str:
-        return max((word, word.capitalize()), key=self.cases.__getitem__)
+    def spelled(self, word: str, language: str) -> str:
+        return max((word, word.capitalize()), key=self.cases[language != "en"].__getitem__)
 
     @cached_property
     def linked(self) -> list[Linked]:

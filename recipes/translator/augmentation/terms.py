@@ -40,9 +40,9 @@ def word_pairs(direction: Direction) -> list[Pair]:
         if top[0] < 0.02 and best.get(word):
             score, two = best[word][0]
             if score > (0.03 if language.name != "zh" else 0.06) and two not in FRAGMENTS:
-                top = score, language.spelled(two) if direction.there != "zh" else two
+                top = score, language.spelled(two, direction.there) if direction.there != "zh" else two
         if top[0] > 0:
-            found.append((language.spelled(word) if direction.here != "zh" else word, top[1]))
+            found.append((language.spelled(word, direction.here) if direction.here != "zh" else word, top[1]))
     return found
 
 

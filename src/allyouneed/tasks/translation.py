@@ -34,6 +34,9 @@ class Translation(Task):
     kind: Literal["translation"] = "translation"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Label smoothing (the paper, 5.4)."""
+    marked_terms: bool = False
+    """The training data marks terms with their translations (`infer/translation/term_marks.py`): glossaries are offered
+    to the model in this form."""
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         if vocabularies.source.template.language is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -34,7 +35,14 @@ from allyouneed.infer.translation.checks import (
 )
 from allyouneed.infer.translation.confidence import evidence_of, words_of
 from allyouneed.infer.translation.documents.translate import DocumentTranslation, translate_documents
-from allyouneed.infer.translation.frames import Frame, default_frame, draft_engine, generate_targets, sequence_engine
+from allyouneed.infer.translation.frames import (
+    Frame,
+    default_frame,
+    draft_engine,
+    force_phrases,
+    generate_targets,
+    sequence_engine,
+)
 from allyouneed.infer.translation.glossary import Glossary
 from allyouneed.infer.translation.result import AlignmentLink, Candidate, Translation
 from allyouneed.infer.translation.routes import Route, Routes
@@ -81,6 +89,7 @@ class Translator(GeneratingPredictor):
         self.together = min(whole, self.max_tokens)
         self.routes = Routes(folder.directions, folder.detector)
         self.scripts = ChineseScripts.of(self.languages, folder.detector)
+        self.marks_terms = bool(folder.task.get("marked_terms"))  # it was trained with marked terms
         # a model without languages may translate anything (dates, formulas): its digits and symbols are its own
         self.protects = bool(folder.detector is not None or self.languages or self.source.foreign)
 
@@ -293,8 +302,13 @@ class Translator(GeneratingPredictor):
             text = self._text(found)
             return text if settings.write is None else settings.write(text)
 
+        def force(texts: list[str], keys: list[tuple[int, ...]], phrases: list[Counter[str]]) -> list[list[Hypothesis]]:
+            sources = [frame.source(ids) for ids in self.source.encode_batch(texts)]
+            return force_phrases(self.engine, frame, self.folder.tokenizers, sources, decoding, keys, phrases)
+
         aligner = Aligner(self.engine, self.source, self.target, frame)
-        carrier = Carrier(decode, text_of, aligner.attention if aligner.possible else None)
+        attention = aligner.attention if aligner.possible else None
+        carrier = Carrier(decode, text_of, attention, force if self.marks_terms else None)
         found = iter(carrier.translate([c.template for c in chunks], [c.spans for c in chunks], keys))
         return [self._assemble(split, list(islice(found, len(split.chunks))), settings, aligner) for split in splits]
 

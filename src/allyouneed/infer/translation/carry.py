@@ -3,13 +3,17 @@
 The model reads a stand-in for a span that is a noun in its sentence: a name it copies reliably. Whether it came back,
 exactly once, is checked; if not, another one is tried, and at last the pieces around the span are translated one by
 one. So no span is ever lost or doubled. Marks (tags, emoji) are not read at all, and are inserted by cross-attention.
+
+The terms of a glossary are nouns as well, but a model that was trained with marked terms reads those first
+(term_marks.py). If its answer lacks a translation, it is decoded once more, forced to contain it (decoding/phrases.py).
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -17,10 +21,12 @@ from torch import Tensor
 
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.translation.edits import Edit, apply, in_order
+from allyouneed.infer.translation.glossary import count_term
 from allyouneed.infer.translation.markup import Mark, place
 from allyouneed.infer.translation.numbers import has_quantity
 from allyouneed.infer.translation.sentences import EAST_ASIAN
-from allyouneed.infer.translation.spans import MARK, NOUN, NUMBER_SPAN, SYMBOL, Span, restore, written
+from allyouneed.infer.translation.spans import MARK, NOUN, NUMBER_SPAN, SYMBOL, TERM, Span, restore, written
+from allyouneed.infer.translation.term_marks import MARKS, add_term
 
 # All forms of a stand-in are the same to the check: a model may write it in the script of the target language. Measured
 # with the shipped model (docs/translator.md): each comes back exactly once in 96 to 100 % of sentences.
@@ -36,23 +42,32 @@ PEOPLE = (THINGS[1], THINGS[0], *THINGS[2:])  # for `{name}`, `@name`, `name@exa
 FIGURES = (("300",), ("47",), ("13",), ("2019",), ("1987",), ("250",), ("1864",), ("90",))
 PERSONAL = {"placeholder", "mention", "e-mail"}
 ATTEMPTS = 3
+MARKED_ATTEMPTS = 2  # with marked terms: free, and forced to contain their translations
 PUNCTUATION = " \t\u3000,.;:!?，。；：！？、)]}）】」』》”’\"'([{（【「『《“‘"
 VALUED = {"number", "number with unit"}  # may be written otherwise in the target, but for value and unit
 LETTER = "A-Za-zÀ-ɏ"
 T = TypeVar("T")
+Force = Callable[[list[str], list[tuple[int, ...]], list[Counter[str]]], list[list[Hypothesis]]]
 END = re.compile(r"[.。!！?？]$")
 
 
 @dataclass(frozen=True)
 class Reading:
     """A template as the model reads it: `text`. `edits` turn it into the source again; `forms`: of the stand-in of each
-    span; `kept`: numbers that are read as they are; `marks`: what was taken out."""
+    span; `kept`: numbers that are read as they are; `marks`: what was taken out; `terms`: those that are read with
+    their translation; `forced`: the answer must contain it."""
 
     text: str
     edits: list[Edit]
     forms: dict[str, tuple[str, ...]] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    terms: list[str] = field(default_factory=list)
+    forced: bool = False
+
+    def translations(self, spans: Mapping[str, Span]) -> Counter[str]:
+        """Of the marked terms, and how often each must be there."""
+        return Counter(spans[symbol].written for symbol in self.terms)
 
 
 class Decoded(NamedTuple):
@@ -85,11 +100,14 @@ class Attention(NamedTuple):
 @dataclass(frozen=True)
 class Carrier:
     """`decode(texts, keys)`: the hypotheses of each text, best first; `text_of`: of one of them. `attention(pairs)`: of
-    texts and their hypotheses; None, if the model has none to place marks by."""
+    texts and their hypotheses; None, if the model has none to place marks by. `force(texts, keys, phrases)`: decodes
+    texts with marked terms so that each has its phrases, as often as counted; None: the model was not trained with
+    marked terms."""
 
     decode: Callable[[list[str], list[tuple[int, ...]]], list[list[Hypothesis]]]
     text_of: Callable[[Hypothesis], str]
     attention: Callable[[Sequence[tuple[str, Hypothesis]]], list[Attention]] | None
+    force: Force | None = None
 
     def translate(
         self, templates: Sequence[str], spans: Sequence[Mapping[str, Span]], keys: Sequence[tuple[int, ...]]
@@ -98,16 +116,12 @@ class Carrier:
         found: dict[int, list[Answer]] = {}
         inexact: dict[int, list[Answer]] = {}  # all spans are there but the value of a plain number
         waiting = list(range(len(templates)))
-        for attempt in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS + MARKED_ATTEMPTS * (self.force is not None)):
             readings = {n: r for n in waiting if (r := self._read(templates[n], spans[n], attempt)) is not None}
-            decoded = self.decode([one.text for one in readings.values()], [keys[n] for n in readings])
-            every = [
-                (reading, one, spans[n])
-                for (n, reading), some in zip(readings.items(), decoded, strict=True)
-                for one in some
-            ]
+            decoded = self._decode(readings, spans, keys)
+            every = [(readings[n], one, spans[n]) for n, some in decoded.items() for one in some]
             answered = iter(self._answers(every))
-            for n, hypotheses in zip(readings, decoded, strict=True):
+            for n, hypotheses in decoded.items():
                 answers = list(islice(answered, len(hypotheses)))
                 if answers[0] is not None and answers[0][1]:
                     found[n] = [answer[0] for answer in answers if answer is not None and answer[1]]
@@ -126,7 +140,24 @@ class Carrier:
             return Reading(template, []) if attempt == 0 else None
         if self.attention is None and re.search(MARK, template):
             return None
-        return read(template, spans, attempt)
+        if self.force is not None and any(char in spans and spans[char].kind is TERM for char in template):
+            if attempt < MARKED_ATTEMPTS:
+                found = read(template, spans, attempt, marked=True)
+                return found and replace(found, forced=attempt > 0)
+            attempt -= MARKED_ATTEMPTS
+        return read(template, spans, attempt) if attempt < ATTEMPTS else None
+
+    def _decode(
+        self, readings: Mapping[int, Reading], spans: Sequence[Mapping[str, Span]], keys: Sequence[tuple[int, ...]]
+    ) -> dict[int, list[Hypothesis]]:
+        """The hypotheses of each reading, by its number."""
+        free = [n for n, reading in readings.items() if not reading.forced]
+        bound = [n for n, reading in readings.items() if reading.forced]
+        decoded = self.decode([readings[n].text for n in free], [keys[n] for n in free])
+        if self.force is not None and bound:
+            phrases = [readings[n].translations(spans[n]) for n in bound]
+            decoded = decoded + self.force([readings[n].text for n in bound], [keys[n] for n in bound], phrases)
+        return dict(zip(free + bound, decoded, strict=True))
 
     def _answers(
         self, decoded: Sequence[tuple[Reading, Hypothesis, Mapping[str, Span]]]
@@ -157,6 +188,10 @@ class Carrier:
         """The text of an answer, the edits that put its spans in the place of their stand-ins, and whether all plain
         numbers are right; None if a span is lost or doubled."""
         text = self.text_of(found)
+        if reading.terms and MARKS.search(text):
+            return None
+        if any(count_term(term, text) < times for term, times in reading.translations(spans).items()):
+            return None
         edits = []
         for symbol, forms in reading.forms.items():
             places = list(_pattern(forms).finditer(text))
@@ -200,10 +235,10 @@ class Carrier:
         return [found[n] for n in range(len(templates))]
 
 
-def read(template: str, spans: Mapping[str, Span], attempt: int = 0) -> Reading | None:
-    """What the model reads for a template: stand-ins for nouns, numbers as they are (at first), no marks. None: there
-    are not enough stand-ins that the text itself does not contain."""
-    words = SYMBOL.sub(lambda one: f" {spans[one[0]].text} " if re.match(NUMBER_SPAN, one[0]) else " ", template)
+def read(template: str, spans: Mapping[str, Span], attempt: int = 0, marked: bool = False) -> Reading | None:
+    """What the model reads for a template: stand-ins for nouns, numbers as they are (at first), no marks. `marked`:
+    terms with their translations. None: there are not enough stand-ins that the text itself does not contain."""
+    words = SYMBOL.sub(lambda one: _words_read(spans[one[0]], marked), template)
     free = {group: _free(group, words.casefold(), attempt) for group in (THINGS, PEOPLE, FIGURES)}
     made = Reading("", [])
     text, swallow = "", False
@@ -225,6 +260,8 @@ def read(template: str, spans: Mapping[str, Span], attempt: int = 0) -> Reading 
         ):
             made.kept.append(part)
             text += span.text
+        elif marked and span.kind is TERM:
+            text = _mark_term(made, text, part, span)
         else:
             group = FIGURES if span.kind.role == "number" else PEOPLE if span.kind.name in PERSONAL else THINGS
             used = set(made.forms.values())
@@ -234,13 +271,31 @@ def read(template: str, spans: Mapping[str, Span], attempt: int = 0) -> Reading 
             made.forms[part] = forms
             made.edits.append(Edit(len(text), len(text) + len(forms[0]), span.text))
             text += forms[0]
-    return Reading(text, made.edits, made.forms, made.kept, made.marks)
+    return replace(made, text=text)
+
+
+def _words_read(span: Span, marked: bool) -> str:
+    """What the model may read of a span."""
+    if marked and span.kind is TERM:
+        return f" {span.text} {span.written} "
+    return f" {span.text} " if span.kind.role == "number" else " "
 
 
 def _free(group: tuple[tuple[str, ...], ...], words: str, attempt: int) -> list[tuple[str, ...]]:
     """The stand-ins that a text does not contain itself, other ones first in every attempt."""
     free = [forms for forms in group if not any(form.casefold() in words for form in forms)]
     return free[attempt:] + free[:attempt]
+
+
+def _mark_term(made: Reading, text: str, symbol: str, span: Span) -> str:
+    """`text` with a marked term after it. The space before a term moves into its mark, unless another mark was taken
+    out after the space."""
+    fixed = bool(made.marks) and made.marks[-1].offset == len(text)
+    whole = text + add_term("", span.text, span.written) if fixed else add_term(text, span.text, span.written)
+    start = len(text) - (text.endswith(" ") and not fixed)
+    made.edits.append(Edit(start, len(whole), text[start:] + span.text))
+    made.terms.append(symbol)
+    return whole
 
 
 def _take_out(made: Reading, text: str, symbol: str, mark: str, after: str) -> tuple[str, bool]:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.decoding.phrases import ForcedPhrases, Phrase
 from allyouneed.infer.decoding.repetition import has_repeats
 from allyouneed.infer.engine import Engine
+from allyouneed.infer.request import Request
+from allyouneed.infer.translation.glossary import LETTER, count_term
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,12 @@ class Frame:
     @property
     def begin(self) -> list[int]:
         return [*self.opening, *self.forced]
+
+    def without_forced(self, decoding: Decoding) -> Decoding:
+        """The options for what follows the forced tokens."""
+        if not self.forced or decoding.max_length is None:
+            return decoding
+        return decoding.model_copy(update={"max_length": max(1, decoding.max_length - len(self.forced))})
 
 
 def default_frame(vocabularies: Vocabularies) -> Frame:
@@ -81,9 +95,7 @@ def generate_targets(
 ) -> list[list[Hypothesis]]:
     """The hypotheses of each framed source, best first, without the forced tokens. A source that repeats itself is
     decoded without loop detection, since its target may repeat as well."""
-    forced = len(frame.forced)
-    if forced and decoding.max_length is not None:
-        decoding = decoding.model_copy(update={"max_length": max(1, decoding.max_length - forced)})
+    forced, decoding = len(frame.forced), frame.without_forced(decoding)
     per_source: dict[str, Any] = {
         "prompts": [frame.begin] * len(sources),
         "sample_keys": [(number,) for number in range(len(sources))],
@@ -98,3 +110,37 @@ def generate_targets(
         own = {name: [per_source[name][number] for number in numbers] for name in ("prompts", "sample_keys")}
         found |= zip(numbers, engine.generate([sources[n] for n in numbers], settings, **per_source | own), strict=True)
     return [found[number] for number in range(len(sources))]
+
+
+def force_phrases(
+    engine: Engine,
+    frame: Frame,
+    vocabularies: Vocabularies,
+    sources: Sequence[Sequence[int]],
+    decoding: Decoding,
+    keys: Sequence[tuple[int, ...]],
+    phrases: Sequence[Mapping[str, int]],
+) -> list[list[Hypothesis]]:
+    """As `generate_targets`, but each target contains its phrases, as often as given."""
+    target, found, decoding = vocabularies.target, [], frame.without_forced(decoding)
+    spec = engine.spec(decoding, len(frame.forced))
+    for source, key, some in zip(sources, keys, phrases, strict=True):
+        given = [_phrase(target, text, times) for text, times in some.items()]
+        limit, eos = decoding.limit(len(source)), sorted(spec.eos_ids)
+        forced = ForcedPhrases(given, eos, limit, target.decode, word_continuations(target))
+        request = Request(frame.begin, limit, key, source)
+        found += engine.decode([request], replace(spec, logits_processor=forced))
+    return found
+
+
+def _phrase(tokenizer: Tokenizer, text: str, times: int) -> Phrase:
+    """Inside a text, and at its beginning."""
+    forms = {tuple(tokenizer.encode(form)) for form in (" " + text, text)}
+    return Phrase(tuple(sorted(forms)), times, partial(count_term, text), re.match(LETTER, text[-1]) is not None)
+
+
+@lru_cache(maxsize=4)
+def word_continuations(tokenizer: Tokenizer) -> Tensor:
+    """(vocab,) bool: tokens that begin with a letter, without a space before it."""
+    texts = (tokenizer.decode([number]) for number in range(tokenizer.size))
+    return torch.tensor([re.match(LETTER, text) is not None for text in texts])

@@ -141,6 +141,14 @@ def _goes_on(text: str, end: int) -> bool:
     return LETTERS.match(text, end) is not None and LETTERS.match(text, end - 1) is not None
 
 
+def count_term(term: str, text: str) -> int:
+    """How often a text has a term as a whole word; at its beginning also with a capital letter."""
+    before = f"(?<!{LETTER})" if LETTERS.match(term) else ""
+    after = f"(?!{LETTER})" if LETTERS.match(term[-1]) else ""
+    word = re.compile(before + re.escape(term) + after)
+    return len(word.findall(text)) + (not text.startswith(term) and bool(word.match(text[:1].lower() + text[1:])))
+
+
 def _forms(source: str, target: str) -> Iterator[tuple[str, str]]:
     """A term with capitals, all in capitals: in headings."""
     if source != source.lower() and len(source) > 1:

@@ -8,23 +8,29 @@ a term moves into the mark, for term and translation, so that both have the toke
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from allyouneed.infer.translation.glossary import Term
 from allyouneed.infer.translation.sentences import EAST_ASIAN
 
 TERM, TRANSLATION, END = "\x02", "\x03", "\x04"
+MARKS = re.compile(f"[{TERM}{TRANSLATION}{END}]")
+LAST = re.compile(f"(.)(?:{TRANSLATION}[^{END}]*{END})?$")  # of the words themselves
+
+
+def add_term(text: str, term: str, translation: str) -> str:
+    """A text and, after it, a marked term. The space at its end moves into the mark."""
+    space = " " if text.endswith(" ") else ""
+    last = LAST.search(text)
+    apart = space or (last is not None and EAST_ASIAN.match(last[1]))  # words of another script
+    gap = " " if apart and not EAST_ASIAN.match(translation) else ""
+    return f"{text.removesuffix(space)}{TERM}{space}{term}{TRANSLATION}{gap}{translation}{END}"
 
 
 def mark_terms(text: str, terms: Iterable[Term]) -> str:
     """A text with these terms of it marked; they are in order and do not overlap."""
     made, at = "", 0
     for start, end, target in terms:
-        before = text[at:start]
-        spaced = before.endswith(" ")
-        made += before[: len(before) - spaced]
-        wide = EAST_ASIAN.match(target) is not None
-        apart = not wide and (spaced or EAST_ASIAN.match(text[:start][-1:]) is not None)
-        made += f"{TERM}{' ' * spaced}{text[start:end]}{TRANSLATION}{' ' * apart}{target}{END}"
-        at = end
+        made, at = add_term(made + text[at:start], text[start:end], target), end
     return made + text[at:]

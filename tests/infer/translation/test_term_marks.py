@@ -1,0 +1,120 @@
+"""Marked terms: how they are written, and what happens where a model ignores them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from allyouneed.infer.decoding.base import Hypothesis
+from allyouneed.infer.translation.carry import Carrier, read
+from allyouneed.infer.translation.edits import apply
+from allyouneed.infer.translation.glossary import Glossary, Term, count_term
+from allyouneed.infer.translation.spans import protect
+from allyouneed.infer.translation.term_marks import END, TERM, TRANSLATION, mark_terms
+
+GLOSSARY = Glossary({"dog": "Köter", "Apple": "Apple", "狗": "dog"})
+Model = Callable[[str], str]
+
+
+def shown(text: str) -> str:
+    return text.replace(TERM, "⟦").replace(TRANSLATION, "¦").replace(END, "⟧")
+
+
+@pytest.mark.parametrize(
+    ("text", "terms", "expected"),
+    [
+        ("a dog.", {"dog": "Hund"}, "a⟦ dog¦ Hund⟧."),
+        ("dog (dog) l’dog", {"dog": "Hund"}, "⟦dog¦Hund⟧ (⟦dog¦Hund⟧) l’⟦dog¦Hund⟧"),
+        ("a dog cat", {"dog": "狗", "cat": "猫"}, "a⟦ dog¦狗⟧⟦ cat¦猫⟧"),
+        ("狗和狗狗", {"狗": "dog"}, "⟦狗¦dog⟧和⟦狗¦ dog⟧⟦狗¦ dog⟧"),
+        ("none", {"dog": "Hund"}, "none"),
+    ],
+)
+def test_the_space_before_a_term_is_inside_of_its_mark(text: str, terms: dict[str, str], expected: str) -> None:
+    assert shown(mark_terms(text, Glossary(terms).find(text))) == expected
+
+
+def test_a_term_is_counted_as_a_whole_word() -> None:
+    assert count_term("Hund", "Hund, Hunde und Hund.") == 2
+    assert count_term("gehen wir", "Gehen wir! Dann gehen wir.") == 2
+    assert count_term("狗", "狗和狗") == 2
+    assert count_term("Hund", "hund") == 0
+
+
+def carrier(model: Model, forced: Model) -> tuple[Carrier, list[str]]:
+    """Decodes by functions; the second where phrases are forced."""
+    heard: list[str] = []
+
+    def answers(model: Model, texts: list[str]) -> list[list[Hypothesis]]:
+        heard.extend(map(shown, texts))
+        return [[Hypothesis([ord(char) for char in model(text)], -1.0, -1.0, [-1.0], True)] for text in texts]
+
+    def force(texts: list[str], keys: list[tuple[int, ...]], phrases: list[Counter[str]]) -> list[list[Hypothesis]]:
+        heard.extend(f"force {dict(some)}" for some in phrases)
+        return answers(forced, texts)
+
+    def decode(texts: list[str], keys: list[tuple[int, ...]]) -> list[list[Hypothesis]]:
+        return answers(model, texts)
+
+    return Carrier(decode, lambda found: "".join(map(chr, found.tokens)), None, force), heard
+
+
+def obey(text: str) -> str:
+    return re.sub(f"{TERM}[^{TRANSLATION}]*{TRANSLATION}([^{END}]*){END}", r"\1", text)
+
+
+def ignore(text: str) -> str:
+    return re.sub(f"{TERM}([^{TRANSLATION}]*){TRANSLATION}[^{END}]*{END}", r"\1", text)
+
+
+def translate(text: str, model: Model, forced: Model) -> tuple[str, list[str]]:
+    found = protect(text, None, GLOSSARY)
+    made, heard = carrier(model, forced)
+    return made.translate([found.template], [found.spans], [(0,)])[0][0].text, heard
+
+
+def test_a_model_that_obeys_marks_is_asked_once() -> None:
+    text, heard = translate("My dog bit your dog at Apple.", obey, str)
+    assert text == "My Köter bit your Köter at Apple."
+    assert heard == ["My⟦ dog¦ Köter⟧ bit your⟦ dog¦ Köter⟧ at⟦ Apple¦ Apple⟧."]
+
+
+def test_a_model_that_ignores_marks_is_forced() -> None:
+    text, heard = translate("My dog bit your dog.", ignore, obey)
+    assert text == "My Köter bit your Köter."
+    assert heard[1] == "force {'Köter': 2}"
+
+
+@pytest.mark.parametrize("useless", [ignore, str])
+def test_stand_ins_are_left_where_nothing_else_helps(useless: Model) -> None:
+    text, heard = translate("My dog bit {name}.", useless, useless)
+    assert text == "My Köter bit {name}."
+    assert heard == [
+        "My⟦ dog¦ Köter⟧ bit Tom.",
+        "force {'Köter': 1}",
+        "My⟦ dog¦ Köter⟧ bit Facebook.",
+        "My Facebook bit Tom.",
+    ]
+
+
+def test_a_stand_in_is_never_a_marked_term() -> None:
+    found = protect("Tom likes {name} and `x`.", None, Glossary({"Tom": "Facebook"}))
+    reading = read(found.template, found.spans, marked=True)
+    assert reading is not None
+    assert shown(reading.text) == "⟦Tom¦Facebook⟧ likes Boston and Paris."
+
+
+@pytest.mark.parametrize("text", ["A dog.", "dog", "a <b>dog</b> and 😀 dog 😀", "a **dog** `x` dog", "大狗和狗", "x  dog"])
+def test_what_is_read_leads_back_to_the_source(text: str) -> None:
+    found = protect(text, None, GLOSSARY)
+    reading = read(found.template, found.spans, marked=True)
+    assert reading is not None
+    assert TERM in reading.text
+    assert apply(reading.text, reading.edits) == text
+
+
+def test_terms_in_order() -> None:
+    assert mark_terms("ab", [Term(0, 1, "x"), Term(1, 2, "y")]) == f"{TERM}a{TRANSLATION}x{END}{TERM}b{TRANSLATION}y{END}"
