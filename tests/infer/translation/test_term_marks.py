@@ -11,7 +11,7 @@ import pytest
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.translation.carry import Carrier, read
 from allyouneed.infer.translation.edits import apply
-from allyouneed.infer.translation.glossary import Glossary, Term, count_term
+from allyouneed.infer.translation.glossary import Glossary, count_term
 from allyouneed.infer.translation.spans import protect
 from allyouneed.infer.translation.term_marks import END, TERM, TRANSLATION, mark_terms
 
@@ -107,14 +107,12 @@ def test_a_stand_in_is_never_a_marked_term() -> None:
     assert shown(reading.text) == "⟦Tom¦Facebook⟧ likes Boston and Paris."
 
 
-@pytest.mark.parametrize("text", ["A dog.", "dog", "a <b>dog</b> and 😀 dog 😀", "a **dog** `x` dog", "大狗和狗", "x  dog"])
+@pytest.mark.parametrize(
+    "text", ["A dog.", "dog", "a <b>dog</b> and 😀 dog 😀", "a **dog** `x` dog", "大狗和狗", "x  dog"]
+)
 def test_what_is_read_leads_back_to_the_source(text: str) -> None:
     found = protect(text, None, GLOSSARY)
     reading = read(found.template, found.spans, marked=True)
     assert reading is not None
     assert TERM in reading.text
     assert apply(reading.text, reading.edits) == text
-
-
-def test_terms_in_order() -> None:
-    assert mark_terms("ab", [Term(0, 1, "x"), Term(1, 2, "y")]) == f"{TERM}a{TRANSLATION}x{END}{TERM}b{TRANSLATION}y{END}"

@@ -2,9 +2,9 @@
 
 A logits processor (`DecodingSpec.logits_processor`) for one request. As long as a phrase is missing, the tokens that
 begin it are likelier by `bonus`, what was begun is completed, and the hypothesis cannot end; where it would end, or has
-no tokens left for anything else, the phrase begins. So beam search places a phrase where the model finds it least surprising. Unlike grid beam search (Hokamp
-and Liu 2017) and dynamic beam allocation (Post and Vilar 2018), beams are not shared out by the number of phrases that
-they contain: the search itself needs no change.
+no tokens left for anything else, the phrase begins. So beam search places a phrase where the model finds it least
+surprising. Unlike in grid beam search (Hokamp and Liu 2017) and dynamic beam allocation (Post and Vilar 2018), beams
+are not shared out by the number of phrases that they contain: the search itself needs no change.
 """
 
 from __future__ import annotations
