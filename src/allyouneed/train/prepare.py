@@ -178,6 +178,8 @@ def _fixed_keys(tree: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in tree.items() if key not in FREE_KEYS | {"start", "retrieval"}}
     if isinstance(tree.get("model"), dict):
         kept["model"] = {key: value for key, value in tree["model"].items() if key != "vocab"}
+    if isinstance(tree.get("task"), dict):  # what the data has, and what inference does with it
+        kept["task"] = {key: value for key, value in tree["task"].items() if key != "marked_terms"}
     kept["data"] = {key: value for key, value in tree["data"].items() if key in ("filters", "max_tokens", "sha256")}
     return kept
 
