@@ -177,3 +177,27 @@ def test_five_hundred_requests_release_every_block() -> None:
 @pytest.mark.slow
 def test_twenty_thousand_requests_release_every_block() -> None:
     soak_the_pool(20_000, seed=2)
+
+
+@pytest.mark.parametrize("pages", [True, False])
+def test_equal_prompts_are_prefilled_once(pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they are decoded by, and also if some of them are cancelled meanwhile."""
+    engine = engine_of(decoder_model())
+    scheduler = Scheduler(engine, rows=40, budget=6, pool=BlockPool(200, size=4) if pages else None)
+    read, prefill = [], engine.prefill_chunk
+
+    def watched(states: Any, chunks: Any, model: Any = None) -> Any:
+        read.append(sum(map(len, chunks)))
+        return prefill(states, chunks, model)
+
+    monkeypatch.setattr(engine, "prefill_chunk", watched)
+    prompt, other = [BOS, *range(3, 14)], [BOS, 7, 8]
+    wanted = [(prompt, DECODINGS[n % len(DECODINGS)], n) for n in range(8)] + [(other, GREEDY, 9)]
+    states = scheduler.submit_all([(Request(p, d.continuation_limit(), (key,)), d) for p, d, key in wanted])
+    scheduler.step()
+    states[0].cancel()
+    scheduler.run()
+    assert sum(read) == len(prompt) + len(other) and max(read) <= 6
+    for state, one in list(zip(states, wanted, strict=True))[1:]:
+        assert tokens_of(state) == decode_alone(engine, *one)
+    assert is_empty(scheduler) if pages else scheduler.idle

@@ -15,7 +15,7 @@ from allyouneed.infer.prefix_cache import PrefixCache
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.states.base import States
-from allyouneed.nn.states.paged import BlockPool, PagedStates
+from allyouneed.nn.states.paged import BLOCK, BlockPool, PagedStates
 
 ENDLESS = 1 << 16  # a length at which windows are full: what still grows there grows without bound
 
@@ -48,6 +48,7 @@ class BlockManager:
         self.engine, self.pool, self.prefixes = engine, pool, PrefixCache(pool)
         states = PagedStates(_empty_states(engine), pool)
         self.declared = DeclaredSize(engine.model.config, pool.size, states.has_pages)
+        self.shares_prefixes = shares_prefixes(engine, states)
 
     # --- what a request needs ----------------------------------------------------------------------------------------
 
@@ -71,8 +72,7 @@ class BlockManager:
     def free(self, prefilling: Iterable[tuple[RequestState, int]]) -> int:
         """Blocks that are neither held nor about to be taken by these requests, with their unread tokens; cached
         prefixes count as free."""
-        cached = sum(self.pool.ref_counts[block] == 1 for block in self.prefixes.blocks.values())
-        return len(self.pool.free) + cached - sum(self.soon(state, unread) for state, unread in prefilling)
+        return len(self.pool.free) + self.pool.evictable - sum(self.soon(state, unread) for state, unread in prefilling)
 
     def evict(self, needed: int) -> bool:
         """Evict cached prefixes until this many blocks are free; False: they are not."""
@@ -107,7 +107,7 @@ class BlockManager:
     def start(self, states: States, requests: Sequence[RequestState]) -> PagedStates:
         """Paged states in which rows have read the cached prefixes of their prompts."""
         paged = PagedStates(states, self.pool)
-        if self._shares_prefixes(paged):
+        if self.shares_prefixes:
             for row, state in enumerate(requests):
                 paged.adopt_blocks(row, self.prefixes.find(state.request.prompt))
         return paged
@@ -115,13 +115,9 @@ class BlockManager:
     def keep_prefixes(self, states: States, requests: Iterable[tuple[int, RequestState]]) -> None:
         """Cache the prompts of these rows."""
         assert isinstance(states, PagedStates)
-        if self._shares_prefixes(states):
+        if self.shares_prefixes:
             for row, state in requests:
                 self.prefixes.keep(state.request.prompt, states.block_tables[row])
-
-    def _shares_prefixes(self, states: PagedStates) -> bool:
-        """A prefix can be shared when its whole state is paged and depends on nothing else."""
-        return states.fully_paged and not states.has_sources and not self.engine.bidirectional_prompt
 
     def waste(self, running: Iterable[States]) -> float:
         """The share of the blocks in use by these states that holds nothing."""
@@ -133,6 +129,18 @@ class BlockManager:
                 for number, block in enumerate(blocks):
                     filled[block] = max(filled.get(block, 0), min(size, length - number * size))
         return 1 - sum(filled.values()) / (len(filled) * size) if filled else 0.0
+
+
+def shares_prefixes(engine: ModelRunner, states: PagedStates | None = None) -> bool:
+    """A prefix can be shared when its whole state is paged and depends on nothing else. `states`: of the engine."""
+    states = states or PagedStates(_empty_states(engine), BlockPool(0))
+    return states.fully_paged and not states.has_sources and not engine.bidirectional_prompt
+
+
+def block_bytes(engine: ModelRunner, size: int = BLOCK) -> int:
+    """Bytes of one block, in all layers."""
+    declared = DeclaredSize(engine.model.config, size, paged=True)
+    return ceil(declared.block * next(engine.model.parameters()).itemsize)
 
 
 def _empty_states(engine: ModelRunner) -> States:

@@ -151,7 +151,8 @@ class Engine(ModelRunner):
 
     def scheduler(self, **options: Any) -> Scheduler:
         """A scheduler for requests that arrive at any time; `Scheduler` names the options."""
-        return Scheduler(self, graphs=self.graphs, validator=self.validator, **options)
+        graphs = None if options.get("pool") is not None else self.graphs
+        return Scheduler(self, **{"graphs": graphs, "validator": self.validator} | options)
 
     def _offline(self) -> Scheduler:
         return Scheduler(self, queue=LargestFirst(self.budget), graphs=self.graphs, validator=self.validator)

@@ -3,7 +3,7 @@ models and captured CUDA graphs (cuda_graph/prefill.py) all go through `start` a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -42,23 +42,55 @@ def prefill(model: DecodableModel, states: States, tokens: Rows, bidirectional: 
     return model.advance(tokens, states, last=True)[:, 0]
 
 
+def share_rows(requests: Sequence[RequestState]) -> list[list[RequestState]]:
+    """Requests with equal sources and prompts together: the model reads each once (`n` samples of one prompt)."""
+    rows: dict[Any, list[RequestState]] = {}
+    for state in requests:
+        rows.setdefault(prefill_key(state), []).append(state)
+    return list(rows.values())
+
+
+def prefill_key(state: RequestState) -> Any:
+    request = state.request
+    return tuple(request.prompt), None if request.source is None else tuple(request.source)
+
+
 @dataclass(eq=False)
 class PrefillBatch:
-    """Requests whose prompts are being read, and how many tokens of each have been."""
+    """Prompts that are being read: the requests of each row, and how many of its tokens have been read."""
 
     model: DecodableModel
     states: States
-    requests: list[RequestState]
+    rows: list[list[RequestState]]
     read: list[int]
     handed_over: bool = False  # its states became a running batch's
 
     @property
+    def requests(self) -> list[RequestState]:
+        return [state for row in self.rows for state in row]
+
+    @property
+    def prompts(self) -> list[Sequence[int]]:
+        return [row[0].request.prompt for row in self.rows]
+
+    @property
     def unread(self) -> list[int]:
-        return [len(state.request.prompt) - at for state, at in zip(self.requests, self.read, strict=True)]
+        return [len(prompt) - at for prompt, at in zip(self.prompts, self.read, strict=True)]
+
+    def unread_tokens(self) -> Iterator[tuple[RequestState, int]]:
+        """Of each request; the tokens of a row count for its first one."""
+        for row, left in zip(self.rows, self.unread, strict=True):
+            yield from ((state, 0 if n else left) for n, state in enumerate(row))
 
     def keep(self, rows: list[int]) -> None:
-        if rows and len(rows) < len(self.requests):
+        if rows and len(rows) < len(self.rows):
             self.states.select(rows)
         elif not rows and not self.handed_over:
             self.states.close()
-        self.requests, self.read = [self.requests[row] for row in rows], [self.read[row] for row in rows]
+        self.rows, self.read = [self.rows[row] for row in rows], [self.read[row] for row in rows]
+
+    def drop_cancelled(self) -> None:
+        left = [[state for state in row if not state.cancelled] for row in self.rows]
+        kept = [number for number, row in enumerate(left) if row]
+        self.keep(kept)
+        self.rows = [left[number] for number in kept]

@@ -39,7 +39,7 @@ class PrefixCache:
             if key not in self.blocks:
                 self.blocks[key] = blocks[number]
                 self.children[before] = self.children.get(before, 0) + 1
-                self.pool.retain([blocks[number]])
+                self.pool.cache(blocks[number])
             before = self.blocks[key]
 
     def evict(self) -> bool:
@@ -48,13 +48,14 @@ class PrefixCache:
             if not self.children.get(block):
                 del self.blocks[key]
                 self.children[key[0]] -= 1
-                self.pool.release([block])
+                self.pool.uncache(block)
                 return True
         return False
 
     def forget(self) -> None:
         """Empty it without releasing blocks: the pool is recounted."""
         self.blocks, self.children = {}, {}
+        self.pool.cached.clear()
 
     def clear(self) -> None:
         while self.evict():

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.model_runner import ModelRunner
-from allyouneed.infer.prefill import PrefillBatch
+from allyouneed.infer.prefill import PrefillBatch, prefill_key, share_rows
 from allyouneed.infer.request import Request
 from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
 from allyouneed.infer.speculative.decode import SpeculativeDecoder
@@ -41,12 +42,15 @@ from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import BlockPool, PagedStates, PoolFullError
 from allyouneed.runtime.process import refuse_after_fork
 
+ReadPrompt = tuple[int, RequestState]  # a request whose prompt has been read, and its row in the prefill batch
+
 
 class Scheduler:
     """`rows`: the most rows decoded at once, beams counted. `budget`: prompt tokens read in one step. `memory`: the
     most bytes of state, as the config declares them. `pool`: blocks for paged states, of this scheduler alone; when
     they run out, the least urgent request is preempted and resumed later. `queue`: `LargestFirst` for offline use; the
-    bounds above do not apply to it. `graphs`, `validator`: of the engine, to share.
+    bounds above do not apply to it. `graphs`, `validator`: of the engine, to share; with a `pool` and `graphs`, prompts
+    are read into blocks, and requests that graphs suit leave them for a slot.
 
     One thread calls `step`; any thread may `submit` and cancel.
     """
@@ -80,14 +84,25 @@ class Scheduler:
         self.steps, self.preemptions, self._numbers = 0, 0, count()
         self.blocks = None if pool is None else BlockManager(engine, pool)
         self.graphs: GraphRunnerCache | None = None
-        if pool is None and memory is None and not engine.exact:
-            self.graphs = graphs or GraphRunnerCache(engine)
+        if memory is None and not engine.exact:
+            self.graphs = graphs or (GraphRunnerCache(engine) if pool is None else None)
         self.slots = SchedulerSlots(self.graphs, rows) if self.graphs is not None and queue is None else None
 
     # --- submitting --------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, spec: DecodingSpec | Decoding | None = None) -> RequestState:
         """Queue a request. Its state is done when all its tokens are decoded, or at once if its source is empty."""
+        (state,) = self.submit_all([(request, spec)])
+        return state
+
+    def submit_all(self, requests: Iterable[tuple[Request, DecodingSpec | Decoding | None]]) -> list[RequestState]:
+        """Queue requests together, or none if one is refused. Those with equal sources and prompts are prefilled once
+        if there is room for them in the same step."""
+        states = [self._prepare(request, spec) for request, spec in requests]
+        self.arrivals.extend([state for state in states if not state.done])
+        return states
+
+    def _prepare(self, request: Request, spec: DecodingSpec | Decoding | None) -> RequestState:
         spec, request = self.validator.spec(spec), self.validator.request(request)
         streams = self.offline is None or request.listener is not None
         limit = self.engine.token_limit(request)
@@ -97,7 +112,6 @@ class Scheduler:
             return state
         self._check(state)
         state.arrived = self.steps
-        self.arrivals.append(state)
         return state
 
     def _check(self, state: RequestState) -> None:
@@ -333,25 +347,28 @@ class Scheduler:
         taken: list[RequestState] = []
         rows, tokens, free = sum(state.spec.decoding.rows for state in self.active), 0, 0
         if blocks is not None:
-            free = blocks.free((s, left) for p in self.prefilling for s, left in zip(p.requests, p.unread, strict=True))
+            free = blocks.free(one for batch in self.prefilling for one in batch.unread_tokens())
+        known: set[Any] = set()  # what is read once for several of them
         while (state := queue.peek(self.steps)) is not None:
             if self.preempted and self._urgency(self.preempted[0].requests[0]) < self._urgency(state):
                 break
-            size = len(state.request.source or state.request.prompt)
-            rows, tokens = rows + state.spec.decoding.rows, tokens + size
+            size, key = len(state.request.source or state.request.prompt), prefill_key(state)
+            unread = 0 if key in known else len(state.request.prompt)
+            rows, tokens = rows + state.spec.decoding.rows, tokens + (0 if key in known else size)
             full = rows > self.rows or (self.memory is not None and self._bytes([*self.active, state]) > self.memory)
             if blocks is not None:
-                free -= blocks.constant(state) + blocks.soon(state, len(state.request.prompt))
+                free -= blocks.constant(state) + blocks.soon(state, unread)
                 full = full or (free < 0 and bool(self.active))
-            if full or (taken and tokens > self.budget):
+            if full or (taken and key not in known and tokens > self.budget):
                 break
+            known.add(key)
             self.active.append(state)
             state.admitted = True
             queue.pop(state, size + state.limit)
             if blocks is not None:
                 blocks.reserve(state)
             taken.append(state)
-        for some in [[state] for state in taken] if self.engine.exact else [taken] if taken else []:
+        for some in share_rows(taken) if self.engine.exact else [taken] if taken else []:
             self._start(some)
 
     def _urgency(self, state: RequestState) -> tuple[int, int, int]:
@@ -432,11 +449,11 @@ class Scheduler:
                 self._start([state for state in requests if (state.request.source is None) is kind])
             return
         try:
-            model = self.engine.decoder
-            states = self.engine.start([state.request for state in requests], model)
+            model, rows = self.engine.decoder, share_rows(requests)
+            states = self.engine.start([row[0].request for row in rows], model)
             if self.blocks is not None:
-                states = self.blocks.start(states, requests)
-            self.prefilling.append(PrefillBatch(model, states, requests, list(states.lengths)))
+                states = self.blocks.start(states, [row[0] for row in rows])
+            self.prefilling.append(PrefillBatch(model, states, rows, list(states.lengths)))
         except Exception as error:
             self._fail(requests, error)
 
@@ -446,61 +463,68 @@ class Scheduler:
         for batch in list(self.prefilling):
             requests = batch.requests
             try:
-                batch.keep([n for n, state in enumerate(requests) if not state.cancelled])
-                if batch.requests:
-                    act = partial(self._prefill_chunk, batch, max(1, share // len(batch.requests)))
+                batch.drop_cancelled()
+                if batch.rows:
+                    act = partial(self._prefill_chunk, batch, max(1, share // len(batch.rows)))
                     act() if self.blocks is None else self._with_blocks(act)
             except Exception as error:
                 self.prefilling.remove(batch)
                 here = self._held()
                 self._fail([state for state in requests if state not in here], error)
-        self.prefilling = [batch for batch in self.prefilling if batch.requests]
+        self.prefilling = [batch for batch in self.prefilling if batch.rows]
 
     def _prefill_chunk(self, batch: PrefillBatch, size: int) -> None:
-        engine, prompts = self.engine, [state.request.prompt for state in batch.requests]
+        engine, prompts = self.engine, batch.prompts
         # chunks change the last bits, and cut tokens that attend to each other apart
         if self.offline is not None or engine.bidirectional_prompt or engine.exact:
             size = max(map(len, prompts))
         chunks = [prompt[at : at + size] for prompt, at in zip(prompts, batch.read, strict=True)]
         last = engine.prefill_chunk(batch.states, chunks, batch.model)
         batch.read = [at + len(chunk) for at, chunk in zip(batch.read, chunks, strict=True)]
-        done = [n for n, prompt in enumerate(prompts) if batch.read[n] == len(prompt)]
-        for rows in sorted({batch.requests[n].spec.decoding.rows for n in done}):
-            some = [n for n in done if batch.requests[n].spec.decoding.rows == rows]
+        done = [(n, state) for n, left in enumerate(batch.unread) if not left for state in batch.rows[n]]
+        for some in self._decoded_together(done):
             try:
                 self._decode(batch, some, last)
             except Exception as error:
                 here = {state for running in self.running for state in running.requests}
                 here |= set(self.slots.requests) if self.slots is not None else set()
-                self._fail([batch.requests[n] for n in some if batch.requests[n] not in here], error)
+                self._fail([state for _, state in some if state not in here], error)
         batch.keep([n for n, left in enumerate(batch.unread) if left])
 
-    def _decode(self, batch: PrefillBatch, some: list[int], last: Tensor) -> None:
+    def _decoded_together(self, done: list[ReadPrompt]) -> list[list[ReadPrompt]]:
+        """In one running batch every request has equally many rows; in exact mode each runs alone."""
+        if self.engine.exact:
+            return [[one] for one in done]
+        counts = sorted({state.spec.decoding.rows for _, state in done})
+        return [[one for one in done if one[1].spec.decoding.rows == rows] for rows in counts]
+
+    def _decode(self, batch: PrefillBatch, some: list[ReadPrompt], last: Tensor) -> None:
         """Decode the first token of these requests, whose prompts have been read, and let them join the others."""
-        some = some if self.slots is None else self.slots.add(batch.states, batch.requests, some)
+        if self.blocks is not None:
+            self.blocks.keep_prefixes(batch.states, some)
+        some = some if self.slots is None else self.slots.add(batch.states, some)
         if not some:
             return
-        groups: dict[DecodingSpec, list[int]] = {}
+        groups: dict[DecodingSpec, list[ReadPrompt]] = {}
         kinds: dict[int, DecodingSpec] = {}  # by identity: requests of one call share their specification
-        for n in some:
-            spec = batch.requests[n].spec
+        for one in some:
+            spec = one[1].spec
             if id(spec) not in kinds:
                 kinds[id(spec)] = spec.batch_key
-            groups.setdefault(kinds[id(spec)], []).append(n)
-        if self.blocks is not None:
-            self.blocks.keep_prefixes(batch.states, ((n, batch.requests[n]) for n in some))
+            groups.setdefault(kinds[id(spec)], []).append(one)
         for kind in [kind for kind in groups if kind.draft is not None]:
-            rows = groups.pop(kind)
-            requests = [batch.requests[row] for row in rows]
+            drafted = groups.pop(kind)
+            requests = [state for _, state in drafted]
             try:
-                speculation = SpeculativeDecoder(batch.model, *self._take(batch, rows, last), requests)
+                taken = self._take(batch, [row for row, _ in drafted], last)
+                speculation = SpeculativeDecoder(batch.model, *taken, requests)
                 if speculation.active:
                     self.running.append(speculation)
             except Exception as error:
                 self._fail(requests, error)
         if groups:
-            states, last = self._take(batch, [row for rows in groups.values() for row in rows], last)
-            chosen = [(kind, [batch.requests[row] for row in rows]) for kind, rows in groups.items()]
+            states, last = self._take(batch, [row for some in groups.values() for row, _ in some], last)
+            chosen = [(kind, [state for _, state in some]) for kind, some in groups.items()]
             running = RunningBatch(batch.model, states, chosen, self.engine.limit)
             running.append_tokens(last)
             if running.active:
@@ -508,7 +532,8 @@ class Scheduler:
                 self._join(running)
 
     def _take(self, batch: PrefillBatch, rows: list[int], last: Tensor) -> tuple[States, Tensor]:
-        """States and last hidden states of these rows: the batch's own if they are all of it, else copies."""
+        """States and last hidden states of these rows, one for each request: the batch's own if they are all of it and
+        no other request needs them, else copies."""
         batch.handed_over = rows == list(range(len(batch.requests)))
         return (batch.states, last) if batch.handed_over else (batch.states.copy_rows(rows), last[rows])
 

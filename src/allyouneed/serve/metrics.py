@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from allyouneed.infer.scheduler import Scheduler
 
 LATENCIES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+
+
+class BlockTotals(NamedTuple):
+    """Of a scheduler so far: preempted requests; prompt tokens looked up in the prefix cache, and found."""
+
+    preemptions: int = 0
+    queries: int = 0
+    hits: int = 0
 
 
 class Metrics:
@@ -18,7 +31,23 @@ class Metrics:
         self.waiting = Gauge("vllm:num_requests_waiting", "sequences waiting to be decoded", label, registry=own)
         self.prompt_tokens = Counter("vllm:prompt_tokens", "prompt tokens read", label, registry=own)
         self.generated_tokens = Counter("vllm:generation_tokens", "tokens generated", label, registry=own)
-        self.preemptions = Gauge("vllm:num_preemptions", "requests preempted so far", label, registry=own)
+        self.preemptions = Counter("vllm:num_preemptions", "requests preempted", label, registry=own)
+        self.cache_usage = Gauge(
+            "vllm:kv_cache_usage_perc", "share of the blocks that requests hold, 0 to 1", label, registry=own
+        )
+        self.cache_config = Gauge("vllm:cache_config_info", "1", [*label, "block_size", "num_gpu_blocks"], registry=own)
+        self.blocks = Gauge(
+            "allyouneed:kv_cache_blocks",
+            "blocks: used by requests, cached prefixes of prompts, free",
+            [*label, "state"],
+            registry=own,
+        )
+        self.prefix_queries = Counter(
+            "vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache", label, registry=own
+        )
+        self.prefix_hits = Counter(
+            "vllm:prefix_cache_hits", "prompt tokens found in the prefix cache", label, registry=own
+        )
         self.finished = Counter("vllm:request_success", "finished sequences", [*label, "finished_reason"], registry=own)
         self.first_token = Histogram(
             "vllm:time_to_first_token_seconds", "until the first token", label, buckets=LATENCIES, registry=own
@@ -38,6 +67,24 @@ class Metrics:
         self.request_seconds = Histogram(
             "allyouneed:http_request_seconds", "HTTP requests, all routes", buckets=LATENCIES, registry=own
         )
+
+    def report_blocks(self, model: str, scheduler: Scheduler, before: BlockTotals) -> BlockTotals:
+        """What the blocks of a paged scheduler are used for, and what was counted since `before`. Blocks of cached
+        prefixes that no request uses are not part of the usage: they are evicted when blocks are needed."""
+        assert scheduler.blocks is not None
+        pool, prefixes = scheduler.blocks.pool, scheduler.blocks.prefixes
+        used = pool.used - pool.evictable
+        for state, count in (("used", used), ("cached", pool.evictable), ("free", len(pool.free))):
+            self.blocks.labels(model, state).set(count)
+        self.cache_usage.labels(model).set(used / max(1, pool.blocks))
+        self.cache_config.labels(model, str(pool.size), str(pool.blocks)).set(1)
+        now = BlockTotals(scheduler.preemptions, prefixes.prompt_tokens, prefixes.hits)
+        for counter, old, new in zip(
+            (self.preemptions, self.prefix_queries, self.prefix_hits), before, now, strict=True
+        ):
+            if new > old:
+                counter.labels(model).inc(new - old)
+        return now
 
     def answered(self, method: str, status: int, seconds: float) -> None:
         known = method if method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH") else "other"

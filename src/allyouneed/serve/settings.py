@@ -45,6 +45,7 @@ class Limits(Config):
 class Settings(Config):
     """`keys`: API keys; empty: no authentication. `hosts`: names allowed in the Host header besides localhost and IP
     addresses ("*": any). `rows`, `budget`: of the scheduler. `memory`: the most bytes of weights loaded at once.
+    `paged`: models whose prompts can share a prefix keep keys and values in blocks; `kv_memory`: bytes of their blocks.
     `glossaries`: folder of stored glossaries; without it they are kept in memory. `exact`: every request in exact mode,
     not only those that ask for it. `log_texts`: write request bodies to the log."""
 
@@ -57,6 +58,8 @@ class Settings(Config):
     rows: PositiveInt = 64
     budget: PositiveInt = 512
     memory: PositiveInt | None = None
+    paged: bool = True
+    kv_memory: PositiveInt | None = None
     glossaries: Path | None = None
     exact: bool = False
     grace_seconds: PositiveFloat = 60  # after SIGTERM, until requests in progress are cut off

@@ -11,6 +11,7 @@ from allyouneed.nn.heads.vocabulary import VocabularyHead
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.retro import Retro
 from allyouneed.nn.ops.cross_entropy import chunk_bytes
+from allyouneed.runtime.memory import available_memory as available_memory
 from allyouneed.train.backend import Backend
 from allyouneed.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from allyouneed.train.recipe import Recipe
@@ -95,16 +96,6 @@ def _target_vocab(model: Model) -> int:
     return model.vocabs.target
 
 
-def available_memory(device: torch.device) -> int | None:
-    """Free bytes; None if unknown."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = _meminfo("MemAvailable")
-    limit = _number("/sys/fs/cgroup/memory.max")  # container limit
-    limits = [count for count in (free, limit) if count is not None]
-    return min(limits, default=None)
-
-
 def memory_in_use(device: torch.device) -> int | None:
     """Bytes: the peak of this run on a GPU, the current use on a CPU."""
     if device.type == "cuda":
@@ -122,18 +113,3 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit in ("B", "kB", "MB") else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
-
-
-def _meminfo(key: str) -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":")), None)
-
-
-def _number(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):
-        return None

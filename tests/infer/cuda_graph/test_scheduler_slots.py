@@ -12,6 +12,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
+from allyouneed.nn.states.paged import BlockPool
 from graph_runner import DECODINGS, engine_of, make_requests, token_lists
 
 
@@ -67,3 +68,21 @@ def test_a_cancelled_request_frees_its_slot() -> None:
 
 def test_a_pool_or_a_memory_limit_excludes_slots() -> None:
     assert Scheduler(engine_of("grouped"), memory=1 << 20).slots is None
+
+
+def test_prompts_are_read_into_blocks_and_leave_them_for_slots() -> None:
+    """A pool and graphs: prefixes are shared, and decoding is captured."""
+    engine = engine_of("grouped")
+    ways = [DECODINGS["greedy"], DECODINGS["beam"], Decoding(method="greedy", repetition_penalty=1.3)]
+    begin = [1, *range(5, 16)]
+    requests = [(Request([*begin, 5 + n % 4], 9, (n,)), ways[n % 3]) for n in range(12)]
+    scheduler = Scheduler(engine, rows=9, budget=20, pool=BlockPool(300, size=4), graphs=engine.graphs)
+    states = [scheduler.submit(*one) for one in requests]
+    scheduler.run()
+    for state, (request, decoding) in zip(states, requests, strict=True):
+        assert state.answer is not None
+        assert token_lists([state.answer]) == decode_alone(engine, request, decoding)
+    assert scheduler.slots is not None and scheduler.slots.batches
+    blocks = scheduler.blocks
+    assert blocks is not None and blocks.prefixes.hits > 0
+    assert blocks.pool.used == blocks.pool.evictable == len(blocks.prefixes.blocks)

@@ -18,6 +18,8 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.states.base import States
+from allyouneed.nn.states.kv_cache import KVCache
+from allyouneed.nn.states.paged import BlockPool, PagedStates
 from allyouneed.runtime.cpu import executor as executor_module
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
 from any_part import CASES
@@ -104,6 +106,29 @@ def test_results_are_bit_identical_across_batches_and_thread_counts() -> None:
                     assert torch.equal(one[0], all_rows[row]) and torch.equal(one[0], all_rows[row + 12])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_paged_caches_give_the_same_bits(size: int) -> None:
+    """Rows that share blocks, write to them and change places."""
+    model = language_model()
+    executor = cpu_executor(model)
+    if not isinstance(executor, CpuExecutor):
+        return
+    pool = BlockPool(60, size)
+    plain = executor.start(3)
+    paged = PagedStates(executor.start(3), pool)
+    tokens = torch.tensor([[5], [9], [11]])
+    for turn in range(15):
+        if turn in (3, 8):  # a row twice, another one dropped
+            for states in (plain, paged):
+                states.select([2, 0, 2])
+        new = Rows((tokens + 7 * turn) % 20 + 3)
+        assert executor.supports(new, paged, turn + 1) and executor.bind(paged, 3, turn + 1) is not None
+        assert torch.equal(executor.advance(new, paged), executor.advance(new, plain))
+    assert isinstance(paged.unpaged_rows([1]).layers[0]["mixer"], KVCache)
+    paged.close()
+    assert not pool.used
 
 
 def test_rows_can_be_reordered_dropped_and_share_a_source() -> None:

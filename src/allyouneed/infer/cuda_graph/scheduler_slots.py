@@ -17,6 +17,7 @@ from allyouneed.infer.cuda_graph.runner import (
 )
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.nn.states.base import States
+from allyouneed.nn.states.paged import PagedStates
 
 
 class SchedulerSlots:
@@ -34,17 +35,17 @@ class SchedulerSlots:
     def requests(self) -> list[RequestState]:
         return [state for batch in self.batches.values() for state in batch.requests]
 
-    def add(self, states: States, requests: Sequence[RequestState], numbers: list[int]) -> list[int]:
-        """Move these of the prefilled requests into slots; returns those that need the plain path: graphs do not suit
-        them, or no slot is free."""
-        groups: dict[Shape, list[int]] = {}
+    def add(self, states: States, requests: Sequence[tuple[int, RequestState]]) -> list[tuple[int, RequestState]]:
+        """Move prefilled requests, with their rows in the states, into slots; returns those that need the plain path:
+        graphs do not suit them, or no slot is free."""
+        groups: dict[Shape, list[tuple[int, RequestState]]] = {}
         plain, weights = [], None
-        for n in numbers:
-            if self.graphs.admits([requests[n]]):
+        for row, state in requests:
+            if self.graphs.admits([state]):
                 weights = weights or weight_addresses(self.engine.model)
-                groups.setdefault(self._shape(requests[n], weights), []).append(n)
+                groups.setdefault(self._shape(state, weights), []).append((row, state))
             else:
-                plain.append(n)
+                plain.append((row, state))
         for shape, some in groups.items():
             if shape not in self.batches:
                 self.batches = {old: b for old, b in self.batches.items() if b.active or old.weights == weights}
@@ -58,10 +59,12 @@ class SchedulerSlots:
             free = len(self.batches[shape].runner.free)
             some, plain = some[:free], plain + some[free:]
             if some:
-                chosen = [requests[n] for n in some]
+                chosen = [state for _, state in some]
                 # the first step reads the last prompt token once more and stores it where it was
                 lengths = [len(state.request.prompt) - 1 for state in chosen]
-                self.batches[shape].add(states.copy_rows(some), chosen, lengths)
+                rows = [row for row, _ in some]
+                past = states.unpaged_rows(rows) if isinstance(states, PagedStates) else states.copy_rows(rows)
+                self.batches[shape].add(past, chosen, lengths)
         return plain
 
     def _shape(self, state: RequestState, weights: int) -> Shape:

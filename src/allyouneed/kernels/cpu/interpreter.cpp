@@ -16,11 +16,13 @@
 
 namespace {
 
-// 0; 1: a token id is outside the vocabulary; 2: lengths exceed the room for tokens or for attention weights.
+// 0; 1: a token id is outside the vocabulary; 2: lengths exceed the room for tokens, keys or attention weights.
 int32_t check(const Pass& pass) {
     const int tokens = pass.rows * pass.time, room = pass.longest - 4;  // keys are read in fours
-    for (int row = 0; row < pass.rows; row++)
+    for (int row = 0; row < pass.rows; row++) {
         if (pass.lengths[row] < 0 || pass.lengths[row] > pass.time || pass.starts[row] < 0) return 2;
+        if (pass.block_table && pass.starts[row] + pass.lengths[row] > int64_t(pass.blocks) << pass.shift) return 2;
+    }
     for (int n = 0; n < pass.count; n++) {
         const Instruction& o = pass.instructions[n];
         if (o.kind == EMBED)

@@ -82,7 +82,8 @@ struct Instruction {
     };
 };
 
-struct Cache {  // keys and values of one layer, and the distances, in floats, from one row, head and token to the next
+struct Cache {  // keys and values of one layer, and the distances, in floats, from one row (of paged ones, block), head
+                // and token to the next
     float* keys;
     float* values;
     int64_t row;
@@ -97,6 +98,8 @@ struct Pass {
     int32_t threads;
     int32_t group;    // rows that share a source
     int32_t longest;  // the most keys that any query attends to
+    int32_t blocks;   // in a row's block table
+    int32_t shift;    // a block has 1 << shift tokens
     const Instruction* instructions;
     float* const* registers;  // (rows * time, width) each
     const int32_t* widths;
@@ -106,6 +109,7 @@ struct Pass {
     const int32_t* starts;       // (rows) tokens that were read before
     const int32_t* lengths;      // (rows) new tokens; the rest of `time` is padding
     const int32_t* sources;      // (rows / group) lengths of the sources
+    const int32_t* block_table;  // (rows, blocks) of paged caches, or null
     uint8_t* quantized;          // (rows * time, widest input)
     float* scratch;              // step and zero point of each token; then (threads, longest) attention weights
 };

@@ -12,8 +12,10 @@ keys.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,12 +34,15 @@ class PoolFullError(Exception):
 
 class BlockPool:
     """`blocks` blocks of `size` tokens in every layer with a KV cache, reference-counted. Block 0 is never allocated:
-    it pads block tables."""
+    it pads block tables. `cached`: blocks that a prefix cache holds, too; `evictable`: how many of them nobody else
+    holds."""
 
     def __init__(self, blocks: int, size: int = BLOCK) -> None:
         self.blocks, self.size = blocks, size
         self.free = list(range(blocks, 0, -1))
         self.ref_counts = [0] * (blocks + 1)
+        self.cached: set[int] = set()
+        self.evictable = 0
         self.storage: dict[int, tuple[Tensor, Tensor]] = {}  # by layer
 
     @property
@@ -55,12 +60,26 @@ class BlockPool:
     def retain(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             self.ref_counts[block] += 1
+            if self.ref_counts[block] == 2 and block in self.cached:
+                self.evictable -= 1
 
     def release(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             self.ref_counts[block] -= 1
             if not self.ref_counts[block]:
                 self.free.append(block)
+            elif self.ref_counts[block] == 1 and block in self.cached:
+                self.evictable += 1
+
+    def cache(self, block: int) -> None:
+        """A prefix cache holds it, besides the row that has read it."""
+        self.retain([block])
+        self.cached.add(block)
+
+    def uncache(self, block: int) -> None:
+        self.cached.remove(block)
+        self.evictable -= self.ref_counts[block] == 1
+        self.release([block])
 
     def recount(self, held: Iterable[Sequence[int]]) -> None:
         """Set the reference counts anew: these blocks are held, all others are free."""
@@ -70,14 +89,23 @@ class BlockPool:
                 counts[block] += 1
         self.ref_counts = counts
         self.free = [block for block in range(self.blocks, 0, -1) if not counts[block]]
+        self.evictable = sum(counts[block] == 1 for block in self.cached)
 
     def layer(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Storage (blocks, heads, size, width) of a layer with such keys and values (batch, heads, time, width)."""
         if number not in self.storage:
             self.storage[number] = tuple(  # type: ignore[assignment]
-                new.new_zeros(self.blocks + 1, new.shape[1], self.size, new.shape[3]) for new in (keys, values)
+                untouched_zeros(new, self.blocks + 1, new.shape[1], self.size, new.shape[3]) for new in (keys, values)
             )
         return self.storage[number]
+
+
+def untouched_zeros(like: Tensor, *sizes: int) -> Tensor:
+    """Zeros. On a CPU, memory that is only taken from the system where it is used: numpy asks for zeroed pages, torch
+    writes the zeros."""
+    if like.device.type != "cpu":
+        return like.new_zeros(sizes)
+    return torch.from_numpy(np.zeros(prod(sizes) * like.itemsize, np.uint8)).view(like.dtype).view(sizes)
 
 
 class PagedKVCache(KVState):
@@ -165,13 +193,26 @@ class PagedStates(States):
         super().append_marks(new, end)
         if not self.has_pages:
             return
-        longest = max(*map(len, self.block_tables), -(-end // size))
-        table = [blocks + [0] * (longest - len(blocks)) for blocks in self.block_tables]
-        self.block_table = torch.tensor(table, dtype=torch.long, device=self.device)
+        self.block_table = self.padded_table(end)
         positions = new.positions.expand(rows, -1)
         blocks = self.block_table.gather(1, positions // size)  # (batch, time)
         self.write_blocks = blocks if new.real is None else blocks.where(new.real, 0)
         self.write_slots = positions % size
+
+    def padded_table(self, end: int, dtype: torch.dtype = torch.long) -> Tensor:
+        """The block tables for positions up to `end` (batch, blocks); those of shorter rows end with block 0."""
+        longest = max(*map(len, self.block_tables), -(-end // self.pool.size))
+        table = [blocks + [0] * (longest - len(blocks)) for blocks in self.block_tables]
+        return torch.tensor(table, dtype=dtype, device=self.device)
+
+    def copy_shared_blocks(self) -> None:
+        """Copy the shared blocks that are written to, in all layers (`PagedKVCache` does it in one layer)."""
+        if self.copies:
+            old, own = (list(blocks) for blocks in zip(*self.copies, strict=True))
+            for storage in self.pool.storage.values():
+                for cache in storage:
+                    cache[own] = cache[old]
+            self.copies = []
 
     def reserve(self, counts: Sequence[int]) -> None:
         """Allocate blocks for so many more tokens of each row, and copies of shared blocks. All or nothing."""
@@ -208,6 +249,27 @@ class PagedStates(States):
     def adopt_blocks(self, row: int, blocks: list[int]) -> None:
         """Start a new row with these full blocks, already retained for it."""
         self.block_tables[row], self.lengths[row] = blocks, len(blocks) * self.pool.size
+
+    def unpaged_rows(self, rows: Sequence[int]) -> States:
+        """A copy of these rows in KV caches of their own."""
+        copied = self.copy_rows(rows)
+        end = max(copied.lengths)
+        table = BlockTable(copied.padded_table(end), self.pool.size)
+        layers: list[dict[str, State]] = []
+        for layer in copied.layers:
+            layers.append({})
+            for name, state in layer.items():
+                if isinstance(state, PagedKVCache):
+                    cache, stored = KVCache(), self.pool.storage.get(state.number)
+                    if stored is not None:
+                        cache.keys, cache.values = (table.gather(one)[:, :, :end] for one in stored)
+                        cache.end = end
+                    state = cache
+                layers[-1][name] = state
+        new = States(layers, len(rows), self.device, copied.memory)
+        new.lengths, new.group, new.marks = copied.lengths, copied.group, copied.marks
+        copied.close()
+        return new
 
     def swap_out(self) -> None:
         """Copy the blocks out of the pool and free them."""

@@ -20,6 +20,7 @@ from allyouneed.nn.linear import int8 as quantized
 from allyouneed.nn.mixers.attention.attention import CrossAttention
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.kv_cache import KVCache
+from allyouneed.nn.states.paged import PagedStates
 from allyouneed.runtime.cpu.instructions import FORMATS, Instructions, PartCall, Register
 from allyouneed.runtime.cpu.lower import lower, lower_embed, lower_program, lower_source
 from allyouneed.runtime.cpu.native_program import CacheBinding, NativeProgram, PassInputs, arena_for
@@ -183,6 +184,10 @@ class CpuExecutor:
         batch = PassInputs(rows, time, new.tokens.contiguous(), states.lengths, lengths, end, max(end, sources))
         batch.caches, batch.group = ctypes.addressof(binding.caches), states.group
         batch.sources = binding.source_lengths
+        if isinstance(states, PagedStates):
+            states.reserve(lengths)
+            states.copy_shared_blocks()
+            batch.block_table, batch.shift = states.padded_table(end, torch.int32), states.pool.size.bit_length() - 1
         caller = None
         if self.decoder.calls:
             layout = TokenLayout.following(states.lengths, new)
@@ -208,7 +213,7 @@ class CpuExecutor:
 
     def supports(self, new: Rows, states: States, end: int) -> bool:
         return (
-            type(states) is States
+            (type(states) is States or self.supports_pages(states))
             and len(states.lengths) == len(new.tokens)
             and not states.marks
             and is_plain(new)
@@ -216,6 +221,15 @@ class CpuExecutor:
             and (self.int8 or new.tokens.shape[1] == 1)  # of many tokens torch's float products are as fast
             and not torch.is_grad_enabled()
             and (self.limit is None or end <= self.limit)
+        )
+
+    def supports_pages(self, states: States) -> bool:
+        """Blocks of 2^n tokens in single precision."""
+        return (
+            type(states) is PagedStates
+            and states.has_pages
+            and states.pool.size.bit_count() == 1
+            and self.dtype is torch.float32
         )
 
     def bind(self, states: States, rows: int, end: int) -> CacheBinding | None:
@@ -235,6 +249,14 @@ class CpuExecutor:
                     state.end = memory.layout.time
                 if state.keys.shape[0] * states.group != rows:
                     return None
+            elif isinstance(states, PagedStates):
+                like = torch.empty(1, slot.heads, 0, slot.head_width)
+                keys, values = states.pool.layer(slot.state.layer, like, like)
+                if keys.dtype is not torch.float32 or keys.shape[1::2] != like.shape[1::2]:
+                    return None
+                if keys is not binding.keys[number]:
+                    binding.point_to(number, keys, values)
+                continue
             else:
                 state.end = end
                 capacity = 0 if state.keys is None else state.keys.shape[2]

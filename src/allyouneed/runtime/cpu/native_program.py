@@ -16,6 +16,7 @@ from torch import Tensor
 from allyouneed.kernels.cpu.abi import CONSTANTS, Cache, Format, Instruction, Kind, Pass
 from allyouneed.nn.states.base import State, States
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
+from allyouneed.nn.states.paged import PagedKVCache, PagedStates
 from allyouneed.runtime.cpu.instructions import CacheSlot, Instructions, PartCall
 from allyouneed.runtime.cpu.threads import ThreadCount
 
@@ -70,7 +71,8 @@ CallPart = Callable[[PartCall, list[Tensor]], Tensor]  # of tensors (rows, time,
 @dataclass
 class PassInputs:
     """The new tokens of one pass. `starts`: tokens before them, by row. `end`: positions are below it. `keys`: the most
-    keys a token reads. `caches`, `sources`: addresses of the KV caches and of the source lengths."""
+    keys a token reads. `caches`, `sources`: addresses of the KV caches and of the source lengths. `block_table` (rows,
+    blocks): of paged caches, int32, for blocks of `1 << shift` tokens."""
 
     rows: int
     time: int
@@ -82,6 +84,8 @@ class PassInputs:
     caches: int = 0
     group: int = 1
     sources: Any = None
+    block_table: Tensor | None = None
+    shift: int = 0
 
 
 class NativeProgram:
@@ -168,6 +172,9 @@ class NativeProgram:
             given.starts, given.lengths = ctypes.addressof(held[0]), ctypes.addressof(held[1])
             given.sources = None if batch.sources is None else ctypes.addressof(batch.sources)
             given.tokens = None if batch.tokens is None else batch.tokens.data_ptr()
+            table = batch.block_table
+            given.block_table, given.blocks = (None, 0) if table is None else (table.data_ptr(), table.shape[1])
+            given.shift = batch.shift
             if x is not None:
                 self.registers[0] = x.data_ptr()
             out = [torch.empty(tokens, self.widths[number]) for number in self.returned]
@@ -211,7 +218,8 @@ class CacheBinding:
     def __init__(self, slots: Sequence[CacheSlot], states: States) -> None:
         self.layers, self.memory = states.layers, states.memory
         found: list[State | None] = [states.layers[slot.state.layer].get(slot.state.name) for slot in slots]
-        wanted = [CrossKVCache if slot.state.name == "cross" else KVCache for slot in slots]
+        growing = PagedKVCache if isinstance(states, PagedStates) else KVCache
+        wanted = [CrossKVCache if slot.state.name == "cross" else growing for slot in slots]
         self.supported = all(type(state) is kind for state, kind in zip(found, wanted, strict=True))
         self.states: list[Any] = found
         self.keys: list[Tensor | None] = [None] * len(slots)
@@ -226,13 +234,18 @@ class CacheBinding:
 
     def point(self, number: int) -> None:
         """To the tensors that a state has now."""
-        state, cache = self.states[number], self.caches[number]
+        state = self.states[number]
         keys, values = state.keys, state.values
         if keys.dtype is not torch.float32:
             state.keys, state.values = keys, values = keys.float(), values.float()
         if keys.stride() != values.stride() or keys.stride(3) != 1:
             state.keys = keys = keys.contiguous()
             state.values = values = values.contiguous()
+        self.point_to(number, keys, values)
+
+    def point_to(self, number: int, keys: Tensor, values: Tensor) -> None:
+        """Tensors of equal strides: (rows or blocks, heads, time, head_width)."""
+        cache = self.caches[number]
         cache.keys, cache.values = keys.data_ptr(), values.data_ptr()
         cache.row, cache.head, cache.time = keys.stride()[:3]
         self.keys[number] = keys

@@ -94,17 +94,12 @@ class Generation:
 
     def start(self, streams: bool) -> None:
         """Submit all sequences, or none if one is refused."""
-        text = self.model.text
-        try:
-            for number, choice in enumerate(self.choices):
-                key = (choice.prompt, choice.index)
-                prompt = self.prompts[choice.prompt]
-                self.jobs.append(
-                    text.start(self.model.loop, prompt, self.options, number, key, self.queue, streams, self.client)
-                )
-        except BaseException:
-            self.cancel()
-            raise
+        text, loop = self.model.text, self.model.loop
+        wanted = []
+        for number, choice in enumerate(self.choices):
+            key, prompt = (choice.prompt, choice.index), self.prompts[choice.prompt]
+            wanted.append(text.sequence(loop, prompt, self.options, number, key, self.queue, streams, self.client))
+        self.jobs = loop.submit(wanted, self.options.exact)
 
     def cancel(self) -> None:
         for job in self.jobs:

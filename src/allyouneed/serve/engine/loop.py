@@ -14,15 +14,15 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
-from allyouneed.infer.engine import Engine, Progress
+from allyouneed.infer.engine import Progress
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
 from allyouneed.serve.errors import ApiError, log_failure
-from allyouneed.serve.metrics import Metrics
+from allyouneed.serve.metrics import BlockTotals, Metrics
 
 CALL_SEQUENCES = 256  # of a call of a predictor that run or wait at once; a longer text waits for its own
 CALL_INPUTS = 32  # of a forward pass
@@ -68,24 +68,30 @@ class DecodingJob:
         self.state.cancel()
 
 
+class NewSequence(NamedTuple):
+    """A sequence to decode. `on_end`: see `DecodingJob`."""
+
+    request: Request
+    spec: DecodingSpec
+    on_end: Callable[[DecodingJob], None]
+
+
 class EngineLoop:
-    """`build(exact)`: an engine, in exact mode or not; each has its own scheduler. `rows`, `budget`: see `Scheduler`.
-    `queue`: the most sequences that run or wait. Tokens are delivered to `event_loop`."""
+    """`build(exact)`: a scheduler, in exact mode or not. `queue`: the most sequences that run or wait. Tokens are
+    delivered to `event_loop`."""
 
     def __init__(
         self,
         name: str,
-        build: Callable[[bool], Engine],
-        rows: int,
-        budget: int,
+        build: Callable[[bool], Scheduler],
         queue: int,
         metrics: Metrics,
         event_loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self.name, self.build, self.metrics = name, build, metrics
-        self.rows, self.budget, self.queue = rows, budget, queue
+        self.name, self.build, self.metrics, self.queue = name, build, metrics, queue
         self.schedulers: dict[bool, Scheduler] = {}
         self.jobs: dict[bool, list[DecodingJob]] = {}  # submitted and not ended
+        self.block_totals = BlockTotals()  # that the metrics have
         self.forward = ForwardQueue()
         self.outbox: list[tuple[asyncio.Queue[Any], Any]] = []
         self.calls: deque[ForwardJob] = deque()
@@ -97,24 +103,26 @@ class EngineLoop:
 
     # --- called by any thread ----------------------------------------------------------------------------------------
 
-    def submit(
-        self, request: Request, spec: DecodingSpec, on_end: Callable[[DecodingJob], None], exact: bool = False
-    ) -> DecodingJob:
+    def submit(self, wanted: Sequence[NewSequence], exact: bool = False) -> list[DecodingJob]:
+        """All of them, or none if one is refused. Those with the same prompt are prefilled once."""
         with self.changed:
             self._check_open()
-            if sum(map(len, self.jobs.values())) >= self.queue:
+            if self.sequences + len(wanted) > self.queue:
                 raise ApiError(
-                    f"{self.queue} sequences are running or waiting, the limit; try again",
+                    f"{self.sequences} sequences are running or waiting and {len(wanted)} are new, the limit is "
+                    f"{self.queue}; try again",
                     429,
                     code="queue_full",
                     retry_after=1,
                 )
-            scheduler = self._scheduler(exact)
-            job = DecodingJob(scheduler.submit(request, spec), on_end, time.monotonic())
-            self.jobs[exact].append(job)
+            states = self._scheduler(exact).submit_all([(one.request, one.spec) for one in wanted])
+            now = time.monotonic()
+            jobs = [DecodingJob(state, one.on_end, now) for state, one in zip(states, wanted, strict=True)]
+            self.jobs[exact] += jobs
             self.changed.notify()
-        self.metrics.prompt_tokens.labels(self.name).inc(len(request.source or ()) + len(request.prompt))
-        return job
+        tokens = sum(len(one.request.source or ()) + len(one.request.prompt) for one in wanted)
+        self.metrics.prompt_tokens.labels(self.name).inc(tokens)
+        return jobs
 
     def decode(
         self, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None = None
@@ -141,7 +149,7 @@ class EngineLoop:
                 room.acquire()
                 if call.cancelled or ended.is_set():
                     break
-                jobs.append(self.submit(request._replace(client=call.client), spec, on_end, call.exact))
+                jobs += self.submit([NewSequence(request._replace(client=call.client), spec, on_end)], call.exact)
             if not call.cancelled:
                 ended.wait()
         finally:
@@ -220,7 +228,7 @@ class EngineLoop:
     def _scheduler(self, exact: bool) -> Scheduler:
         if exact not in self.schedulers:
             self.jobs[exact] = []
-            self.schedulers[exact] = self.build(exact).scheduler(rows=self.rows, budget=self.budget)
+            self.schedulers[exact] = self.build(exact)
         return self.schedulers[exact]
 
     # --- the thread --------------------------------------------------------------------------------------------------
@@ -281,7 +289,8 @@ class EngineLoop:
             running = len(self.jobs[exact]) - waiting
         self.metrics.running.labels(self.name).set(max(0, running))
         self.metrics.waiting.labels(self.name).set(waiting)
-        self.metrics.preemptions.labels(self.name).set(scheduler.preemptions)
+        if scheduler.blocks is not None:
+            self.block_totals = self.metrics.report_blocks(self.name, scheduler, self.block_totals)
         for job in ended:
             job.error = job.error or job.state.error
             self._count(job, now)

@@ -15,6 +15,7 @@ import torch
 
 import allyouneed
 from allyouneed.errors import UserError
+from allyouneed.infer.block_manager import block_bytes, shares_prefixes
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.base import Predictor
 from allyouneed.infer.predictors.embedder import Embedder
@@ -23,9 +24,12 @@ from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.registry import TASKS, predictor
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
 from allyouneed.infer.predictors.translator import Translator
+from allyouneed.infer.scheduler import Scheduler
 from allyouneed.interop.heads import for_task
 from allyouneed.interop.load import about, resolve_device
 from allyouneed.nn.models.weights import widen_half_for_cpu
+from allyouneed.nn.states.paged import BLOCK, BlockPool
+from allyouneed.runtime.memory import available_memory
 from allyouneed.runtime.process import ignore_warnings
 from allyouneed.serve.engine.chat_template import ChatTemplate
 from allyouneed.serve.engine.forward import CHUNK
@@ -38,6 +42,7 @@ from allyouneed.serve.settings import Settings
 
 T = TypeVar("T")
 CALLS = 256  # of predictors at once
+MEMORY_SHARE = 0.25  # of the free memory, for the blocks of a model
 
 
 class ServedModel:
@@ -45,9 +50,7 @@ class ServedModel:
         self, name: str, path: Path, predictor: Predictor, settings: Settings, metrics: Metrics, event_loop: Any
     ) -> None:
         self.name, self.path, self.predictor, self.settings = name, path, predictor, settings
-        self.loop = EngineLoop(
-            name, self._engine, settings.rows, settings.budget, settings.limits.queue, metrics, event_loop
-        )
+        self.loop = EngineLoop(name, self._scheduler, settings.limits.queue, metrics, event_loop)
         # each waits for the engine loop, so there may be many more than processors
         self.threads = ThreadPoolExecutor(CALLS, thread_name_prefix=f"calls of {name}")
         if isinstance(predictor, GeneratingPredictor):
@@ -64,13 +67,29 @@ class ServedModel:
             widen_half_for_cpu(found.model)
         return cls(name, path, found, settings, metrics, event_loop)
 
-    def _engine(self, exact: bool) -> Engine:
+    def _scheduler(self, exact: bool) -> Scheduler:
+        """Paged where prompts can share blocks. Encoder-decoders keep their states in tensors of their own: their
+        prompts are a token or two, and beams reorder rows at every step. So does exact mode: bits of a shared prefix
+        depend on the request that read it."""
         assert isinstance(self.predictor, GeneratingPredictor)
-        if not exact:
-            return self.predictor.engine
-        engine = self.predictor.build_engine()
-        engine.exact, engine.retrieve = True, self.predictor.engine.retrieve
-        return engine
+        engine, rows, budget = self.predictor.engine, self.settings.rows, self.settings.budget
+        if exact:
+            retrieve, engine = engine.retrieve, self.predictor.build_engine()
+            engine.exact, engine.retrieve = True, retrieve
+        elif self.settings.paged and shares_prefixes(engine):
+            pool = BlockPool(self._blocks(engine))
+            return engine.scheduler(rows=rows, budget=budget, pool=pool, graphs=engine.graphs)
+        return engine.scheduler(rows=rows, budget=budget)
+
+    def _blocks(self, engine: Engine) -> int:
+        """Of the pool: what `kv_memory` holds; by default enough for all rows at their longest, within a share of the
+        free memory, and in any case enough for one."""
+        if self.settings.kv_memory is not None:
+            return max(1, self.settings.kv_memory // block_bytes(engine))
+        longest = -(-self.max_model_len // BLOCK) + 2
+        free = available_memory(engine.device)
+        most = self.settings.rows * longest
+        return most if free is None else max(longest, min(most, int(free * MEMORY_SHARE) // block_bytes(engine)))
 
     def close(self) -> None:
         self.loop.stop()

@@ -28,7 +28,7 @@ from allyouneed.infer.translation.checks import drop_invalid
 from allyouneed.infer.translation.frames import Frame, default_frame
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.serve.engine.logits_rules import LogitsRules, TokenRecord, record_of
-from allyouneed.serve.engine.loop import DecodingJob, EngineLoop
+from allyouneed.serve.engine.loop import EngineLoop, NewSequence
 from allyouneed.serve.errors import ApiError, too_long
 from allyouneed.serve.sampling import GenerationOptions
 
@@ -97,7 +97,7 @@ class TextModel(ABC):
     def detokenizer(self, prompt: EncodedPrompt, options: GenerationOptions) -> StreamingDetokenizer:
         return StreamingDetokenizer(self.tokenizer, self.context(prompt), options.stop)
 
-    def start(
+    def sequence(
         self,
         loop: EngineLoop,
         prompt: EncodedPrompt,
@@ -107,9 +107,9 @@ class TextModel(ABC):
         queue: asyncio.Queue[Any],
         streams: bool,
         client: str,
-    ) -> DecodingJob:
-        """Submit one sequence. The queue gets (`number`, a `TokenRecord`) for each token if it `streams` or if
-        log-probabilities are recorded, and (`number`, None) at the end. `key`: decides samples, with the seed."""
+    ) -> NewSequence:
+        """What to submit for one answer. The queue gets (`number`, a `TokenRecord`) for each token if it `streams` or
+        if log-probabilities are recorded, and (`number`, None) at the end. `key`: decides samples, with the seed."""
         spec, limit = self.spec(prompt, options)
         rules = self._rules(options)
         record = TokenRecord if rules is None else rules.record
@@ -119,7 +119,7 @@ class TextModel(ABC):
         def listen(token: int) -> None:
             loop.post(queue, (number, record(token)))
 
-        return loop.submit(
+        return NewSequence(
             Request(
                 prompt.prompt,
                 limit,
@@ -131,7 +131,6 @@ class TextModel(ABC):
             ),
             spec,
             lambda _: loop.post(queue, (number, None)),
-            options.exact,
         )
 
     def _rules(self, options: GenerationOptions) -> LogitsRules | None:
