@@ -182,18 +182,17 @@ def test_an_error_in_a_stream_is_an_event(
     loop = server.model("lm").loop
     submit = loop.submit
 
-    def failing(request: Any, spec: Any, on_end: Any, exact: bool = False) -> Any:
-        job = submit(request, spec, on_end, exact)
-        listener, count = job.state.request.listener, [0]
+    def failing(wanted: Any, exact: bool = False) -> Any:
+        (one,) = wanted
+        count = [0]
 
         def listen(token: int) -> None:
             count[0] += 1
             if count[0] > 2:
                 raise RuntimeError("secret text")
-            listener(token)
+            one.request.listener(token)
 
-        job.state.request = job.state.request._replace(listener=listen)
-        return job
+        return submit([one._replace(request=one.request._replace(listener=listen))], exact)
 
     monkeypatch.setattr(loop, "submit", failing)
     body = {"model": "lm", "prompt": "x", "max_tokens": 9, "temperature": 0, "stream": True}

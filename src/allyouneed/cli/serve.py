@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from allyouneed.cli.messages import is_quiet, show_status
-from allyouneed.cli.options import DeviceOption, DtypeOption, option
+from allyouneed.cli.options import DtypeOption, option
 from allyouneed.errors import UserError
 
 NETWORK, SIZES = "Network and keys", "Sizes"
@@ -28,7 +28,14 @@ def serve(
     *,
     default: Annotated[str | None, option(metavar="NAME", help="model of requests that name none")] = None,
     alias: Annotated[list[str] | None, option(metavar="ALIAS=NAME", help="another name of a model; repeatable")] = None,
-    device: DeviceOption = "auto",
+    device: Annotated[
+        str,
+        option(
+            metavar="auto|cpu|cuda",
+            show_default=True,
+            help="auto: a GPU if there is one; int8 models: the CPU. cuda:0,cuda:1: a worker on each",
+        ),
+    ] = "auto",
     dtype: DtypeOption = None,
     exact: Annotated[bool, option("--exact", help="answer every request bit for bit as if it were alone")] = False,
     host: Annotated[str, option(panel=NETWORK, show_default=True, help="address to listen on")] = "127.0.0.1",
@@ -46,6 +53,17 @@ def serve(
     memory: Annotated[
         str | None,
         option(panel=SIZES, metavar="BYTES", help="most weights loaded at once, e.g. 8GB; unloads the least recent"),
+    ] = None,
+    workers: Annotated[
+        int | None, option(panel=SIZES, metavar="N", min=1, help="processes behind the port; default: one per device")
+    ] = None,
+    kv_memory: Annotated[
+        str | None,
+        option(
+            panel=SIZES,
+            metavar="BYTES",
+            help="keys and values of a paged model, e.g. 2GB; default: 1/4 of what is free",
+        ),
     ] = None,
     rows: Annotated[int, option(panel=SIZES, show_default=True, min=1, help="sequences decoded at once")] = 64,
     limit: Annotated[
@@ -68,19 +86,19 @@ def serve(
     from allyouneed.extras import missing, require
 
     require("serve", "serve")
-    try:
-        from allyouneed.serve.app import create_app
-        from allyouneed.serve.server import Server, listen
-    except ImportError:
-        raise missing("serve", "serve") from None
     from allyouneed.config import parse
-    from allyouneed.serve.engine.registry import parse_folders
+    from allyouneed.serve.engine.registry import check_names, parse_folders
     from allyouneed.serve.security import check_binding
     from allyouneed.serve.settings import Settings
+    from allyouneed.serve.workers import Supervisor, Task
 
     logging.basicConfig(
         level=logging.WARNING if is_quiet() else logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr
     )
+    devices = _devices(device)
+    count = workers or len(devices)
+    if count < len(devices):
+        raise UserError(f"--workers {count}: {len(devices)} devices need a worker each")
     settings: Settings = parse(
         Settings,
         {
@@ -88,10 +106,11 @@ def serve(
             "port": port,
             "keys": _keys(key_file),
             "hosts": tuple(allow_host or ()),
-            "device": device,
+            "device": devices[0],
             "dtype": dtype,
             "rows": rows,
-            "memory": None if memory is None else _bytes(memory),
+            "memory": None if memory is None else _bytes(memory, "--memory"),
+            "kv_memory": None if kv_memory is None else _bytes(kv_memory, "--kv-memory"),
             "glossaries": glossaries,
             "exact": exact,
             "grace_seconds": grace,
@@ -101,15 +120,36 @@ def serve(
         "serve",
     )
     check_binding(settings, no_auth)
-    gate = create_app(
-        parse_folders(folders or []), settings, default, dict(_pair(one, "--alias") for one in alias or [])
-    )
-    server = Server(gate, settings)
+    aliases = dict(_pair(one, "--alias") for one in alias or [])
+    task = Task(parse_folders(folders or []), settings, default, aliases, is_quiet())
+    check_names(task.folders, default, aliases)
+    if count > 1:
+        supervisor = Supervisor(task, count, devices)
+        _show_address(*supervisor.address, f"{count} workers")
+        supervisor.run()
+        return
+    try:
+        from allyouneed.serve.app import create_app
+        from allyouneed.serve.server import Server, listen
+    except ImportError:
+        raise missing("serve", "serve") from None
+    server = Server(create_app(task.folders, settings, default, aliases), settings)
     with listen(settings) as listener:
-        address, number = listener.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
-        show_status(f"allyouneed: serving on http://{shown}:{number} (OpenAI: /v1)")
+        _show_address(*listener.getsockname()[:2])
         server.run(sockets=[listener])
+
+
+def _show_address(host: str, port: int, more: str = "") -> None:
+    shown = f"[{host}]" if ":" in host else host
+    show_status(f"allyouneed: serving on http://{shown}:{port} (OpenAI: /v1{', ' + more if more else ''})")
+
+
+def _devices(text: str) -> list[str]:
+    found = text.split(",")
+    for one in found:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", one):
+            raise UserError(f"--device {text}: unknown device {one!r} (allowed: auto, cpu, cuda, cuda:0, …)")
+    return found
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:
@@ -132,8 +172,8 @@ def _pair(text: str, what: str) -> tuple[str, str]:
     return name, value
 
 
-def _bytes(text: str) -> int:
+def _bytes(text: str, what: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?i?)b?", text.strip().lower())
     if match is None or match[2] == "i":
-        raise UserError(f"--memory {text}: expected a number of bytes, e.g. 8GB or 8GiB")
+        raise UserError(f"{what} {text}: expected a number of bytes, e.g. 8GB or 8GiB")
     return int(float(match[1]) * UNITS[match[2]])

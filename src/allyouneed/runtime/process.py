@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from allyouneed.errors import UserError
 
@@ -72,7 +72,10 @@ def disable_compilation() -> None:
 
 
 def run_eagerly() -> AbstractContextManager[None]:
-    """Inside, compiled modules run eagerly: many shapes, each used once."""
+    """Inside, compiled modules run eagerly: many shapes, each used once. Where nothing has been compiled, torch's
+    compiler is not imported for it: that takes seconds."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
     import torch
 
     return torch.compiler.set_stance("force_eager")

@@ -110,7 +110,9 @@ class Program:
         return out
 
     def add(self, left: Value, right: Value) -> Value:
-        out = self._value(left.example + right.example)
+        a, b = left.example, right.example
+        # the sum of two meta tensors imports torch's compiler, which takes seconds
+        out = self._value(a if a.shape == b.shape and a.dtype is b.dtype else a + b)
         self.ops.append(Add(out.number, left.number, right.number))
         return out
 

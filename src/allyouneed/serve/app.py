@@ -21,6 +21,7 @@ from allyouneed.serve.errors import ApiError, internal_error, log_failure, valid
 from allyouneed.serve.gate import Gate
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.openai import audio, chat, completions, embeddings, models
+from allyouneed.serve.phases import Phases
 from allyouneed.serve.responses import to_json
 from allyouneed.serve.settings import Settings
 from allyouneed.serve.translation import deepl, deepl_glossaries, libretranslate
@@ -49,10 +50,12 @@ def create_app(
     default: str | None = None,
     aliases: Mapping[str, str] | None = None,
     preload: bool = True,
+    phases: Phases | None = None,
 ) -> Gate:
-    """An ASGI application. `preload`: load the default model in the background, as soon as the server listens."""
+    """An ASGI application. `preload`: load the default model in the background, as soon as the server listens.
+    `phases`: of all workers, where there are several."""
     settings, metrics = settings or Settings(), Metrics()
-    registry = ModelRegistry(folders, settings, metrics, default, aliases)
+    registry = ModelRegistry(folders, settings, metrics, default, aliases, None if phases is None else phases.publish)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -62,7 +65,7 @@ def create_app(
         await registry.close()
 
     app = FastAPI(title="allyouneed", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.settings, app.state.metrics, app.state.registry = settings, metrics, registry
+    app.state.settings, app.state.metrics, app.state.registry, app.state.phases = settings, metrics, registry, phases
     app.state.glossaries = GlossaryStore(settings.glossaries, settings.limits)
     for module in ROUTERS:
         app.include_router(module.router)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -19,8 +21,13 @@ async def healthz() -> dict[str, str]:
 async def readyz(request: Request) -> Response:
     state = request.app.state
     phase = "stopping" if state.gate.draining else state.registry.phase
-    status = 200 if phase == "ready" else 503
-    return Response(to_json({"status": phase}), status, media_type="application/json")
+    found: dict[str, Any] = {"status": phase}
+    if state.phases is not None:  # ready when all workers are: any of them may get the next request
+        found["workers"] = workers = state.phases.read()
+        others = (f"worker {n}: {one['status']}" for n, one in enumerate(workers) if one["status"] != "ready")
+        found["status"] = phase if phase != "ready" else next(others, phase)
+    status = 200 if found["status"] == "ready" else 503
+    return Response(to_json(found), status, media_type="application/json")
 
 
 @router.get("/metrics")

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from allyouneed.serve.phases import FOLDER_VARIABLE
 
 if TYPE_CHECKING:
     from allyouneed.infer.scheduler import Scheduler
 
 LATENCIES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+
+Sum, Largest = partial(Gauge, multiprocess_mode="livesum"), partial(Gauge, multiprocess_mode="livemax")
 
 
 class BlockTotals(NamedTuple):
@@ -22,21 +29,25 @@ class BlockTotals(NamedTuple):
 
 
 class Metrics:
-    """One registry per server."""
+    """One registry per server. Of several workers, each counts in files of a folder that all read
+    (PROMETHEUS_MULTIPROC_DIR, set by the supervisor), and any of them reports the sums; the share of blocks in use is
+    the largest of all."""
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
         label = ["model_name"]
-        self.running = Gauge("vllm:num_requests_running", "sequences being decoded", label, registry=own)
-        self.waiting = Gauge("vllm:num_requests_waiting", "sequences waiting to be decoded", label, registry=own)
+        self.running = Sum("vllm:num_requests_running", "sequences being decoded", label, registry=own)
+        self.waiting = Sum("vllm:num_requests_waiting", "sequences waiting to be decoded", label, registry=own)
         self.prompt_tokens = Counter("vllm:prompt_tokens", "prompt tokens read", label, registry=own)
         self.generated_tokens = Counter("vllm:generation_tokens", "tokens generated", label, registry=own)
         self.preemptions = Counter("vllm:num_preemptions", "requests preempted", label, registry=own)
-        self.cache_usage = Gauge(
+        self.cache_usage = Largest(
             "vllm:kv_cache_usage_perc", "share of the blocks that requests hold, 0 to 1", label, registry=own
         )
-        self.cache_config = Gauge("vllm:cache_config_info", "1", [*label, "block_size", "num_gpu_blocks"], registry=own)
-        self.blocks = Gauge(
+        self.cache_config = Largest(
+            "vllm:cache_config_info", "1", [*label, "block_size", "num_gpu_blocks"], registry=own
+        )
+        self.blocks = Sum(
             "allyouneed:kv_cache_blocks",
             "blocks: used by requests, cached prefixes of prompts, free",
             [*label, "state"],
@@ -62,7 +73,7 @@ class Metrics:
         self.latency = Histogram(
             "vllm:e2e_request_latency_seconds", "of whole sequences", label, buckets=LATENCIES, registry=own
         )
-        self.loaded = Gauge("allyouneed:model_bytes", "weights of a loaded model", label, registry=own)
+        self.loaded = Sum("allyouneed:model_bytes", "weights of a loaded model", label, registry=own)
         self.requests = Counter("allyouneed:http_requests", "HTTP requests", ["method", "status"], registry=own)
         self.request_seconds = Histogram(
             "allyouneed:http_request_seconds", "HTTP requests, all routes", buckets=LATENCIES, registry=own
@@ -92,4 +103,8 @@ class Metrics:
         self.request_seconds.observe(seconds)
 
     def text(self) -> bytes:
-        return generate_latest(self.registry)
+        registry = self.registry
+        if FOLDER_VARIABLE in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)

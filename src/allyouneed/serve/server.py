@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -17,8 +16,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from allyouneed.errors import UserError
 from allyouneed.serve.gate import Gate
+from allyouneed.serve.listener import listen as listen
 from allyouneed.serve.settings import Settings
 
 QUIET = 0.1  # seconds without a request in progress before the end: answers reach their clients
@@ -62,7 +61,10 @@ class TimedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    def __init__(self, gate: Gate, settings: Settings) -> None:
+    """`supervised`: a worker gets a signal from its supervisor and may get the same from whoever stopped that (Ctrl-C,
+    systemd), so that a second one means nothing; the supervisor kills it if it has to end at once."""
+
+    def __init__(self, gate: Gate, settings: Settings, supervised: bool = False) -> None:
         limits = settings.limits
         protocol = type("TimedProtocol", (TimedProtocol,), {"header_seconds": limits.header_seconds})
         super().__init__(
@@ -81,13 +83,14 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=1,  # of connections without a request: those were waited for before
             )
         )
-        self.gate, self.grace = gate, settings.grace_seconds
+        self.gate, self.grace, self.supervised = gate, settings.grace_seconds, supervised
         logging.getLogger("uvicorn.access").disabled = True  # it writes query strings, which may contain texts
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.gate.draining:
-            super().handle_exit(sig, frame)  # the second signal
-            self.force_exit = True
+            if not self.supervised:
+                super().handle_exit(sig, frame)  # the second signal
+                self.force_exit = True
             return
         self.gate.draining = True
         asyncio.get_event_loop().call_soon_threadsafe(lambda: asyncio.ensure_future(self._drain()))
@@ -109,17 +112,3 @@ class Server(uvicorn.Server):
         except TimeoutError:
             self.force_exit = True
         self.should_exit = True
-
-
-def listen(settings: Settings) -> socket.socket:
-    """The listening socket, or an error that says what is in the way."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        found.bind((settings.host, settings.port))
-    except OSError as error:
-        found.close()
-        raise UserError(f"{settings.host}:{settings.port}: cannot listen: {error.strerror}") from None
-    found.listen(1024)
-    return found

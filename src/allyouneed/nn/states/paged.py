@@ -103,7 +103,7 @@ class BlockPool:
 def untouched_zeros(like: Tensor, *sizes: int) -> Tensor:
     """Zeros. On a CPU, memory that is only taken from the system where it is used: numpy asks for zeroed pages, torch
     writes the zeros."""
-    if like.device.type != "cpu":
+    if like.device.type != "cpu" or not prod(sizes):
         return like.new_zeros(sizes)
     return torch.from_numpy(np.zeros(prod(sizes) * like.itemsize, np.uint8)).view(like.dtype).view(sizes)
 

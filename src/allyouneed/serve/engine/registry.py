@@ -41,7 +41,7 @@ class Entry:
 
 class ModelRegistry:
     """`folders`: by name. `aliases`: other names of them. `default`: used by requests that name no model; the first one
-    if not given."""
+    if not given. `on_phase` is called with every new phase."""
 
     def __init__(
         self,
@@ -50,21 +50,28 @@ class ModelRegistry:
         metrics: Metrics,
         default: str | None = None,
         aliases: Mapping[str, str] | None = None,
+        on_phase: Callable[[str], None] | None = None,
     ) -> None:
-        if not folders:
-            raise UserError("a server needs at least one model")
+        check_names(folders, default, aliases or {})
         self.settings, self.metrics = settings, metrics
         now = int(time.time())
         self.entries = {name: Entry(name, path, now) for name, path in folders.items()}
         self.aliases = dict(aliases or {})
         self.default = next(iter(folders)) if default is None else default
-        for what, name in (("default", self.default), *(("alias", target) for target in self.aliases.values())):
-            if name not in self.entries:
-                raise UserError(f"{what}: unknown model {name!r}{near(name, folders)} (known: {', '.join(folders)})")
-        if taken := set(self.aliases) & set(self.entries):
-            raise UserError(f"alias {taken.pop()!r} is the name of a model")
+        self.on_phase = on_phase
         self.phase = "starting"
         self._loading = asyncio.Lock()  # one model at a time: memory is counted before each
+
+    @property
+    def phase(self) -> str:
+        """starting, loading NAME, ready, or why it is not."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        self._phase = phase
+        if self.on_phase is not None:
+            self.on_phase(phase)
 
     def find(self, name: str | None) -> Entry:
         if name is None:
@@ -177,6 +184,17 @@ def _read_facts(path: Path) -> dict[str, Any]:
     from allyouneed.serve.engine.served_model import read_facts
 
     return read_facts(path)
+
+
+def check_names(folders: Mapping[str, Path], default: str | None, aliases: Mapping[str, str]) -> None:
+    if not folders:
+        raise UserError("a server needs at least one model")
+    chosen = [] if default is None else [("default", default)]
+    for what, name in (*chosen, *(("alias", target) for target in aliases.values())):
+        if name not in folders:
+            raise UserError(f"{what}: unknown model {name!r}{near(name, folders)} (known: {', '.join(folders)})")
+    if taken := set(aliases) & set(folders):
+        raise UserError(f"alias {taken.pop()!r} is the name of a model")
 
 
 def parse_folders(arguments: Sequence[str]) -> dict[str, Path]:

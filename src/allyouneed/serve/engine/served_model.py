@@ -65,6 +65,8 @@ class ServedModel:
         found = allyouneed.load(path, device, dtype=settings.dtype)
         if device == "cpu" and settings.dtype is None:
             widen_half_for_cpu(found.model)
+        if isinstance(found, GeneratingPredictor):
+            _ = found.engine.decoder  # the CPU's program is made now, not for the first request
         return cls(name, path, found, settings, metrics, event_loop)
 
     def _scheduler(self, exact: bool) -> Scheduler:
