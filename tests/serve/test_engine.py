@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 from allyouneed.errors import UserError
 from allyouneed.infer.running_batch import RunningBatch
 from allyouneed.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
+from allyouneed.serve.engine.loop import CallCancelled
 from allyouneed.serve.engine.registry import parse_folders
 from served import Running, served_client, until
 
@@ -47,6 +51,31 @@ def test_a_client_that_leaves_frees_its_slot_within_a_step(folders: dict[str, Pa
         until(lambda: scheduler.idle)
         assert not scheduler.active
         assert running.gate.in_progress == 0
+
+
+def test_a_call_whose_client_leaves_ends_quietly(folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+    """An error in it, which nobody gets, is logged, without its message."""
+    with served_client({"translator": folders["translator"]}) as (running, client):
+        client.post("/translate", json={"q": "x", "source": "auto", "target": "en"})
+        model = running.model("translator")
+        for error in (CallCancelled(), RuntimeError("secret")):
+            begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+
+            def function(error: Exception = error, begun: Any = begun, go: Any = go, ended: Any = ended) -> None:
+                begun.set()
+                go.wait(20)
+                ended.set()
+                raise error
+
+            call = asyncio.run_coroutine_threadsafe(model.call(function, "", False), model.loop.event_loop)
+            assert begun.wait(20)
+            call.cancel()
+            go.set()
+            assert ended.wait(20)
+        until(lambda: "after its client had left" in caplog.text)
+        gc.collect()
+        assert "RuntimeError" in caplog.text and "secret" not in caplog.text
+        assert "never retrieved" not in caplog.text and "CallCancelled" not in caplog.text
 
 
 def test_a_failed_step_fails_its_requests_and_the_server_lives(

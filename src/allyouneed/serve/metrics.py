@@ -106,5 +106,5 @@ class Metrics:
         registry = self.registry
         if FOLDER_VARIABLE in os.environ:
             registry = CollectorRegistry()
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+            MultiProcessCollector(registry)
         return generate_latest(registry)

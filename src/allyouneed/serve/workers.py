@@ -116,7 +116,7 @@ class Supervisor:
         if process is not None:
             if (status := process.poll()) is None:
                 return
-            mark_process_dead(process.pid, str(self.folder))  # type: ignore[no-untyped-call]
+            mark_process_dead(process.pid, str(self.folder))
             worker.failures = 1 if now - worker.started > STABLE else worker.failures + 1
             delay = min(MAX_DELAY, 0.25 * 2 ** (worker.failures - 1)) if worker.failures > 1 else 0.0
             log.error(

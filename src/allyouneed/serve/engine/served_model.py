@@ -35,7 +35,7 @@ from allyouneed.serve.engine.chat_template import ChatTemplate
 from allyouneed.serve.engine.forward import CHUNK
 from allyouneed.serve.engine.loop import Call, CallCancelled, EngineLoop, current_call
 from allyouneed.serve.engine.text_models import EncodedPrompt, TextModel, text_model
-from allyouneed.serve.errors import ApiError
+from allyouneed.serve.errors import ApiError, log_failure
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.sampling import GenerationOptions
 from allyouneed.serve.settings import Settings
@@ -203,6 +203,15 @@ class ServedModel:
         finally:
             call.cancel()
             self.loop.wake()
+            if not work.done():
+                work.add_done_callback(_log_abandoned)
+
+
+def _log_abandoned(work: asyncio.Future[Any]) -> None:
+    """The end of a call whose client has left: an error that is not due to that is logged."""
+    error = None if work.cancelled() else work.exception()
+    if error is not None and not isinstance(error, CallCancelled | UserError):
+        log_failure(error, "a call failed after its client had left")
 
 
 def read_facts(path: Path) -> dict[str, Any]:
