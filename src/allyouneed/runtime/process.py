@@ -27,6 +27,11 @@ def worker_environment(threads: int) -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "active"}
 
 
+def server_environment(threads: int) -> dict[str, str]:
+    """For one of several server processes on a machine: this many OpenMP threads, unless the user has set them."""
+    return {"OMP_NUM_THREADS": str(threads)} | dict(os.environ)
+
+
 class ModelProcess:
     """The process that first loaded or called a model."""
 

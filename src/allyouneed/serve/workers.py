@@ -29,6 +29,7 @@ from typing import Any
 
 from prometheus_client.multiprocess import mark_process_dead
 
+from allyouneed.runtime.process import server_environment
 from allyouneed.serve.listener import listeners
 from allyouneed.serve.phases import FOLDER_VARIABLE, Phases
 from allyouneed.serve.settings import Settings
@@ -132,7 +133,7 @@ class Supervisor:
             self._start(worker)
 
     def _start(self, worker: Worker) -> None:
-        environment = {"OMP_NUM_THREADS": str(self.threads)} | dict(os.environ) | {FOLDER_VARIABLE: str(self.folder)}
+        environment = server_environment(self.threads) | {FOLDER_VARIABLE: str(self.folder)}
         fd = worker.listener.fileno()
         # a session of its own: Ctrl-C in a terminal is for the supervisor, which lets the workers finish
         worker.process = subprocess.Popen(
