@@ -70,6 +70,8 @@ def test_a_call_whose_client_leaves_ends_quietly(folders: dict[str, Path], caplo
             call = asyncio.run_coroutine_threadsafe(model.call(function, "", False), model.loop.event_loop)
             assert begun.wait(20)
             call.cancel()
+            for _ in range(3):  # until the event loop has cancelled it
+                asyncio.run_coroutine_threadsafe(asyncio.sleep(0), model.loop.event_loop).result(20)
             go.set()
             assert ended.wait(20)
         until(lambda: "after its client had left" in caplog.text)

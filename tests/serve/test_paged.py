@@ -99,16 +99,28 @@ def test_samples_of_one_prompt_are_prefilled_once(
     assert {one["text"] for one in answer["choices"]} <= {one["text"] for one in fewer}
 
 
-def test_a_client_that_leaves_frees_its_blocks(paged: tuple[Running, httpx.Client]) -> None:
+def test_a_client_that_leaves_frees_its_blocks(
+    paged: tuple[Running, httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
     running, client = paged
     ask(client, prompt="x")
     blocks = scheduler_of(running).blocks
     assert blocks is not None
+    report, may_end = running.model("lm").loop._report, threading.Event()
+    seen: list[int] = []
+
+    def watch(exact: bool, scheduler: Any) -> None:
+        report(exact, scheduler)
+        seen.append(blocks.pool.used - blocks.pool.evictable)
+        may_end.wait(0.05 if len(seen) > 1 else 0)  # so that the request lasts
+
+    monkeypatch.setattr(running.model("lm").loop, "_report", watch)
     long = {"prompt": "a long answer", "max_tokens": 200, "temperature": 0, "n": 3, "stream": True}
     with client.stream("POST", "/v1/completions", json=long) as answer:
         next(answer.iter_lines())
-        assert blocks.pool.used > blocks.pool.evictable
     until(lambda: blocks.pool.used == blocks.pool.evictable and not scheduler_of(running).active)
+    may_end.set()
+    assert max(seen) >= 3 and len(seen) < 150  # three rows held blocks, and not to their end
 
 
 def test_a_model_without_shared_prefixes_is_not_paged(paged: tuple[Running, httpx.Client]) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from allyouneed.errors import UserError
 from allyouneed.serve.settings import Settings
-from allyouneed.serve.workers import Supervisor, Task
+from allyouneed.serve.workers.supervisor import Supervisor, Task
 from served import until
 
 # A worker without a model: it publishes its phase and answers every connection with its pid, after `delay` seconds.

@@ -90,7 +90,7 @@ def serve(
     from allyouneed.serve.engine.registry import check_names, parse_folders
     from allyouneed.serve.security import check_binding
     from allyouneed.serve.settings import Settings
-    from allyouneed.serve.workers import Supervisor, Task
+    from allyouneed.serve.workers.supervisor import Supervisor, Task
 
     logging.basicConfig(
         level=logging.WARNING if is_quiet() else logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr

@@ -21,11 +21,11 @@ from allyouneed.serve.errors import ApiError, internal_error, log_failure, valid
 from allyouneed.serve.gate import Gate
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.openai import audio, chat, completions, embeddings, models
-from allyouneed.serve.phases import Phases
 from allyouneed.serve.responses import to_json
 from allyouneed.serve.settings import Settings
 from allyouneed.serve.translation import deepl, deepl_glossaries, libretranslate
 from allyouneed.serve.translation.glossaries import GlossaryStore
+from allyouneed.serve.workers.phases import Phases
 
 ROUTERS = (
     health,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from allyouneed.serve.phases import FOLDER_VARIABLE
+from allyouneed.serve.workers.phases import FOLDER_VARIABLE
 
 if TYPE_CHECKING:
     from allyouneed.infer.scheduler import Scheduler

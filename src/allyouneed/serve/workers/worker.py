@@ -1,5 +1,5 @@
-"""One of several worker processes (workers.py): `python -m allyouneed.serve.worker`. What it serves is a line of JSON
-on its standard input; when that is closed, the supervisor is gone, and the worker stops."""
+"""One of several worker processes (supervisor.py): `python -m allyouneed.serve.workers.worker`. What it serves is a
+line of JSON on its standard input; when that is closed, the supervisor is gone, and the worker stops."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 
 from allyouneed.config import parse
 from allyouneed.serve.app import create_app
-from allyouneed.serve.phases import FOLDER_VARIABLE, Phases
 from allyouneed.serve.server import Server
 from allyouneed.serve.settings import Settings
+from allyouneed.serve.workers.phases import FOLDER_VARIABLE, Phases
 
 
 def main() -> None:

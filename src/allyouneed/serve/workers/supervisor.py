@@ -6,7 +6,7 @@ again wait for it. Where the system does not distribute, the workers share one s
 
 What a worker has to know is a line of JSON on its standard input, which stays open as long as the supervisor lives
 (worker.py). The workers' phases are files in a folder that all of them read (phases.py), and so are their metrics
-(metrics.py).
+(serve/metrics.py).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from allyouneed.runtime.process import server_environment
 from allyouneed.serve.listener import listeners
-from allyouneed.serve.phases import FOLDER_VARIABLE, Phases
 from allyouneed.serve.settings import Settings
+from allyouneed.serve.workers.phases import FOLDER_VARIABLE, Phases
 
 log = logging.getLogger("allyouneed.serve")
 
-COMMAND = (sys.executable, "-m", "allyouneed.serve.worker")
+COMMAND = (sys.executable, "-m", "allyouneed.serve.workers.worker")
 POLL = 0.05  # seconds
 STABLE = 30.0  # seconds after which a worker counts as well started
 MAX_DELAY = 30.0  # seconds before a worker that keeps dying is started again
@@ -140,7 +140,10 @@ class Supervisor:
             self.command, stdin=subprocess.PIPE, env=environment, pass_fds=[fd], start_new_session=True
         )
         worker.started = time.monotonic()
-        settings = self.task.settings.model_copy(update={"device": worker.device})
+        settings = self.task.settings
+        # glossaries that are not stored for good are kept here, so that all workers know them
+        glossaries = settings.glossaries or self.folder / "glossaries"
+        settings = settings.model_copy(update={"device": worker.device, "glossaries": glossaries})
         task = Task(self.task.folders, settings, self.task.default, self.task.aliases, self.task.quiet)
         assert worker.process.stdin is not None
         try:
