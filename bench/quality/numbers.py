@@ -73,6 +73,7 @@ def cases(count: int) -> Iterator[Case]:
 
 
 def plain(text: str) -> str:
+    text = text.replace("²", "")
     return SPACES.sub(" ", unicodedata.normalize("NFKC", text)).replace("’", "'")
 
 

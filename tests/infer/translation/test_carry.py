@@ -51,7 +51,7 @@ def carrier(model: Model, attends: bool = True) -> tuple[Carrier, list[str]]:
             weights[n, min(n, len(here) - 1)] = 1.0
         return Attention(weights, here, there)
 
-    def text_of(found: Hypothesis) -> str:
+    def text_of(source: str, found: Hypothesis) -> str:
         return "".join(map(chr, found.tokens))
 
     return Carrier(decode, text_of, attention if attends else None), heard

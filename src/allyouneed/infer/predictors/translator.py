@@ -24,7 +24,7 @@ from allyouneed.infer.predictors.generating import GeneratingPredictor
 from allyouneed.infer.speculative.decode import check_draft_options, total_stats
 from allyouneed.infer.speculative.drafts import Draft, draft_for
 from allyouneed.infer.translation.alignment import Aligner
-from allyouneed.infer.translation.carry import Answer, Carrier
+from allyouneed.infer.translation.carry import VALUED, Answer, Carrier
 from allyouneed.infer.translation.checks import (
     INVALID,
     confidence_notes,
@@ -35,6 +35,7 @@ from allyouneed.infer.translation.checks import (
 )
 from allyouneed.infer.translation.confidence import evidence_of, words_of
 from allyouneed.infer.translation.documents.translate import DocumentTranslation, translate_documents
+from allyouneed.infer.translation.figures import localized_text, put_right
 from allyouneed.infer.translation.frames import (
     Frame,
     default_frame,
@@ -47,8 +48,8 @@ from allyouneed.infer.translation.glossary import Glossary
 from allyouneed.infer.translation.result import AlignmentLink, Candidate, Translation
 from allyouneed.infer.translation.routes import Route, Routes
 from allyouneed.infer.translation.scripts import ChineseScripts
+from allyouneed.infer.translation.spans import Span, restore, same_spans, without_spans
 from allyouneed.infer.translation.spans import protect as protect_spans
-from allyouneed.infer.translation.spans import restore, same_spans, without_spans
 from allyouneed.infer.translation.split import Chunk, Splitter, SplitText, quote
 
 __all__ = ["AlignmentLink", "Candidate", "Translation", "Translator"]
@@ -289,6 +290,8 @@ class Translator(GeneratingPredictor):
         keys = [
             (index, part) for index, split in zip(indices, splits, strict=True) for part in range(len(split.chunks))
         ]
+        here, _, there = settings.direction.partition("-")
+        spans = [_localized_spans(chunk.spans, here, there) for chunk in chunks]
         on_progress = settings.on_progress
 
         def decode(texts: list[str], keys: list[tuple[int, ...]]) -> list[list[Hypothesis]]:
@@ -298,8 +301,10 @@ class Translator(GeneratingPredictor):
             on_progress = None  # of all chunks at first; later calls repeat some
             return generate_targets(self.engine, frame, sources, decoding, **options) if texts else []
 
-        def text_of(found: Hypothesis) -> str:
+        def text_of(source: str, found: Hypothesis) -> str:
             text = self._text(found)
+            if protect:
+                text = put_right(source, text, here, there)
             return text if settings.write is None else settings.write(text)
 
         def force(texts: list[str], keys: list[tuple[int, ...]], phrases: list[Counter[str]]) -> list[list[Hypothesis]]:
@@ -309,7 +314,7 @@ class Translator(GeneratingPredictor):
         aligner = Aligner(self.engine, self.source, self.target, frame)
         attention = aligner.attention if aligner.possible else None
         carrier = Carrier(decode, text_of, attention, force if self.marks_terms else None)
-        found = iter(carrier.translate([c.template for c in chunks], [c.spans for c in chunks], keys))
+        found = iter(carrier.translate([c.template for c in chunks], spans, keys))
         return [self._assemble(split, list(islice(found, len(split.chunks))), settings, aligner) for split in splits]
 
     def _splitter(
@@ -475,6 +480,16 @@ class Translator(GeneratingPredictor):
         if natural and self.folder.confidence is None and all(one.finished for one in found):
             notes += score_notes(chunk.text, [log_prob for one in found for log_prob in one.log_probs])
         return notes
+
+
+def _localized_spans(spans: Mapping[str, Span], here: str, there: str) -> Mapping[str, Span]:
+    """With numbers as the target language writes them."""
+    if not any(span.kind.name in VALUED for span in spans.values()):
+        return spans
+    return {
+        symbol: replace(span, target=localized_text(span.text, here, there)) if span.kind.name in VALUED else span
+        for symbol, span in spans.items()
+    }
 
 
 def _untranslated(text: str, route: list[str], language: str | None, settings: _Settings) -> Translation:

@@ -99,13 +99,13 @@ class Attention(NamedTuple):
 
 @dataclass(frozen=True)
 class Carrier:
-    """`decode(texts, keys)`: the hypotheses of each text, best first; `text_of`: of one of them. `attention(pairs)`: of
-    texts and their hypotheses; None, if the model has none to place marks by. `force(texts, keys, phrases)`: decodes
+    """`decode(texts, keys)`: the hypotheses of each text, best first; `text_of(text, hypothesis)`: its translation.
+    `attention(pairs)`: of texts and their hypotheses; None, if the model has none to place marks by. `force(texts, keys, phrases)`: decodes
     texts with marked terms so that each has its phrases, as often as counted; None: the model was not trained with
     marked terms."""
 
     decode: Callable[[list[str], list[tuple[int, ...]]], list[list[Hypothesis]]]
-    text_of: Callable[[Hypothesis], str]
+    text_of: Callable[[str, Hypothesis], str]
     attention: Callable[[Sequence[tuple[str, Hypothesis]]], list[Attention]] | None
     force: Force | None = None
 
@@ -187,7 +187,7 @@ class Carrier:
     ) -> tuple[str, list[Edit], bool] | None:
         """The text of an answer, the edits that put its spans in the place of their stand-ins, and whether all plain
         numbers are right; None if a span is lost or doubled."""
-        text = self.text_of(found)
+        text = self.text_of(reading.text, found)
         if reading.terms and MARKS.search(text):
             return None
         if any(count_term(term, text) < times for term, times in reading.translations(spans).items()):
