@@ -45,7 +45,7 @@ def carrier(model: Model, attends: bool = True) -> tuple[Carrier, list[str]]:
         return [attention_of(text, found) for text, found in pairs]
 
     def attention_of(text: str, found: Hypothesis) -> Attention:
-        here, there = words(text), words(text_of(found))
+        here, there = words(text), words(text_of(text, found))
         weights = torch.full((len(there), len(here)), 0.01)
         for n in range(len(there)):
             weights[n, min(n, len(here) - 1)] = 1.0

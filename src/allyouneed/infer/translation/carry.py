@@ -100,9 +100,9 @@ class Attention(NamedTuple):
 @dataclass(frozen=True)
 class Carrier:
     """`decode(texts, keys)`: the hypotheses of each text, best first; `text_of(text, hypothesis)`: its translation.
-    `attention(pairs)`: of texts and their hypotheses; None, if the model has none to place marks by. `force(texts, keys, phrases)`: decodes
-    texts with marked terms so that each has its phrases, as often as counted; None: the model was not trained with
-    marked terms."""
+    `attention(pairs)`: of texts and their hypotheses; None, if the model has none to place marks by. `force(texts,
+    keys, phrases)`: decodes texts with marked terms so that each has its phrases, as often as counted; None: the model
+    was not trained with marked terms."""
 
     decode: Callable[[list[str], list[tuple[int, ...]]], list[list[Hypothesis]]]
     text_of: Callable[[str, Hypothesis], str]
