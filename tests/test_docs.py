@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
 import allyouneed
@@ -43,6 +42,7 @@ from allyouneed.tasks.task import Task
 from allyouneed.train import Recipe, load_recipe
 from allyouneed.train.schedule import Schedule
 from foreign_folders import write_strangers
+from parameter_count import parameter_count
 from toy_texts import documents, labelled, scored, tagged
 
 ROOT = Path(__file__).parent.parent
@@ -157,12 +157,6 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert first == ["allyouneed", "train", "recipe.yaml"]
     run(first, folder)
     return folder
-
-
-def counted(config: Model) -> int:
-    """Parameters of the module it builds."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in config.build().parameters())
 
 
 def _write_pairs(path: Path, count: int) -> None:
@@ -289,7 +283,7 @@ def test_every_yaml_block_is_a_valid_recipe_or_model(page: Path, parts: None) ->
             config = parse(Model, tree)
             for full in (True, False):
                 assert parse(Model, yaml.safe_load(to_yaml(config, full))) == config
-            assert counted(config) == config.cost().parameters
+            assert parameter_count(config) == config.cost().parameters
 
 
 def test_the_readme_model_is_transformer_base_and_its_typo_gives_the_shown_error() -> None:
@@ -552,7 +546,7 @@ def test_every_preset_is_described_builds_and_is_documented(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     run(["allyouneed", "describe", name], tmp_path)
-    assert f"{counted(allyouneed.model_config(name)):,} parameters" in capsys.readouterr().out
+    assert f"{parameter_count(allyouneed.model_config(name)):,} parameters" in capsys.readouterr().out
     assert any(f"`{name}`" in page.read_text(encoding="utf-8") for page in PAGES)
 
 

@@ -11,23 +11,20 @@ from allyouneed.config import override, parse, preset_names, preset_tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
 from any_part import CASES, HEADS, tree
+from parameter_count import parameter_count
 
 
-def built_parameters(config):
-    with torch.device("meta"):  # parameters(), not tensors: a tied matrix is counted once
-        return sum(parameter.numel() for parameter in config.build().parameters())
-
-
+@pytest.mark.slow  # test_presets.py compares the same
 @pytest.mark.parametrize("name", preset_names())
 def test_parameters_of_every_preset(name):
     config = parse(Model, preset_tree(name))
-    assert config.cost().parameters == built_parameters(config)
+    assert config.cost().parameters == parameter_count(config)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_of_every_part(name):
     config = parse(Model, CASES[name])
-    assert config.cost().parameters == built_parameters(config)
+    assert config.cost().parameters == parameter_count(config)
 
 
 sizes = st.integers(1, 40)
@@ -49,7 +46,7 @@ def test_parameters_of_random_configs(vocab, tied, bias, wiring, norm):
             channel={"kind": "ffn", "hidden": 5, "bias": bias},
         ),
     )
-    assert config.cost().parameters == built_parameters(config)
+    assert config.cost().parameters == parameter_count(config)
 
 
 def test_the_papers_sizes():
