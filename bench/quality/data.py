@@ -33,8 +33,8 @@ class TestSet(NamedTuple):
 SETS = (
     TestSet("tatoeba", "tatoeba.test", ("de", "fr", "zh")),
     TestSet("ud-pud", "ud-pud", ("de", "fr", "zh")),
-    *(TestSet(f"newstest{year}", f"newstest{year}.test", ("de",)) for year in (2015, 2016)),
     *(TestSet(f"newstest{year}", f"newstest{year}.test", ("de", "fr")) for year in (2013, 2014)),
+    *(TestSet(f"newstest{year}", f"newstest{year}.test", ("de",)) for year in (2015, 2016)),
     *(TestSet(f"newstest{year}", f"newstest{year}.test", ("de", "zh")) for year in (2017, 2018)),
     TestSet("newstest2019", "newstest2019.test", ("zh",), ("zh", "en")),
     TestSet("newstest2019", "newstest2019-enzh.test", ("zh",), ("en", "zh")),
