@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from allyouneed.data.tokenizers.base import Tokenizer
+from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
+from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.translation.carry import Carrier, read
 from allyouneed.infer.translation.edits import apply
 from allyouneed.infer.translation.glossary import Glossary, count_term
@@ -116,3 +121,23 @@ def test_what_is_read_leads_back_to_the_source(text: str) -> None:
     assert reading is not None
     assert TERM in reading.text
     assert apply(reading.text, reading.edits) == text
+
+
+def test_the_benchmark_compares_the_ways(multilingual: Tokenizer, echo: Callable[..., Folder]) -> None:
+    spec = importlib.util.spec_from_file_location("glossary_bench", Path(__file__).parents[3] / "bench" / "glossary.py")
+    assert spec is not None
+    assert spec.loader is not None
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    pairs = [("The lazy dog.", "Le chien lent."), ("A fox, a dog.", "Un renard, un chien."), ("Nothing.", "Rien.")]
+    cases = bench.find_cases(pairs, [("lazy", "lent"), ("dog", "chien"), ("fox", "loup"), ("Nothing", "nul")], 9)
+    assert [case.terms for case in cases] == [{"lazy": "lent"}], "terms are long enough, and in the reference"
+    folder = echo(multilingual)
+    folder.task["marked_terms"] = True
+    rates = {
+        name: bench.measure(way, cases, "fr")[0].hits
+        for name, way in bench.ways(Translator(folder), "en", "fr").items()
+    }
+    # a model that copies: it writes what stands in a mark, and the mark too
+    assert rates == {"no glossary": 0, "stand-ins": 100, "marked terms": 100, "marked terms, forced": 100}
+    assert "marked terms, forced | 100.0 %" in bench.table(Translator(folder), bench.invent(cases), "en", "fr", show=1)
