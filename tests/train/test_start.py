@@ -36,10 +36,12 @@ def test_folders_that_are_created_are_named(make: Make, listener: Listener, tmp_
 
 
 def test_a_run_starts_from_the_weights_and_the_tokenizer_of_a_folder(make: Make, tmp_path: Path):
-    first = train(make(steps=12, schedule={"kind": "constant", "peak": 0.01, "warmup": 0}))
+    task = {"kind": "translation", "marked_terms": True}
+    first = train(make(steps=12, schedule={"kind": "constant", "peak": 0.01, "warmup": 0}, task=task))
     path = second_stage(make, first.model, tmp_path)
     result = train(load_recipe(path, ["schedule.peak=1e-12"]))
     before, after = Folder.load(first.model), Folder.load(result.model)
+    assert before.task["marked_terms"] is after.task["marked_terms"] is True, "what it has learnt to read"
     assert after.vocabularies.hash == before.vocabularies.hash
     for old, new in zip(before.model.parameters(), after.model.parameters(), strict=True):
         torch.testing.assert_close(new, old, rtol=0, atol=1e-6)

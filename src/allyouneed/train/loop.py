@@ -65,6 +65,7 @@ class Trainer:
         self.origin: dict[str, Any] = {}
         self.originals: dict[str, bytes] = {}
         self.directions: list[tuple[str | None, str]] = []
+        self.learnt: dict[str, Any] = {}  # options of the task that a start model has learnt already
         if recipe.start is not None:
             start = load(recipe.start, as_stored=True)
             try:
@@ -73,6 +74,8 @@ class Trainer:
                 raise UserError(f"{recipe.start}: {error}") from None
             fresh = read_body(self.model, weights, recipe.start, start.labels == prepared.labels)
             self.origin, self.originals, self.directions = start.origin, start.originals, start.directions
+            if start.task.get("marked_terms") and hasattr(recipe.task, "marked_terms"):
+                self.learnt = {"marked_terms": True}
             if fresh:
                 reporter.print(f"{recipe.start}: weights loaded; newly initialised: {', '.join(fresh)}")
         if recipe.checkpoint_activations:
@@ -351,7 +354,7 @@ class Trainer:
         return Folder(
             self.full_model,
             self.prepared.vocabularies,
-            task=tree_of(recipe.task),
+            task=tree_of(recipe.task) | self.learnt,
             decoding=tree_of(recipe.decoding, full=False),
             max_tokens=recipe.max_tokens,
             directions=list(dict.fromkeys([*self.directions, *trained])),

@@ -18,7 +18,7 @@ FRAME = Frame((), (2,), (1,))
 def test_every_hypothesis_has_its_phrases(tokenizer: Tokenizer, options: dict[str, object]) -> None:
     engine = Engine(random_model(vocab=tokenizer.size, ends=1.0), 1, 2, 0, forbidden=[0, 1])
     sources = [FRAME.source(tokenizer.encode(text)) for text in ("The quick fox", "你好，世界", "dog")]
-    phrases = [{"lazy dog": 1, "fox": 2}, {"公园": 1}, {"Xylophon": 1, "I": 1}]
+    phrases = [{"lazy dog": 1, "fox": 2}, {"公园": 1}, {"Xylophon": 1, "3 D": 2}]
     decoding, keys = Decoding.of({}, extra=40, **options), [(number,) for number in range(3)]
     free = generate_targets(engine, FRAME, sources, decoding, sample_keys=keys)
     both = Vocabularies(tokenizer, tokenizer)

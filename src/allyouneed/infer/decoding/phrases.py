@@ -21,13 +21,18 @@ BONUS = 4.0  # nats
 
 @dataclass(frozen=True)
 class Phrase:
-    """`forms`: its tokens, in each way it may be written; `times`: how often a text must have it; `count(text)`: how
-    often it does; `closed`: it ends a word."""
+    """`inside`: its tokens after other words; `alone`: where no word is before it, as at the beginning. `times`: how
+    often a text must have it; `count(text)`: how often it does; `closed`: it ends a word."""
 
-    forms: tuple[Tokens, ...]
+    inside: Tokens
+    alone: Tokens
     times: int
     count: Callable[[str], int]
     closed: bool = True
+
+    @property
+    def forms(self) -> tuple[Tokens, Tokens]:
+        return self.inside, self.alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,17 +63,29 @@ class ForcedPhrases:
         if not missing:
             return
         needed = sum(count * max(map(len, one.forms)) for one, count in missing)
-        begun = [(_begun(past, form), form) for one, _ in missing for form in one.forms]
+        begun = [(self._begun(past, form), form) for one, _ in missing for form in one.forms]
         longest = max(size for size, _ in begun)
-        following = sorted({form[size] for size, form in begun if size == longest})
+        if longest:
+            following = {form[size] for size, form in begun if size == longest}
+        else:
+            after_word, after_space = text[-1:].isalnum(), not text or text[-1].isspace()
+            following = {one.inside[0] for one, _ in missing if not after_space}
+            following |= {one.alone[0] for one, _ in missing if not after_word}
+        ids = sorted(following)
         ends = int(row.argmax()) in self.eos or len(past) + needed + 1 >= self.limit
         row[list(self.eos)] = -torch.inf
         if longest or ends:
-            kept = row[following].clone()
+            kept = row[ids].clone()
             row.fill_(-torch.inf)
-            row[following] = kept.nan_to_num(neginf=0.0)  # even one that follows no word
+            row[ids] = kept.nan_to_num(neginf=0.0)  # even one that continues a word
         else:
-            row[following] += self.bonus
+            row[ids] += self.bonus
+
+    def _begun(self, past: list[int], form: Tokens) -> int:
+        """Tokens of a form that the text ends with, fewer than all; a space alone does not count."""
+        sizes = range(min(len(past), len(form) - 1), 0, -1)
+        found = next((size for size in sizes if _ends_with(past, form[:size])), 0)
+        return found if self.decode(list(form[:found])).strip() else 0
 
     def _completes(self, past: list[int], phrase: Phrase) -> bool:
         """Whether the last tokens are a phrase that was missing before."""
@@ -78,8 +95,3 @@ class ForcedPhrases:
 
 def _ends_with(past: list[int], form: Tokens) -> bool:
     return tuple(past[-len(form) :]) == form
-
-
-def _begun(past: list[int], form: Tokens) -> int:
-    """Tokens of a form that the text ends with, fewer than all."""
-    return next((size for size in range(min(len(past), len(form) - 1), 0, -1) if _ends_with(past, form[:size])), 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -18,7 +17,8 @@ from allyouneed.infer.decoding.phrases import ForcedPhrases, Phrase
 from allyouneed.infer.decoding.repetition import has_repeats
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
-from allyouneed.infer.translation.glossary import LETTER, count_term
+from allyouneed.infer.translation.glossary import LETTERS, count_term
+from allyouneed.infer.translation.sentences import EAST_ASIAN
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,13 @@ def force_phrases(
 
 
 def _phrase(tokenizer: Tokenizer, text: str, times: int) -> Phrase:
-    """Inside a text, and at its beginning."""
-    forms = {tuple(tokenizer.encode(form)) for form in (" " + text, text)}
-    return Phrase(tuple(sorted(forms)), times, partial(count_term, text), re.match(LETTER, text[-1]) is not None)
+    space = "" if EAST_ASIAN.match(text) else " "
+    inside, alone = (tuple(tokenizer.encode(form)) for form in (space + text, text))
+    return Phrase(inside, alone, times, partial(count_term, text), LETTERS.match(text[-1]) is not None)
 
 
 @lru_cache(maxsize=4)
 def word_continuations(tokenizer: Tokenizer) -> Tensor:
     """(vocab,) bool: tokens that begin with a letter, without a space before it."""
     texts = (tokenizer.decode([number]) for number in range(tokenizer.size))
-    return torch.tensor([re.match(LETTER, text) is not None for text in texts])
+    return torch.tensor([LETTERS.match(text) is not None for text in texts])
