@@ -18,7 +18,8 @@ from allyouneed.infer.translation.carry import Carrier, read
 from allyouneed.infer.translation.edits import apply
 from allyouneed.infer.translation.glossary import Glossary, count_term
 from allyouneed.infer.translation.spans import protect
-from allyouneed.infer.translation.term_marks import END, TERM, TRANSLATION, mark_terms
+from allyouneed.infer.translation.term_marks import END, MARKS, TERM, TRANSLATION, mark_terms
+from allyouneed.infer.translation.term_marks import with_translations as obey
 
 GLOSSARY = Glossary({"dog": "Köter", "Apple": "Apple", "狗": "dog"})
 Model = Callable[[str], str]
@@ -64,11 +65,11 @@ def carrier(model: Model, forced: Model) -> tuple[Carrier, list[str]]:
     def decode(texts: list[str], keys: list[tuple[int, ...]]) -> list[list[Hypothesis]]:
         return answers(model, texts)
 
-    return Carrier(decode, lambda found: "".join(map(chr, found.tokens)), None, force), heard
+    def text_of(source: str, found: Hypothesis) -> str:
+        assert not MARKS.search(source), "numbers are compared with what the translation should be"
+        return "".join(map(chr, found.tokens))
 
-
-def obey(text: str) -> str:
-    return re.sub(f"{TERM}[^{TRANSLATION}]*{TRANSLATION}([^{END}]*){END}", r"\1", text)
+    return Carrier(decode, text_of, None, force), heard
 
 
 def ignore(text: str) -> str:

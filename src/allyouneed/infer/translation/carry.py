@@ -26,7 +26,7 @@ from allyouneed.infer.translation.markup import Mark, place
 from allyouneed.infer.translation.numbers import has_quantity
 from allyouneed.infer.translation.sentences import EAST_ASIAN
 from allyouneed.infer.translation.spans import MARK, NOUN, NUMBER_SPAN, SYMBOL, TERM, Span, restore, written
-from allyouneed.infer.translation.term_marks import MARKS, add_term
+from allyouneed.infer.translation.term_marks import MARKS, add_term, with_translations
 
 # All forms of a stand-in are the same to the check: a model may write it in the script of the target language. Measured
 # with the shipped model (docs/translator.md): each comes back exactly once in 96 to 100 % of sentences.
@@ -187,7 +187,7 @@ class Carrier:
     ) -> tuple[str, list[Edit], bool] | None:
         """The text of an answer, the edits that put its spans in the place of their stand-ins, and whether all plain
         numbers are right; None if a span is lost or doubled."""
-        text = self.text_of(reading.text, found)
+        text = self.text_of(with_translations(reading.text), found)
         if reading.terms and MARKS.search(text):
             return None
         if any(count_term(term, text) < times for term, times in reading.translations(spans).items()):

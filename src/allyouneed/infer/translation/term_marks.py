@@ -16,6 +16,7 @@ from allyouneed.infer.translation.sentences import EAST_ASIAN
 
 TERM, TRANSLATION, END = "\x02", "\x03", "\x04"
 MARKS = re.compile(f"[{TERM}{TRANSLATION}{END}]")
+MARKED = re.compile(f"{TERM}[^{TRANSLATION}]*{TRANSLATION}([^{END}]*){END}")
 LAST = re.compile(f"(.)(?:{TRANSLATION}[^{END}]*{END})?$")  # of the words themselves
 
 
@@ -34,3 +35,8 @@ def mark_terms(text: str, terms: Iterable[Term]) -> str:
     for start, end, target in terms:
         made, at = add_term(made + text[at:start], text[start:end], target), end
     return made + text[at:]
+
+
+def with_translations(text: str) -> str:
+    """A text with the translations in place of its marked terms."""
+    return MARKED.sub(r"\1", text)
