@@ -12,6 +12,8 @@ import runpy
 import subprocess
 import sys
 from multiprocessing.connection import Connection
+from subprocess import DEVNULL as DEVNULL
+from subprocess import PIPE as PIPE
 from typing import Any
 
 import torch
@@ -79,6 +81,8 @@ def _run(args: list[str], env: dict[str, str], cwd: str, streams: list[Connectio
     os.chdir(cwd)
     sys.path[:0] = [cwd, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
     torch.set_num_threads(int(env.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    while args[0] == "-W":  # which warnings are shown
+        args = args[2:]
     if args[0] == "-m":
         sys.argv = args[1:]
         runpy.run_module(args[1], run_name="__main__", alter_sys=True)
