@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -55,8 +56,19 @@ class ModelRunner:
 
     @property
     def device(self) -> torch.device:
-        found: torch.device = next(self.model.parameters()).device
+        parameters, name = self._first_weight
+        found: torch.device = parameters[name].device
         return found
+
+    @cached_property
+    def _first_weight(self) -> tuple[dict[str, Any], str]:
+        """Where the first parameter is kept: finding it in an int8 model takes half a millisecond."""
+        return next(
+            (module._parameters, name)
+            for module in self.model.modules()
+            for name, weight in module._parameters.items()
+            if weight is not None
+        )
 
     def spec(self, decoding: Decoding, counted: int | None = None, draft: Any = None) -> DecodingSpec:
         """`counted`: instead of the engine's own. `draft`: a `Draft`, for speculative decoding."""

@@ -56,6 +56,13 @@ class State(ABC):
         for name, value in vars(self).items():
             setattr(self, name, _join(value, getattr(other, name)))
 
+    def copy(self) -> Self:
+        """A state whose rows can be selected, joined and appended to without changing the original."""
+        new = copy(self)
+        for name, value in vars(self).items():
+            setattr(new, name, _copy(value))
+        return new
+
     def detach(self) -> None:
         """Keep the values and cut the gradient."""
         for name, value in vars(self).items():
@@ -103,7 +110,7 @@ class States:
     def copy_rows(self, rows: Sequence[int]) -> Self:
         """States of their own with a copy of these rows."""
         new = copy(self)
-        new.layers = [{name: _copy(state) for name, state in layer.items()} for layer in self.layers]
+        new.layers = [{name: state.copy() for name, state in layer.items()} for layer in self.layers]
         new.select(rows)
         return new
 
@@ -236,10 +243,6 @@ def _join(ours: Any, theirs: Any) -> Any:
 
 
 def _copy(value: Any) -> Any:
-    """A state whose rows can be selected, joined and appended to without changing the original."""
     if isinstance(value, State):
-        new = copy(value)
-        for name, entry in vars(value).items():
-            setattr(new, name, _copy(entry))
-        return new
+        return value.copy()
     return {key: _copy(entry) for key, entry in value.items()} if isinstance(value, dict) else value

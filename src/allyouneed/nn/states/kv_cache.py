@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -30,6 +31,11 @@ class KVState(State):
 class KVCache(KVState):
     """A cache that grows with the text: keys and values (batch, heads, capacity, head_width)."""
 
+    # On a CPU, rows are allocated ahead and buffers reused once requests join: copying all rows into new memory in every
+    # step would take as long as the model. Only a cache that nobody shares has either.
+    spare = 0  # rows allocated behind those in use
+    scratch: Tensor | None = None  # memory for the next `select`
+
     def __init__(self) -> None:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
@@ -52,6 +58,7 @@ class KVCache(KVState):
             if cache is not None:
                 grown[:, :, :capacity] = cache
             cache = grown
+            self.drop_spare()
         assert cache is not None
         cache = writable_cache(cache, new)
         if layout.start is not None:
@@ -62,9 +69,46 @@ class KVCache(KVState):
         return cache
 
     def select(self, rows: Tensor) -> None:
-        if self.keys is not None and self.values is not None:
-            self.keys = self.keys.index_select(0, rows)
-            self.values = self.values.index_select(0, rows)
+        if self.keys is None or self.values is None:
+            return
+        if len(rows) > len(self.keys) + self.spare or not self.spare:
+            self.drop_spare()
+            self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+            return
+        allocated = len(self.keys) + self.spare
+        keys, values = with_rows(self.keys, allocated), with_rows(self.values, allocated)
+        free = torch.empty_like(keys) if self.scratch is None else self.scratch
+        self.keys = torch.index_select(self.keys, 0, rows, out=free[: len(rows)])
+        self.values = torch.index_select(self.values, 0, rows, out=keys[: len(rows)])
+        self.spare, self.scratch = allocated - len(rows), values
+
+    def join(self, other: Self) -> None:
+        if self.keys is None or self.values is None or other.keys is None or other.values is None or not self._reuses:
+            self.drop_spare()
+            other.drop_spare()
+            return super().join(other)
+        self.end = max(self.end, other.end)
+        before, new = len(self.keys), len(other.keys)
+        if new > self.spare or self.end > self.keys.shape[2]:
+            allocated, capacity = max(before + new, 2 * before), max(self.end, self.keys.shape[2])
+            self.keys, self.values = grow(self.keys, allocated, capacity), grow(self.values, allocated, capacity)
+            self.spare, self.scratch = allocated - before, None
+        self.spare -= new
+        self.keys = append_rows(self.keys, other.keys[:, :, : other.end])
+        self.values = append_rows(self.values, other.values[:, :, : other.end])
+
+    def copy(self) -> Self:
+        self.drop_spare()  # the copy shares it
+        return super().copy()
+
+    @property
+    def _reuses(self) -> bool:
+        """On a CPU; subclasses keep more than keys and values."""
+        return self.keys is not None and self.keys.device.type == "cpu" and type(self) in (KVCache, CrossKVCache)
+
+    def drop_spare(self) -> None:
+        for name in ("spare", "scratch"):
+            vars(self).pop(name, None)
 
     def trim(self, length: int, each: Tensor | None = None) -> None:
         self.end = min(self.end, length)
@@ -90,3 +134,26 @@ def writable_cache(cache: Tensor, new: Tensor) -> Tensor:
     """A cache to write into: a copy where gradients still need the old values."""
     needed = torch.is_grad_enabled() and (cache.requires_grad or new.requires_grad)
     return cache.clone() if needed else cache
+
+
+def grow(cache: Tensor, rows: int, capacity: int) -> Tensor:
+    """A copy of a cache (batch, heads, time, head_width), with so many rows allocated and this capacity."""
+    batch, heads, time, head_width = cache.shape
+    found = cache.new_empty(rows, heads, capacity, head_width)[:batch]
+    found[:, :, :time] = cache
+    found[:, :, time:] = 0
+    return found
+
+
+def with_rows(cache: Tensor, rows: int) -> Tensor:
+    """The first so many allocated rows of a cache."""
+    return cache.as_strided((rows, *cache.shape[1:]), cache.stride(), cache.storage_offset())
+
+
+def append_rows(cache: Tensor, new: Tensor) -> Tensor:
+    """The cache with new rows (batch, heads, time, head_width) in its spare ones."""
+    batch, time = len(cache), new.shape[2]
+    found = with_rows(cache, batch + len(new))
+    found[batch:, :, :time] = new
+    found[batch:, :, time:] = 0  # what was here may not be finite
+    return found

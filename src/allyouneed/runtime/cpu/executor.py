@@ -269,6 +269,7 @@ class CpuExecutor:
                         if cache is not None:
                             grown[:, :, :capacity] = cache
                         setattr(state, name, grown)
+                    state.drop_spare()
             if state.keys is not binding.keys[number]:
                 binding.point(number)
         return binding
