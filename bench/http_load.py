@@ -1,4 +1,4 @@
-"""An HTTP load generator with little overhead, in a process of its own: `LoadProcess` is the handle, `main` the process.
+"""An HTTP load generator with little overhead, in a process of its own. `LoadProcess` is its handle.
 
 A request is sent when its time has come, however many are unanswered (open loop), and its latency counts from then on;
 or `clients` send one request after another (closed loop). One connection per request in progress, kept alive.

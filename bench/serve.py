@@ -30,7 +30,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from http_load import Call, Job, LoadProcess, Result, percentile
 
@@ -47,7 +46,17 @@ NAMES = {
     "ct2-batched": "CTranslate2 int8, dynamic batches",
 }
 
-WHO = ("I", "We", "They", "My brother", "The new teacher", "Our neighbours", "The doctor", "Her friends", "The children")
+WHO = (
+    "I",
+    "We",
+    "They",
+    "My brother",
+    "The new teacher",
+    "Our neighbours",
+    "The doctor",
+    "Her friends",
+    "The children",
+)
 DID = ("saw", "found", "forgot", "bought", "lost", "wanted", "liked", "opened", "needed", "remembered")
 WHAT = (
     "the book", "a red car", "the old house", "an interesting letter", "the keys", "two tickets", "a glass of water",
@@ -195,14 +204,18 @@ def measure(
     )  # fmt: skip
 
 
-def search(servers: Sequence[Server], load: LoadProcess, texts: Sequence[str], given: argparse.Namespace, count: Counter) -> None:
+def search(
+    servers: Sequence[Server], load: LoadProcess, texts: Sequence[str], given: argparse.Namespace, count: Counter
+) -> None:
     """Bisection of each, in turns."""
     for turn in range(given.turns):
         for server in servers:
             rate = server.next_rate()
             point = measure(server, load, texts, rate, given.seconds, count, seed=turn)
             if not point.held:
-                again = measure(server, load, texts, rate, given.seconds, count, seed=turn)  # another process may have been in the way
+                again = measure(
+                    server, load, texts, rate, given.seconds, count, seed=turn
+                )  # another process may have been in the way
                 point = min(point, again, key=lambda one: one.p95)
             server.points.append(point)
             if point.held:
@@ -217,7 +230,7 @@ def search(servers: Sequence[Server], load: LoadProcess, texts: Sequence[str], g
 
 
 def first_tokens(server: Server, load: LoadProcess, texts: Sequence[str], rate: float, seconds: float) -> list[float]:
-    """Seconds until the first token of streams at this rate, greedy: a beam search has no first token before its end."""
+    """Seconds until the first token of streams at this rate, greedy: a beam search has none before its end."""
     found = calls(texts, rate, seconds, seed=99)
     for call in found:
         call.path = "/v1/completions"

@@ -1,4 +1,4 @@
-"""Translation servers as people build them today, with LibreTranslate's route: `python bench/serve_peers.py KIND FOLDER`.
+"""Translation servers as people build them, with LibreTranslate's route: `python bench/serve_peers.py KIND FOLDER`.
 
 ct2: CTranslate2, one request after another, as argos-translate calls it for LibreTranslate. ct2-pool: requests in
 parallel, by CTranslate2's own workers (`inter_threads`). ct2-batched: a queue in front of it, whose waiting requests

@@ -107,7 +107,8 @@ def pause_gc() -> Iterator[None]:
 
 @contextmanager
 def short_switch_interval() -> Iterator[None]:
-    """Threads switch ten times as often, so that launching updates does not wait for the thread that builds batches."""
+    """Threads switch ten times as often, so that launching updates or decode steps does not wait for the thread that
+    builds batches or answers clients."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from allyouneed import __version__
 from allyouneed.errors import UserError
+from allyouneed.runtime.process import short_switch_interval
 from allyouneed.serve import health, ollama, tasks, tei, tokens
 from allyouneed.serve.engine.registry import ModelRegistry
 from allyouneed.serve.errors import ApiError, internal_error, log_failure, validation_error
@@ -60,7 +61,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         task = asyncio.create_task(_preload(registry, preload))
-        yield
+        with short_switch_interval():  # an engine loop that has launched a step need not wait for this thread
+            yield
         task.cancel()
         await registry.close()
 

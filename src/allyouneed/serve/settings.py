@@ -56,7 +56,7 @@ class Settings(Config):
     device: str = "auto"
     dtype: str | None = None
     rows: PositiveInt = 64
-    budget: PositiveInt = 512
+    budget: PositiveInt | None = None  # None: by the device
     memory: PositiveInt | None = None
     paged: bool = True
     kv_memory: PositiveInt | None = None

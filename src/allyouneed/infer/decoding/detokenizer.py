@@ -25,7 +25,11 @@ class StreamingDetokenizer:
 
     def add(self, token: int) -> str:
         """The text that this token completes."""
-        self.tokens.append(token)
+        return self.add_all((token,))
+
+    def add_all(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens complete, decoded at once."""
+        self.tokens += tokens
         text = self.tokenizer.decode(self.tokens[self.begin :])
         incomplete = min(len(text) - len(text.rstrip(REPLACEMENT)), MAX_BYTES - 1)
         new = text[self.emitted : len(text) - incomplete]
@@ -68,7 +72,7 @@ def detokenize(
 ) -> str:
     """The whole text at once."""
     stream = StreamingDetokenizer(tokenizer, prompt, stop)
-    return "".join([stream.add(token) for token in tokens]) + stream.end()
+    return stream.add_all(list(tokens)) + stream.end()
 
 
 class StopStrings:

@@ -111,9 +111,9 @@ class Generation:
         try:
             left = len(self.choices)
             while left:
-                number, record = await self.queue.get()
-                if record is not None:
-                    self.choices[number].records.append(record)
+                number, records = await self.queue.get()
+                if records is not None:
+                    self.choices[number].records += records
                     continue
                 left -= 1
                 self._check(number)
@@ -146,22 +146,22 @@ class Generation:
     def _finish(self, choice: Choice, hypothesis: Hypothesis) -> None:
         text, prompt = self.model.text, self.prompts[choice.prompt]
         detokenizer = text.detokenizer(prompt, self.options)
-        pieces = [detokenizer.add(token) for token in hypothesis.tokens]
-        choice.text = text.clean("".join(pieces) + detokenizer.end())
+        choice.text = text.clean(detokenizer.add_all(hypothesis.tokens) + detokenizer.end())
         choice.tokens, choice.finish = len(hypothesis.tokens), finish_reason(hypothesis)
         choice.score = hypothesis.log_prob / max(1, len(hypothesis.log_probs))
 
     async def stream(self) -> AsyncIterator[Delta]:
-        """A beam search yields its whole answers at its end."""
+        """One delta per step and answer, or fewer (`EngineLoop._deliver`). A beam search yields its whole answers at
+        its end."""
         text, beams = self.model.text, self.options.beam is not None
         detokenizers = [text.detokenizer(self.prompts[choice.prompt], self.options) for choice in self.choices]
         pending: list[list[TokenRecord]] = [[] for _ in self.choices]  # tokens whose text is not complete yet
         try:
             left = len(self.choices)
             while left:
-                number, record = await self.queue.get()
+                number, records = await self.queue.get()
                 choice, detokenizer = self.choices[number], detokenizers[number]
-                if record is None:
+                if records is None:
                     left -= 1
                     self._check(number)
                     if beams:
@@ -172,9 +172,9 @@ class Generation:
                     choice.finish = reason
                     yield Delta(choice, piece, pending[number], reason)
                 elif not beams:
-                    choice.tokens += 1
-                    pending[number].append(record)
-                    if piece := detokenizer.add(record.token):
+                    choice.tokens += len(records)
+                    pending[number] += records
+                    if piece := detokenizer.add_all([record.token for record in records]):
                         records, pending[number] = pending[number], []
                         yield Delta(choice, piece, records, None)
         finally:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class TokenRecord:
+class TokenRecord(NamedTuple):
     """A generated token. `logprob`: of the model, before any rule; `top`: the likeliest tokens with theirs."""
 
     token: int

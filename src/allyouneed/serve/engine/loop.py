@@ -26,6 +26,8 @@ from allyouneed.serve.metrics import BlockTotals, Metrics
 
 CALL_SEQUENCES = 256  # of a call of a predictor that run or wait at once; a longer text waits for its own
 CALL_INPUTS = 32  # of a forward pass
+CROWD = 32  # streams whose tokens are delivered after every step; of more, less often
+EVENT_SECONDS = 3e-4  # between two deliveries, for each stream: sending takes the event loop a third of it
 
 
 class CallCancelled(Exception):
@@ -76,6 +78,24 @@ class NewSequence(NamedTuple):
     on_end: Callable[[DecodingJob], None]
 
 
+class TokenOutlet:
+    """Tokens of one sequence on their way to the event loop: the queue gets (`number`, tokens)."""
+
+    def __init__(self, loop: EngineLoop, queue: asyncio.Queue[Any], number: int) -> None:
+        self.loop, self.queue, self.number = loop, queue, number
+        self.tokens: list[Any] = []
+        self.first = True  # nothing has been delivered
+
+    def add(self, token: Any) -> None:
+        if not self.tokens:
+            self.loop.outlets.append(self)
+        self.tokens.append(token)
+
+    def take(self) -> tuple[int, list[Any]]:
+        tokens, self.tokens, self.first = self.tokens, [], False
+        return self.number, tokens
+
+
 class EngineLoop:
     """`build(exact)`: a scheduler, in exact mode or not. `queue`: the most sequences that run or wait. Tokens are
     delivered to `event_loop`."""
@@ -94,6 +114,8 @@ class EngineLoop:
         self.block_totals = BlockTotals()  # that the metrics have
         self.forward = ForwardQueue()
         self.outbox: list[tuple[asyncio.Queue[Any], Any]] = []
+        self.outlets: list[TokenOutlet] = []  # with tokens to deliver
+        self.delivered = 0.0  # when all of them were
         self.calls: deque[ForwardJob] = deque()
         self.changed = threading.Condition()
         self.stopping = False
@@ -315,7 +337,17 @@ class EngineLoop:
             job.on_end(job)
 
     def _deliver(self) -> None:
-        outbox, self.outbox = self.outbox, []
+        """Tokens first, then what is posted. All at once if there are few or some time has passed; else only those of
+        answers that begin or end."""
+        ending, now = {id(queue) for queue, _ in self.outbox}, time.monotonic()
+        count = len(self.outlets)
+        if count <= CROWD or now - self.delivered > count * EVENT_SECONDS:
+            due, self.outlets, self.delivered = self.outlets, [], now
+        else:
+            due = [one for one in self.outlets if one.first or id(one.queue) in ending]
+            self.outlets = [one for one in self.outlets if not one.first and id(one.queue) not in ending]
+        outbox = [(one.queue, one.take()) for one in due] + self.outbox
+        self.outbox = []
         if outbox and not self.event_loop.is_closed():
             self.event_loop.call_soon_threadsafe(_put_all, outbox)
 

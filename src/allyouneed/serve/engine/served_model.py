@@ -42,6 +42,7 @@ from allyouneed.serve.settings import Settings
 
 T = TypeVar("T")
 CALLS = 256  # of predictors at once
+PREFILL_BUDGET = {"cuda": 8192}  # prompt tokens read in one step: as many as take a few milliseconds
 MEMORY_SHARE = 0.25  # of the free memory, for the blocks of a model
 
 
@@ -74,7 +75,8 @@ class ServedModel:
         prompts are a token or two, and beams reorder rows at every step. So does exact mode: bits of a shared prefix
         depend on the request that read it."""
         assert isinstance(self.predictor, GeneratingPredictor)
-        engine, rows, budget = self.predictor.engine, self.settings.rows, self.settings.budget
+        engine, rows = self.predictor.engine, self.settings.rows
+        budget = self.settings.budget or PREFILL_BUDGET.get(engine.device.type, 512)
         if exact:
             retrieve, engine = engine.retrieve, self.predictor.build_engine()
             engine.exact, engine.retrieve = True, retrieve

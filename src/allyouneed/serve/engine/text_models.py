@@ -28,7 +28,7 @@ from allyouneed.infer.translation.checks import drop_invalid
 from allyouneed.infer.translation.frames import Frame, default_frame
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.serve.engine.logits_rules import LogitsRules, TokenRecord, record_of
-from allyouneed.serve.engine.loop import EngineLoop, NewSequence
+from allyouneed.serve.engine.loop import EngineLoop, NewSequence, TokenOutlet
 from allyouneed.serve.errors import ApiError, too_long
 from allyouneed.serve.sampling import GenerationOptions
 
@@ -108,16 +108,19 @@ class TextModel(ABC):
         streams: bool,
         client: str,
     ) -> NewSequence:
-        """What to submit for one answer. The queue gets (`number`, a `TokenRecord`) for each token if it `streams` or
-        if log-probabilities are recorded, and (`number`, None) at the end. `key`: decides samples, with the seed."""
+        """What to submit for one answer. The queue gets (`number`, a list of `TokenRecord`) after every step if it
+        `streams` or if log-probabilities are recorded, and (`number`, None) at the end. `key`: decides samples, with
+        the seed."""
         spec, limit = self.spec(prompt, options)
         rules = self._rules(options)
         record = TokenRecord if rules is None else rules.record
         if rules is not None:
             spec = replace(spec, logits_processor=rules)
 
+        outlet = TokenOutlet(loop, queue, number)
+
         def listen(token: int) -> None:
-            loop.post(queue, (number, record(token)))
+            outlet.add(record(token))
 
         return NewSequence(
             Request(
