@@ -544,13 +544,9 @@ def test_every_named_test_and_class_exists(page: Path) -> None:
 # --- presets, recipes, new parts ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", preset_names())
-def test_every_preset_is_described_builds_and_is_documented(
-    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    run(["allyouneed", "describe", name], tmp_path)
-    assert f"{parameter_count(allyouneed.model_config(name)):,} parameters" in capsys.readouterr().out
-    assert any(f"`{name}`" in page.read_text(encoding="utf-8") for page in PAGES)
+def test_every_preset_is_documented() -> None:
+    pages = [page.read_text(encoding="utf-8") for page in PAGES]
+    assert not [name for name in preset_names() if not any(f"`{name}`" in page for page in pages)]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.name)

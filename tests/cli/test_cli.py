@@ -23,6 +23,7 @@ import warm_python
 from allyouneed.cli import app, main
 from allyouneed.config import preset_names
 from allyouneed.interop.load import resolve_device
+from parameter_count import parameter_count
 from small_model import multilingual_folder, small_folder, write_recipe
 
 COMMAND = [sys.executable, "-m", "allyouneed"]
@@ -681,12 +682,12 @@ def test_invalid_arguments_of_evaluate_are_refused_before_any_work(
 # --- describe and demo ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # test_docs.py describes every preset, test_cost.py counts its parameters
+@pytest.mark.slow  # test_describe.py describes every preset without the command
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_is_described(ask, name):
     answer = ask("describe", name)
     assert answer.code == 0
-    assert f"{ayn.model_config(name).cost().parameters:,}" in answer.lines[0]
+    assert f"{parameter_count(ayn.model_config(name)):,} parameters" in answer.lines[0]
 
 
 def test_a_description_in_a_pipe_is_not_truncated():
