@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from allyouneed.infer.block_manager import block_bytes
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
@@ -123,10 +124,20 @@ def test_a_client_that_leaves_frees_its_blocks(
     assert max(seen) >= 3 and len(seen) < 150  # three rows held blocks, and not to their end
 
 
-def test_a_model_without_shared_prefixes_is_not_paged(paged: tuple[Running, httpx.Client]) -> None:
+def test_a_model_without_shared_prefixes_is_not_paged(
+    paged: tuple[Running, httpx.Client], folders: dict[str, Path]
+) -> None:
     running, client = paged
     ask(client, model="translator", prompt="the cat", temperature=1)
     assert running.model("translator").loop.schedulers[False].blocks is None
+    with served_client({"lm": folders["lm"]}, paged=False) as (unpaged, other):
+        assert ask(other, prompt=START, n=2) == ask(client, prompt=START, n=2)
+        assert scheduler_of(unpaged).blocks is None and scheduler_of(running).blocks is not None
+    with served_client({"lm": folders["lm"]}, kv_memory=20_000) as (small, other):
+        refused = other.post("/v1/completions", json=BODY | {"model": "lm", "prompt": START, "max_tokens": 100})
+        assert refused.status_code == 400 and "the pool has" in refused.json()["error"]["message"]
+        blocks = small.model("lm").loop.schedulers[False].blocks
+        assert blocks.pool.blocks * block_bytes(small.model("lm").predictor.engine) <= 20_000
 
 
 def test_short_requests_beside_a_very_long_one(

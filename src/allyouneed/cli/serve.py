@@ -65,6 +65,9 @@ def serve(
             help="keys and values of a paged model, e.g. 2GB; default: 1/4 of what is free",
         ),
     ] = None,
+    no_paging: Annotated[
+        bool, option("--no-paging", panel=SIZES, help="keys and values in tensors of each batch: no shared prefixes")
+    ] = False,
     rows: Annotated[int, option(panel=SIZES, show_default=True, min=1, help="sequences decoded at once")] = 64,
     limit: Annotated[
         list[str] | None,
@@ -111,6 +114,7 @@ def serve(
             "rows": rows,
             "memory": None if memory is None else _bytes(memory, "--memory"),
             "kv_memory": None if kv_memory is None else _bytes(kv_memory, "--kv-memory"),
+            "paged": not no_paging,
             "glossaries": glossaries,
             "exact": exact,
             "grace_seconds": grace,

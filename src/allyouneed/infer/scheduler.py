@@ -32,14 +32,16 @@ from allyouneed.infer.cuda_graph.runner import GraphBatch, GraphRunnerCache
 from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.isolation import isolate
 from allyouneed.infer.model_runner import ModelRunner
+from allyouneed.infer.preemption import Preemption
 from allyouneed.infer.prefill import PrefillBatch, prefill_key, share_rows
 from allyouneed.infer.request import Request
 from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
 from allyouneed.infer.speculative.decode import SpeculativeDecoder
 from allyouneed.infer.validation import RequestValidator
 from allyouneed.nn.states.base import States
-from allyouneed.nn.states.paged import BlockPool, PagedStates, PoolFullError
+from allyouneed.nn.states.paged import BlockPool
 from allyouneed.runtime.process import refuse_after_fork
 
 ReadPrompt = tuple[int, RequestState]  # a request whose prompt has been read, and its row in the prefill batch
@@ -76,13 +78,13 @@ class Scheduler:
         self.streams_offline = False  # whether the offline batch has requests that stream
         self.prefilling: list[PrefillBatch] = []
         self.running: list[ActiveBatch] = []
-        self.preempted: list[RunningBatch] = []  # one request each, waiting for blocks
         self.active: list[RequestState] = []  # admitted requests that hold rows or blocks
         self.failures: list[RequestState] = []  # in this step
         self.is_stepping = False  # also between steps if the last one was interrupted
         self.validator = validator or RequestValidator(engine)
-        self.steps, self.preemptions, self._numbers = 0, 0, count()
+        self.steps, self._numbers = 0, count()
         self.blocks = None if pool is None else BlockManager(engine, pool)
+        self.preemption = None if self.blocks is None else Preemption(self, self.blocks)
         self.graphs: GraphRunnerCache | None = None
         if memory is None and not engine.exact:
             self.graphs = graphs or (GraphRunnerCache(engine) if pool is None else None)
@@ -202,7 +204,7 @@ class Scheduler:
             for batch in list(self.running):
                 self._step_batch(batch)
             if self.slots is not None:
-                self.slots.step(self._fail)
+                self.slots.step(self.fail)
             if self.prefilling:
                 self._prefill()
             self.steps += 1
@@ -218,13 +220,8 @@ class Scheduler:
             self._after_failures()
 
     def _step_batch(self, batch: ActiveBatch) -> None:
-        try:
-            if self.blocks is None:
-                batch.step()
-            else:
-                self._with_blocks(batch.step, batch)
-        except Exception as error:
-            self._drop(batch, error)
+        with isolate(partial(self.drop, batch)):
+            self._with_blocks(batch.step, batch)
         if batch in self.running and not batch.active:
             batch.close()
             self.running.remove(batch)
@@ -265,17 +262,17 @@ class Scheduler:
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
-    def _fail(self, requests: Iterable[RequestState], error: Exception) -> None:
+    def fail(self, requests: Iterable[RequestState], error: Exception) -> None:
         """These requests have failed; at the end of the step their blocks are free."""
         for state in requests:
             if not state.finished:
                 state.fail(error)
 
-    def _drop(self, batch: ActiveBatch, error: Exception) -> None:
+    def drop(self, batch: ActiveBatch, error: Exception) -> None:
         """A running batch has failed: its states may be half changed, and so are not used or closed any more."""
         self.running.remove(batch)
         here = self._held()
-        self._fail([state for state in self.active if state not in here], error)
+        self.fail([state for state in self.active if state not in here], error)
 
     def _abandon(self, error: BaseException) -> None:
         """A step was interrupted, or failed where no batch alone is affected: all admitted requests have failed."""
@@ -295,7 +292,9 @@ class Scheduler:
                 batch.close()
         if self.slots is not None:
             self.slots.close()
-        self.running, self.preempted, self.prefilling = [], [], []
+        self.running, self.prefilling = [], []
+        if self.preemption is not None:
+            self.preemption.batches = []
         if self.blocks is not None:
             for state in self.active:
                 state.reserved = []
@@ -338,8 +337,8 @@ class Scheduler:
     def _admit(self) -> None:
         """Admit requests in order while there is room; a large one is not overtaken by a smaller one."""
         queue, blocks = self.fair, self.blocks
-        if self.preempted:
-            self._resume()
+        if self.preemption is not None:
+            self.preemption.resume()
         if self.arrivals:
             queue.add(self.arrivals, self.active)
         if not queue:
@@ -350,7 +349,7 @@ class Scheduler:
             free = blocks.free(one for batch in self.prefilling for one in batch.unread_tokens())
         known: set[Any] = set()  # what is read once for several of them
         while (state := queue.peek(self.steps)) is not None:
-            if self.preempted and self._urgency(self.preempted[0].requests[0]) < self._urgency(state):
+            if self.preempted and self.urgency(self.preempted[0].requests[0]) < self.urgency(state):
                 break
             size, key = len(state.request.source or state.request.prompt), prefill_key(state)
             unread = 0 if key in known else len(state.request.prompt)
@@ -371,68 +370,24 @@ class Scheduler:
         for some in share_rows(taken) if self.engine.exact else [taken] if taken else []:
             self._start(some)
 
-    def _urgency(self, state: RequestState) -> tuple[int, int, int]:
+    def urgency(self, state: RequestState) -> tuple[int, int, int]:
         return self.fair.urgency(state, self.steps)
 
     # --- blocks ------------------------------------------------------------------------------------------------------
 
+    @property
+    def preempted(self) -> list[RunningBatch]:
+        """One request each, waiting for blocks."""
+        return [] if self.preemption is None else self.preemption.batches
+
+    @property
+    def preemptions(self) -> int:
+        """So far."""
+        return 0 if self.preemption is None else self.preemption.count
+
     def _with_blocks(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
-        """Do it; while there are too few blocks for it, free some."""
-        while batch is None or (batch in self.running and batch.active):
-            try:
-                act()
-                return
-            except PoolFullError:
-                if not self._free_blocks():
-                    raise
-
-    def _free_blocks(self) -> bool:
-        """Drop finished rows, else evict a cached prefix, else preempt the least urgent request."""
-        assert self.blocks is not None
-        batches = [batch for batch in self.running if isinstance(batch, RunningBatch)]
-        for batch in batches:
-            before = len(batch)
-            try:
-                batch.drop_finished()
-            except Exception as error:
-                self._drop(batch, error)
-                return True
-            if len(batch) < before:
-                return True
-        if self.blocks.prefixes.evict():
-            return True
-        running = [(state, batch) for batch in batches for state in batch.requests]
-        if not running or len(running) + len(self.prefilling) < 2:  # prefills were admitted with blocks enough
-            return False
-        state, batch = max(running, key=lambda both: self._urgency(both[0]))
-        try:
-            alone = batch.split(state)
-            assert isinstance(alone.states, PagedStates)
-            alone.states.swap_out()
-        except Exception as error:
-            self._drop(batch, error)
-            return True
-        self.preempted.append(alone)
-        self.blocks.release(state)
-        self.preemptions += 1
-        return True
-
-    def _resume(self) -> None:
-        """Resume preempted requests, the most urgent first, as far as there are blocks."""
-        assert self.blocks is not None
-        self.preempted = [batch for batch in self.preempted if not batch.requests[0].cancelled]
-        self.preempted.sort(key=lambda batch: self._urgency(batch.requests[0]))
-        while self.preempted:
-            batch, states = self.preempted[0], self.preempted[0].states
-            assert isinstance(states, PagedStates)
-            nothing_else = not self.running and not self.prefilling
-            try:
-                if not self.blocks.resume(batch.requests[0], states, len(batch), force=nothing_else):
-                    return
-            except Exception as error:
-                self._fail(self.preempted.pop(0).requests, error)
-                return
-            self._join(self.preempted.pop(0))
+        """Do it; where blocks run out, free some."""
+        act() if self.preemption is None else self.preemption.run(act, batch)
 
     def waste(self) -> float:
         """The share of the blocks in use that holds nothing."""
@@ -448,30 +403,28 @@ class Scheduler:
             for kind in (True, False):
                 self._start([state for state in requests if (state.request.source is None) is kind])
             return
-        try:
+        with isolate(partial(self.fail, requests)):
             model, rows = self.engine.decoder, share_rows(requests)
             states = self.engine.start([row[0].request for row in rows], model)
             if self.blocks is not None:
                 states = self.blocks.start(states, [row[0] for row in rows])
             self.prefilling.append(PrefillBatch(model, states, rows, list(states.lengths)))
-        except Exception as error:
-            self._fail(requests, error)
 
     def _prefill(self) -> None:
         """Read a chunk of every unread prompt; all chunks together are no larger than the budget."""
         share = max(1, self.budget // len(self.prefilling))
         for batch in list(self.prefilling):
-            requests = batch.requests
-            try:
+            with isolate(partial(self._drop_prefill, batch, batch.requests)):
                 batch.drop_cancelled()
                 if batch.rows:
-                    act = partial(self._prefill_chunk, batch, max(1, share // len(batch.rows)))
-                    act() if self.blocks is None else self._with_blocks(act)
-            except Exception as error:
-                self.prefilling.remove(batch)
-                here = self._held()
-                self._fail([state for state in requests if state not in here], error)
+                    self._with_blocks(partial(self._prefill_chunk, batch, max(1, share // len(batch.rows))))
         self.prefilling = [batch for batch in self.prefilling if batch.rows]
+
+    def _drop_prefill(self, batch: PrefillBatch, requests: list[RequestState], error: Exception) -> None:
+        """A prefill has failed: so have those of its requests that no running batch has taken over."""
+        self.prefilling.remove(batch)
+        here = self._held()
+        self.fail([state for state in requests if state not in here], error)
 
     def _prefill_chunk(self, batch: PrefillBatch, size: int) -> None:
         engine, prompts = self.engine, batch.prompts
@@ -483,13 +436,15 @@ class Scheduler:
         batch.read = [at + len(chunk) for at, chunk in zip(batch.read, chunks, strict=True)]
         done = [(n, state) for n, left in enumerate(batch.unread) if not left for state in batch.rows[n]]
         for some in self._decoded_together(done):
-            try:
+            with isolate(partial(self._fail_read, some)):
                 self._decode(batch, some, last)
-            except Exception as error:
-                here = {state for running in self.running for state in running.requests}
-                here |= set(self.slots.requests) if self.slots is not None else set()
-                self._fail([state for _, state in some if state not in here], error)
         batch.keep([n for n, left in enumerate(batch.unread) if left])
+
+    def _fail_read(self, some: list[ReadPrompt], error: Exception) -> None:
+        """Those of them that have not begun to decode have failed."""
+        here = {state for running in self.running for state in running.requests}
+        here |= set(self.slots.requests) if self.slots is not None else set()
+        self.fail([state for _, state in some if state not in here], error)
 
     def _decoded_together(self, done: list[ReadPrompt]) -> list[list[ReadPrompt]]:
         """In one running batch every request has equally many rows; in exact mode each runs alone."""
@@ -515,13 +470,11 @@ class Scheduler:
         for kind in [kind for kind in groups if kind.draft is not None]:
             drafted = groups.pop(kind)
             requests = [state for _, state in drafted]
-            try:
+            with isolate(partial(self.fail, requests)):
                 taken = self._take(batch, [row for row, _ in drafted], last)
                 speculation = SpeculativeDecoder(batch.model, *taken, requests)
                 if speculation.active:
                     self.running.append(speculation)
-            except Exception as error:
-                self._fail(requests, error)
         if groups:
             states, last = self._take(batch, [row for some in groups.values() for row, _ in some], last)
             chosen = [(kind, [state for _, state in some]) for kind, some in groups.items()]
@@ -529,7 +482,7 @@ class Scheduler:
             running.append_tokens(last)
             if running.active:
                 running.states.ungroup()
-                self._join(running)
+                self.join(running)
 
     def _take(self, batch: PrefillBatch, rows: list[int], last: Tensor) -> tuple[States, Tensor]:
         """States and last hidden states of these rows, one for each request: the batch's own if they are all of it and
@@ -537,13 +490,15 @@ class Scheduler:
         batch.handed_over = rows == list(range(len(batch.requests)))
         return (batch.states, last) if batch.handed_over else (batch.states.copy_rows(rows), last[rows])
 
-    def _join(self, batch: RunningBatch) -> None:
+    def join(self, batch: RunningBatch) -> None:
+        """Decode it together with a batch that is running, or beside it."""
         for other in [] if self.engine.exact else self.running:
             if isinstance(other, RunningBatch) and other.can_join(batch):
-                try:
+                with isolate(partial(self._drop_both, batch, other)):
                     other.join(batch)
-                except Exception as error:
-                    self._fail(batch.requests, error)
-                    self._drop(other, error)
                 return
         self.running.append(batch)
+
+    def _drop_both(self, batch: RunningBatch, other: RunningBatch, error: Exception) -> None:
+        self.fail(batch.requests, error)
+        self.drop(other, error)
