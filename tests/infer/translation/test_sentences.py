@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allyouneed.infer.translation.sentences import clauses, fit, join, sentences
+from allyouneed.infer.translation.split import frame
 
 
 @pytest.mark.parametrize(
@@ -97,3 +98,22 @@ def test_splitting_takes_linear_time(text: str) -> None:
 )
 def test_separators_fit_the_script(left: str, space: str, right: str, cut: str, around: str, between: str) -> None:
     assert join(left, space, right, cut, around) == between
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2. Weltkrieg begann früh.", ["2. Weltkrieg begann früh."]),
+        ("  1. Bundesliga und\nmehr", ["1. Bundesliga und", "mehr"]),
+        ("3. Oktober", ["3. Oktober"]),
+        ("2. Türen öffnen", ["Türen öffnen"]),
+        ("2. Open the door.", ["Open the door."]),
+        ("1. Anfang\n\n2. Weltkrieg\n", ["Anfang", "Weltkrieg"]),  # a list
+        ("2. Weltkrieg\n3. Ende", ["Weltkrieg", "Ende"]),
+        ("1. Klasse\n1. Klasse", ["1. Klasse", "1. Klasse"]),
+    ],
+)
+def test_an_ordinal_is_not_a_list_mark(text: str, expected: list[str]) -> None:
+    segments, after = frame(text)
+    assert [segment.template for segment in segments] == expected
+    assert "".join(one.before + one.template for one in segments) + after == text

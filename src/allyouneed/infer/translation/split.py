@@ -16,6 +16,15 @@ from allyouneed.infer.translation.spans import BREAK, MARK, NOUN, Passage, Span,
 NEWLINE = re.compile(r"(\r\n|\n|\r)")
 FENCE = re.compile(r"\s*(`{3,}|~{3,})(?!.*`)")  # begins and ends a block of code
 MONTHS = "Jan|Feb|Mär|Apr|Mai|Jun|Jul|Aug|Sep|Okt|Nov|Dez"
+# what German counts with ordinals: `2. Weltkrieg`, `1. Klasse`; with their endings, and as the last part of a word
+COUNTED = (
+    "Weltkrieg|Platz|Stock|Etage|Klasse|Liga|Jahrhundert|Jahrtausend|Halbzeit|Hälfte|Runde|Tag|Woche|Monat|Jahr|Jahrestag|"
+    "Quartal|Halbjahr|Semester|Auflage|Ausgabe|Band|Kapitel|Teil|Akt|Satz|Sinfonie|Symphonie|Advent|Mannschaft|Division|"
+    "Armee|Korps|Bezirk|Senat|Kammer|Lesung|Wahlgang|Durchgang|Etappe|Lauf|Preis|Person|Fall|Grad|Stufe|Reihe|Generation|"
+    "Mal|Minute|Stunde|Lebensjahr|Rang|Stelle|Versuch|Staffel|Folge|Sitzung|Kind|Sohn|Tochter|Frau|Mann"
+)
+ORDINAL = re.compile(rf"\s*\d{{1,3}}\.\s+(?=[A-ZÄÖÜ])\w{{0,30}}?(?i:{COUNTED})(?:e?s|e?n|e)?(?!\w)")
+NUMBERED = re.compile(r"\s*(?P<number>\d{1,3})\.\s")
 # what a line begins with: indentation, quotes of e-mail and Markdown, a heading or a list mark, a check box
 PREFIX = re.compile(
     r"\s*(?:>\s?)*(?:#{1,6}\s+|(?:[-*+•‣◦▪●○·–—]|\d{1,3}\)|\d{1,3}\.(?!\s(?:"
@@ -183,12 +192,13 @@ def frame(text: str, glossary: Glossary | None = None) -> tuple[list[Segment], s
     segments: list[Segment] = []
     between, at, fences = "", 0, CodeFences()
     given = text.spans if isinstance(text, Passage) else None
-    for number, line in enumerate(NEWLINE.split(text)):
+    lines = NEWLINE.split(text)
+    for number, line in enumerate(lines):
         if number % 2 or fences.is_code(line):
             between += line
             at += len(line)
             continue
-        prefix = PREFIX.match(line)
+        prefix = None if ORDINAL.match(line) and not _is_listed(lines, number) else PREFIX.match(line)
         lead = "" if prefix is None else prefix[0]
         found = protect(line[len(lead) :], given, glossary)
         between, at = between + lead, at + len(lead)
@@ -202,6 +212,19 @@ def frame(text: str, glossary: Glossary | None = None) -> tuple[list[Segment], s
                 between += written(part, found.spans)
             at += len(restore(part, found.spans))
     return segments, between
+
+
+def _is_listed(lines: Sequence[str], number: int) -> bool:
+    """Whether a numbered line has the number before or after it beside it. `lines`: with the line breaks between."""
+    own = _number(lines[number])
+    before = next((lines[n] for n in range(number - 1, -1, -1) if lines[n].strip()), "")
+    after = next((lines[n] for n in range(number + 1, len(lines)) if lines[n].strip()), "")
+    return own is not None and (_number(before) == own - 1 or _number(after) == own + 1)
+
+
+def _number(line: str) -> int | None:
+    found = NUMBERED.match(line)
+    return None if found is None else int(found["number"])
 
 
 def strip(text: str) -> tuple[str, str, str]:
