@@ -1,48 +1,67 @@
-"""`translate --format`: whole documents instead of lines."""
+"""`translate --format`: whole documents instead of lines.
+
+A document that is written to a file is translated in blocks of passages. Their translations are kept beside the output
+(`page.html.passages`, see resumable_output.py) until the document is complete, so that an interrupted command resumes.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from allyouneed.cli.commands import recorded_options
 from allyouneed.cli.messages import show_notes
 from allyouneed.cli.options import FileOptions
-from allyouneed.cli.streams import json_text, open_output
-from allyouneed.cli.text_commands import LineNotes, check_not_input
+from allyouneed.cli.resumable_output import ResumableOutput, partial_paths
+from allyouneed.cli.shards import Shard, files_below
+from allyouneed.cli.streams import compressor, is_regular, json_text, open_output, progress
+from allyouneed.cli.text_commands import CHUNK, FIRST_CHUNK, LineNotes, check_not_input, check_output_folder
+from allyouneed.data.files.lines import read_chunks
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
-    from allyouneed.infer.translation.documents.translate import DocumentTranslation
+    from allyouneed.infer.translation.documents.parts import Document
 
-Translate = Callable[[str, str], "DocumentTranslation"]  # of a document and its format
 MARKUP = (".html", ".htm", ".xhtml", ".srt", ".vtt", ".po", ".pot", ".xml")
+SHOWN = 3  # files named in a message
 
 
-def translate_documents(
-    translate: Translate, format: str, texts: list[str] | None, files: FileOptions, as_json: bool
-) -> None:
-    """Each argument is a document; or a file is, or standard input."""
-    if files.shard is not None or files.restart:
-        raise UserError("--shard and --restart are for files that are translated line by line; remove --format")
+@dataclass(frozen=True)
+class DocumentCommand:
+    """`format`: a name, or `auto`; `every`: of PO; `options`: of `translate_full`."""
+
+    translator: Any
+    format: str
+    to: str | None
+    from_: str | None
+    every: bool
+    options: Mapping[str, Any]
+
+    def reading(self, format: str) -> dict[str, Any]:
+        return {"every": True} if self.every and format == "po" else {}
+
+
+def translate_documents(command: DocumentCommand, texts: list[str] | None, files: FileOptions, as_json: bool) -> None:
+    """Each argument is a document; or a file is, or each file of a folder, or standard input."""
+    if texts and files.input_ is not None:
+        raise UserError("texts and --input are exclusive; give one of them")
+    folder = files.input_ is not None and files.input_.is_dir()
+    if files.shard is not None and not folder:
+        raise UserError("--shard with --format needs a folder: its files are shared out")
     output = None if files.output in (None, Path("-")) else files.output
-    check_not_input(files.input_, output)
-    done = []
-    for where, text in _documents(texts, files):
-        try:
-            done.append((where, translate(text, _format(format, files.input_))))
-        except UserError as error:
-            raise UserError(f"{where}: {error}" if where and not str(error).startswith(where) else str(error)) from None
-    with open_output(output, files.force) as write:
-        for where, one in done:
-            if as_json:
-                write(json_text({"translation": one.text, "passages": one.passages, "notes": one.notes}))
-                continue
-            write(one.text + "\n" * bool(texts))
-            notes = LineNotes(where or "text")
-            notes.add(None, one.notes)
-            notes.end()
+    if folder:
+        _translate_folder(command, files, as_json)
+    elif output is not None and is_regular(output) and files.input_ not in (None, Path("-")):
+        _translate_file(command, replace(files, output=output), as_json)
+    else:
+        if files.restart:
+            raise UserError("--restart is for an input and an output file; remove it")
+        _translate_at_once(command, texts, replace(files, output=output), as_json)
 
 
 def note_lines(files: FileOptions) -> None:
@@ -51,11 +70,136 @@ def note_lines(files: FileOptions) -> None:
         show_notes([f"{files.input_} is translated line by line; --format auto keeps its structure"])
 
 
-def _format(name: str, path: Path | None) -> str:
+def _translate_at_once(command: DocumentCommand, texts: list[str] | None, files: FileOptions, as_json: bool) -> None:
+    done = []
+    check_not_input(files.input_, files.output)
+    for where, text in _documents(texts, files):
+        format = _format(command, files.input_)
+        with _named(where):
+            one = command.translator.translate_document(
+                text, command.to, format=format, from_=command.from_, reading=command.reading(format), **command.options
+            )
+        done.append((where, one))
+    with open_output(files.output, files.force) as write:
+        for where, one in done:
+            write(_content(one.text, one.passages, one.notes, as_json) + "\n" * (bool(texts) and not as_json))
+            _show_notes(where or "text", () if as_json else one.notes)
+
+
+def _translate_folder(command: DocumentCommand, files: FileOptions, as_json: bool) -> None:
+    """Each document of a folder becomes a file of the same name in the output folder. One that cannot be translated
+    does not hold up the others."""
+    from allyouneed.infer.translation.documents.formats import known_format
+
+    assert files.input_ is not None
+    folder, output = files.input_, check_output_folder(files.input_, files.output)
+    shard = Shard(1, 1) if files.shard is None else Shard.parse(files.shard)
+    found = files_below(folder)
+    wanted = [path for path in found if known_format(path.name) in _formats(command.format)]
+    if not wanted:
+        raise UserError(f"{folder}: has no documents of the format {command.format}; set another --format")
+    if others := [path for path in found if path not in set(wanted)]:
+        names = ", ".join(str(path.relative_to(folder)) for path in others[:SHOWN])
+        more = f" and {len(others) - SHOWN:,} more" if len(others) > SHOWN else ""
+        show_notes([f"{folder}: not translated, for they have another format: {names}{more}"])
+    failed: list[str] = []
+    mine = [path for number, path in enumerate(wanted) if number % shard.count == shard.index - 1]
+    for path in mine:
+        target = output / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _translate_file(command, replace(files, input_=path, output=target, shard=None), as_json, keep=True)
+        except UserError as error:
+            failed.append(str(error))
+    if failed:
+        more = f"; and {len(failed) - SHOWN:,} more" if len(failed) > SHOWN else ""
+        raise UserError(
+            f"{len(failed):,} of {len(mine):,} files were not translated: {'; '.join(failed[:SHOWN])}{more}"
+        )
+
+
+def _formats(name: str) -> frozenset[str]:
+    from allyouneed.infer.translation.documents.formats import READERS
+
+    return frozenset(READERS) if name == "auto" else frozenset([name])
+
+
+def _translate_file(command: DocumentCommand, files: FileOptions, as_json: bool, keep: bool = False) -> None:
+    """Translate a file into a file, resuming an interrupted run."""
+    from allyouneed.infer.translation.documents.formats import read_document
+
+    path, output = files.input_, files.output
+    assert path is not None and output is not None
+    check_not_input(path, output)
+    format = _format(command, path)
+    text = _read(path)
+    with _named(str(path)):
+        document = read_document(text, format, **command.reading(format))
+    settings = recorded_options() | {"json": as_json, "input": hashlib.sha256(text.encode()).hexdigest()}
+    passages = output.with_name(output.name + ".passages")
+    with ResumableOutput(output, settings, files.force, files.restart, keep, unit="") as whole:
+        if whole.point.whole:
+            for left in partial_paths(passages):
+                left.unlink(missing_ok=True)
+            whole.rename()
+            if keep:
+                show_notes([f"{output}: is complete already"])
+            return
+        with ResumableOutput(passages, settings, restart=files.restart, unit="passage") as out, _named(str(path)):
+            content, notes = _resume(command, document, format, out, as_json)
+            whole.add(compressor(output)(content.encode()), 1, 1, "", whole=True)
+            out.discard()
+        whole.rename()
+    _show_notes(str(path), () if as_json else notes)
+
+
+def _resume(
+    command: DocumentCommand, document: Document, format: str, out: ResumableOutput, as_json: bool
+) -> tuple[str, list[str]]:
+    """The translated document and the notes about it."""
+    from allyouneed.infer.translation.checks import Note
+    from allyouneed.infer.translation.documents.translate import passage_text, target_language
+
+    passages = [unit.passage for unit in document.units]
+    to = target_language(command.translator, passages, command.to, command.from_)
+    done = [json.loads(line) for line in out.blocks().split(b"\n") if line]
+    if out.point.lines:
+        show_notes([f"{out.path}: resuming after passage {out.point.lines:,}"])
+
+    def rest() -> Iterator[None]:
+        while len(done) < len(passages):
+            first, size = len(done), min(CHUNK, max(FIRST_CHUNK, len(done)))
+            some = passages[first : first + size]
+            found = command.translator.translate_full(some, to, from_=command.from_, first=first, **command.options)
+            block = [
+                {"text": one.text, "notes": [(note, getattr(note, "kind", "")) for note in one.notes]} for one in found
+            ]
+            done.extend(block)
+            out.add("".join(map(json_text, block)).encode(), len(done), len(done), "")
+            yield from (None for _ in block)
+
+    for _ in progress(rest(), len(passages), "translating", done=len(done)):
+        pass
+    texts = [passage_text(source, one["text"], format) for source, one in zip(passages, done, strict=True)]
+    notes: list[str] = [Note(note, kind) if kind else note for one in done for note, kind in one["notes"]]
+    return _content(document.write(texts), len(passages), notes, as_json), notes
+
+
+def _content(text: str, passages: int, notes: list[str], as_json: bool) -> str:
+    return json_text({"translation": text, "passages": passages, "notes": notes}) if as_json else text
+
+
+def _show_notes(where: str, found: Any) -> None:
+    notes = LineNotes(where)
+    notes.add(None, found)
+    notes.end()
+
+
+def _format(command: DocumentCommand, path: Path | None) -> str:
     from allyouneed.infer.translation.documents.formats import format_of
 
-    if name != "auto":
-        return name
+    if command.format != "auto":
+        return command.format
     if path is None or path == Path("-"):
         raise UserError("--format auto needs an input file; name the format")
     return format_of(str(path))
@@ -63,20 +207,36 @@ def _format(name: str, path: Path | None) -> str:
 
 def _documents(texts: list[str] | None, files: FileOptions) -> Iterator[tuple[str, str]]:
     """Each document, and where it comes from."""
-    if texts and files.input_ is not None:
-        raise UserError("texts and --input are exclusive; give one of them")
     if texts:
         yield from (("", text) for text in texts)
-        return
-    path = files.input_
+    elif files.input_ is None or files.input_ == Path("-"):
+        yield "standard input", _decode(sys.stdin.buffer.read(), "standard input")
+    else:
+        yield str(files.input_), _read(files.input_)
+
+
+def _read(path: Path) -> str:
     try:
-        if path is None or path == Path("-"):
-            where, data = "standard input", sys.stdin.buffer.read()
-        else:
-            where, data = str(path), path.read_bytes()
+        return _decode(b"".join(read_chunks(path)), str(path))
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror}; name a file") from None
+
+
+def _decode(data: bytes, where: str) -> str:
     try:
-        yield where, data.decode()
+        return data.decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: not UTF-8 (byte {error.start}); convert it first") from None
+
+
+class _named:
+    """Errors about a document name it."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
+        if isinstance(error, UserError) and self.where and not str(error).startswith(self.where):
+            raise UserError(f"{self.where}: {error}") from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allyouneed.cli.completion import words
-from allyouneed.cli.documents import note_lines, translate_documents
+from allyouneed.cli.documents import DocumentCommand, note_lines, translate_documents
 from allyouneed.cli.loading import predictor_with, with_draft
 from allyouneed.cli.messages import show_notes
 from allyouneed.cli.options import (
@@ -46,7 +46,6 @@ from allyouneed.models import shipped
 if TYPE_CHECKING:
     from allyouneed.infer.predictors.generator import Generation
     from allyouneed.infer.predictors.translator import Translation
-    from allyouneed.infer.translation.documents.translate import DocumentTranslation
 
 SpecialsOption = Annotated[bool, option("--specials", help="parse special tokens in the text")]
 
@@ -82,10 +81,11 @@ def translate(
     files: FileOptions,
     decoding: DecodingOptions,
 ) -> None:
-    """Translate texts, standard input or a file, line by line, or a document (`--format`).
+    """Translate texts, standard input or a file, line by line, or documents (`--format`).
 
     `allyouneed translate in.txt out.txt` translates a file into a file, as `--input` and `--output` do (`-`: standard
-    input or output). After an interruption, run the same command again to resume.
+    input or output), and `allyouneed translate in out --format auto` the documents of a folder. After an interruption,
+    run the same command again to resume.
 
     A multilingual model detects the language of each text. It translates into English, and English into the first
     language of its training data; `--to` selects another.
@@ -94,22 +94,17 @@ def translate(
     from allyouneed.infer.translation.glossary import Glossary
     from allyouneed.infer.translation.split import CodeFences
 
-    texts, files = file_arguments(texts, files)
+    texts, files = file_arguments(texts, files, documents=format is not None)
     options = with_draft(decoding, compute, "translate_full", "translate")
     if glossary is not None:
         options |= {"glossary": Glossary.read(glossary)}
     if every and format not in ("po", "auto"):
         raise UserError("--all is for PO files; set --format po, or remove it")
-    if format is not None and (align or protect is not None):
-        raise UserError("--align and --protect are for lines; remove them, or --format")
+    if format is not None and (align or protect is not None or decoding.best is not None):
+        raise UserError("--align, --best and --protect are for lines; remove them, or --format")
     translator = predictor_with(model or shipped(), compute, "translate_full", "translate")
     if format is not None:
-
-        def document(text: str, format: str) -> DocumentTranslation:
-            reading = {"every": True} if every and format == "po" else {}
-            return translator.translate_document(text, to, format=format, from_=from_, reading=reading, **options)
-
-        translate_documents(document, format, texts, files, as_json)
+        translate_documents(DocumentCommand(translator, format, to, from_, every, options), texts, files, as_json)
         return
     note_lines(files)
     best = decoding.best

@@ -39,13 +39,19 @@ class ResumePoint:
 class ResumableOutput:
     """`settings`: what determines the content; a run with other settings is not resumed. `force`: replace an existing
     file. `restart`: discard an interrupted run. `keep`: keep the journal of a complete file, so that the same run finds
-    it complete."""
+    it complete. `unit`: what the blocks consist of, for messages; empty: an interruption is not reported."""
 
     def __init__(
-        self, path: Path, settings: Mapping[str, Any], force: bool = False, restart: bool = False, keep: bool = False
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        force: bool = False,
+        restart: bool = False,
+        keep: bool = False,
+        unit: str = "line",
     ) -> None:
         self.path, self.settings, self.force, self.restart = path, dict(settings), force, restart
-        self.keep = keep
+        self.keep, self.unit = keep, unit
         check_output(path)
         self.target = path.resolve()  # a link stays a link
         self.part, self.journal = partial_paths(path)
@@ -112,11 +118,14 @@ class ResumableOutput:
         if settings is None:
             return None
         changed = {key for key in {*settings, *self.settings} if settings.get(key) != self.settings.get(key)}
+        if changed and not self.unit and not point.size:
+            return None
         if changed and not self.restart:
             listed = ", ".join(f"{key} was {setting_text(key, settings.get(key))}" for key in sorted(changed))
+            done = f"{point.lines:,} {self.unit or 'document'}s"
             raise UserError(
-                f"{self.path}: {point.lines:,} lines were written with other settings ({listed}); use the same "
-                "settings to resume, or --restart to begin again"
+                f"{self.path}: {done} were written with other settings ({listed}); use the same settings to resume, or "
+                "--restart to begin again"
             )
         return point
 
@@ -158,14 +167,24 @@ class ResumableOutput:
             if not self.keep:
                 self.journal.unlink()
 
+    def blocks(self) -> bytes:
+        """What is written so far."""
+        return self.part.read_bytes()[: self.point.size]
+
+    def discard(self) -> None:
+        """Delete part file and journal: what they hold is no longer needed."""
+        self.point = ResumePoint(whole=True)
+        self.part.unlink(missing_ok=True)
+        self.journal.unlink(missing_ok=True)
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self.point.whole:
             point = self._read()[1]  # an interrupt may have come between journal and `self.point`
             if not point.lines:
                 self.part.unlink(missing_ok=True)
                 self.journal.unlink(missing_ok=True)
-            if kind is KeyboardInterrupt or point != self.start:
-                done = f"{point.lines:,} lines are done" if point.lines else "no line is done yet"
+            if self.unit and (kind is KeyboardInterrupt or point != self.start):
+                done = f"{point.lines:,} {self.unit}s are done" if point.lines else f"no {self.unit} is done yet"
                 command = "the same command" + (" without --restart" if self.restart else "")
                 show_notes([f"{self.path}: {done}; run {command} to resume"])
         self._close()
@@ -215,7 +234,7 @@ def _json_line(tree: Any) -> bytes:
 
 
 def setting_text(key: str, value: Any) -> str:
-    return "not set" if value is None else "another" if key == "model" else str(value)
+    return "not set" if value is None else "another" if key in ("model", "input") else str(value)
 
 
 def model_fingerprint(folder: Path) -> str:

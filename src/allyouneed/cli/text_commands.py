@@ -86,13 +86,17 @@ class InputSource:
 F = TypeVar("F", bound=FileOptions)
 
 
-def file_arguments(texts: list[str] | None, files: F, paths: bool = False) -> tuple[list[str] | None, F]:
+def file_arguments(
+    texts: list[str] | None, files: F, paths: bool = False, documents: bool = False
+) -> tuple[list[str] | None, F]:
     """Arguments that are files: one that exists is the input; of two, the first is the input and the second the output
     if the first exists, or both have the names of files. `-` is a standard stream. `paths`: the arguments are paths, so
-    that only a folder, or a list of paths, is an input."""
+    that only a folder, or a list of paths, is an input. `documents`: a folder is an input."""
     if not texts or files.input_ is not None:
         return texts, files
     first, *rest = texts
+    if documents and os.path.isdir(first) and len(rest) < 2 and not (rest and files.output):
+        return None, replace(files, input_=Path(first), output=Path(rest[0]) if rest else files.output)
     is_input = _is_input(first, paths, files.shard is not None)
     if not rest and is_input and files.shard is None:
         if not paths:
@@ -175,11 +179,7 @@ def run(
 
 def _run_folder(command: TextCommand[R], folder: Path, files: FileOptions, as_json: bool) -> None:
     """Each file of a folder becomes a file of the same name in the output folder; a shard takes every N-th of them."""
-    output = files.output
-    if output is None or output.is_file() or FILE_NAME.fullmatch(output.name):
-        raise UserError(f"{folder}: is a folder; name a file in it, or an output folder for all of them")
-    if output.resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"{output}: is inside the input folder; name another folder")
+    output = check_output_folder(folder, files.output)
     shard = Shard(1, 1) if files.shard is None else Shard.parse(files.shard)
     for number, path in enumerate(files_below(folder)):
         if number % shard.count == shard.index - 1:
@@ -187,6 +187,15 @@ def _run_folder(command: TextCommand[R], folder: Path, files: FileOptions, as_js
             target.parent.mkdir(parents=True, exist_ok=True)
             one = replace(files, input_=path, output=target, shard=None)
             process(command, open_input(None, one), one, as_json, keep=True)
+
+
+def check_output_folder(folder: Path, output: Path | None) -> Path:
+    """Refuse an output that is not a folder of its own."""
+    if output is None or output.is_file() or FILE_NAME.fullmatch(output.name):
+        raise UserError(f"{folder}: is a folder; name a file in it, or an output folder for all of them")
+    if output.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{output}: is inside the input folder; name another folder")
+    return output
 
 
 def process(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from inspect import signature
-from pathlib import PurePath
+from pathlib import Path
 
+from allyouneed.data.files.lines import inner_suffix
 from allyouneed.errors import UserError, near
 from allyouneed.infer.translation.documents.html import read_html
 from allyouneed.infer.translation.documents.markdown import read_markdown
@@ -51,10 +52,15 @@ SUFFIXES = {
 
 def format_of(name: str) -> str:
     """The format of a file, by its suffix."""
-    suffix = PurePath(name).suffix.lower().removeprefix(".")
-    if suffix not in SUFFIXES:
+    found = known_format(name)
+    if found is None:
         raise UserError(f"{name}: unknown suffix; set --format (allowed: {', '.join(READERS)})")
-    return SUFFIXES[suffix]
+    return found
+
+
+def known_format(name: str) -> str | None:
+    """The same; None for an unknown suffix. `a.html.gz` is HTML."""
+    return SUFFIXES.get(inner_suffix(Path(name)).removeprefix("."))
 
 
 def read_document(text: str, format: str, **options: object) -> Document:

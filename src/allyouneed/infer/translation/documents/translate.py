@@ -54,21 +54,32 @@ def translate_documents(
         raise UserError(f"a document must be a string, not {type(wrong[0]).__name__}")
     if unfit := sorted({"align", "first", "protect"} & options.keys()):
         raise UserError(f"{', '.join(unfit)}: not for documents; remove it")
-    if not translator.protects:
-        raise UserError("documents require a model that was trained with languages")
     documents = [read_document(text, format, **(reading or {})) for text in texts]
     passages = [unit.passage for document in documents for unit in document.units]
-    if to is None and translator.routes.detector is not None:
-        words = without_spans("\n".join(passages)[:DETECTED])
-        to = next(reversed(translator.routes.of(words, None, from_).into), None)  # one language for all of it
+    to = target_language(translator, passages, to, from_)
     found = iter(translator.translate_full(passages, to, from_=from_, glossary=glossary, **options))
     return [_write(document, list(islice(found, len(document.units))), format, from_) for document in documents]
+
+
+def target_language(translator: Translator, passages: Sequence[str], to: str | None, from_: str | None) -> str | None:
+    """The target language of a document: given, or the default for the language of its words."""
+    if not translator.protects:
+        raise UserError("documents require a model that was trained with languages")
+    if to is not None or translator.routes.detector is None:
+        return to
+    words = without_spans("\n".join(passages)[:DETECTED])
+    return next(reversed(translator.routes.of(words, None, from_).into), None)  # one language for all of it
+
+
+def passage_text(source: str, text: str, format: str) -> str:
+    """The translation of a passage as it is written in a document of this format."""
+    return text if format == "text" else same_end(source, text)
 
 
 def _write(document: Document, found: list[Translation], format: str, from_: str | None) -> DocumentTranslation:
     def text(rank: int) -> str:
         chosen = [(one.source, one.candidates[min(rank, len(one.candidates) - 1)].text) for one in found]
-        return document.write([after if format == "text" else same_end(before, after) for before, after in chosen])
+        return document.write([passage_text(before, after, format) for before, after in chosen])
 
     letters = Counter[str]()
     for one in found:

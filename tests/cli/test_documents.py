@@ -1,0 +1,144 @@
+"""`translate --format` with files and folders: nothing is lost on the way, and nothing is translated twice."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from allyouneed.cli import documents
+from allyouneed.cli.documents import DocumentCommand, translate_documents
+from allyouneed.cli.options import FileOptions
+from allyouneed.errors import UserError
+from allyouneed.infer.translation.checks import Note
+from allyouneed.infer.translation.result import Candidate, Translation
+
+PAGE = "".join(f"<p>Word <b>{number}</b></p>\n" for number in range(10))
+
+
+@dataclass
+class Upper:
+    """Translates into capitals. `before`: called before each block, with its number."""
+
+    before: Callable[[int], None] = lambda _: None
+    read: list[str] = field(default_factory=list)
+    calls: int = 0
+    protects: bool = True
+    routes: Any = field(default_factory=lambda: SimpleNamespace(detector=None))
+
+    def translate_full(self, texts: list[str], to: Any, **options: Any) -> list[Translation]:
+        self.calls += 1
+        self.before(self.calls)
+        self.read += texts
+        return [Translation(text, [Candidate(text.upper(), 0.0)], ["a note", Note("doubt", "score")]) for text in texts]
+
+
+@pytest.fixture(autouse=True)
+def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "FIRST_CHUNK", 3)
+    monkeypatch.setattr(documents, "CHUNK", 3)
+
+
+def run(model: Upper, source: Path, target: Path, format: str = "auto", **changes: Any) -> None:
+    files = replace(FileOptions(input_=source, output=target), **changes)
+    translate_documents(DocumentCommand(model, format, "de", None, False, {}), None, files, as_json=False)
+
+
+def interrupt(number: int) -> None:
+    if number == 3:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_document_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "a.html.gz", tmp_path / "b.html.gz"
+    source.write_bytes(gzip.compress(PAGE.encode()))
+    first, second = Upper(interrupt), Upper()
+    with pytest.raises(KeyboardInterrupt):
+        run(first, source, target)
+    assert "b.html.gz.passages: 6 passages are done; run the same command to resume" in capsys.readouterr().err
+    assert not target.exists()
+    with pytest.raises(UserError, match="with other settings"):
+        source.write_bytes(gzip.compress(PAGE.replace("Word", "Other").encode()))
+        run(second, source, target)
+    source.write_bytes(gzip.compress(PAGE.encode()))
+    run(second, source, target)
+    notes = capsys.readouterr().err
+    assert "resuming after passage 6" in notes and "a note" in notes and "score 10" in notes
+    assert gzip.decompress(target.read_bytes()).decode() == PAGE.replace("Word", "WORD")
+    assert len(first.read) == 6 and len(second.read) == 4, "nothing is translated twice"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html.gz", "b.html.gz"]
+    with pytest.raises(UserError, match="already exists; --force overwrites it"):
+        run(second, source, target)
+    run(second, source, target, force=True)
+
+
+@pytest.mark.parametrize("moment", ["add", "discard", "rename"])
+def test_a_kill_at_the_end_loses_nothing(tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The document is written, but not yet renamed, or its passages are still there."""
+    source, target = tmp_path / "a.html", tmp_path / "b.html"
+    source.write_text(PAGE)
+    real = getattr(documents.ResumableOutput, moment)
+
+    def die(self: Any, *args: Any, **options: Any) -> None:
+        if moment != "add" or options.get("whole"):
+            raise SystemExit
+        real(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(documents, "FIRST_CHUNK", 3)
+        patch.setattr(documents.ResumableOutput, moment, die)
+        with pytest.raises(SystemExit):
+            run(Upper(), source, target)
+    assert not target.exists()
+    again = Upper()
+    run(again, source, target)
+    assert target.read_text() == PAGE.replace("Word", "WORD") and not again.read
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]
+
+
+def test_a_folder_of_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, target = tmp_path / "in", tmp_path / "out"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.html").write_text(PAGE)
+    (folder / "sub" / "b.md.gz").write_bytes(gzip.compress(b"# Head\n\nText `code`\n"))
+    (folder / "c.png").write_bytes(b"\x89PNG")
+    (folder / "d.srt").write_text("no times")
+    model = Upper()
+    with pytest.raises(UserError, match=r"1 of 3 files were not translated: .*d\.srt: not SRT"):
+        run(model, folder, target)
+    assert "not translated, for they have another format: c.png" in capsys.readouterr().err
+    assert (target / "a.html").read_text() == PAGE.replace("Word", "WORD")
+    assert gzip.decompress((target / "sub" / "b.md.gz").read_bytes()) == b"# HEAD\n\nTEXT `code`\n"
+    (folder / "d.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nHi\n")
+    again = Upper()
+    run(again, folder, target)
+    assert again.read == ["Hi"], "what is complete is not translated again"
+    assert "is complete already" in capsys.readouterr().err
+    shards = tmp_path / "shards"
+    run(model, folder, shards, shard="2/3")
+    assert [path.name for path in shards.rglob("*.*") if path.suffix != ".journal"] == ["d.srt"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"output": None}, "name a file in it, or an output folder"),
+        ({"format": "vtt"}, "has no documents of the format vtt"),
+        ({"input_": "a.html", "shard": "1/2"}, "--shard with --format needs a folder"),
+        ({"input_": "missing.html"}, "missing.html: cannot be read"),
+        ({"output": "in/out"}, "is inside the input folder"),
+    ],
+)
+def test_one_clear_message(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    (tmp_path / "in").mkdir()
+    for path in (tmp_path / "in" / "a.html", tmp_path / "a.html"):
+        path.write_text(PAGE)
+    format = change.pop("format", "auto")
+    paths = {name: tmp_path / value if name != "shard" and value else value for name, value in change.items()}
+    with pytest.raises(UserError, match=message):
+        run(Upper(), tmp_path / "in", tmp_path / "out", format, **paths)
