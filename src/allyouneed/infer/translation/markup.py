@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -58,18 +59,21 @@ def partners(template: str, spans: Mapping[str, Span]) -> dict[str, str]:
     """The other mark of each pair in a template: `<b>` and `</b>`, `**` and `**`."""
     found: dict[str, str] = {}
     opened: list[tuple[str, str]] = []
+    counts = Counter[str]()  # of the names of those that are open
     for symbol in MARKS.findall(template):
         name, closes = _key(spans[symbol])
         if not name:
             continue
-        position = next((n for n in reversed(range(len(opened))) if opened[n][0] == name), None)
-        if closes is False or position is None:
+        if closes is False or not counts[name]:
             if not closes:
                 opened.append((name, symbol))
-        else:
-            other = opened[position][1]
-            found |= {other: symbol, symbol: other}
-            del opened[position:]
+                counts[name] += 1
+            continue
+        last = ""
+        while last != name:
+            last, other = opened.pop()
+            counts[last] -= 1
+        found |= {other: symbol, symbol: other}
     return found
 
 

@@ -28,6 +28,7 @@ TOKEN = re.compile(
     r"|(?P<entity>&(?:[A-Za-z][A-Za-z0-9]{1,30}|#\d{1,7}|#[xX][0-9A-Fa-f]{1,6});)",
     re.DOTALL,
 )
+LABEL = 999  # characters of a label in Markdown, at most
 # what would begin a block in the place of a paragraph
 BLOCK = re.compile(r"(?:#{1,6}|[-+*]|={1,}|:)(?:\s|$)|>|-{3,}|~{3}|\|")
 NUMBERED = re.compile(r"^(\d{1,9})([.)])(?=\s)")
@@ -62,9 +63,30 @@ def add_inline(builder: Builder, text: str, labels: Mapping[str, str]) -> None:
             builder.mark([piece.raw], piece.pair, piece.written)
 
 
+class Openers:
+    """Brackets and emphasis that are open: what, and the index of its piece."""
+
+    def __init__(self) -> None:
+        self.items: list[tuple[str, int]] = []
+        self.places: dict[str, list[int]] = {}  # of each kind, in order
+
+    def add(self, what: str, piece: int) -> None:
+        self.places.setdefault(what, []).append(len(self.items))
+        self.items.append((what, piece))
+
+    def last(self, what: str) -> int:
+        """The place of the last one of this kind; -1: there is none."""
+        return (self.places.get(what) or [-1])[-1]
+
+    def cut(self, place: int) -> None:
+        """Remove this one and those after it."""
+        while len(self.items) > place:
+            self.places[self.items.pop()[0]].pop()
+
+
 def pieces(text: str, labels: Mapping[str, str]) -> list[Piece]:
     found: list[Piece] = []
-    opened: list[tuple[str, int]] = []  # brackets and emphasis: what, and the index of its piece
+    opened = Openers()
     at = 0
     for token in TOKEN.finditer(text):
         if token.start() > at:
@@ -74,9 +96,7 @@ def pieces(text: str, labels: Mapping[str, str]) -> list[Piece]:
     return found + [Piece("text", text[at:], text[at:])] * (at < len(text))
 
 
-def _add(
-    found: list[Piece], opened: list[tuple[str, int]], token: re.Match[str], text: str, labels: Mapping[str, str]
-) -> None:
+def _add(found: list[Piece], opened: Openers, token: re.Match[str], text: str, labels: Mapping[str, str]) -> None:
     kind, raw = str(token.lastgroup), token[0]
     if token["tag"] is not None:
         kind = "tag"
@@ -99,40 +119,37 @@ def _add(
     elif kind == "emphasis":
         _emphasis(found, opened, token, text)
     elif kind == "open":
-        opened.append(("[", len(found)))
+        opened.add("[", len(found))
         found.append(Piece("text", raw, raw))
     else:
         _close_link(found, opened, kind, raw, labels)
 
 
-def _emphasis(found: list[Piece], opened: list[tuple[str, int]], token: re.Match[str], text: str) -> None:
+def _emphasis(found: list[Piece], opened: Openers, token: re.Match[str], text: str) -> None:
     raw, after = token[0], text[token.end() : token.end() + 1]
     before = text[max(0, token.start() - 1) : token.start()]
     opens, closes = bool(after) and not after.isspace(), bool(before) and not before.isspace()
     if raw[0] == "_":
         opens, closes = opens and not before.isalnum(), closes and not after.isalnum()
-    place = next((n for n in reversed(range(len(opened))) if opened[n][0] == raw), None)
-    inside = place is not None and all(what != "[" for what, _ in opened[place:])
-    if closes and place is not None and inside and opened[place][1] < len(found) - 1:
+    place = opened.last(raw)
+    if closes and place > opened.last("[") and opened.items[place][1] < len(found) - 1:
         _pair(found, opened, place, Piece("mark", raw, "", (raw, True)), raw)
         return
     if opens:
-        opened.append((raw, len(found)))
+        opened.add(raw, len(found))
     found.append(Piece("text", raw, raw))
 
 
-def _close_link(
-    found: list[Piece], opened: list[tuple[str, int]], kind: str, raw: str, labels: Mapping[str, str]
-) -> None:
-    place = next((n for n in reversed(range(len(opened))) if opened[n][0] == "["), None)
-    if place is None:
+def _close_link(found: list[Piece], opened: Openers, kind: str, raw: str, labels: Mapping[str, str]) -> None:
+    place = opened.last("[")
+    if place < 0:
         found.append(Piece("text", raw, raw))
         return
-    first = opened[place][1]
-    label = "".join(piece.raw for piece in found[first + 1 :])
+    first = opened.items[place][1]
+    label = "".join(piece.raw for piece in found[first + 1 : first + 1 + LABEL]) if labels else ""
     named = raw[2:-1] if kind == "reference" and raw != "][]" else label
     if kind != "target" and " ".join(named.split()).lower() not in labels:
-        del opened[place:]
+        opened.cut(place)
         found.append(Piece("text", raw, raw))
         return
     # [label] and [label][] name their definition by their text, which is translated: write the label out
@@ -140,11 +157,11 @@ def _close_link(
     _pair(found, opened, place, Piece("mark", raw, "", ("[", True), written), "[")
 
 
-def _pair(found: list[Piece], opened: list[tuple[str, int]], place: int, closing: Piece, name: str) -> None:
-    first = opened[place][1]
+def _pair(found: list[Piece], opened: Openers, place: int, closing: Piece, name: str) -> None:
+    first = opened.items[place][1]
     found[first] = Piece("mark", found[first].raw, "", (name, False))
     found.append(closing)
-    del opened[place:]
+    opened.cut(place)
 
 
 def encoder(in_table: bool) -> Callable[[str], str]:

@@ -19,12 +19,20 @@ PLURALS = re.compile(r"nplurals\s*=\s*(\d+)")
 
 @dataclass
 class Field:
-    """A statement and the strings that continue it. `raw`: its lines."""
+    """A statement and the strings that continue it."""
 
     name: str
     index: int
-    value: str
-    raw: str
+    strings: list[str]
+    lines: list[str]
+
+    @property
+    def value(self) -> str:
+        return "".join(self.strings)
+
+    @property
+    def raw(self) -> str:
+        return "".join(self.lines)
 
 
 @dataclass
@@ -32,17 +40,21 @@ class Entry:
     """The fields of an entry, and what is around them: comments, flags, blank lines."""
 
     parts: list[str | Field] = field(default_factory=list)
+    fields: dict[str, Field] = field(default_factory=dict)  # the first of each name
     fuzzy: bool = False
 
-    def first(self, name: str) -> Field | None:
-        return next((part for part in self.parts if isinstance(part, Field) and part.name == name), None)
+    def add(self, part: Field) -> None:
+        self.parts.append(part)
+        self.fields.setdefault(part.name, part)
 
 
 def read_po(text: str, every: bool = False) -> Document:
     """Entries without a translation or marked fuzzy are translated; all of them with `every`."""
     entries = list(_entries(text))
-    header = next((entry for entry in entries if (one := entry.first("msgid")) is not None and not one.value), None)
-    known = None if header is None or (one := header.first("msgstr")) is None else PLURALS.search(one.value)
+    header = next(
+        (entry for entry in entries if (one := entry.fields.get("msgid")) is not None and not one.value), None
+    )
+    known = None if header is None or (one := header.fields.get("msgstr")) is None else PLURALS.search(one.value)
     parts: list[Part] = []
     for entry in entries:
         done = all(part.value for part in entry.parts if isinstance(part, Field) and part.name == "msgstr")
@@ -58,7 +70,7 @@ def read_po(text: str, every: bool = False) -> Document:
 
 
 def _unit(entry: Entry, part: Field, plurals: int) -> Part:
-    source, plural = entry.first("msgid"), entry.first("msgid_plural")
+    source, plural = entry.fields.get("msgid"), entry.fields.get("msgid_plural")
     chosen = plural if plural is not None and (part.index > 0 or plurals == 1) else source
     if chosen is None or not any(map(str.isalpha, chosen.value)):
         return part.raw
@@ -103,16 +115,16 @@ def _entries(text: str) -> Iterator[Entry]:
         last = entry.parts[-1] if entry.parts else None
         if statement is not None:
             name, index = statement[1].split("[")[0], int(statement[2] or 0)
-            if begun and name in ("msgctxt", "msgid") and entry.first("msgstr") is not None:
+            if begun and name in ("msgctxt", "msgid") and entry.fields.get("msgstr") is not None:
                 yield entry
                 entry = Entry()
             begun = True
-            entry.parts.append(Field(name, index, _value(statement[3], number), line))
+            entry.add(Field(name, index, [_value(statement[3], number)], [line]))
         elif string is not None and isinstance(last, Field):
-            last.value += _value(string[1], number)
-            last.raw += line
+            last.strings.append(_value(string[1], number))
+            last.lines.append(line)
         elif not bare.strip() or bare.lstrip().startswith("#"):
-            if entry.first("msgstr") is not None:
+            if entry.fields.get("msgstr") is not None:
                 yield entry
                 entry = Entry()
             entry.fuzzy = entry.fuzzy or bool(re.match(r"\s*#,.*\bfuzzy\b", bare))

@@ -4,6 +4,7 @@ its translation is divided among them where the words of each went."""
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import unescape
@@ -90,22 +91,21 @@ def _read(text: str, name: str, decode: Callable[[str], str], encode: Callable[[
 def _cues(text: str) -> tuple[list[Cue], str]:
     """The cues, and what follows the text of the last."""
     cues: list[Cue] = []
-    before, inside = "", False
-    for line in LINES.findall(text):
-        if inside and line.strip():
-            cues[-1].text += line
+    before: list[str] = []
+    inside: list[str] | None = None  # the lines of the text of a cue
+    for line in [*LINES.findall(text), ""]:
+        if inside is not None and line.strip():
+            inside.append(line)
             continue
-        if inside:  # the line break at the end of the text belongs to what follows
-            words = cues[-1].text.rstrip()
-            before, cues[-1].text, inside = cues[-1].text[len(words) :], words, False
-        before += line
+        if inside is not None:  # the line break at the end of the text belongs to what follows
+            whole = "".join(inside)
+            cues[-1].text = whole.rstrip()
+            before, inside = [whole[len(cues[-1].text) :]], None
+        before.append(line)
         if TIMING.match(line):
-            cues.append(Cue(before, ""))
-            before, inside = "", True
-    if inside:
-        words = cues[-1].text.rstrip()
-        before, cues[-1].text = cues[-1].text[len(words) :], words
-    return cues, before
+            cues.append(Cue("".join(before), ""))
+            before, inside = [], []
+    return cues, "".join(before)
 
 
 def _goes_on(text: str, following: str, stops: bool) -> bool:
@@ -165,12 +165,14 @@ def _divide(text: str, sizes: list[int]) -> list[str]:
     places = [found.start() for found in re.finditer(" ", text)]
     if len(places) < len(sizes) - 1:
         places = list(range(1, len(text)))
-    parts, at, taken = [], 0, 0
+    parts, at, taken, total = [], 0, 0, sum(sizes)
     for number, size in enumerate(sizes[:-1], 1):
         taken += size
-        goal, left = len(text) * taken / sum(sizes), len(sizes) - 1 - number
-        free = [place for place in places if place > at]
-        free = free[: max(1, len(free) - left)]
+        goal, left = len(text) * taken / max(1, total), len(sizes) - 1 - number
+        first = bisect_right(places, at)
+        last = min(len(places), max(first + 1, len(places) - left))  # leave places for the parts that follow
+        near = bisect_right(places, goal, first, last)
+        free = places[max(first, near - 1) : min(last, near + 1)]
         place = min(free, key=lambda place: abs(place - goal), default=len(text))
         parts.append(text[at:place])
         at = place
