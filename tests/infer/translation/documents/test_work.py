@@ -21,8 +21,9 @@ from allyouneed.infer.translation.documents.tokens import tokens
 FOLDER = str(Path(documents.__file__).parent)
 TAGS = [
     '<a title="', "<a title='", '<a b=">" ', "<a b='\">", "<b>", "</b>", "<b></i>", "<pre><b>", "<!--", "<!-", "<!",
-    "<?", "<![CDATA[", "<![CDATA[>", "]]>", "<!DOCTYPE [", "<", "</", "<a ", "<a/", "<a=", "a", "&amp;", "&", "<script>",
-    "<title><b>", "<p>a", "a<b>", "<li class=notranslate>", '<img alt="a">', "<x/>a", "  \n", "\"'>", "<a b='>\">",
+    "<?", "<![CDATA[", "<![CDATA[>", "]]>", "<!DOCTYPE [", "<", "</", "<a ", "<a/", "<a=", "a", "&amp;", "&",
+    "<script>", "<title><b>", "<p>a", "a<b>", "<li class=notranslate>", '<img alt="a">', "<x/>a", "  \n", "\"'>",
+    "<a b='>\">",
 ]  # fmt: skip
 PIECES = {
     "html": TAGS,
