@@ -128,7 +128,7 @@ def tagged(direction: Direction, rng: random.Random) -> Iterator[Pair]:
         if kind < 0.45:
             marks = (opening, f"</{name}>"), (opening, f"</{name}>")
         elif kind < 0.6:
-            mark = rng.choice(("**", "*", "_", "~~", "`"))
+            mark = rng.choice(("**", "*", "_", "~~"))
             marks = (mark, mark), (mark, mark)
         elif kind < 0.8:
             loose = (

@@ -13,6 +13,7 @@ from augmentation.corpus import Direction
 
 ACCENTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss"})
 WIDE = {ord(char): ord(char) + 0xFEE0 for char in "0123456789"}
+CODE = re.compile(r"[%{}<>@_\\/]")  # its letters and digits have no other form
 NARROW = str.maketrans("，。？！：；（）", ",.?!:;()")
 
 
@@ -24,7 +25,7 @@ def cased(direction: Direction, rng: random.Random) -> Iterator[Pair]:
         source, target = direction.turn(
             rng.choice(direction.language.everyday if rng.random() < 0.7 else direction.language.pairs)
         )
-        if re.search(r"[%{}<>@_\\/]", source):  # code has no other case
+        if CODE.search(source):
             continue
         kind = rng.random()
         if kind < 0.4:
@@ -72,7 +73,7 @@ def noisy(direction: Direction, rng: random.Random) -> Iterator[Pair]:
                 source = re.sub("[，。？！；：、]", " ", source).strip()
             elif kind < 0.55:
                 source = source.translate(NARROW)
-            elif kind < 0.75 and re.search(r"\d", source):
+            elif kind < 0.75 and re.search(r"\d", source) and not CODE.search(source):
                 source = source.translate(WIDE)
             elif kind < 0.9:
                 source = source.rstrip("。！ ")

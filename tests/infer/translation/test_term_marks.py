@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.predictors.translator import Translator
-from allyouneed.infer.translation.carry import Carrier, read
+from allyouneed.infer.translation.carry import Attention, Carrier, read
 from allyouneed.infer.translation.edits import apply
 from allyouneed.infer.translation.glossary import Glossary, count_term
 from allyouneed.infer.translation.spans import protect
@@ -50,6 +51,15 @@ def test_a_term_is_counted_as_a_whole_word() -> None:
     assert count_term("Hund", "hund") == 0
 
 
+def late_attention(pairs: Sequence[tuple[str, Hypothesis]]) -> list[Attention]:
+    """By characters; all of them attend to the last one of the source."""
+    found = []
+    for text, one in pairs:
+        here, there = ([(n, n + 1) for n in range(size)] for size in (len(text), len(one.tokens)))
+        found.append(Attention(torch.eye(len(here))[-1].repeat(len(there), 1), here, there))
+    return found
+
+
 def carrier(model: Model, forced: Model) -> tuple[Carrier, list[str]]:
     """Decodes by functions; the second where phrases are forced."""
     heard: list[str] = []
@@ -69,7 +79,7 @@ def carrier(model: Model, forced: Model) -> tuple[Carrier, list[str]]:
         assert not MARKS.search(source), "numbers are compared with what the translation should be"
         return "".join(map(chr, found.tokens))
 
-    return Carrier(decode, text_of, None, force), heard
+    return Carrier(decode, text_of, late_attention, force), heard
 
 
 def ignore(text: str) -> str:
@@ -92,6 +102,18 @@ def test_a_model_that_ignores_marks_is_forced() -> None:
     text, heard = translate("My dog bit your dog.", ignore, obey)
     assert text == "My Köter bit your Köter."
     assert heard[1] == "force {'Köter': 2}"
+
+
+def test_marks_go_where_the_translation_of_a_term_went() -> None:
+    text, _ = translate("The <b>dog</b> is new, <i>dog</i>", obey, str)
+    assert text == "The <b>Köter</b> is new, <i>Köter</i>"
+
+
+def test_a_term_with_a_character_of_the_marks_is_not_marked() -> None:
+    found = protect("a d\x02g", None, Glossary({"d\x02g": "Hund"}))
+    made, heard = carrier(str, str)
+    assert made.translate([found.template], [found.spans], [(0,)])[0][0].text == "a Hund"
+    assert heard == ["a Facebook"]
 
 
 @pytest.mark.parametrize("useless", [ignore, str])

@@ -17,16 +17,17 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.translation.edits import Edit, apply, in_order
-from allyouneed.infer.translation.glossary import count_term
+from allyouneed.infer.translation.glossary import count_term, find_term
 from allyouneed.infer.translation.markup import Mark, place
 from allyouneed.infer.translation.numbers import has_quantity
 from allyouneed.infer.translation.sentences import EAST_ASIAN
 from allyouneed.infer.translation.spans import MARK, NOUN, NUMBER_SPAN, SYMBOL, TERM, Span, restore, written
-from allyouneed.infer.translation.term_marks import MARKS, add_term, with_translations
+from allyouneed.infer.translation.term_marks import MARKED, MARKS, add_term, with_translations
 
 # All forms of a stand-in are the same to the check: a model may write it in the script of the target language. Measured
 # with the shipped model (docs/translator.md): each comes back exactly once in 96 to 100 % of sentences.
@@ -140,7 +141,8 @@ class Carrier:
             return Reading(template, []) if attempt == 0 else None
         if self.attention is None and re.search(MARK, template):
             return None
-        if self.force is not None and any(char in spans and spans[char].kind is TERM for char in template):
+        terms = [spans[char] for char in template if char in spans and spans[char].kind is TERM]
+        if self.force is not None and terms and not any(MARKS.search(one.text + one.written) for one in terms):
             if attempt < MARKED_ATTEMPTS:
                 found = read(template, spans, attempt, marked=True)
                 return found and replace(found, forced=attempt > 0)
@@ -177,7 +179,8 @@ class Carrier:
                 continue
             text, edits, exact = one
             if n in places:
-                edits += _outside(place(text, reading.marks, spans, *places[n]), edits)
+                attention = _aligned(places[n], reading, text, spans) if reading.terms else places[n]
+                edits += _outside(place(text, reading.marks, spans, *attention), edits)
             edits = in_order(edits)
             answers.append((Answer(apply(text, edits), found.score, [Decoded(reading, found, 0, 0, edits)]), exact))
         return answers
@@ -370,6 +373,24 @@ def _spaced(text: str, start: int, end: int, span: str) -> Edit:
 
 def _is_wide(char: str) -> bool:
     return char.isalpha() and EAST_ASIAN.match(char) is not None
+
+
+def _aligned(attention: Attention, reading: Reading, text: str, spans: Mapping[str, Span]) -> Attention:
+    """Attention with the marked terms where we know them to be: each is attended to by its translation and by nothing
+    else. (Without it, the word after a term attends to the end of the mark.)"""
+    weights = attention.weights.clone()
+    here, there = (torch.tensor(side, device=weights.device) for side in (attention.source, attention.target))
+    seen = Counter[str]()
+    for symbol, mark in zip(reading.terms, MARKED.finditer(reading.text), strict=True):
+        translation = spans[symbol].written
+        places = find_term(translation, text)
+        start, end = places[min(seen[translation], len(places) - 1)]
+        seen[translation] += 1
+        columns = (here[:, 0] < mark.end()) & (here[:, 1] > mark.start())
+        rows = (there[:, 0] < end) & (there[:, 1] > start)
+        weights[:, columns] = 0.0
+        weights[rows] = columns.to(weights.dtype)
+    return attention._replace(weights=weights)
 
 
 def _outside(insertions: Sequence[Edit], replaced: Sequence[Edit]) -> Iterator[Edit]:

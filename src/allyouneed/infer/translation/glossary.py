@@ -141,12 +141,18 @@ def _goes_on(text: str, end: int) -> bool:
     return LETTERS.match(text, end) is not None and LETTERS.match(text, end - 1) is not None
 
 
-def count_term(term: str, text: str) -> int:
-    """How often a text has a term as a whole word; at its beginning also with a capital letter."""
+def find_term(term: str, text: str) -> list[tuple[int, int]]:
+    """Where a text has a term as a whole word; at its beginning also with a capital letter."""
     before = f"(?<!{LETTER})" if LETTERS.match(term) else ""
     after = f"(?!{LETTER})" if LETTERS.match(term[-1]) else ""
     word = re.compile(before + re.escape(term) + after)
-    return len(word.findall(text)) + (not text.startswith(term) and bool(word.match(text[:1].lower() + text[1:])))
+    first = None if text.startswith(term) else word.match(text[:1].lower() + text[1:])
+    return [one.span() for one in (first, *word.finditer(text)) if one is not None]
+
+
+def count_term(term: str, text: str) -> int:
+    """How often it is there."""
+    return len(find_term(term, text))
 
 
 def _forms(source: str, target: str) -> Iterator[tuple[str, str]]:
