@@ -21,18 +21,24 @@ NOTATION = {
     "de": (".", ".\u00a0\u202f\u2009'’ ", ","),
     "fr": ("\u202f", ".\u00a0\u202f\u2009 ", ","),
 }
-FACTOR = "[十百千]?万|[十百千]?亿|[十百千]?萬|[十百千]?億|" + "|".join(
-    sorted((n for n in TIMES if len(n) > 1), key=len, reverse=True)
+MAGNITUDES = TIMES | {"trillion": 10**12, "billionen": 10**12, "md": 10**9, "bn": 10**9, "milles": 1000}
+FACTOR = "[多余餘几幾来來]?(?:[十百千]?[万萬亿億])|" + "|".join(
+    sorted((n for n in MAGNITUDES if len(n) > 1), key=len, reverse=True)
 )
 NUMBER = re.compile(
-    r"(?<![A-Za-z0-9_])(?<![0-9][.,])"
-    r"(?P<digits>[0-9]{1,3}(?:[.,'’\u00a0\u202f\u2009 ][0-9]{3}(?![0-9]))+(?:[.,][0-9]+)?"
-    rf"|[0-9]+(?:[.,][0-9]+)?)(?![0-9])(?:\s?(?P<factor>{FACTOR})(?![A-Za-zÀ-ɏ]))?"
+    r"(?<![A-Za-z0-9_])(?<![0-9][.,])(?<![A-Za-z]-)"
+    r"(?P<digits>(?<![0-9] )(?!0)[0-9]{1,3}(?:[.,'’\u00a0\u202f\u2009 ][0-9]{3}(?![0-9]))+(?! [0-9])(?:[.,][0-9]+)?"
+    rf"|[0-9]+(?:[.,][0-9]+)?)(?![0-9]|[.,][0-9]|(?-i:[A-Z]))(?:\s?(?P<factor>{FACTOR})(?![A-Za-zÀ-ɏ]))?"
     r"|(?P<numeral>[零〇一二两兩三四五六七八九]*[十百千][零〇一二两兩三四五六七八九十百千万萬亿億]*)",
     re.IGNORECASE,
 )
-TIME = re.compile(r"(?<![0-9:.,])([0-9]{1,2})\s?(?:[:：]|h:?|[点點时時])\s?([0-9]{2})(?![0-9:]|[.,][0-9])(?:\s?分)?")
-CLOCK = re.compile("[0-9]{1,2}:[0-9]{2}")
+TIME = re.compile(
+    r"(?<![0-9:.,])([0-9]{1,2})\s?(?:[:：]|h:?|[点點时時])\s?([0-9]{2})(?![0-9:]|[.,][0-9])(?:\s?分)?"
+    r"|(?<![0-9:.,])([0-9]{1,2})\.([0-9]{2})(?=\s?(?:Uhr|[ap]\.?\s?m\b))"
+    r"|(?<![0-9:.,])([0-9]{1,2})(?=\s?(?:Uhr|o['’]clock|[ap]\.?\s?m\b|heures?\b|h\b|[点點时時](?![间間])))",
+    re.IGNORECASE,
+)
+SHORT_FACTOR = re.compile(r"\s?(?:[kKMGT]|[tb]n|Mio|Mrd|Md)(?![a-z])")
 HALVES = re.compile(r"(?i)\b[ap]\.?\s?m\b|上午|下午|晚上|早上|凌晨|中午|傍晚|清晨")
 NEXT = re.compile(r"[\s().+/–—-]*")  # between the parts of a phone number, a range
 NEXT_WRONG = re.compile(r"[\s().,:：+/–—\-h点點时時]*")
@@ -61,7 +67,8 @@ class Figure:
     values: set[float]
     others: set[float] = field(default_factory=set)
     factor: float = 1.0
-    time: tuple[int, int] | None = None
+    time: tuple[int, int | None] | None = None  # hour and minute, if it has one
+    is_numeral: bool = False  # Chinese
     is_name: bool = False  # a version, a section: 3.11
     matched: bool = False
 
@@ -70,7 +77,11 @@ def put_right(source: str, target: str, here: str, there: str) -> str:
     """The translation with the numbers of its source; `here`, `there`: languages, of which the notation is known."""
     if here not in NOTATION or there not in NOTATION or not re.search("[0-9]", source):
         return target
-    wanted, found = figures(source, here), figures(target, there)
+    wanted = [one for one in figures(source, here) if not one.is_numeral]
+    for one in wanted:
+        if re.fullmatch("[0-9]{1,3}[.,][0-9]{3}", one.text):  # often written as in another language
+            one.values |= {float(re.sub("[^0-9]", "", one.text)) * one.factor}
+    found = figures(target, there)
     edits = _match(wanted, found, source, target, here, there)
     missing = _runs([one for one in wanted if not one.matched], source, NEXT, target)
     wrong = _runs([one for one in found if not one.matched], target, NEXT_WRONG, source)
@@ -81,15 +92,19 @@ def put_right(source: str, target: str, here: str, there: str) -> str:
 
 def figures(text: str, language: str) -> list[Figure]:
     """The numbers and clock times of a text in digits, in order; Chinese numerals from ten on."""
-    found = [
-        Figure(one.start(), one.end(), one[0], set(), time=(int(one[1]), int(one[2]))) for one in TIME.finditer(text)
-    ]
+    found = []
+    for one in TIME.finditer(text):
+        hour, minute = int(one[1] or one[3] or one[5]), one[2] or one[4]
+        found.append(
+            Figure(one.start(), one.end(), one[0], set(), time=(hour, None if minute is None else int(minute)))
+        )
     times = [(one.start, one.end) for one in found]
     for one in NUMBER.finditer(text):
         if any(start < one.end() and one.start() < end for start, end in times):
             continue
         if one["numeral"]:
-            found.append(Figure(one.start(), one.end(), one[0], {float(value) for value in _chinese(one[0])}))
+            values = {float(value) for value in _chinese(one[0])}
+            found.append(Figure(one.start(), one.end(), one[0], values, is_numeral=True))
             continue
         factor = _factor(one["factor"] or "")
         end = one.end("digits")
@@ -139,11 +154,11 @@ def localized_text(text: str, here: str, there: str) -> str:
 
 def _factor(word: str) -> float:
     word = word.lower()
-    if word in TIMES:
-        return float(TIMES[word])
+    if word in MAGNITUDES:
+        return float(MAGNITUDES[word])
     product = 1.0
     for char in word:
-        product *= {"十": 10}.get(char, TIMES.get(char, 1))
+        product *= {"十": 10}.get(char, MAGNITUDES.get(char, 1))
     return product
 
 
@@ -171,7 +186,7 @@ def _match(
                 one.matched = other.matched = True
                 if not own and not one.is_name and _word_before(source, one) != _word_before(target, other):
                     edits.append(Edit(other.start, other.end, localized(other.text, here, there)))
-                elif own and other.time is not None and there in ("en", "de") and not CLOCK.fullmatch(other.text):
+                elif there == "en" and other.time is not None and other.time[1] is not None and "h" in other.text:
                     edits.append(Edit(other.start, other.end, _clock(other.time, there)))
                 break
     return edits
@@ -186,23 +201,56 @@ def _word_before(text: str, figure: Figure) -> str:
 def _same(one: Figure, other: Figure, own: bool, halves: bool) -> bool:
     if one.time is not None and other.time is not None:
         hours = {one.time[0] % 12, other.time[0] % 12} if halves else {one.time[0], other.time[0]}
-        return own and len(hours) == 1 and one.time[1] == other.time[1]
+        return own and len(hours) == 1 and (one.time[1] or 0) == (other.time[1] or 0)
     if one.time is not None or other.time is not None:
         return False
-    if _is_code(one.text) != _is_code(other.text):
+    if not own:  # "1,400" in French is often meant as in English
+        return other.text == one.text and not re.fullmatch("[0-9]{1,3},[0-9]{3}", one.text)
+    short, long = sorted((one.text, other.text), key=len)
+    if len(short) == 2 and len(long) == 4 and long.isdigit() and long.endswith(short):
+        return True  # 1998/1999, 1998-99
+    if max(_zeros(one.text), _zeros(other.text)) and one.text != other.text and len(one.text + other.text) > 4:
         return False
-    if own:
-        return any(abs(a - b) <= 1e-9 * max(1, abs(a)) for a in one.values or one.others for b in other.values)
-    return other.text == one.text
+    return any(abs(a - b) <= 1e-9 * max(1, abs(a)) for a in one.values or one.others for b in other.values)
 
 
-def _is_code(digits: str) -> bool:
-    """Leading zeros belong to it: 007, 0602."""
+def _zeros(digits: str) -> bool:
+    """Leading zeros belong to a code: 007, 0602."""
     return len(digits) > 1 and digits[0] == "0" and digits.isdigit()
 
 
-def _clock(time: tuple[int, int], language: str) -> str:
-    return f"{time[0]} h {time[1]:02d}" if language == "fr" else f"{time[0]}:{time[1]:02d}"
+def _alike(good: Sequence[Figure], bad: Sequence[Figure], after: str) -> bool:
+    """Whether one can be a garbled form of the other: most digits are the same, in the same order. `after`: what
+    follows. Equal digits may be another notation (`1.5 million`, `1,5 M€`), which is left alone."""
+    a, b = ("".join(_digits(one) for one in some) for some in (good, bad))
+    if not a or not b:
+        return False
+    if len(good) == 1 and good[0].time is not None and (len(bad) > 1 or bad[0].time is not None):
+        return good[0].time[0] == int(_digits(bad[0])[:2] if len(bad) > 1 else (bad[0].time or (0,))[0]) or a[0] == b[0]
+    if a.strip("0") == b.strip("0"):
+        return (
+            a == b and len(good) == len(bad) == 1 and good[0].factor == bad[0].factor and not SHORT_FACTOR.match(after)
+        )
+    rows = [0] * (len(b) + 1)  # longest common subsequence
+    for char in a:
+        before = 0
+        for n, other in enumerate(b):
+            before, rows[n + 1] = rows[n + 1], before + 1 if char == other else max(rows[n + 1], rows[n])
+    common, longest = rows[-1], max(len(a), len(b))
+    share = 0.6 if longest < 8 else 0.45
+    return common >= share * longest or (common == min(len(a), len(b)) and 2 * common >= longest)
+
+
+def _digits(figure: Figure) -> str:
+    text = str(int(max(figure.values))) if figure.is_numeral else figure.text
+    return re.sub("[^0-9]", "", text)
+
+
+def _clock(time: tuple[int, int | None], language: str) -> str:
+    hour, minute = time
+    if minute is None:
+        return str(hour)
+    return f"{hour} h {minute:02d}" if language == "fr" else f"{hour}:{minute:02d}"
 
 
 def _runs(some: Sequence[Figure], text: str, between: re.Pattern[str], other: str) -> list[list[Figure]]:
@@ -222,16 +270,26 @@ def _replace(
     """Numbers of the source in place of wrong ones; what stands together is replaced together."""
     edits = []
     for run, place in zip(missing, wrong, strict=True):
+        after = target[place[-1].end :][:4]
+        if not _alike(run, place, after):
+            continue
         if len(run) == len(place):
-            edits += [
-                Edit(bad.start, bad.end, _written(good, bad, here, there)) for good, bad in zip(run, place, strict=True)
-            ]
-        elif len(run) == 1:
-            edits.append(Edit(place[0].start, place[-1].end, _written(run[0], place[-1], here, there)))
-        else:
+            for good, bad in zip(run, place, strict=True):
+                if (len(run) == 1 or _alike([good], [bad], after)) and _fits(good, bad):
+                    edits.append(Edit(bad.start, bad.end, _written(good, here, there)))
+        elif len(run) == 1 and _fits(run[0], place[-1]):
+            edits.append(Edit(place[0].start, place[-1].end, _written(run[0], here, there)))
+        elif len(run) > 1:
             first, start = _with_prefix(source, run[0].start), _with_prefix(target, place[0].start)
             edits.append(Edit(start, place[-1].end, source[first : run[-1].end]))
     return edits
+
+
+def _fits(good: Figure, bad: Figure) -> bool:
+    """Whether one can stand in the place of the other: before the same factor; with minutes, if it is a time."""
+    if good.time is not None:
+        return good.time[1] is not None and not bad.is_numeral and (bad.time is None or bad.time[1] is not None)
+    return bad.time is None and good.factor == bad.factor
 
 
 def _with_prefix(text: str, start: int) -> int:
@@ -241,14 +299,8 @@ def _with_prefix(text: str, start: int) -> int:
     return start
 
 
-def _written(good: Figure, bad: Figure, here: str, there: str) -> str:
-    """A number of the source for the place of a wrong one, which may be followed by another factor (million, 万)."""
+def _written(good: Figure, here: str, there: str) -> str:
+    """A number of the source as the target writes it."""
     if good.time is not None:
         return _clock(good.time, there)
-    if good.is_name:
-        return good.text
-    if good.factor == bad.factor or not good.values:
-        return localized(good.text, here, there)
-    value = max(good.values) / bad.factor
-    text = f"{value:.6f}".rstrip("0").rstrip(".")
-    return localized(text, "en", there)
+    return good.text if good.is_name else localized(good.text, here, there)
