@@ -94,6 +94,7 @@ BODY = {"name": "x", "source_lang": "EN", "target_lang": "DE", "entries": "a\tb"
         ("/v2/glossaries", {"entries_format": "xml"}, "(allowed: tsv, csv)"),
         ("/v2/glossaries", {"target_lang": "KO"}, "unknown language of a glossary 'ko'"),
         ("/v2/glossaries", {"target_lang": "EN-GB"}, "the same language"),
+        ("/v2/glossaries", {"target_lang": " "}, "' ' is not a language"),
         ("/v2/glossaries", {"entries": "\n".join(f"a{n}\tb" for n in range(10_001))}, "the limit is 10000"),
         ("/v2/glossaries", {"entries": "a\t" + "b" * 1025}, "the limit is 1024"),
         ("/v2/glossaries", {"entris": "a\tb", "entries": None}, "did you mean 'entries'?"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from allyouneed.serve.unknown_fields import check_fields
 router = APIRouter(tags=["DeepL"])
 TSV = "text/tab-separated-values"
 ENTRIES = ("source_lang", "target_lang", "entries", "entries_format")
+LANGUAGE = re.compile(r"[^\W\d_]{2,40}")
 MOST_DICTIONARIES = 100  # of a request
 T = TypeVar("T")
 
@@ -192,6 +194,8 @@ async def _dictionary(request: Request, found: Mapping[str, Any]) -> Dictionary:
 
 def _language(name: str, known: list[str]) -> str:
     """A language that the model knows; of a model without names of languages, any."""
+    if not LANGUAGE.fullmatch(base_language(name)):
+        raise ApiError(f"{name[:40]!r} is not a language", code="unsupported_language")
     if known:
         try:
             resolve(base_language(name), known, "language of a glossary")
