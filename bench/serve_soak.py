@@ -300,15 +300,17 @@ def soak(clients: int, seconds: float, workers: int) -> tuple[list[tuple[str, An
         write_tiny_model(Path(folder) / "tiny")
         server = Server(Path(folder) / "tiny", workers)
         try:
-            return _soak(server, clients, seconds)
+            return _soak(server, clients, seconds, workers)
         finally:
             if server.process.poll() is None:
                 server.process.kill()
 
 
-def _soak(server: Server, clients: int, seconds: float) -> tuple[list[tuple[str, Any]], bool]:
+def _soak(server: Server, clients: int, seconds: float, workers: int) -> tuple[list[tuple[str, Any]], bool]:
     server.wait_until_ready()
     answers = asyncio.run(ask_alone(server.url))
+    for _ in range(4 * workers if workers > 1 else 0):  # connections to all workers: each has loaded the models
+        assert asyncio.run(ask_alone(server.url)) == answers
     descriptors, start = server.descriptors, time.monotonic()
     watch = Watch(server)
     thread = threading.Thread(target=watch.run)

@@ -18,6 +18,7 @@ import any_part
 from allyouneed.kernels.cpu import build as native
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.linear.int8 import Int8Linear
+from allyouneed.nn.states.paged import BlockPool, PagedStates
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
 from native_models import build_stored, language_model
 
@@ -64,6 +65,8 @@ def try_program(dice: random.Random, model: Any) -> None:
         return [[dice.randrange(vocab) for _ in range(dice.randint(1, longest))] for _ in range(rows)]
 
     states = executor.start(Rows.of(texts(40)) if hasattr(model, "encoder") else rows)
+    if dice.random() < 0.5:
+        states = PagedStates(states, BlockPool(700, dice.choice([1, 2, 8])))
     for step in range(dice.randint(1, 4)):
         new = Rows.of(texts(20)) if step == 0 else Rows(torch.randint(vocab, (rows, 1)))
         wrong = dice.random() < 0.2
@@ -71,6 +74,9 @@ def try_program(dice: random.Random, model: Any) -> None:
             new.tokens[dice.randrange(rows), 0] = dice.choice(WRONG) if vocab == 31 else vocab
         try:
             hidden = executor.advance(new, states, last=True)
+            if dice.random() < 0.3:  # rows that share blocks
+                states.select([dice.randrange(rows) for _ in range(rows)])
+                hidden = executor.advance(Rows(torch.randint(vocab, (rows, 1))), states)
         except IndexError:
             assert wrong
             return

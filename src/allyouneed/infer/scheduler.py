@@ -148,6 +148,11 @@ class Scheduler:
             return False
         return self.slots is None or not self.slots.active
 
+    @property
+    def waiting(self) -> int:
+        """Requests that have not been admitted yet, offline ones not counted."""
+        return len(self.arrivals) + sum(map(len, self.fair.waiting.values()))
+
     def run(self, on_step: Callable[[], None] | None = None) -> None:
         """Step until every request is finished. A failed one has its `error`; offline, where all belong to one call,
         the first is raised."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -109,12 +110,14 @@ def test_results_are_bit_identical_across_batches_and_thread_counts() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 8])
-def test_paged_caches_give_the_same_bits(size: int) -> None:
-    """Rows that share blocks, write to them and change places."""
-    model = language_model()
+@pytest.mark.parametrize("mixer", [None, "mla"])
+def test_paged_caches_give_the_same_numbers(size: int, mixer: str | None) -> None:
+    """Rows that share blocks, write to them and change places: the same bits, also where torch computes a part."""
+    model: Any = language_model() if mixer is None else mixed_model()
     executor = cpu_executor(model)
     if not isinstance(executor, CpuExecutor):
         return
+    assert bool(executor.decoder.calls) == (mixer is not None)
     pool = BlockPool(60, size)
     plain = executor.start(3)
     paged = PagedStates(executor.start(3), pool)
@@ -129,6 +132,21 @@ def test_paged_caches_give_the_same_bits(size: int) -> None:
     assert isinstance(paged.unpaged_rows([1]).layers[0]["mixer"], KVCache)
     paged.close()
     assert not pool.used
+
+
+def mixed_model() -> Any:
+    """A language model with a native layer and one whose mixer torch computes."""
+    torch.manual_seed(0)
+    mla = {"kind": "mla", "kv_rank": 9, "nope_width": 9, "rope_width": 4, "value_width": 9}
+    layers = [
+        {
+            "wiring": "pre-norm",
+            "mixer": mixer | {"heads": 4, "pattern": "causal"},
+            "channel": {"kind": "ffn", "hidden": 48},
+        }
+        for mixer in ({"kind": "attention"}, mla)
+    ]
+    return parse(Model, {"kind": "decoder", "vocab": 31, "width": 32, "decoder": layers}).build().eval()  # type: ignore[type-abstract]
 
 
 def test_rows_can_be_reordered_dropped_and_share_a_source() -> None:

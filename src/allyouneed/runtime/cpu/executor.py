@@ -184,13 +184,14 @@ class CpuExecutor:
         batch = PassInputs(rows, time, new.tokens.contiguous(), states.lengths, lengths, end, max(end, sources))
         batch.caches, batch.group = ctypes.addressof(binding.caches), states.group
         batch.sources = binding.source_lengths
+        layout = TokenLayout.following(states.lengths, new) if self.decoder.calls else None
         if isinstance(states, PagedStates):
-            states.reserve(lengths)
+            # parts that torch computes need to know where new tokens are written
+            states.reserve(lengths) if layout is None else states.append_marks(layout, end)
             states.copy_shared_blocks()
             batch.block_table, batch.shift = states.padded_table(end, torch.int32), states.pool.size.bit_length() - 1
         caller = None
-        if self.decoder.calls:
-            layout = TokenLayout.following(states.lengths, new)
+        if layout is not None:
             context = Context(layout, states.slot_layout(end), states.memory)
             caller = PartCaller(self.decoder, batch, self.model.embed, new, context, states.layers, self.dtype)
         hidden, *_ = self.decoder.run(batch, call_part=caller)

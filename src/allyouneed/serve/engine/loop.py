@@ -307,8 +307,8 @@ class EngineLoop:
                     ended.append(job)
             if ended:
                 self.jobs[exact] = [job for job in jobs if not job.state.finished]
-            waiting = len(scheduler.arrivals) + sum(map(len, scheduler.fair.waiting.values()))
-            running = len(self.jobs[exact]) - waiting
+            waiting = sum(one.waiting for one in self.schedulers.values())
+            running = self.sequences - waiting
         self.metrics.running.labels(self.name).set(max(0, running))
         self.metrics.waiting.labels(self.name).set(waiting)
         if scheduler.blocks is not None:
