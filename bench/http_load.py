@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -77,6 +78,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: Any = None
         self.future: asyncio.Future[None] | None = None
+        self.lost = False
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -115,6 +117,7 @@ class Connection(asyncio.Protocol):
                 future.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.lost = True
         if self.future is not None and not self.future.done():
             self.answer.status = 0
             self.future.set_result(None)
@@ -122,7 +125,7 @@ class Connection(asyncio.Protocol):
 
 async def run(job: Job) -> Result:
     event_loop = asyncio.get_running_loop()
-    idle: list[Connection] = []
+    idle: deque[Connection] = deque()
     every: list[Connection] = []
     answers = [Answer(number) for number in range(len(job.calls))]
     contents = []
@@ -136,8 +139,10 @@ async def run(job: Job) -> Result:
         nonlocal waiting
         waiting += 1
         try:
+            while idle and idle[0].lost:  # the server closes connections that are not used
+                idle.popleft()
             if idle:
-                connection = idle.pop()
+                connection = idle.popleft()  # the oldest: with several workers all of them get requests
             else:
                 _, connection = await event_loop.create_connection(Connection, "127.0.0.1", job.port)
                 every.append(connection)

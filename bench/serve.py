@@ -38,8 +38,10 @@ LIMIT = 1.0  # seconds for 95 % of the requests
 CORES = 2
 PEERS = ("ct2", "hf")  # the two that people run today; the ratio is to the better one
 BATCHING = ("ct2-pool", "ct2-batched")
+OURS = ("ours", "ours-workers")
 NAMES = {
     "ours": "allyouneed serve",
+    "ours-workers": "allyouneed serve --workers 2",
     "ct2": "CTranslate2 int8, one by one",
     "hf": "Hugging Face, one by one",
     "ct2-pool": "CTranslate2 int8, two workers",
@@ -111,6 +113,7 @@ class Point:
     p50: float
     p95: float
     p99: float
+    cpu: float  # seconds of processor time per request
     held: bool  # the latency limit
 
 
@@ -149,11 +152,23 @@ class Server:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return str(json.load(answer)["translatedText"])
 
-    def memory(self, field: str = "VmHWM") -> int:
-        """Bytes of memory of the process: VmHWM the most so far."""
+    def processes(self) -> list[int]:
+        """The process and its children."""
         assert self.process is not None
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+        found = [self.process.pid]
+        for pid in found:
+            found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        return found
+
+    def memory(self) -> int:
+        """The most bytes so far, of all processes."""
+        lines = [line for pid in self.processes() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+    def cpu(self) -> float:
+        """Seconds of processor time so far."""
+        rests = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.processes()]
+        return sum(int(rest[11]) + int(rest[12]) for rest in rests) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
         if self.process is not None:
@@ -192,15 +207,17 @@ def measure(
 ) -> Point:
     warm = 0.15 * seconds
     arrivals = calls(texts, rate, seconds + warm, seed)
-    give_up = max(50, int(6 * rate))  # six seconds behind
-    result = load.run(Job(server.port, arrivals, give_up=give_up, keep=True, drain=15))
+    give_up = max(20, int(3 * rate))  # three seconds behind: this rate is missed
+    before = server.cpu()
+    result = load.run(Job(server.port, arrivals, give_up=give_up, keep=True, drain=20))
+    cpu = (server.cpu() - before) / max(1, len(result.answers))
     skip = sum(call.at < warm for call in arrivals[: len(result.answers)])
     ordered = result.latencies(skip=skip)
     good = sum(one.status == 200 for one in result.answers)
     p95 = math.inf if result.gave_up else percentile(ordered, 0.95)
     return Point(
         rate, good / result.seconds, count(result) / result.seconds, percentile(ordered, 0.5), p95,
-        percentile(ordered, 0.99), p95 <= LIMIT,
+        percentile(ordered, 0.99), cpu, p95 <= LIMIT,
     )  # fmt: skip
 
 
@@ -212,7 +229,7 @@ def search(
         for server in servers:
             rate = server.next_rate()
             point = measure(server, load, texts, rate, given.seconds, count, seed=turn)
-            if not point.held:
+            if not point.held and not given.quick:
                 again = measure(
                     server, load, texts, rate, given.seconds, count, seed=turn
                 )  # another process may have been in the way
@@ -224,7 +241,7 @@ def search(
                 server.high = min(server.high, rate)
             print(
                 f"  {server.name:12} {rate:7.2f}/s  p50 {point.p50:6.3f}  p95 {point.p95:6.3f}  p99 {point.p99:6.3f}"
-                f"  {'held' if point.held else 'missed'}",
+                f"  {1000 * point.cpu:5.1f} ms of processor time  {'held' if point.held else 'missed'}",
                 flush=True,
             )
 
@@ -257,23 +274,25 @@ def export(folder: Path, to: str) -> Path:
 
 def table(servers: Sequence[Server], started: dict[str, float], ttft: Sequence[float]) -> str:
     lines = [
-        f"| server | requests/s at p95 < {LIMIT:g} s | tokens/s | p50 | p95 | p99 | start | peak memory |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        f"| server | requests/s at p95 < {LIMIT:g} s | tokens/s | p50 | p95 | p99 | CPU time per request | start | "
+        "peak memory |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for server in servers:
         best = server.best
-        shown = "- | - | - | - | -"
+        shown = "- | - | - | - | - | -"
         if best is not None:
             shown = f"{best.rate:.1f} | {best.tokens:,.0f} | {best.p50:.2f} s | {best.p95:.2f} s | {best.p99:.2f} s"
+            shown += f" | {1000 * best.cpu:.0f} ms"
         lines.append(
             f"| {NAMES[server.name]} | {shown} | {started[server.name]:.1f} s | {server.memory() / 2**20:,.0f} MiB |"
         )
     by_name = {server.name: server.best.rate for server in servers if server.best is not None}
-    ours = by_name.get("ours", 0.0)
-    for what, names in (("better peer", PEERS), ("best peer with batching of our making", BATCHING)):
+    for what, names in (("better peer", PEERS), ("better peer with parallel or batched requests", BATCHING)):
         rates = [by_name[name] for name in names if name in by_name]
-        if rates:
-            lines += ["", f"Ours to the {what}: **{ours / max(rates):.2f}**."]
+        for own in OURS if rates else ():
+            if own in by_name:
+                lines += ["", f"`{NAMES[own]}` to the {what}: **{by_name[own] / max(rates):.2f}**."]
     if ttft:
         shown = ", ".join(f"p{round(100 * q)} {percentile(ttft, q) * 1000:.0f} ms" for q in (0.5, 0.95, 0.99))
         lines += ["", f"First token of ours, streaming at half its rate: {shown}."]
@@ -310,9 +329,9 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="write the table into this file, between its `load` marks")
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
-    given.turns = given.turns or (5 if given.quick else 9)
-    given.seconds = given.seconds or (5.0 if given.quick else 15.0)
-    names = given.servers.split(",") if given.servers else ["ours", *PEERS, *([] if given.quick else BATCHING)]
+    given.turns = given.turns or (4 if given.quick else 8)
+    given.seconds = given.seconds or (5.0 if given.quick else 12.0)
+    names = given.servers.split(",") if given.servers else ["ours", *PEERS] if given.quick else list(NAMES)
     random = Random(0)
     texts = [sentence(random) for _ in range(2000)]
     if given.pairs is not None:
@@ -325,12 +344,13 @@ def main() -> None:
         servers = []
         for name in names:
             port = free_port()
-            if name == "ours":
-                command = ["-m", "allyouneed", "serve", "--port", str(port)]
+            if name in OURS:
+                command = ["-m", "allyouneed", "serve", "--port", str(port), "--rows", "128"]
+                command += ["--workers", str(CORES)] if name == "ours-workers" else []
             else:
                 folder = folders[name.partition("-")[0]]
                 command = [str(HERE / "serve_peers.py"), name, str(folder), "--port", str(port)]
-            guess = {"ours": 40.0, "hf": 3.0}.get(name, 15.0)
+            guess = {"ours": 40.0, "ours-workers": 60.0, "hf": 4.0}.get(name, 20.0)
             servers.append(Server(name, [sys.executable, *command], port, guess=guess))
         load, count = LoadProcess(other), Counter(folders["hf"])
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -264,6 +265,17 @@ def test_plain_pickled_weights_are_read(folder: Path) -> None:
     tinyfolders.shard(folder, ".bin")
     found = load(folder).model.state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_code_named_by_the_config_is_not_executed(folder: Path, tmp_path: Path) -> None:
+    """As CVE-2026-4372: `auto_map` and `_attn_implementation_internal` name code elsewhere."""
+    mark = tmp_path / "executed"
+    (folder / "modeling_evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass Evil: pass\n")
+    names = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer"), "modeling_evil.Evil")
+    set_config(folder, auto_map=names, _attn_implementation_internal="evil/kernel", trust_remote_code=True)
+    with contextlib.suppress(ayn.UserError):
+        load(folder)
+    assert not mark.exists()
 
 
 def test_code_in_a_pickle_is_not_executed(folder: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,7 +18,7 @@ import pytest
 from allyouneed.errors import UserError
 from allyouneed.infer.running_batch import RunningBatch
 from allyouneed.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
-from allyouneed.serve.engine.loop import CallCancelled
+from allyouneed.serve.engine.loop import CROWD, CallCancelled, EngineLoop, TokenOutlet
 from allyouneed.serve.engine.registry import parse_folders
 from served import Running, served_client, until
 
@@ -165,3 +166,41 @@ def test_forward_jobs_that_arrive_together_are_computed_together() -> None:
             assert other.future.result() == [-5]
     assert jobs[0].future.result() == [-number for number in range(14, 2000)]
     assert max(batches) <= CHUNK and batches[0] > 64
+
+
+def test_many_streams_get_their_tokens_together_but_first_and_last_ones_at_once() -> None:
+    delivered: list[tuple[Any, Any]] = []
+
+    class Loop(EngineLoop):
+        def __init__(self) -> None:
+            self.outlets, self.outbox, self.delivered = [], [], 0.0
+            self.event_loop: Any = SimpleNamespace(
+                is_closed=lambda: False, call_soon_threadsafe=lambda _, outbox: delivered.extend(outbox)
+            )
+
+    def step(tokens: int, ends: Any = None) -> dict[str, list[Any]]:
+        delivered.clear()
+        for outlet in outlets:
+            for token in range(tokens):
+                outlet.add(token)
+        if ends is not None:
+            loop.post(ends, (0, None))
+        loop._deliver()
+        found: dict[str, list[Any]] = {}
+        for queue, (_, given) in delivered:
+            found.setdefault(queue, []).append(given)
+        return found
+
+    loop: Any = Loop()
+    outlets = [TokenOutlet(loop, f"queue {n}", 0) for n in range(CROWD + 1)]  # type: ignore[arg-type]
+    first = step(1)
+    assert len(first) == len(outlets) and first["queue 3"] == [[0]]
+    loop.delivered = time.monotonic() + 60  # as if all of them had just been delivered
+    assert step(2) == {}
+    assert step(1, ends=outlets[5].queue) == {"queue 5": [[0, 1, 0], None]}  # in order
+    loop.delivered = 0.0
+    rest = step(1)
+    assert rest["queue 5"] == [[0]] and rest["queue 7"] == [[0, 1, 0, 0]]
+    outlets = outlets[:CROWD]
+    loop.delivered = time.monotonic() + 60
+    assert len(step(1)) == CROWD  # so few get them after every step

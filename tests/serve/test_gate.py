@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ import warm_python
 from allyouneed.cli import main
 from allyouneed.serve.security import Keys, check_binding
 from allyouneed.serve.settings import Limits, Settings
-from served import Running, served_client, serving, until
+from served import Running, raw, served_client, serving, until
 
 LONG = {"model": "lm", "prompt": "x", "max_tokens": 200, "temperature": 0}
 
@@ -97,18 +96,6 @@ def test_bodies_that_are_no_requests(client: httpx.Client) -> None:
     assert status(b"{}", **{"content-encoding": "gzip"}) == 415
     assert status(b'{"prompt": "' + b"x" * (5 << 20) + b'"}') == 413
     assert status(b'{"prompt": "' + b"x" * (3 << 20) + b'"}') == 400
-
-
-def raw(port: int, content: bytes, wait: float = 5) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=wait) as connection:
-        try:
-            connection.sendall(content)
-            found = b""
-            while part := connection.recv(65536):
-                found += part
-        except (ConnectionError, TimeoutError):
-            pass
-    return found
 
 
 def test_the_http_layer(server: Running) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -122,3 +123,16 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < end, "not within the time"
         time.sleep(0.005)
+
+
+def raw(port: int, content: bytes, wait: float = 5) -> bytes:
+    """What comes back for these bytes until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=wait) as connection:
+        try:
+            connection.sendall(content)
+            found = b""
+            while part := connection.recv(65536):
+                found += part
+        except (ConnectionError, TimeoutError):
+            pass
+    return found
