@@ -350,7 +350,7 @@ def main() -> None:
             else:
                 folder = folders[name.partition("-")[0]]
                 command = [str(HERE / "serve_peers.py"), name, str(folder), "--port", str(port)]
-            guess = {"ours": 40.0, "ours-workers": 60.0, "hf": 4.0}.get(name, 20.0)
+            guess = {"ours": 30.0, "ours-workers": 40.0, "hf": 3.0, "ct2": 10.0}.get(name, 16.0)
             servers.append(Server(name, [sys.executable, *command], port, guess=guess))
         load, count = LoadProcess(other), Counter(folders["hf"])
         try:

@@ -4,19 +4,20 @@
     python bench/serve_gpu.py --tiny --clients 8     # anywhere, to see that it runs
     python bench/serve_gpu.py --tiny --profile       # host time of the server by function
 
-Random weights, 128 prompt tokens, 128 forced new ones, greedy. `Engine.decode` gets as many requests at once as there
+Random weights, 128 prompt tokens, 256 forced new ones, greedy. `Engine.decode` gets as many requests at once as there
 are clients. Over HTTP each client sends its next request when it has the answer to the last one; whole answers and
 streams are measured separately. The load generator (http_load.py) is a process of its own. Required: 0.85 of `Engine`.
 
-A machine without network needs these wheels besides torch and our own dependencies:
+A machine without network needs these wheels besides torch (its own CPU is Linux on x86-64 as well):
 
-    pip download --python-version 3.12 --only-binary=:all: --no-deps -d wheels \\
-      fastapi uvicorn starlette python-multipart prometheus-client jinja2 markupsafe h11 click anyio idna \\
-      annotated-doc typing-inspection annotated-types typing-extensions \\
-      pydantic pydantic-core tokenizers safetensors typer rich pyyaml sacrebleu zstandard numpy \\
-      huggingface-hub filelock fsspec packaging tqdm requests shellingham markdown-it-py mdurl pygments \\
-      portalocker regex tabulate colorama lxml uvloop httptools
-    pip install --no-index --find-links wheels --no-deps wheels/*.whl
+    pip download --python-version 3.12 --only-binary=:all: -c constraints.txt -d wheels \\
+      fastapi uvicorn python-multipart prometheus-client jinja2 uvloop
+    pip install --no-index --find-links wheels fastapi uvicorn python-multipart prometheus-client jinja2 uvloop
+
+which bring annotated-doc, annotated-types, anyio, click, h11, idna, markupsafe, opentelemetry-api, pydantic,
+pydantic-core, starlette, typing-extensions and typing-inspection. Where our own dependencies are missing as well, add
+numpy, pyyaml, typer, rich, tokenizers, safetensors, sacrebleu, zstandard and (from its source archive)
+opencc-python-reimplemented to both commands. uvloop is optional.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from decode_gpu import tree
 from http_load import Call, Job, LoadProcess, Result, percentile
 from serve import free_port
 
-GIVEN, NEW, REQUIRED = 128, 128, 0.85
+GIVEN, NEW, REQUIRED = 128, 256, 0.85
 TINY = ["width=64", "decoder[0].repeat=2", "decoder[0].mixer.heads=4", "decoder[0].mixer.kv_heads=2"]
 TINY += ["decoder[0].channel.hidden=128"]
 
@@ -148,7 +149,7 @@ def over_http(server: Server, load: LoadProcess, clients: int, rounds: int, voca
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[64, 256, 512])
-    parser.add_argument("--rounds", type=int, default=4, help="requests of each client")
+    parser.add_argument("--rounds", type=int, default=3, help="requests of each client")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="a small model")
     parser.add_argument("--profile", action="store_true", help="print the server's host time by function")

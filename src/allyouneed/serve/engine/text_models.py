@@ -154,8 +154,8 @@ class TextModel(ABC):
     def check_ids(self, ids: Sequence[int], tokenizer: Tokenizer) -> None:
         if not ids:
             raise ApiError("the prompt has no tokens", param="prompt")
-        if unknown := [token for token in ids if token >= tokenizer.size]:
-            raise ApiError(f"token {unknown[0]} is outside the vocabulary of {tokenizer.size} tokens", param="prompt")
+        if (largest := max(ids)) >= tokenizer.size:
+            raise ApiError(f"token {largest} is outside the vocabulary of {tokenizer.size} tokens", param="prompt")
 
     def prompt_records(self, prompts: Sequence[Sequence[int]], top: int) -> list[list[TokenRecord]]:
         """The log-probability of each prompt token given those before it; the first has none."""
