@@ -23,6 +23,7 @@ TERMS = Glossary(
         ("a green house, houses", "a Gewächshaus, houses"),
         ("Apple, apple and APPLE", "Apple, apple and APPLE"),
         ("这房子很大", "这house很大"),
+        ("房子房子，8房子Tom", "house house，8 house Tom"),
         ("in C++ and C++x", "in C++ and C++x"),
         ("see http://a.com/house or `house` or {house}", "see http://a.com/house or `house` or {house}"),
         ("use Node.js now", "use N now"),

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from allyouneed.infer.translation.glossary import Glossary
+from allyouneed.infer.translation.glossary import LETTERS, Glossary
 
 Role = Literal["noun", "number", "mark", "break"]
 # private-use characters that stand for spans: the role of a span can be told from its character
@@ -211,7 +211,7 @@ def protect(text: str, given: Mapping[str, Span] | None = None, glossary: Glossa
         if len(found[0]) == 1:
             return found[0]
         kind = next(spans[char].kind for char in found[0] if char in spans)
-        return symbol(Span(restore(found[0], spans), kind, written(found[0], spans)))
+        return symbol(Span(restore(found[0], spans), kind, _join(found[0], spans)))
 
     template = ""
     for part in re.split(f"([{''.join(given)}])", text) if given else [text]:
@@ -224,6 +224,17 @@ def protect(text: str, given: Mapping[str, Span] | None = None, glossary: Glossa
             at = end
         template += part[at:]
     return Protected(_COMPOUND.sub(merge, template), spans)
+
+
+def _join(compound: str, spans: Mapping[str, Span]) -> str:
+    """A compound in the translation: words are apart that were so by their script (纳粹政权: Nazi regime)."""
+    whole, before = "", ""
+    for char in compound:
+        text, target = (spans[char].text, spans[char].written) if char in spans else (char, char)
+        touching = LETTERS.match(whole[-1:]) and LETTERS.match(target)
+        apart = touching and not (LETTERS.match(before[-1:]) and LETTERS.match(text))
+        whole, before = whole + (" " if apart else "") + target, text
+    return whole
 
 
 def _kind(found: re.Match[str]) -> Kind:
