@@ -1,4 +1,4 @@
-"""Model card, licence and the tables of the documentation, from figures and the lists of sources.
+"""Model card, licence and the tables of the documentation, from figures and the list of sources.
 
     python recipes/translator/card.py --model FOLDER --figures FIGURES.json [--old OLD.json] [--calibration CAL.json]
 
@@ -10,7 +10,6 @@ and `<!-- /NAME -->` in the pages of PAGES. Nothing is measured here.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import re
 import sys
@@ -20,12 +19,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from calibrate import markdown as calibration_table
+from prepare import read_sources
 
 from allyouneed.folder import Folder
 from quality import tables
 
 ROOT = Path(__file__).parents[2]
-LISTS = ("sources.tsv", "more-sources.tsv")  # of parallel corpora; of everything else
 PAGES = ("docs/translator.md", "docs/zh/translating.md")
 RESULTS = "docs/results/translator-quality.md"
 NEWS = "newstest"
@@ -79,25 +78,18 @@ Translations that the model writes need no such note.
 
 The weights were trained on the texts below. Each text stays under its own licence; none of it is in this folder. Some
 of these licences (GPL, GFDL, CC BY-SA) ask that adaptations of the text are shared alike. Whether weights are such an
-adaptation is not settled; if it matters to you, train without these sources: every list of `recipes/translator` can be
-shortened, and the recipe does the rest.
+adaptation is not settled; if it matters to you, train without these sources: delete their rows in
+`recipes/translator/sources.tsv`, leave the dictionaries (`words`) out, and the recipe does the rest.
 
-| source | used for | licence | origin |
-|---|---|---|---|
+| source | used as | domain | licence | origin |
+|---|---|---|---|---|
 {rows}
 """
 
 
-def sources() -> list[dict[str, str]]:
-    found: list[dict[str, str]] = []
-    for name in LISTS[::-1]:
-        with (Path(__file__).parent / name).open(encoding="utf-8", newline="") as file:
-            found += csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-    return found
-
-
 def licence() -> str:
-    cells = ([one[name].replace("|", "\\|") for name in ("source", "domain", "licence", "origin")] for one in sources())
+    columns = ("source", "use", "domain", "licence", "origin")
+    cells = ([row[name].replace("|", "\\|") for name in columns] for row in read_sources())
     return LICENCE.format(rows="\n".join(f"| {' | '.join(row)} |" for row in cells))
 
 
@@ -172,7 +164,7 @@ def main() -> None:
         parameters=config.cost().parameters,
         size=(given.model / "model.safetensors").stat().st_size / 1e6,
         stored="int8",
-        sources=len(sources()),
+        sources=len(read_sources()),
         max_tokens=folder.max_tokens,
         scores=whole,
         trained=trained.replace("\n# ", "\n### "),

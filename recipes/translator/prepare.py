@@ -2,9 +2,10 @@
 
     python recipes/translator/prepare.py --corpora FOLDER --data FOLDER --output runs/translator [--workers 2]
 
-`--corpora` holds {de,fr,zh}/SOURCE.tsv.zst (English first; the sources of sources.tsv), `--data` the Tatoeba files
-mt/{zh-en,en-de,en-fr}/tatoeba.{train,valid,test}.tsv.gz. Written: en-LL.DOMAIN.tsv.gz for every language and domain,
-en-LL.valid.tsv.gz (UD-PUD: news and Wikipedia, never trained on), and report.json with what each rule removed.
+`--corpora` holds {de,fr,zh}/SOURCE.tsv.zst (English first; sources of sources.tsv used as `parallel`), `--data` the
+Tatoeba files mt/{zh-en,en-de,en-fr}/tatoeba.{train,valid,test}.tsv.gz. Written: en-LL.DOMAIN.tsv.gz for every language
+and domain, en-LL.valid.tsv.gz (UD-PUD: news and Wikipedia, never trained on), and report.json with what each rule
+removed.
 """
 
 from __future__ import annotations
@@ -98,6 +99,12 @@ def reason_to_drop(english: str, other: str, language: str, domain: str) -> str 
     return None
 
 
+def read_sources(path: Path = SOURCES) -> list[dict[str, str]]:
+    """Rows of `source`, `use` (parallel, monolingual, names, words, augmentation), `domain`, `licence`, `origin`."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
 def read_corpus(path: Path) -> Iterator[Pair]:
     import zstandard
 
@@ -151,18 +158,16 @@ def prepare_language(language: str, corpora: Path, data: Path, output: Path) -> 
         for pair in read_tatoeba(data, other, name)
         for text in pair
     }
-    with SOURCES.open(encoding="utf-8", newline="") as file:
-        sources = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     domains: dict[str, list[Pair]] = {}
     report: dict[str, Counter[str]] = {}
     seen: set[bytes] = set()
     translations: Counter[bytes] = Counter()
     files = [("tatoeba", "everyday", iter(read_tatoeba(data, language, "tatoeba.train")))]
     order = ["validation", "general", "parliament", "stories", "law", "scripture", "dictionary", "manual", "interface"]
-    for row in sorted(sources, key=lambda row: order.index(row["domain"])):
-        path = corpora / language / f"{row['source']}.tsv.zst"
-        if path.is_file():
-            files.append((row["source"], row["domain"], read_corpus(path)))
+    paths = {row["source"]: corpora / language / f"{row['source']}.tsv.zst" for row in read_sources()}
+    rows = [row for row in read_sources() if paths[row["source"]].is_file()]
+    for row in sorted(rows, key=lambda row: order.index(row["domain"])):
+        files.append((row["source"], row["domain"], read_corpus(paths[row["source"]])))
     for source, domain, pairs in files:
         counts = report.setdefault(source, Counter())
         for pair in pairs:
