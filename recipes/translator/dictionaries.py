@@ -21,10 +21,14 @@ ASIDE = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\([^()]*\)|\{[^{}]*\}|/[^/]*/")
 CEDICT_NOTE = re.compile(r"[\u4e00-\u9fff]|\bCL:|^(?:surname|variant|old variant|see also|abbr)")
 SENSE = re.compile(r"^\s*\d+\.\s*")
 LEADS = {
-    "en": re.compile(r"^(?:to be|to|an?|the) (?=\w)", re.IGNORECASE),
+    "en": re.compile(r"^(?:to|an?|the) (?=\w)", re.IGNORECASE),
     "de": re.compile(r"^(?:sich|der|die|das|eine?) (?=\w)", re.IGNORECASE),
     "fr": re.compile(r"^(?:se |s['’]|les? |la |l['’]|une? )(?=\w)", re.IGNORECASE),
 }
+
+
+# objects that a verb is listed with: know sth., etw. wissen
+OBJECT = re.compile(r"\b(?:sth|sb|jdn|jdm|jds|etw)\b\.?(?:'s)?|\b(?:qn|qc|qqn|qqch)\b\.?")
 
 
 def load(folder: Path, language: str) -> tuple[Entries, Entries]:
@@ -39,7 +43,7 @@ def load(folder: Path, language: str) -> tuple[Entries, Entries]:
 
 def judged(text: str, language: str) -> str:
     """A word as it is compared: without article or `to`, final punctuation and case."""
-    plain = text.strip().strip(".!?。！？…\"'“”„«» ").casefold().replace("’", "'")
+    plain = " ".join(OBJECT.sub("", text).split()).strip(".!?。！？…\"'“”„«» ").casefold().replace("’", "'")
     lead = LEADS.get(language)
     return (lead.sub("", plain) if lead else plain).strip()
 
@@ -70,7 +74,9 @@ def _translations(lines: list[str]) -> Iterator[str]:
     for line in lines:
         if not line.strip() or re.match(r'^\s+(?:"|\w+:|[A-Z]\w+s?:)|^ see:', line):
             continue
-        for part in re.split(r"[,;]", ASIDE.sub(" ", SENSE.sub("", line))):
+        # what follows <…> is an abbreviation: Zimmer <neut>Zi.
+        plain = re.sub(r"<[^<>]*>[^,;<]*", "", SENSE.sub("", line))
+        for part in re.split(r"[,;]", ASIDE.sub(" ", plain)):
             word = " ".join(part.split())
             if word and ":" not in word:
                 yield word
