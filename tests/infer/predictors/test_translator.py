@@ -305,3 +305,18 @@ def test_confidence_is_calibrated_by_the_folder(tmp_path: Path, echo: MakeFolder
     assert "low confidence (0 %)" in bad.notes[1]
     with pytest.raises(UserError, match=r"weights\[0\]: expected a finite number"):
         parse(Confidence, tree | {"weights": [float("nan")] * 7}, "confidence")
+
+
+def test_capitals_are_read_in_lower_case_and_written_again(echo: MakeFolder, tokenizer: Tokenizer) -> None:
+    folder = echo(tokenizer)
+    text = "DIE STRAẞE IST LANG! GEH ZU {name} UND `Code`."
+    (found,) = Translator(folder, together=200).translate_full([text], protect=True)
+    assert found.text == text
+    assert folder.model.heard[0] == [*tokenizer.encode("Die straße ist lang! Geh zu Tom und Facebook."), tokenizer.eos]
+    for other in ("NASA", "IBM, UNO", "Hello WORLD", "你好 OK"):  # acronyms, mixed text
+        folder = echo(tokenizer)
+        assert Translator(folder).translate(other, protect=True) == other
+        assert folder.model.heard == [[*tokenizer.encode(other), tokenizer.eos]]
+    plain = echo(tokenizer)
+    assert Translator(plain).translate("HELLO THERE", protect=False) == "HELLO THERE"
+    assert plain.model.heard == [[*tokenizer.encode("HELLO THERE"), tokenizer.eos]]

@@ -50,7 +50,7 @@ from allyouneed.infer.translation.routes import Route, Routes
 from allyouneed.infer.translation.scripts import ChineseScripts
 from allyouneed.infer.translation.spans import Span, restore, same_spans, without_spans
 from allyouneed.infer.translation.spans import protect as protect_spans
-from allyouneed.infer.translation.split import Chunk, Splitter, SplitText, quote
+from allyouneed.infer.translation.split import Chunk, Splitter, SplitText, in_capitals, quote
 
 __all__ = ["AlignmentLink", "Candidate", "Translation", "Translator"]
 WHOLE = 64  # tokens of a line that is not split into sentences
@@ -314,7 +314,11 @@ class Translator(GeneratingPredictor):
         aligner = Aligner(self.engine, self.source, self.target, frame)
         attention = aligner.attention if aligner.possible else None
         carrier = Carrier(decode, text_of, attention, force if self.marks_terms else None)
-        found = iter(carrier.translate([c.template for c in chunks], spans, keys))
+        answers = carrier.translate([c.template for c in chunks], spans, keys)
+        found = iter(
+            [one._replace(text=in_capitals(one.text, some)) for one in answer] if chunk.capitals else answer
+            for chunk, some, answer in zip(chunks, spans, answers, strict=True)
+        )
         return [self._assemble(split, list(islice(found, len(split.chunks))), settings, aligner) for split in splits]
 
     def _splitter(

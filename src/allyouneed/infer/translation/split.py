@@ -10,9 +10,11 @@ from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.infer.translation.glossary import Glossary
 from allyouneed.infer.translation.markup import partners
-from allyouneed.infer.translation.sentences import SentencePart, fit, join
+from allyouneed.infer.translation.sentences import SentencePart, fit, join, sentences
 from allyouneed.infer.translation.spans import BREAK, MARK, NOUN, Passage, Span, protect, restore, written
 
+CASED = re.compile("[^\\W\\d_\u0590-\U0001ffff]+")  # words of scripts with capitals: Latin, Greek, Cyrillic, Armenian
+MANY_WORDS, LONG_WORD = 4, 5  # of a text all in capitals; with fewer and shorter words, it may be acronyms
 NEWLINE = re.compile(r"(\r\n|\n|\r)")
 FENCE = re.compile(r"\s*(`{3,}|~{3,})(?!.*`)")  # begins and ends a block of code
 MONTHS = "Jan|Feb|Mär|Apr|Mai|Jun|Jul|Aug|Sep|Okt|Nov|Dez"
@@ -48,6 +50,7 @@ class Chunk:
     start: int
     before: str
     cut: str
+    capitals: bool = False  # it was all in capitals, and is read in lower case
 
     @property
     def text(self) -> str:
@@ -62,6 +65,7 @@ class Segment:
     spans: Mapping[str, Span]
     start: int
     before: str
+    capitals: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,8 @@ class Splitter:
             if any("\ud800" <= char <= "\udfff" for char in text):
                 raise UserError(f"{text[:60]!r} contains an unpaired surrogate; fix the text")
             segments, after = frame(text, self.glossary) if self.protects else lines(text)
+            if self.protects:
+                segments = [_without_capitals(one) for one in segments]
             if self.read is not None:
                 segments = [replace(one, template=self.read(one.template)) for one in segments]
             framed.append((segments, after))
@@ -140,7 +146,7 @@ class Splitter:
             lead, core, tail = trim(part.text, spans) if self.protects else strip(part.text)
             if core:
                 start = at + len(restore(lead, spans))
-                chunks.append(Chunk(core, spans, start, before + written(lead, spans), cut))
+                chunks.append(Chunk(core, spans, start, before + written(lead, spans), cut, segment.capitals))
                 before, cut = written(tail, spans), part.cut
             else:
                 before += written(part.text, spans)
@@ -152,6 +158,32 @@ class Splitter:
                 f"it was split in {splits} place{'s' if splits > 1 else ''} and translated in parts"
             )
         return chunks, before
+
+
+def _without_capitals(segment: Segment) -> Segment:
+    """A segment all in capitals, in lower case but for the first letter of each sentence: models have seen little
+    text in capitals. Its translation gets capitals again (`in_capitals`)."""
+    text = segment.template
+    words = CASED.findall(text)
+    if len(words) < MANY_WORDS and max(map(len, words), default=0) < LONG_WORD:
+        return segment  # acronyms, or another script
+    if any(char.islower() for char in text if char != "ß"):
+        return segment
+    lower = "".join(map(_sentence_case, sentences(text)))
+    return segment if len(lower) != len(text) else replace(segment, template=lower, capitals=True)
+
+
+def _sentence_case(sentence: str) -> str:
+    first = next((at for at, char in enumerate(sentence) if char.isalpha()), 0) + 1
+    return sentence[:first] + sentence[first:].lower()
+
+
+def in_capitals(text: str, spans: Mapping[str, Span]) -> str:
+    """A translation in capitals, but for its protected spans. It keeps its length: ß becomes ẞ."""
+    kept = sorted({re.escape(span.written) for span in spans.values()}, key=len, reverse=True)
+    parts = re.split(f"({'|'.join(kept)})", text) if kept else [text]
+    raised = (part if number % 2 else part.replace("ß", "ẞ").upper() for number, part in enumerate(parts))
+    return "".join(one if len(one) == len(part) else part for one, part in zip(raised, parts, strict=True))
 
 
 class CodeFences:
