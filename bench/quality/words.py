@@ -60,9 +60,7 @@ def _split(runs: Counter[str], known: set[str]) -> Counter[str]:
 def judge(question: Question, answer: str, language: str) -> tuple[bool, bool]:
     """Whether the dictionary has this translation; and whether in this case, too."""
     good = judged(answer, language) in {judged(one, language) for one in question.answers}
-    plain = answer.strip().rstrip(".!。！")
-    # a capitalised word may be answered by a capitalised one
-    exact = any(
-        plain in (one, one[:1].upper() + one[1:] if question.word[:1].isupper() else one) for one in question.answers
-    )
-    return good, good and (exact or language == "zh")
+    plain, known = judged(answer, language, False), {judged(one, language, False) for one in question.answers}
+    if question.word[:1].isupper():  # a capitalised word may be answered by a capitalised one
+        known |= {one[:1].upper() + one[1:] for one in known}
+    return good, plain in known

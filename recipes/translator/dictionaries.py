@@ -41,9 +41,10 @@ def load(folder: Path, language: str) -> tuple[Entries, Entries]:
     return dict(there), dict(back)
 
 
-def judged(text: str, language: str) -> str:
-    """A word as it is compared: without article or `to`, final punctuation and case."""
-    plain = " ".join(OBJECT.sub("", text).split()).strip(".!?。！？…\"'“”„«» ").casefold().replace("’", "'")
+def judged(text: str, language: str, fold: bool = True) -> str:
+    """A word as it is compared: without article or `to`, object, final punctuation and (`fold`) case."""
+    plain = " ".join(OBJECT.sub("", text).split()).strip(".!?。！？…\"'“”„«» ").replace("’", "'")
+    plain = plain.casefold() if fold else plain
     lead = LEADS.get(language)
     return (lead.sub("", plain) if lead else plain).strip()
 
