@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.infer.translation.figures import localized, put_right, readings
+from allyouneed.infer.translation.spans import protect
 
 RIGHT = [  # source, translation, languages, what it becomes
     ("There were 313 people.", "Es waren 31 Personen.", "en-de", "Es waren 313 Personen."),
@@ -66,3 +67,8 @@ def test_any_text_is_accepted_and_words_stay(source, target):
     for languages in (("en", "de"), ("zh", "en"), ("fr", "zh")):
         found = put_right(source, target, *languages)
         assert re.sub("[^b%]", "", found) == re.sub("[^b%]", "", target)
+
+
+def test_digits_are_no_smiley():
+    assert not protect("The result was 83.").spans and not protect("It is 83.77.").spans
+    assert [span.text for span in protect("Fine :3 and 8)").spans.values()] == [":3", "8)"]
