@@ -6,6 +6,7 @@ on the installed torch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -15,6 +16,14 @@ from warnings import catch_warnings, filterwarnings
 
 import torch
 from torch import Tensor
+
+# --- compiler -------------------------------------------------------------------------------------------------------
+
+
+def compiler_is_loaded() -> bool:
+    """Whether torch.compile's front end has been imported, which takes seconds; nothing is compiled without it."""
+    return "torch._dynamo" in sys.modules
+
 
 # --- attention ------------------------------------------------------------------------------------------------------
 

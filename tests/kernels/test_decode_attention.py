@@ -22,6 +22,7 @@ from allyouneed.nn.models.base import Model
 from allyouneed.nn.ops.attention import decode
 from allyouneed.nn.ops.attention.decode import BlockTable, define_decode_attention
 from allyouneed.nn.states import paged
+from allyouneed.runtime.cpu import executor
 
 CALLS: list[int] = []
 
@@ -48,6 +49,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "allyouneed.kernels.triton.decode_attention", module)
     for place in (paged, decode):
         monkeypatch.setattr(place, "usable", lambda _: True)
+    monkeypatch.setattr(executor, "native_library", lambda: None)  # torch decodes, as on a GPU
+    monkeypatch.setattr(executor, "wait_for_build", lambda: None)
     CALLS.clear()
 
 

@@ -9,6 +9,8 @@ import sys
 import warnings
 from pathlib import Path
 
+import pytest
+
 import allyouneed
 import toy_models
 from allyouneed.runtime import process
@@ -31,13 +33,28 @@ def test_no_other_module_changes_them() -> None:
     assert not found
 
 
-def test_the_switch_interval_and_warning_filters_are_restored() -> None:
-    before, filters = sys.getswitchinterval(), list(warnings.filters)
-    with process.short_switch_interval():
-        assert sys.getswitchinterval() < before
+def test_the_switch_interval_is_restored_after_the_last_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.getswitchinterval()
+    monkeypatch.setattr(process, "_switch_users", 0)  # a server of another test may use it
+    monkeypatch.setattr(process, "_switch_interval", 0.0)
+    sys.setswitchinterval(0.004)
+    try:
+        first, second = process.short_switch_interval(), process.short_switch_interval()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)  # not in the order of a stack: two servers in two threads
+        assert sys.getswitchinterval() == pytest.approx(process.SWITCH_INTERVAL)
+        second.__exit__(None, None, None)
+        assert sys.getswitchinterval() == pytest.approx(0.004)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_warning_filters_are_restored() -> None:
+    filters = list(warnings.filters)
     with process.ignore_warnings():
         warnings.warn("not shown", stacklevel=1)
-    assert sys.getswitchinterval() == before and list(warnings.filters) == filters
+    assert list(warnings.filters) == filters
 
 
 def test_workers_get_their_threads() -> None:

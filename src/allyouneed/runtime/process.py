@@ -15,6 +15,7 @@ from allyouneed.errors import UserError
 SWITCH_INTERVAL = 5e-4  # seconds; a tenth of Python's default
 
 _gc_lock, _gc_users, _gc_was_enabled = threading.Lock(), 0, False
+_switch_lock, _switch_users, _switch_interval = threading.Lock(), 0, 0.0
 
 
 def use_passive_openmp() -> None:
@@ -79,10 +80,12 @@ def disable_compilation() -> None:
 def run_eagerly() -> AbstractContextManager[None]:
     """Inside, compiled modules run eagerly: many shapes, each used once. Where nothing has been compiled, torch's
     compiler is not imported for it: that takes seconds."""
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
     import torch
 
+    from allyouneed.torch_private import compiler_is_loaded
+
+    if not compiler_is_loaded():
+        return nullcontext()
     return torch.compiler.set_stance("force_eager")
 
 
@@ -107,14 +110,21 @@ def pause_gc() -> Iterator[None]:
 
 @contextmanager
 def short_switch_interval() -> Iterator[None]:
-    """Threads switch ten times as often, so that launching updates or decode steps does not wait for the thread that
-    builds batches or answers clients."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    """Threads switch ten times as often while any is inside, so that launching updates or decode steps does not wait
+    for the thread that builds batches or answers clients."""
+    global _switch_users, _switch_interval
+    with _switch_lock:
+        if _switch_users == 0:
+            _switch_interval = sys.getswitchinterval()
+            sys.setswitchinterval(SWITCH_INTERVAL)
+        _switch_users += 1
     try:
         yield
     finally:
-        sys.setswitchinterval(before)
+        with _switch_lock:
+            _switch_users -= 1
+            if _switch_users == 0:
+                sys.setswitchinterval(_switch_interval)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,14 +18,18 @@ Rows = list[tuple[Tensor, Tensor]]  # keys and values (heads, time, head_width) 
 def fill(cache: KVCache, rows: Rows, capacity: int) -> None:
     """As the CPU interpreter writes it: short rows end with zeros."""
     cache.end = max(keys.shape[1] for keys, _ in rows)
-    cache.keys, cache.values = torch.zeros(2, len(rows), 2, max(cache.end, capacity), 3)
+    widths = [part.shape[2] for part in rows[0]]
+    cache.keys, cache.values = (torch.zeros(len(rows), 2, max(cache.end, capacity), width) for width in widths)
     for row, (keys, values) in enumerate(rows):
         cache.keys[row, :, : keys.shape[1]], cache.values[row, :, : keys.shape[1]] = keys, values
 
 
-def random_rows(count: int, generator: torch.Generator) -> Rows:
+def random_rows(count: int, generator: torch.Generator, width: int = 3) -> Rows:
+    """Keys of width 3, values of `width`."""
     times = torch.randint(1, 6, (count,), generator=generator).tolist()
-    return [tuple(torch.randn(2, 2, time, 3, generator=generator)) for time in times]  # type: ignore[misc]
+    sizes = [((2, time, 3), (2, time, width)) for time in times]
+    draw = partial(torch.randn, generator=generator)
+    return [(draw(keys), draw(values)) for keys, values in sizes]
 
 
 def check(cache: KVCache, rows: Rows) -> None:
@@ -38,13 +43,14 @@ def check(cache: KVCache, rows: Rows) -> None:
 @given(st.data(), st.integers(0, 1000))
 def test_rows_join_leave_and_move(data: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    cache, rows = KVCache(), random_rows(data.draw(st.integers(1, 4)), generator)
+    width = data.draw(st.sampled_from([3, 5]))
+    cache, rows = KVCache(), random_rows(data.draw(st.integers(1, 4)), generator, width)
     fill(cache, rows, data.draw(st.integers(0, 8)))
     copies: list[tuple[KVCache, Rows]] = []
     for _ in range(data.draw(st.integers(1, 8))):
         match data.draw(st.sampled_from(["join", "join", "select", "select", "copy"])):
             case "join":
-                new = random_rows(data.draw(st.integers(1, 4)), generator)
+                new = random_rows(data.draw(st.integers(1, 4)), generator, width)
                 other = KVCache()
                 fill(other, new, data.draw(st.integers(0, 8)))
                 cache.join(other)

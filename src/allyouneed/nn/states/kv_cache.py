@@ -103,8 +103,11 @@ class KVCache(KVState):
 
     @property
     def _reuses(self) -> bool:
-        """On a CPU; subclasses keep more than keys and values."""
-        return self.keys is not None and self.keys.device.type == "cpu" and type(self) in (KVCache, CrossKVCache)
+        """On a CPU, where keys and values can take each other's memory; subclasses keep more than these."""
+        if self.keys is None or self.values is None or type(self) not in (KVCache, CrossKVCache):
+            return False
+        same = self.keys.shape == self.values.shape and self.keys.dtype == self.values.dtype
+        return same and self.keys.device.type == "cpu"
 
     def drop_spare(self) -> None:
         for name in ("spare", "scratch"):
