@@ -73,7 +73,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time. Bodies with a length or chunked; chunks are told apart only as far as counting needs."""
+    """One request at a time. Bodies with a length or chunked; chunks are separated only where they are counted."""
 
     def __init__(self) -> None:
         self.transport: Any = None

@@ -152,14 +152,15 @@ def find(name: str, known: Iterable[str]) -> list[str]:
     return plain if len(plain) == 1 and len(closest) > 1 and not best else closest
 
 
-def resolve(name: str, known: Sequence[str], what: str = "language") -> str:
-    """The model's code for a language name in any usual form. `what`: for the error: `target language`, …"""
+def resolve(name: str, known: Sequence[str], what: str = "language", allowed: Sequence[str] = ()) -> str:
+    """The model's code for a language name in any usual form. For the error: `what` it is (`target language`, …), and
+    what is `allowed`, if it is more than the codes."""
     found = find(name, known)
     if len(found) == 1:
         return found[0]
     if found:
         raise UserError(f"{what} {name!r} is ambiguous: set one of {', '.join(sorted(found))}")
-    raise UserError(f"unknown {what} {name!r}{near(name, known)} (allowed: {', '.join(known)})")
+    raise UserError(f"unknown {what} {name!r}{near(name, known)} (allowed: {', '.join(allowed or known)})")
 
 
 def english_name(code: str) -> str:

@@ -376,7 +376,7 @@ class Translator(GeneratingPredictor):
         """The model's codes for language names in any form. Unknown ones are refused before anything is translated."""
         detector = self.routes.detector
         if to is not None and self.languages:
-            to = resolve(to, self.languages, "target language")
+            to = resolve(to, self.languages, "target language", self.written_languages)
         if detector is not None:
             known = sorted({*detector.languages, *(here for here, _ in self.routes.directions if here is not None)})
             return to, None if from_ is None else resolve(from_, known, "source language")

@@ -1,5 +1,5 @@
-"""LibreTranslate's API: /translate, /detect, /languages, /health. Other clients use the same path and are told apart by
-their fields: DeepLX (`text`), Immersive Translate (`text_list`), Apertium (`langpair`, for OmegaT)."""
+"""LibreTranslate's API: /translate, /detect, /languages, /health. Other clients use the same path and are distinguished
+by their fields: DeepLX (`text`), Immersive Translate (`text_list`), Apertium (`langpair`, for OmegaT)."""
 
 from __future__ import annotations
 
