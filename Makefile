@@ -50,7 +50,7 @@ bench: $(VENV)/ready-test
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -c constraints.txt torch
-	$(PIP) -c constraints.txt -e .
+	$(PIP) -c constraints.txt -e '.[serve]'
 	touch $@
 
 $(VENV)/ready-test: $(VENV)/ready
