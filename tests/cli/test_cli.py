@@ -365,7 +365,7 @@ def test_the_language_is_selected_and_a_wrong_one_refused(ask, refused, polyglot
     chinese, iso = (ask("translate", "-m", polyglot, "--to", to, "--from", "en", text).out for to in ("zh", "iso"))
     assert "月" in chinese and "月" not in iso and "-" in iso
     assert refused("translate", "-m", polyglot, text).endswith("set one: iso, zh")
-    assert "'fr' (allowed: iso, zh)" in refused("translate", "-m", polyglot, "--to", "fr", text)
+    assert "'fr' (allowed: iso, zh, zh-Hant)" in refused("translate", "-m", polyglot, "--to", "fr", text)
     assert "unknown source language 'de' (allowed: en, zh)" in refused(
         "translate", "-m", polyglot, "--to", "zh", "--from", "de", text
     )
