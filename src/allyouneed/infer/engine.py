@@ -12,6 +12,7 @@ from typing import Any
 from allyouneed.infer.admission import LargestFirst
 from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
+from allyouneed.infer.decoding.observe import current_observer
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request, StopCondition
@@ -129,6 +130,8 @@ class Engine(ModelRunner):
         spec = self.spec(spec) if isinstance(spec, Decoding) else spec
         if spec.draft is not None:
             check_draft_options(spec.decoding)
+        if (observer := current_observer()) is not None:
+            return observer.decode(self, requests, spec, on_progress)
         if self.shared is not None:
             return self.shared(requests, spec, on_progress)
         scheduler = self._offline()

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from allyouneed.infer.decoding.beam_record import BeamRecord
 
 
 class StopCondition(Protocol):
@@ -20,7 +23,7 @@ class Request(NamedTuple):
     seed it decides the samples, so that they do not depend on the rest of the batch. `source`: input of an encoder.
     `stop`: ends the text, besides the end token. `listener` gets each token as it is decoded; those of a beam search
     at its end. A higher `priority` is admitted first; among equals the `client` that has received least, then the
-    oldest request."""
+    oldest request. `observer`: records the steps of a beam search."""
 
     prompt: Sequence[int]
     limit: int
@@ -30,6 +33,7 @@ class Request(NamedTuple):
     listener: Callable[[int], None] | None = None
     priority: int = 0
     client: str = ""
+    observer: BeamRecord | None = None
 
     @property
     def size(self) -> int:

@@ -218,7 +218,8 @@ class GraphRunnerCache:
             return False
         if decoding.repetition_penalty != 1 or decoding.no_repeat is not None:
             return False
-        if decoding.method == "beam" and decoding.beam > 1 and any(request.stop is not None for request in requests):
+        on_host = (request.stop is not None or request.observer is not None for request in requests)
+        if decoding.method == "beam" and decoding.beam > 1 and any(on_host):
             return False
         return not engine.bidirectional_prompt and engine.retrieve is None and can_capture(engine.model)
 

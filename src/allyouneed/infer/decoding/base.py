@@ -200,6 +200,7 @@ class Search(ABC):
         self.longest = max((state.limit for state in self.requests), default=0)
         conditions = [state.request.stop for state in self.requests if state.request.stop is not None]
         self.stop_reach = max((stop.reach for stop in conditions), default=0)  # tokens that stop conditions read
+        self.observed = any(state.request.observer is not None for state in self.requests)
 
     @property
     def lengths(self) -> Tensor:

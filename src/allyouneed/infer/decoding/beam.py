@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState, Search, make_hypothesis, matches_stop
+from allyouneed.infer.decoding.beam_record import BeamCandidate, Fate
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.repetition import is_looping
 from allyouneed.infer.decoding.rules import (
@@ -56,6 +57,8 @@ class BeamSearch(Search):
             ended = ended | self.match_stops(found, lengths)
         finished, scores, parents, tokens, log_probs = beam_step(found, ended, beams)
         finished[looping] = False
+        if self.observed:
+            self.record(found, finished, parents, tokens)
         if bool(finished.any()):
             self.collect(finished, found)
         if self.fresh:  # all beams continue the one empty hypothesis
@@ -94,6 +97,24 @@ class BeamSearch(Search):
             state, length = self.requests[index], self.length(index)
             text, values = [*texts[:length], token], [*probs[:length], log_prob]
             add_finished(state, make_hypothesis(self.spec, state, text, values, score), self.group)
+
+    def record(self, found: Candidates, finished: Tensor, parents: Tensor, tokens: Tensor) -> None:
+        """Tell the observers of requests what became of the candidates. `parents`, `tokens` (sources, beams): of the
+        hypotheses that continue."""
+        for index, state in enumerate(self.requests):
+            record = state.request.observer
+            if record is None or state.finished:
+                continue
+            done, candidates = finished[index].tolist(), []
+            rows = list(zip(parents[index].tolist(), tokens[index].tolist(), strict=True))
+            for rank, values in enumerate(zip(*(part[index].tolist() for part in found), strict=True)):
+                total, beam, token, log_prob = values
+                ends, kept = rank < len(done) and done[rank], (beam, token) in rows
+                if total > float("-inf"):  # where there are too few candidates, the rest are empty
+                    fate: Fate = "finished" if ends else "kept" if kept else "pruned"
+                    candidates.append(BeamCandidate(beam, token, log_prob, total, fate))
+            order = {(one.beam, one.token): n for n, one in enumerate(candidates) if one.fate == "kept"}
+            record.add_step(self.spec, self.length(index), candidates, [order[row] for row in rows if row in order])
 
     def close_loops(self) -> list[int]:
         """Close sources whose best hypothesis loops; their indices."""
