@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from allyouneed.infer.decoding.beam_record import BeamRecord
+from typing import Any, NamedTuple, Protocol
 
 
 class StopCondition(Protocol):
@@ -16,6 +13,12 @@ class StopCondition(Protocol):
     reach: int  # number of last tokens it needs
 
     def __call__(self, tokens: Sequence[int]) -> bool: ...
+
+
+class BeamObserver(Protocol):
+    """Is told the candidates of every step of a beam search, and which of them continue (decoding/beam_record.py)."""
+
+    def add_step(self, spec: Any, length: int, candidates: Sequence[Any], rows: Sequence[int]) -> None: ...
 
 
 class Request(NamedTuple):
@@ -33,7 +36,7 @@ class Request(NamedTuple):
     listener: Callable[[int], None] | None = None
     priority: int = 0
     client: str = ""
-    observer: BeamRecord | None = None
+    observer: BeamObserver | None = None
 
     @property
     def size(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -45,7 +45,9 @@ class BeamRecord:
     nodes: list[BeamNode] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
 
-    def add_step(self, spec: DecodingSpec, length: int, candidates: Sequence[BeamCandidate], rows: Sequence[int]) -> None:
+    def add_step(
+        self, spec: DecodingSpec, length: int, candidates: Sequence[BeamCandidate], rows: Sequence[int]
+    ) -> None:
         """`length`: tokens before this step. `rows`: for each beam that continues, the index of its candidate."""
         divisor = spec.decoding.length_divisor(length + 1 + spec.counted_prompt)
         first = len(self.nodes)
@@ -68,11 +70,14 @@ class BeamRecord:
         """The hypothesis that ends with this node."""
         return [self.nodes[one].token for one in self.path(node)]
 
-    def find(self, hypothesis: Hypothesis) -> int | None:
-        """The node at which a hypothesis of this search ended; None for one that was cut (it repeated itself)."""
-        ends = [number for number, one in enumerate(self.nodes) if one.fate == "finished"]
-        size = len(hypothesis.log_probs)  # one more than tokens if it ended with the end mark
-        for number in ends:
-            if self.nodes[number].step + 1 == size and self.tokens(number)[: len(hypothesis.tokens)] == hypothesis.tokens:
-                return number
-        return None
+    def find(self, hypothesis: Hypothesis, eos: Collection[int]) -> int | None:
+        """The node at which a hypothesis of this search ended: that of its end mark, or of its last token where it
+        reached the limit or was cut."""
+        children = {(one.parent, one.token): number for number, one in enumerate(self.nodes)}
+        node: int | None = -1
+        for token in hypothesis.tokens:
+            node = None if node is None else children.get((node, token))
+        if len(hypothesis.log_probs) > len(hypothesis.tokens):
+            ends = (children.get((-1 if node is None else node, token)) for token in eos)
+            node = next((end for end in ends if end is not None and self.nodes[end].fate == "finished"), None)
+        return None if node == -1 else node

@@ -7,11 +7,11 @@ request begin with given tokens; the predictor then works with the whole answer,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,17 +23,29 @@ from allyouneed.infer.decoding.penalties import Penalties
 from allyouneed.infer.decoding.rules import TokenRules
 from allyouneed.infer.request import Request
 
-if TYPE_CHECKING:
-    from allyouneed.infer.engine import Engine
-
 Progress = Callable[[int, int], None]
+
+
+class DecodingEngine(Protocol):
+    """`Engine`, as far as it is observed."""
+
+    model: Any
+    pad: int
+
+    def decode(
+        self, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None = None
+    ) -> list[list[Hypothesis]]: ...
+
+    def compute(
+        self, key: Hashable, inputs: Sequence[Any], function: Callable[[list[Any]], Sequence[Any]]
+    ) -> list[Any]: ...
 
 
 @dataclass(frozen=True)
 class Decoded:
     """One request. `prefix`: the first tokens of its hypotheses, if they were given; they are not in the prompt."""
 
-    engine: Engine
+    engine: DecodingEngine
     request: Request
     spec: DecodingSpec
     hypotheses: list[Hypothesis]
@@ -45,12 +57,27 @@ class Decoded:
         after it, before penalties and bans. One row fewer where the model has no position for the last."""
         return forced_logits(self.engine, self.request, self.spec, tokens)
 
+    def logits_after(self, tokens: Sequence[int]) -> Tensor:
+        """(vocab,): the last row of `logits`, at the cost of one step."""
+        prompt = [*self.request.prompt, *tokens]
+        return forced_logits(self.engine, self.request._replace(prompt=prompt), self.spec, ())[0]
+
+    def continue_each(self, starts: Sequence[Sequence[int]], count: int) -> list[tuple[list[int], list[float]]]:
+        """At most `count` tokens that continue each start of an answer greedily, and their log-probabilities."""
+        greedy = Decoding(method="greedy", loops=None)
+        spec = replace(self.spec, decoding=greedy, draft=None)
+        requests = [
+            self.request._replace(prompt=[*self.request.prompt, *start], limit=count, stop=None, listener=None)
+            for start in starts
+        ]
+        with _set(None):
+            found = self.engine.decode(requests, spec) if requests else []
+        return [(one.tokens, one.log_probs) for (one,) in found]
+
     def next_logits(self, tokens: Sequence[int], decoding: Decoding) -> Tensor:
         """(vocab,): what a token after these is chosen by: `logits` with the penalties and bans of these options."""
-        spec = replace(self.spec, decoding=decoding)
-        prompt = [*self.request.prompt, *tokens]
-        logits = forced_logits(self.engine, self.request._replace(prompt=prompt), spec, ())
-        penalties = Penalties.of(decoding, [prompt])
+        spec, logits = replace(self.spec, decoding=decoding), self.logits_after(tokens)[None]
+        penalties = Penalties.of(decoding, [[*self.request.prompt, *tokens]])
         allowed = logits if penalties is None else penalties.apply(logits)
         return TokenRules(spec, logits.device).ban_tokens(allowed, torch.tensor([len(tokens)]))[0]
 
@@ -61,7 +88,7 @@ class Observer:
     decoded: list[Decoded] = field(default_factory=list)
 
     def decode(
-        self, engine: Engine, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None
+        self, engine: DecodingEngine, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None
     ) -> list[list[Hypothesis]]:
         """In place of `Engine.decode`."""
         first = len(self.decoded)
@@ -104,7 +131,7 @@ def current_observer() -> Observer | None:
     return _current.get()
 
 
-def _decode_after(engine: Engine, request: Request, spec: DecodingSpec, prefix: list[int]) -> list[Hypothesis]:
+def _decode_after(engine: DecodingEngine, request: Request, spec: DecodingSpec, prefix: list[int]) -> list[Hypothesis]:
     """The hypotheses of a request that begin with `prefix`: as if those tokens had been generated."""
     if not prefix:
         return engine.decode([request], spec)[0]
@@ -119,18 +146,24 @@ def _with_prefix(one: Hypothesis, prefix: list[int], log_probs: list[float], spe
     total = sum(log_probs) + one.log_prob
     divisor = spec.decoding.length_divisor(len(one.log_probs) + spec.counted_prompt)
     return replace(
-        one, tokens=[*prefix, *one.tokens], log_probs=[*log_probs, *one.log_probs], log_prob=total, score=total / divisor
+        one,
+        tokens=[*prefix, *one.tokens],
+        log_probs=[*log_probs, *one.log_probs],
+        log_prob=total,
+        score=total / divisor,
     )
 
 
-def forced_log_probs(engine: Engine, request: Request, spec: DecodingSpec, tokens: Sequence[int]) -> list[float]:
+def forced_log_probs(
+    engine: DecodingEngine, request: Request, spec: DecodingSpec, tokens: Sequence[int]
+) -> list[float]:
     """The log-probability of each of these tokens as the answer to a request."""
     logits = forced_logits(engine, request, spec, tokens)[: len(tokens)]
     chosen: list[float] = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
     return chosen
 
 
-def forced_logits(engine: Engine, request: Request, spec: DecodingSpec, tokens: Sequence[int]) -> Tensor:
+def forced_logits(engine: DecodingEngine, request: Request, spec: DecodingSpec, tokens: Sequence[int]) -> Tensor:
     """(len(tokens) + 1, vocab) float32, on the CPU: the logits of every step of the engine while it decodes exactly
     these tokens."""
     processor = _ForcedTokens(list(tokens))
@@ -158,4 +191,3 @@ class _ForcedTokens:
         only = torch.full_like(logits, -torch.inf)
         only[:, self.tokens[step]] = 0.0
         return only
-

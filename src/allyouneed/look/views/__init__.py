@@ -12,7 +12,9 @@ commands `allyouneed look …`, the offline file and the notebook find it by its
         return document("walk", model, request, run.python, {"tokens": …, "boxes": …})
 
 A view of several models (`many=True`) gets a list of them and runs outside their threads; it computes with
-`model.compute(function)`. A view of configs (`models=False`) gets None.
+`model.compute(function)`. So does a view of one model that decodes (`engine=True`): it calls `translate_full`, … in a
+thread that may wait for the engine (serve/engine/served_model.py: `call`). A view of configs (`models=False`) gets
+None.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from allyouneed.look.views.document import Document
 from allyouneed.look.views.model import ViewRequest
 
 # the modules that register views; a view whose module is not there yet is not listed
-MODULES: tuple[str, ...] = ()
+MODULES: tuple[str, ...] = ("use",)
 
 Build = Callable[..., Document]
 F = TypeVar("F", bound=Build)
@@ -41,14 +43,17 @@ class View(NamedTuple):
     build: Build
     many: bool = False
     models: bool = True
+    engine: bool = False
 
 
 _VIEWS: dict[str, View] = {}
 
 
-def view(name: str, request: type[ViewRequest], *, many: bool = False, models: bool = True) -> Callable[[F], F]:
+def view(
+    name: str, request: type[ViewRequest], *, many: bool = False, models: bool = True, engine: bool = False
+) -> Callable[[F], F]:
     def register(build: F) -> F:
-        _VIEWS[name] = View(name, request, build, many, models)
+        _VIEWS[name] = View(name, request, build, many, models, engine)
         return build
 
     return register
