@@ -13,7 +13,7 @@ test: $(VENV)/ready-test check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --durations=15
 
 test-all: $(VENV)/ready-test check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=15
+	HYPOTHESIS_PROFILE=thorough OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=15
 
 check: $(VENV)/ready-test
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ hypothesis.settings.register_profile(
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink],  # explaining takes minutes
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.differing_executors],
 )
+hypothesis.settings.register_profile("thorough", parent=hypothesis.settings.get_profile("ci"), max_examples=100)
 hypothesis.settings.register_profile("search", parent=hypothesis.settings.get_profile("ci"), derandomize=False)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

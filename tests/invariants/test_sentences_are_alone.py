@@ -23,9 +23,10 @@ from any_part import (
     sentence,
     tree,
 )
+from property_tests import examples
 
 every_case = pytest.mark.parametrize("name", CASES)
-few = settings(max_examples=6)
+few = examples(4, thorough=12)
 gap_lists = st.lists(st.integers(0, 3), min_size=5, max_size=5)
 row_lists = st.lists(st.integers(0, 2), min_size=5, max_size=5)
 
@@ -95,7 +96,7 @@ def test_neither_padding_nor_strangers_are_seen(
 
 
 @every_case
-@settings(max_examples=3)
+@examples(2, thorough=6)
 @given(pairs, row_lists, gap_lists)
 def test_packed_sentences_give_the_gradients_of_separate_ones(name, pairs, rows, gaps):
     model, count = case(name), len(pairs)

@@ -22,9 +22,10 @@ from any_part import (
     sentence,
     tree,
 )
+from property_tests import examples
 
 every_case = pytest.mark.parametrize("name", DECODER_CASES)
-few = settings(max_examples=6)
+few = examples(4, thorough=12)
 
 
 def close(found, expected, tolerance=1e-6):

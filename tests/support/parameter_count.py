@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 
-import torch
-
 from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.weights import meta_model
 
 
 @functools.cache
 def parameter_count(config: Model) -> int:
-    with torch.device("meta"):
-        model = config.build()
+    model = meta_model(config)
     assert model.config == config
     return sum(parameter.numel() for parameter in model.parameters())  # not of tensors: a tied matrix counts once

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import torch
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.tree import Tree
@@ -18,6 +17,7 @@ from allyouneed.nn.models.block import Block, Layer
 from allyouneed.nn.models.encoder_decoder import EncoderDecoder
 from allyouneed.nn.models.stack import Stack
 from allyouneed.nn.models.two_towers import TwoTowers
+from allyouneed.nn.models.weights import meta_model
 from allyouneed.runtime.report import executor_lines
 
 BYTES = {"fp32": 4, "bf16": 2}
@@ -25,8 +25,7 @@ BYTES = {"fp32": 4, "bf16": 2}
 
 def describe(config: Model, length: int = 1024) -> RenderableType:
     """Builds the modules on the meta device, so no weights are needed."""
-    with torch.device("meta"):
-        model = config.build()
+    model = meta_model(config)
     tree = Tree(_heading(config, model))
     _model(tree, model, config, set())
     return Group(tree, "", costs(config, length), executors(model))

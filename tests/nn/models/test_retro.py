@@ -14,6 +14,7 @@ from allyouneed.nn.mixers.attention.chunked_cross import ChunkBlocks, mask
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.ops.attention.dense import DenseAttention, ScoreMod
 from any_part import HEADS, VOCAB, WIDTH, build
+from property_tests import examples
 
 M, K = 3, 2
 ATTENTION = {"kind": "attention", "heads": HEADS}
@@ -149,7 +150,7 @@ def test_decoding_and_chunked_prefill_equal_the_whole_pass(model, searching, tex
 
 
 @every_model
-@settings(max_examples=30)
+@examples(10, thorough=40)
 @given(
     texts=st.lists(text, min_size=1, max_size=3),
     moves=st.lists(st.tuples(st.sampled_from(["fan", "select", "trim", "cut", "say"]), st.integers(1, 12)), max_size=6),

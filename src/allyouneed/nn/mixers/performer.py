@@ -98,6 +98,8 @@ class Performer(Mixer):
 
 def orthogonal_features(count: int, width: int) -> Tensor:
     """(count, width): blocks of orthogonal directions with the norms of Gaussian vectors (2.4)."""
+    if torch.get_default_device().type == "meta":  # a model whose weights are assigned later
+        return torch.empty(count, width, dtype=torch.float32)
     blocks = [torch.linalg.qr(torch.randn(width, width, dtype=torch.float32))[0].T for _ in range(-(-count // width))]
     return torch.cat(blocks)[:count] * torch.randn(count, width, dtype=torch.float32).norm(dim=1, keepdim=True)
 
