@@ -146,6 +146,8 @@ def serve(
 def _show_address(host: str, port: int, more: str = "") -> None:
     shown = f"[{host}]" if ":" in host else host
     show_status(f"allyouneed: serving on http://{shown}:{port} (OpenAI: /v1{', ' + more if more else ''})")
+    local = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, shown)
+    show_status(f"allyouneed: see inside the model at http://{local}:{port}/")
 
 
 def _devices(text: str) -> list[str]:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from allyouneed import __version__
 from allyouneed.errors import UserError
 from allyouneed.runtime.process import short_switch_interval
-from allyouneed.serve import health, ollama, tasks, tei, tokens
+from allyouneed.serve import health, ollama, page, tasks, tei, tokens
 from allyouneed.serve.engine.registry import ModelRegistry
 from allyouneed.serve.errors import ApiError, internal_error, log_failure, validation_error
 from allyouneed.serve.gate import Gate
@@ -42,6 +42,7 @@ ROUTERS = (
     libretranslate,
     deepl,
     deepl_glossaries,
+    page,
 )
 
 

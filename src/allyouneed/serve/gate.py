@@ -14,6 +14,7 @@ from typing import Any
 
 from allyouneed.serve.errors import LIBRE_ROUTES, ApiError, internal_error, log, log_failure
 from allyouneed.serve.metrics import Metrics
+from allyouneed.serve.page import is_open
 from allyouneed.serve.security import Keys, body_key, check_host, header
 from allyouneed.serve.settings import Settings
 from allyouneed.serve.unknown_fields import HEADER, begin_request, header_value
@@ -79,9 +80,12 @@ class Gate:
         try:
             client = self.keys.client(headers, scope["query_string"]) if self.keys else f"address {address[0]}"
         except ApiError:
-            if scope["path"] not in LIBRE_ROUTES:
+            if scope["path"] in LIBRE_ROUTES:
+                client = None  # the key may be in the body
+            elif is_open(scope["method"], scope["path"]):
+                client = f"address {address[0]}"
+            else:
                 raise
-            client = None  # the key may be in the body
         scope["state"]["client"] = client
         if scope["path"] in ALWAYS:
             return

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.precision import stored_as
 from allyouneed.nn.models.weights import cast_weights, named_tensors
 from allyouneed.runtime.process import refuse_after_fork
+
+if TYPE_CHECKING:
+    from allyouneed.look.notebook import Page
 
 BUDGET = 8192  # tokens per forward pass, padding included
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -118,6 +121,14 @@ class Predictor(ABC):
     def hidden(self, layer: int | str | None = None, **inputs: Any) -> Any:
         """Hidden states before the head, after `layer` layers (0: before the first), or of `"all"` layers."""
         return NamedForward(self.model).hidden(inputs, layer)
+
+    def look(self, text: str | None = None, views: str | Sequence[str] | None = None, **request: Any) -> Page:
+        """A page that shows how the model reads this text, for a notebook; `.save("page.html")` writes it as a file.
+        `views`: their names (docs/seeing.md); default: all views of one input. `request`: fields of their requests,
+        such as `target`."""
+        from allyouneed.look.notebook import look  # the only import that points upwards: a method is where people look
+
+        return look(self, text, views, request)
 
     @property
     def limit(self) -> int | None:

@@ -19,7 +19,7 @@ None.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
@@ -36,7 +36,8 @@ F = TypeVar("F", bound=Build)
 
 class View(NamedTuple):
     """`build(model, request)`: of one model; `build(models, request)` if `many`; `build(None, request)` if it needs no
-    loaded `models`."""
+    loaded `models`. `follow(document)`: requests that clicks lead to, the most useful first: the offline file contains
+    their documents too."""
 
     name: str
     request: type[ViewRequest]
@@ -44,16 +45,23 @@ class View(NamedTuple):
     many: bool = False
     models: bool = True
     engine: bool = False
+    follow: Callable[[Document], Iterable[Document]] | None = None
 
 
 _VIEWS: dict[str, View] = {}
 
 
 def view(
-    name: str, request: type[ViewRequest], *, many: bool = False, models: bool = True, engine: bool = False
+    name: str,
+    request: type[ViewRequest],
+    *,
+    many: bool = False,
+    models: bool = True,
+    engine: bool = False,
+    follow: Callable[[Document], Iterable[Document]] | None = None,
 ) -> Callable[[F], F]:
     def register(build: F) -> F:
-        _VIEWS[name] = View(name, request, build, many, models, engine)
+        _VIEWS[name] = View(name, request, build, many, models, engine, follow)
         return build
 
     return register

@@ -13,6 +13,7 @@ is longer than `MOST`, neighbours are pooled and the tensor says so: {…, "pool
 from __future__ import annotations
 
 import base64
+import hashlib
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -28,10 +29,15 @@ def document(view: str, model: ViewModel | None, request: ViewRequest, python: s
     return {
         "view": view,
         "model": None if model is None else model.facts,
-        "request": request.model_dump(exclude_defaults=True),
+        "request": {name: _sent(name, value) for name, value in request.model_dump(exclude_none=True).items()},
         "python": python,
         "data": data,
     }
+
+
+def _sent(name: str, value: Any) -> Any:
+    """A field of the request. Images and sounds are named by their hash: documents are kept in offline files."""
+    return f"sha256:{hashlib.sha256(value.encode()).hexdigest()}" if name in ("image", "sound") else value
 
 
 def tensor(values: Tensor, most: int = MOST, by: Literal["max", "mean"] = "max") -> Document:

@@ -27,6 +27,7 @@ from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.interop.heads import for_task
 from allyouneed.interop.load import about, resolve_device
+from allyouneed.look.views.model import ViewModel
 from allyouneed.nn.models.weights import widen_half_for_cpu
 from allyouneed.nn.states.paged import BLOCK, BlockPool
 from allyouneed.runtime.memory import available_memory
@@ -148,6 +149,11 @@ class ServedModel:
     @cached_property
     def template(self) -> ChatTemplate | None:
         return ChatTemplate.of(self.predictor.folder, self.settings.limits)
+
+    @cached_property
+    def look(self) -> ViewModel:
+        """The model as views of the page see it, with the runs it recorded lately."""
+        return ViewModel(self.name, self.predictor, lambda function: self.loop.run(function).result()[0])
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: GenerationOptions, extra: Mapping[str, Any]

@@ -1,0 +1,44 @@
+"""A page inside a notebook: `model.look("机器学习很有趣")` as the last line of a cell."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from allyouneed.look.assets import offline_page
+from allyouneed.look.offline import collect, save, view_model
+from allyouneed.look.views.document import Document
+
+INSIDE = ("walk", "truth", "mixing", "why", "what-if")  # the views of one sentence
+HEIGHT = 820  # CSS pixels
+
+
+class Page:
+    """Documents as a page. Shown by Jupyter, VS Code and Colab in a frame that can run only its own script; `save`
+    writes the same as a file."""
+
+    def __init__(self, documents: Sequence[Document], height: int = HEIGHT) -> None:
+        self.documents, self.height = list(documents), height
+
+    def _repr_html_(self) -> str:
+        content = html.escape(offline_page(self.documents), quote=True)
+        return (
+            f'<iframe srcdoc="{content}" sandbox="allow-scripts allow-downloads" width="100%" height="{self.height}" '
+            'style="border:1px solid #8884;border-radius:6px" title="allyouneed"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        names = ", ".join(dict.fromkeys(one["view"] for one in self.documents))
+        return f"Page({names}; {len(self.documents)} documents)"
+
+    def save(self, path: Path | str) -> Path:
+        """Write one .html file that opens from disk, without a server."""
+        return save(self.documents, path)
+
+
+def look(predictor: Any, text: str | None, views: str | Sequence[str] | None, request: dict[str, Any]) -> Page:
+    names = INSIDE if views is None else (views,) if isinstance(views, str) else tuple(views)
+    given = request if text is None else {"text": text} | request
+    return Page(collect(view_model(predictor), names, **given))

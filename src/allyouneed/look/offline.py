@@ -1,0 +1,70 @@
+"""Views as one HTML file that opens from disk: `allyouneed look … -o page.html`.
+
+The file contains the documents that the page asks for: the first of each view, and those that clicks lead to (`follow`
+of a view), as long as the file stays below `BUDGET`. What is not there is answered by the page with the Python line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from allyouneed.errors import UserError
+from allyouneed.files import write_text
+from allyouneed.look.assets import offline_page
+from allyouneed.look.views import find_view
+from allyouneed.look.views.document import Document
+from allyouneed.look.views.model import ViewModel
+
+BUDGET = 24 << 20  # characters of documents in a file; the first of each view is always there
+
+
+def collect(models: Any, names: Iterable[str], /, **request: Any) -> list[Document]:
+    """The documents of these views: of one `ViewModel`, or of a list where the view compares."""
+    found: list[Document] = []
+    later: list[tuple[str, dict[str, Any]]] = []
+    for name in names:
+        view = find_view(name)
+        first = view.build(models, view.request.parse(request))
+        found.append(first)
+        later += [(name, more) for more in (view.follow(first) if view.follow is not None else ())]
+    size = sum(map(_size, found))
+    for name, more in later:
+        view = find_view(name)
+        document = view.build(models, view.request.parse(request | more))
+        size += _size(document)
+        if size > BUDGET:
+            break
+        if document not in found:
+            found.append(document)
+    return found
+
+
+def _size(document: Document) -> int:
+    return len(json.dumps(document, ensure_ascii=False))
+
+
+def check_page_path(path: Path) -> None:
+    """Refuse before any work what could not be written at its end."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"{path}: expected the name of an .html file")
+    if path.is_dir():
+        raise UserError(f"{path}: a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise UserError(f"{path.parent}: no such folder")
+
+
+def save(documents: Sequence[Document], path: Path | str) -> Path:
+    """Write the file; it appears when complete."""
+    path = Path(path)
+    check_page_path(path)
+    write_text(path, offline_page(documents))
+    return path
+
+
+def view_model(predictor: Any, name: str | None = None) -> ViewModel:
+    """A predictor as views see it; its name is that of its folder."""
+    path = getattr(predictor.folder, "path", None)
+    return ViewModel(name or (Path(path).name if path else "model"), predictor)
