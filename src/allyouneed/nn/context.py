@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from allyouneed.nn.batch import Rows
+from allyouneed.nn.observe import observe
 from allyouneed.nn.patterns.core import TokenFields
 
 T = TypeVar("T")
@@ -239,8 +240,8 @@ class Context:
 
     def call(self, part: Any, x: Any, state: Any = None) -> Any:
         """part(x). Stacks, blocks and wirings call every sub-layer, norm and end through here, so that a tracing
-        context (runtime/trace.py) can record the call instead."""
-        return part(x, context=self) if state is None else part(x, context=self, state=state)
+        context (runtime/trace.py) can record the call instead, and a probe the result."""
+        return observe(part, "", part(x, context=self) if state is None else part(x, context=self, state=state))
 
     @property
     def content_context(self) -> Context:

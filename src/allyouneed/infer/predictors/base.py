@@ -19,6 +19,8 @@ from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.folder import DTYPES, Folder, as_dtype
 from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.inside.reading import Reading
+from allyouneed.infer.inside.run import Run, record
 from allyouneed.infer.predictors.forward import NamedForward
 from allyouneed.infer.translation.split import quote
 from allyouneed.interop.load import check_device
@@ -129,6 +131,19 @@ class Predictor(ABC):
         from allyouneed.look.notebook import look  # the only import that points upwards: a method is where people look
 
         return look(self, text, views, request)
+
+    def inside(self, given: Any, target: Any = None, **options: Any) -> Run:
+        """Run the model on one input and record every value inside it by name (docs/inside.md). `target`: the text that
+        a generative model is made to answer; default: its greedy answer. `options`: those of the predictor's main
+        method: `to="de"`, `beam=4`, …"""
+        reading = self.read_input(given, target, **options)
+        changes = {} if target is None else {"target": target}
+        listed = ", ".join([repr(given), *(f"{name}={value!r}" for name, value in (changes | options).items())])
+        return record(self.model, replace(reading, python=f"model.inside({listed})"))
+
+    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
+        """What the model reads for this input, as a batch of one, and how its output reads."""
+        raise UserError(f"{type(self).__name__} cannot show what is inside its model")
 
     @property
     def limit(self) -> int | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from allyouneed.data.tokenizers.base import MASK
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.inside.reading import Answer, Reading, output_name, read_text
 from allyouneed.infer.predictors.base import (
     EvaluationResult,
     Predictor,
@@ -71,6 +72,23 @@ class MaskFiller(Predictor):
                 "shorten it"
             )
         return row
+
+    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
+        (text,) = check_texts([given], "inside")
+        return self._read_rows(self.to_rows([self._row(text)]))
+
+    def _read_rows(self, rows: Rows, positions: Sequence[int] | None = None) -> Reading:
+        """`positions`: of the outputs for the masks; default: the masks themselves."""
+        if positions is None:
+            positions = (rows.tokens[0] == self.mask).nonzero().flatten().tolist()
+
+        def replies(logits: Tensor) -> list[Answer]:
+            text = logits[0].clone()
+            text[:, [*self.tokenizer.specials, *range(self.tokenizer.size, text.shape[1])]] = float("-inf")
+            return [Answer(position, int(text[position].argmax())) for position in positions]
+
+        more: dict[str, Any] = {"output": "mask", "name": output_name(self.tokenizer), "replies": replies}
+        return read_text(self.tokenizer, rows, **more)
 
     def _most_likely(self, rows: list[Framed], top: int) -> list[list[tuple[list[int], list[float]]]]:
         """For each mask of each row: tokens and their probabilities."""
@@ -137,10 +155,19 @@ class MaskFiller(Predictor):
 class PermutationMaskFiller(MaskFiller):
     """Fills `<mask>` with a permutation language model: masked positions are queried and see all other tokens."""
 
-    def _hidden(self, given: Rows, masks: Tensor) -> Tensor:
+    def _with_queries(self, given: Rows) -> Rows:
         is_mask = given.tokens == self.mask
         positions = [row.nonzero().flatten().tolist() for row in is_mask]
-        rows = append_query_stream(replace(given, order=is_mask.long()), positions, self.tokenizer.pad)
+        return append_query_stream(replace(given, order=is_mask.long()), positions, self.tokenizer.pad)
+
+    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
+        (text,) = check_texts([given], "inside")
+        rows = self.to_rows([self._row(text)])
+        queried = self._with_queries(rows)
+        return self._read_rows(queried, range(rows.tokens.shape[1], queried.tokens.shape[1]))
+
+    def _hidden(self, given: Rows, masks: Tensor) -> Tensor:
+        rows = self._with_queries(given)
         assert rows.order is not None and rows.lengths is not None
         found: Tensor = self.model(Batch(rows))
         return found[(rows.order < 0) & self._is_real(rows)]  # row by row, in reading order

@@ -12,8 +12,10 @@ from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
+from allyouneed.infer.inside.reading import Reading
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced
 from allyouneed.infer.predictors.generating import GeneratingPredictor
+from allyouneed.infer.translation.frames import Frame, read_pair
 from allyouneed.infer.translation.split import quote
 from allyouneed.tasks.span_corruption import corrupt
 
@@ -54,12 +56,7 @@ class SpanFiller(GeneratingPredictor):
         self, texts: list[list[list[int]]], decoding: Decoding, names: Sequence[str] = ()
     ) -> list[list[list[int]]]:
         """The tokens that fill the gaps of each text. `names`: the texts, for messages."""
-        sources = []
-        for parts in texts:
-            source = list(parts[0])
-            for sentinel_id, part in zip(self.sentinels, parts[1:], strict=False):
-                source += [sentinel_id, *part]
-            sources.append([*source, self.tokenizer.eos])
+        sources = [self._source(parts) for parts in texts]
         limit = self.model.config.source_limit
         for text, source in zip(names, sources, strict=False):
             if limit is not None and len(source) > limit:
@@ -71,6 +68,19 @@ class SpanFiller(GeneratingPredictor):
                 warnings.warn(f"{quote(text)}: stopped after {len(best.tokens)} tokens {why}", stacklevel=3)
         found = zip(answers, texts, strict=True)
         return [self._by_sentinel(best.tokens, len(parts) - 1) for (best, *_), parts in found]
+
+    def _source(self, parts: list[list[int]]) -> list[int]:
+        source = list(parts[0])
+        for sentinel_id, part in zip(self.sentinels, parts[1:], strict=False):
+            source += [sentinel_id, *part]
+        return [*source, self.tokenizer.eos]
+
+    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
+        """`target`: the text of the first gap."""
+        (text,) = check_texts([given], "inside")
+        begin = (self.tokenizer.bos,) if target is None else (self.tokenizer.bos, self.sentinels[0])
+        frame = Frame((), (), begin)
+        return read_pair(self.engine, self.folder, frame, self._source(self._parts(text)), target, options)
 
     def _by_sentinel(self, tokens: list[int], count: int) -> list[list[int]]:
         """The tokens after each sentinel; empty for a sentinel that was not generated."""

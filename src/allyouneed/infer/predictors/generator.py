@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Generator as Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
+
+import torch
 
 from allyouneed.config import tree_of
 from allyouneed.errors import UserError
@@ -14,11 +16,13 @@ from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.detokenizer import StopStrings, StreamingDetokenizer, detokenize
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
+from allyouneed.infer.inside.reading import Reading, next_tokens, output_name, tokens_of
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
 from allyouneed.infer.retrieval.predictor import RetrievalPredictor
 from allyouneed.infer.speculative.decode import DraftStats, check_draft_options, total_stats
 from allyouneed.infer.speculative.drafts import Draft, draft_for
 from allyouneed.infer.translation.split import quote
+from allyouneed.nn.batch import Batch, Neighbours, Rows
 
 SHOWN = 16  # tokens of a document that prompt a sample
 
@@ -127,6 +131,38 @@ class Generator(RetrievalPredictor):
         if options.best > 1:
             raise UserError(f"best={options.best}: `stream` yields one text; remove `best`, or use generate_full")
         return self._stream(text, self._prompt(text, specials), options, first, self._draft(draft, ahead, options))
+
+    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
+        (text,) = check_texts([given], "inside")
+        self.retrieve_as_trained()
+        prompt = self._prompt(text, options.pop("specials", False))
+        if target is None:
+            answer = self.engine.complete([prompt], self._decoding(None, {"method": "greedy"} | options))[0][0].tokens
+        elif not isinstance(target, str):
+            raise UserError(f"target: expected a text, got {type(target).__name__}")
+        else:
+            answer = [*self.tokenizer.encode(target), self.tokenizer.eos]
+        inputs = [*prompt, *answer[:-1]]
+        rows = Rows.of([inputs])
+        if self.prefix:
+            rows = replace(rows, prompt=torch.arange(len(inputs))[None] < len(prompt))
+        stacks = ("first", "second") if self.model.config.kind == "decoder-decoder" else ("decoder",)
+        tokens = dict.fromkeys(stacks, tokens_of(self.tokenizer, inputs))
+        neighbours = self._neighbours(inputs)
+        if neighbours is not None:
+            tokens["encoder"] = tokens_of(self.tokenizer, neighbours.tokens[0].flatten().tolist())
+        batch = Batch(rows, neighbours).to(self.device)
+        answers = next_tokens(inputs, answer[-1] if answer else None, len(prompt))
+        return Reading(batch, tokens, answers, given=len(prompt), name=output_name(self.tokenizer))
+
+    def _neighbours(self, tokens: list[int]) -> Neighbours | None:
+        """Of every complete chunk (RETRO)."""
+        if self.retriever is None:
+            return None
+        config, size = self.model.config, self.model.config.chunk
+        chunks = [tokens[at : at + size] for at in range(0, len(tokens) - size + 1, size)]
+        found = self.retriever.search(chunks, count=config.neighbours)
+        return Neighbours.of([found], config.neighbours, config.length, self.tokenizer.pad) if chunks else None
 
     def _draft(self, draft: Any, ahead: int | None, options: Decoding) -> Draft | None:
         found = draft_for(self, draft, ahead, lambda other: other.engine)

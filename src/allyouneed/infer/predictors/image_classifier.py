@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from allyouneed.errors import UserError
 from allyouneed.evaluate.answers import accuracy, macro_f1
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.inside.reading import Reading, patch_media, read_labels
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced, run_in_batches, to_list
 from allyouneed.nn.batch import Batch, Signal
 
@@ -67,6 +68,13 @@ class ImageClassifier(Predictor):
             best = sorted(zip(self.labels, scores, strict=True), key=lambda both: -both[1])[:top]
             found.append(ImageClass(best[0][0], dict(best)))
         return found
+
+    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
+        pixels = read_images(pixels_of(self.folder), [given])
+        signal = Signal(pixels.to(self.device, next(self.model.parameters()).dtype))
+        tokens, media = patch_media(self.embed, pixels[0])
+        reading = Reading(Batch(signal), {"encoder": tokens}, media={"encoder": media})
+        return read_labels(reading, self.labels, "classes") if self.labels else replace(reading, output="vector")
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0

@@ -19,6 +19,7 @@ from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
+from allyouneed.infer.inside.reading import Reading
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
 from allyouneed.infer.predictors.generating import GeneratingPredictor
 from allyouneed.infer.speculative.decode import check_draft_options, total_stats
@@ -42,6 +43,7 @@ from allyouneed.infer.translation.frames import (
     draft_engine,
     force_phrases,
     generate_targets,
+    read_pair,
     sequence_engine,
 )
 from allyouneed.infer.translation.glossary import Glossary
@@ -275,6 +277,18 @@ class Translator(GeneratingPredictor):
     def frame(self, to: str | None = None, from_: str | None = None) -> Frame:
         """The special tokens around every source and at the start of its target, for these languages."""
         return self._frame(*self._resolve_languages(to, from_))
+
+    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
+        """One sentence, translated directly, without protected spans: what the model itself reads."""
+        (text,) = check_texts([given], "inside")
+        to, from_ = self._resolve_languages(options.pop("to", None), options.pop("from_", None))
+        route = self.routes.of(text, to, from_)
+        if len(route.into) != 1:
+            why = f"goes via {route.into[0]}: take one step at a time" if route.into else f"is already in {route.here}"
+            raise UserError(f"{quote(text)}: {why}; set to= or from_=")
+        frame = self._route_frame(route)
+        source = frame.source(self.source.encode(text))
+        return read_pair(self.engine, self.folder, frame, source, target, options)
 
     def _route_frame(self, route: Route) -> Frame:
         """Of the last direction of a route."""

@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
+from allyouneed.errors import UserError
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.phrases import ForcedPhrases, Phrase
 from allyouneed.infer.decoding.repetition import has_repeats
 from allyouneed.infer.engine import Engine
+from allyouneed.infer.inside.reading import Reading, next_tokens, output_name, tokens_of
 from allyouneed.infer.request import Request
 from allyouneed.infer.translation.glossary import LETTERS, count_term
 from allyouneed.infer.translation.sentences import EAST_ASIAN
+from allyouneed.nn.batch import Batch, Rows
 
 
 @dataclass(frozen=True)
@@ -144,3 +147,29 @@ def word_continuations(tokenizer: Tokenizer) -> Tensor:
     """(vocab,) bool: tokens that begin with a letter, without a space before it."""
     texts = (tokenizer.decode([number]) for number in range(tokenizer.size))
     return torch.tensor([LETTERS.match(text) is not None for text in texts])
+
+
+def read_pair(
+    engine: Engine, folder: Any, frame: Frame, source: Sequence[int], target: Any, options: Mapping[str, Any]
+) -> Reading:
+    """A source and its target, given as text or decoded greedily, as the model reads them (`Predictor.inside`)."""
+    vocabularies, config = folder.tokenizers, engine.model.config
+    limit = getattr(config, "source_limit", config.limit)
+    if limit is not None and len(source) > limit:
+        raise UserError(f"{len(source)} tokens with special tokens, more than the model's {limit}; shorten the text")
+    if target is None:
+        decoding = Decoding.of(folder.decoding, **({"method": "greedy"} | dict(options)))
+        answer = generate_targets(engine, frame, [list(source)], decoding)[0][0].tokens
+    elif not isinstance(target, str):
+        raise UserError(f"target: expected a text, got {type(target).__name__}")
+    else:
+        answer = [*vocabularies.target.encode(target), vocabularies.target.eos]
+    begin = frame.begin
+    inputs = [*begin, *answer[:-1]]
+    batch = Batch(Rows.of([inputs]), Rows.of([list(source)])).to(engine.device)
+    tokens = {
+        "encoder": tokens_of(vocabularies.source, source),
+        "decoder": tokens_of(vocabularies.target, inputs),
+    }
+    answers = next_tokens(inputs, answer[-1] if answer else None, len(begin))
+    return Reading(batch, tokens, answers, given=len(begin), name=output_name(vocabularies.target))

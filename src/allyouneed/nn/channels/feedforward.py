@@ -14,6 +14,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
+from allyouneed.nn.observe import observe
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Channel, SubLayer
 
@@ -59,7 +60,7 @@ class FFNModule(SubLayer):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        hidden = self.dropout(self.activation(self.up(x)))  # (batch, time, hidden)
+        hidden = observe(self, "hidden", self.dropout(self.activation(self.up(x))))  # (batch, time, hidden)
         return self.project_out(hidden if self.norm is None else self.norm(hidden, context))
 
     def project_out(self, hidden: Tensor) -> Tensor:
@@ -121,5 +122,6 @@ class GLUModule(SubLayer):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         hidden = self.dropout(gated(self.gate_up(x), self.activation, self.fused))  # (batch, time, hidden)
+        hidden = observe(self, "hidden", hidden)
         mixed: Tensor = self.down(hidden if self.norm is None else self.norm(hidden, context))
         return mixed

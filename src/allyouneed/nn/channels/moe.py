@@ -19,6 +19,7 @@ from allyouneed.config import Config
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.observe import observe
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Channel, SubLayer
 
@@ -177,7 +178,9 @@ class RouterModule(nn.Module):
         if self.correction is not None and config.correction is not None and counts:
             self.correction += config.correction * (load.float().mean() - load).sign()
         shares = scores if config.scores == "softmax" else scores / (scores.sum(-1, keepdim=True) + 1e-20)
-        return Routing(weights * config.scale, experts, shares, logits, load)
+        weights = observe(self, "weights", weights * config.scale)
+        observe(self, "", logits), observe(self, "experts", experts), observe(self, "shares", shares)
+        return Routing(weights, experts, shares, logits, load)
 
     def choose(self, scores: Tensor) -> Tensor:
         """(tokens, experts) scores to expert indices, best first: (tokens, top)."""

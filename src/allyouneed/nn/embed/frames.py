@@ -14,6 +14,7 @@ from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.embed.tokens import Embed, EmbedModule, Size
+from allyouneed.nn.observe import observe
 from allyouneed.nn.positions.absolute import NoPositions, Positions
 
 REACH = 3  # kernel size of both convolutions
@@ -73,6 +74,8 @@ class FrameEmbedModule(EmbedModule):
             raise UserError(f"audio of {frames.shape[2]} frames exceeds the model's {most} frames; split it")
         x = nn.functional.gelu(self.first(frames))
         x = nn.functional.gelu(self.second(x)).transpose(1, 2)  # (batch, time, width)
-        added = self.positions(layout.positions)
-        dropped: Tensor = self.dropout(x if added is None else x + added.to(x.dtype))
+        x, added = observe(self, "frames", x), self.positions(layout.positions)
+        if added is not None:
+            x = x + observe(self, "positions", added.to(x.dtype))
+        dropped: Tensor = observe(self, "", self.dropout(x))
         return dropped

@@ -16,6 +16,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.embed.tokens import Embed, EmbedModule, Size
 from allyouneed.nn.norms import Norm
+from allyouneed.nn.observe import observe
 from allyouneed.nn.positions.absolute import NoPositions, Positions
 
 _SIDE: TypeAdapter[int] = TypeAdapter(Size)
@@ -143,14 +144,15 @@ class PatchEmbedModule(EmbedModule):
             x = behind(self.project(before(x, Context(layout))), Context(layout))
         else:
             x = self.project(x)
+        x = observe(self, "patches", x)
         before_all = [token for token in (self.class_token, self.distillation_token) if token is not None]
         x = torch.cat([*(token.weight.to(x.dtype).expand(len(x), 1, -1) for token in before_all), x], 1)
         added = self.positions(layout.positions)
         if added is not None:
-            x = x + added.to(x.dtype)
+            x = x + observe(self, "positions", added.to(x.dtype))
         if self.norm is not None:
             x = self.norm(x, Context(layout))
-        dropped: Tensor = self.dropout(x)
+        dropped: Tensor = observe(self, "", self.dropout(x))
         return dropped
 
     def cut(self, pixels: Tensor) -> Tensor:

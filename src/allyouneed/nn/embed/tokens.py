@@ -18,6 +18,7 @@ from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.norms import Norm
+from allyouneed.nn.observe import observe
 from allyouneed.nn.positions.absolute import NoPositions, Positions
 
 Size = Annotated[int, Field(gt=0)]
@@ -162,15 +163,16 @@ class TokenEmbedModule(EmbedModule):
         positions = layout.positions if layout.real is None else layout.positions.where(layout.real, 0)
         self.check_length(layout, positions)
         x: Tensor = self.tokens(given.tokens)
-        x = x if self.scale == 1.0 else x * self.scale
+        x = observe(self, "tokens", x if self.scale == 1.0 else x * self.scale)
         if self.asking is not None and layout.order is not None:
             x = torch.where((layout.order < 0)[..., None], self.asking.weight.to(x.dtype), x)
         added = self.positions(positions)
         if added is not None:
-            x = x + added.to(x.dtype)
+            x = x + observe(self, "positions", added.to(x.dtype))
         if self.types is not None:
             x = x + self.types(torch.zeros_like(given.tokens) if given.types is None else given.types)
         if self.norm is not None:
             x = self.norm(x, Context(layout))
         x = self.dropout(x)
-        return x if self.widen is None else self.widen(x)
+        vectors: Tensor = observe(self, "", x if self.widen is None else self.widen(x))
+        return vectors

@@ -16,6 +16,7 @@ from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.mixers.convolution import RecentTokens, SlidingMixer, pad_sentences
+from allyouneed.nn.observe import observe
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.nn.sublayer import SubLayer
@@ -96,12 +97,13 @@ class SoftmaxConvolutionModule(SubLayer):
         if self.gated:
             values, gates = x.chunk(2, -1)
             x = values * gates.sigmoid()
+        x = observe(self, "v", x)
         padded, starts = (
             (state.append(x, context), None)
             if isinstance(state, RecentTokens)
             else pad_sentences(x, context, self.reach)
         )
-        mixed: Tensor = self.out(self.convolve(x, padded, starts))
+        mixed: Tensor = self.out(observe(self, "heads", self.convolve(x, padded, starts)))
         return mixed
 
     def new_state(self) -> State | None:

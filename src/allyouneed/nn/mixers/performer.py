@@ -18,6 +18,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention
+from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.unpack import UnpackedRows, unpack_rows
 from allyouneed.nn.positions.relative import Heads
 from allyouneed.nn.states.base import State
@@ -190,6 +191,7 @@ class PerformerModule(_Features):
         self.count_pass(context)
         unpacked = unpack_rows(context)
         q, k, v = self.project(unpacked.gather(x))
+        q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
         with torch.autocast(x.device.type, enabled=False):
             if self.sees == "around":
                 y = _normalise(self.queries(q) @ self.sum_features(k, v, unpacked.real))
@@ -198,7 +200,8 @@ class PerformerModule(_Features):
                 y, new = self.attend_causal(q, k, v, unpacked.real, old)
                 if isinstance(state, Recurrent):
                     state.update(x, new, context)
-        mixed: Tensor = self.out(unpacked.scatter(self.merge_heads(y.to(v.dtype)), x))
+        y = observe(self, "heads", y.to(v.dtype))
+        mixed: Tensor = self.out(unpacked.scatter(self.merge_heads(y), x))
         return mixed
 
     def attend_causal(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, carry: Carry) -> tuple[Tensor, Carry]:
@@ -266,13 +269,14 @@ class PerformerCross(_Features):
 
     def source(self, hidden: Tensor, real: Tensor | None) -> Tensor:
         k, v = map(self.split, self.kv(hidden).chunk(2, -1))
+        k, v = observe(self, "k", k), observe(self, "v", v)
         with torch.autocast(hidden.device.type, enabled=False):
             return self.sum_features(k, v, real)
 
     def attend(self, x: Tensor, sums: Tensor) -> Tensor:
-        q = self.split(self.q(x))
+        q = observe(self, "q", self.split(self.q(x)))
         with torch.autocast(x.device.type, enabled=False):
-            return self.merge_heads(_normalise(self.queries(q) @ sums).to(q.dtype))
+            return self.merge_heads(observe(self, "heads", _normalise(self.queries(q) @ sums).to(q.dtype)))
 
     def project_out(self, y: Tensor) -> Tensor:
         found: Tensor = self.out(y)

@@ -18,6 +18,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.norms import Norm, RMSNorm
+from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.retention import accumulator_dtype, chunkwise, fold, initial_state
 from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.positions.relative import Heads
@@ -144,13 +145,14 @@ class RetentionModule(SubLayer):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         q, k, v = map(self.split, (self.q(x), self.k(x) * self.keys**-0.5, self.v(x)))
         q, k, v = self.rotary.apply_positions(q, k, v, context)
-        log = self.decay(x)
+        q, k, v, log = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v), self.decay(x)
         if state is None:
             o, r = self.over_sentences(q, k, v, log, context)
         else:
             assert isinstance(state, Recurrent)
             o, r = self.continue_from(state, q, k, v, log, context)
-        y = self.norm(self.normalise(o, r, context).to(x.dtype), context)
+        heads = observe(self, "heads", self.normalise(o, r, context).to(x.dtype))
+        y = self.norm(heads, context)
         mixed: Tensor = self.out(nn.functional.silu(self.gate(x)) * y.transpose(1, 2).flatten(2))
         return mixed
 

@@ -16,6 +16,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.convolution import RecentTokens
+from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.ops.wkv import after_last_real, initial_state, run_wkv
 from allyouneed.nn.states.base import State
@@ -91,8 +92,9 @@ class RWKVModule(SubLayer):
         tokens = torch.cat((before[:, None].to(x.dtype), x), 1)
         shifted = tokens[:, :-1]
         k, v = self.k(token_shift(x, shifted, self.mix_k)), self.v(token_shift(x, shifted, self.mix_v))
-        decay = self.decay.to(scale.dtype).exp()
+        k, v, decay = observe(self, "k", k), observe(self, "v", v), self.decay.to(scale.dtype).exp()
         wkv, sums = run_wkv((scale, above, below), k, v, decay, self.bonus, real)
+        wkv = observe(self, "heads", wkv)
         return shifted, wkv, (tokens[:, -1] if real is None else after_last_real(tokens, real), *sums)
 
     def begin(self, batch: int, like: Tensor) -> Carry:

@@ -25,6 +25,7 @@ from allyouneed.nn.models.block import Layer
 from allyouneed.nn.models.calling import Lengths, tensor_batch
 from allyouneed.nn.models.layer_text import MAX_LAYERS, expand_layers
 from allyouneed.nn.models.stack import Stack, behind, changes
+from allyouneed.nn.observe import observe
 from allyouneed.nn.states.base import States
 
 Layers = tuple[Layer, ...]
@@ -278,5 +279,5 @@ class ModelModule(nn.Module):
         return self.logits(tensor_batch(self.config, source, target, lengths, target_lengths, types), losses)
 
     def logits(self, batch: Batch, losses: list[Tensor] | None = None) -> Tensor:
-        scores: Tensor = self.head(*self.run(batch, losses))
+        scores: Tensor = observe(self.head, "", self.head(*self.run(batch, losses)))
         return scores

@@ -29,6 +29,7 @@ from allyouneed.nn.models.base import (
     stack_problems,
 )
 from allyouneed.nn.models.stack import Stack, stack_cost
+from allyouneed.nn.observe import rename
 from allyouneed.nn.states.base import States
 
 _COUNT: TypeAdapter[int] = TypeAdapter(Size)
@@ -133,6 +134,7 @@ class EncoderDecoderModel(ModelModule):
 
     def encode(self, source: Input, record: WeightRecord | None = None, losses: list[Tensor] | None = None) -> Memory:
         embed = self.embed if self.source_embed is None else self.source_embed
+        rename(embed, "source_embed")
         layout: TokenLayout = embed.layout(source)
         x = embed(source, layout)
         return Memory(self.encoder(x, Context(layout, inputs=x, record=record, losses=losses)), layout, inputs=x)

@@ -29,6 +29,7 @@ from allyouneed.nn.models.base import (
     stack_problems,
 )
 from allyouneed.nn.models.stack import Stack, stack_cost
+from allyouneed.nn.observe import rename
 from allyouneed.nn.states.base import States
 from allyouneed.nn.wiring.reversible import Reversible
 
@@ -144,6 +145,7 @@ class RetroModel(ModelModule):
         lengths = found.lengths.flatten().clamp(min=1)  # the encoder needs at least one token
         rows = Rows(found.tokens.flatten(0, 2), lengths)
         layout: TokenLayout = self.embed.layout(rows)
+        rename(self.embed, "neighbour_embed")
         x = self.embed(rows, layout)
         chunk = None  # shared by all neighbours of the chunk
         if querying is not None:

@@ -14,6 +14,7 @@ from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.depth import Depth
 from allyouneed.nn.models.block import Block, Layer
+from allyouneed.nn.observe import enter_block, leave_block
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Mixer
 from allyouneed.nn.wiring.residual import FinalNorm, Wiring
@@ -61,9 +62,13 @@ class Stack(nn.Module):
                 stream = context.call(partial(self.recur, number), stream, states)
                 continue
             for n in span:
-                stream = self.blocks[n](stream, context=context, states=None if states is None else states[n])
+                stream = self.run_block(stream, n, context, None if states is None else states[n])
         result: Tensor = stream if self.end is None else context.call(self.end, stream)
         return result
+
+    def run_block(self, stream: Any, number: int, context: Context, states: dict[str, State] | None) -> Any:
+        stream = self.blocks[number](enter_block(self, number, stream), context=context, states=states)
+        return leave_block(self, number, stream)
 
     def recur(self, number: int, x: Tensor, context: Context, state: list[dict[str, State]] | None = None) -> Tensor:
         """The blocks of entry `number`, as its recurrence in depth runs them."""
@@ -71,7 +76,7 @@ class Stack(nn.Module):
             state is not None or context.record is not None
         )  # no block may be skipped: it has a state or is recorded
         steps = [
-            partial(self.blocks[n], context=context, states=None if state is None else state[n])
+            partial(self.run_block, number=n, context=context, states=None if state is None else state[n])
             for n in self.spans[number]
         ]
         result: Tensor = self.recurrences[str(number)](x, steps, context, whole)

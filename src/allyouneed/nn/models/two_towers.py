@@ -18,6 +18,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.heads.sentence import PooledHead
 from allyouneed.nn.models.base import Model, ModelModule, Problem, Vocab
 from allyouneed.nn.models.encoder import Encoder
+from allyouneed.nn.observe import observe
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -91,12 +92,15 @@ class TwoTowersModel(ModelModule):
     def vectors(self, tower: Literal["image", "text"], given: Input) -> Tensor:
         """(batch, width), normalised."""
         made: Tensor = (self.image if tower == "image" else self.text).logits(Batch(target=given))
-        return nn.functional.normalize(made, dim=-1)
+        vector: Tensor = observe(self, f"{tower}.vector", nn.functional.normalize(made, dim=-1))
+        return vector
 
     def logits(self, batch: Batch, losses: list[Tensor] | None = None) -> Tensor:
         """Scaled cosines: (images, texts); matching pairs are on the diagonal."""
         assert batch.source is not None, "two towers need images as the source and texts as the target"
-        return self.scale * self.vectors("image", batch.source) @ self.vectors("text", batch.target).T
+        scores = self.scale * self.vectors("image", batch.source) @ self.vectors("text", batch.target).T
+        found: Tensor = observe(self, "logits", scores)
+        return found
 
     def forward(self, source: Batch | Tensor, *rest: Any, **more: Any) -> Tensor:
         return self.logits(source) if isinstance(source, Batch) else super().forward(source, *rest, **more)

@@ -20,7 +20,16 @@ from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.scores import ScaledDot, Scores, ScoresModule
 from allyouneed.nn.norms import Norm
-from allyouneed.nn.ops.attention.dense import AttentionFn, ScoreMod, attention_weights, dense_mask
+from allyouneed.nn.observe import observe
+from allyouneed.nn.ops.attention.dense import (
+    AttentionFn,
+    ScoreMod,
+    attention_weights,
+    dense_mask,
+    masked_scores,
+    offer_weights,
+    weighted_sum,
+)
 from allyouneed.nn.ops.attention.select import select_attention
 from allyouneed.nn.patterns.core import Causal, Full, Pattern
 from allyouneed.nn.positions.relative import Heads, NoRelative, Relative, RelativeModule
@@ -209,6 +218,11 @@ class SoftmaxAttention(SubLayer):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         """(batch, heads, queries, width of v)"""
+        q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
+        mixed: Tensor = observe(self, "heads", self.mix_values(q, k, v, context, keys))
+        return mixed
+
+    def mix_values(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         queries, score_mod = context.queries, self.score_mod()
         if context.replay is not None:  # a recomputed layer cannot share a bias: its gradient would be shared too
             score_mod = replace(score_mod, static=None)
@@ -217,6 +231,15 @@ class SoftmaxAttention(SubLayer):
             mask = dense_mask(self.pattern, queries, keys)
             weights = attention_weights(q, k, mask, queries.positions, keys.positions, score_mod)
             wanted.weights.append(weights if wanted.heads is None else weights[:, list(wanted.heads)])
+
+        def mask() -> Tensor:
+            return dense_mask(self.pattern, queries, keys)
+
+        def scores() -> Tensor:
+            return masked_scores(q, k, mask(), queries.positions, keys.positions, score_mod)
+
+        if (changed := offer_weights(self, scores, mask)) is not None:
+            return weighted_sum(changed, v, queries.positions, keys.positions, score_mod)
         execute = self.attention_fn(context, keys, q.shape[0], score_mod)
         return execute(q, k, v, self.dropout if self.training else 0.0, score_mod)
 

@@ -16,6 +16,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention, Biases, SelfAttention
+from allyouneed.nn.ops.attention.dense import offer_weights
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
@@ -73,13 +74,15 @@ class BigBirdModule(SelfAttention):
         super().__init__(config.attention, common)
         self.config = config
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
+    def mix_values(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         seen, bias = context.memoize(
             ("big-bird", self.config.block, self.config.random), lambda: self.mask_and_bias(keys)
         )
         scores = (q @ k.transpose(-1, -2)) * self.scores.scale + bias
         scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1) * seen  # (batch, heads, time, time), zeros for padding
+        changed = offer_weights(self, lambda: scores, lambda: seen)
+        weights = weights if changed is None else changed
         request = None if context.record is None else context.record.get(self)
         if request is not None:
             request.weights.append(weights if request.heads is None else weights[:, list(request.heads)])

@@ -16,6 +16,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention
+from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.patterns.core import Causal
 from allyouneed.nn.patterns.sparse import BlockDiagonal
@@ -118,12 +119,13 @@ class InfiniModule(SubLayer):
             part.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (sentences, heads, time, head_width)
             for part in self.qkv(unpacked.gather(x)).chunk(3, -1)
         )
+        q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
         if isinstance(state, CompressiveMemory):
             near, far = state.append(q, k, v, context)
         else:
             near, far = self.over_segments(q, k, v, unpacked.real, context)
         gate = self.gate.sigmoid()[:, None, None].to(near.dtype)
-        y = gate * far.to(near.dtype) + (1 - gate) * near
+        y = observe(self, "heads", gate * far.to(near.dtype) + (1 - gate) * near)
         mixed: Tensor = self.out(unpacked.scatter(y.transpose(1, 2).flatten(2), x))
         return mixed
 

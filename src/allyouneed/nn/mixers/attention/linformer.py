@@ -16,6 +16,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention
+from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.positions.relative import Heads
 from allyouneed.nn.states.base import State
@@ -127,10 +128,11 @@ class LinformerModule(SubLayer):
             part.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (sentences, heads, time, head_width)
             for part in self.qkv(unpacked.gather(x)).chunk(3, -1)
         )
+        q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
         if unpacked.real is not None:
             k, v = k * unpacked.real[:, None, :, None], v * unpacked.real[:, None, :, None]
         k, v = self.projections(*(self.truncate_padding(part, unpacked.real) for part in (k, v)))
-        y = sdpa(q, k, v, dropout_p=self.dropout if self.training else 0.0)
+        y = observe(self, "heads", sdpa(q, k, v, dropout_p=self.dropout if self.training else 0.0))
         mixed: Tensor = self.out(unpacked.scatter(y.transpose(1, 2).flatten(2), x))
         return mixed
 

@@ -17,6 +17,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention, SelfAttention, Size
+from allyouneed.nn.observe import observe, offer
 from allyouneed.nn.ops.attention.dense import attention_weights, dense_mask
 from allyouneed.nn.ops.attention.select import select_attention
 from allyouneed.nn.patterns.core import Full, Pattern
@@ -96,11 +97,16 @@ class LongformerAttention(SelfAttention):
             return mixed
         index, layout = context.memoize("chosen", lambda: gather_global_tokens(context.queries, chosen, len(x)))
         rows = torch.arange(len(x), device=x.device)[:, None]
-        q = self.split(self.global_q(x[rows, index]))  # (batch, heads, most chosen, head_width)
+        q = observe(
+            self, "global.q", self.split(self.global_q(x[rows, index]))
+        )  # (batch, heads, most chosen, head_width)
         k, v = map(self.split, self.global_kv(x).chunk(2, -1))
+        k, v = observe(self, "global.k", k), observe(self, "global.v", v)
         score_mod, keys = self.score_mod(), context.queries
         execute = context.memoize(("chosen", q.shape[0]), lambda: select_attention(Full(), layout, keys, score_mod))
-        global_out = execute(q, k, v, self.dropout if self.training else 0.0, score_mod).transpose(1, 2)
+        global_out = execute(q, k, v, self.dropout if self.training else 0.0, score_mod)
+        offer(self, "global.weights", lambda: self.global_weights(q, k, context, layout))
+        global_out = observe(self, "global.heads", global_out).transpose(1, 2)
         # rows with fewer global tokens write their padding to an extra slot
         seen = torch.cat((seen.transpose(1, 2), global_out.new_zeros(len(x), 1, *global_out.shape[2:])), 1)
         slot = torch.where(layout.segments > 0, index, x.shape[1]) if layout.segments is not None else index
@@ -116,13 +122,17 @@ class LongformerAttention(SelfAttention):
         request = None if context.record is None else context.record.get(self)
         if request is None:
             return
-        mask = dense_mask(Full(), layout, context.queries)
-        weights = attention_weights(q, k, mask, layout.positions, context.queries.positions, self.score_mod())
+        weights = self.global_weights(q, k, context, layout)
         weights = weights if request.heads is None else weights[:, list(request.heads)]
         recorded = torch.cat((request.weights[-1], weights.new_zeros(*weights.shape[:2], 1, weights.shape[3])), 2)
         request.weights[-1] = (
             recorded.transpose(1, 2).index_put((rows, slot), weights.transpose(1, 2)).transpose(1, 2)[:, :, :-1]
         )
+
+    def global_weights(self, q: Tensor, k: Tensor, context: Context, layout: TokenLayout) -> Tensor:
+        """(batch, heads, most chosen, time)"""
+        mask = dense_mask(Full(), layout, context.queries)
+        return attention_weights(q, k, mask, layout.positions, context.queries.positions, self.score_mod())
 
     def new_state(self) -> State:
         raise ValueError("longformer cannot decode: its window covers both sides")

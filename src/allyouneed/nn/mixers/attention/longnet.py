@@ -25,7 +25,16 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention, SelfAttention, Size
 from allyouneed.nn.ops.attention.block_mask import BlockLayout
 from allyouneed.nn.ops.attention.block_sparse import BlockSparse
-from allyouneed.nn.ops.attention.dense import AttentionFn, DenseAttention, ScoreMod, attention_weights, dense_mask
+from allyouneed.nn.ops.attention.dense import (
+    AttentionFn,
+    DenseAttention,
+    ScoreMod,
+    attention_weights,
+    dense_mask,
+    masked_scores,
+    offer_weights,
+    weighted_sum,
+)
 from allyouneed.nn.ops.attention.packed import attend_packed
 from allyouneed.nn.ops.attention.select import BLOCK, MIN_BLOCK_SPARSE_SCORES
 from allyouneed.nn.patterns.core import Causal, Pattern
@@ -111,7 +120,7 @@ class LongNetAttention(SelfAttention):
             by_branches.setdefault(config.branches(head), []).append(head)
         self.groups = list(by_branches.items())  # heads with equal branches
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
+    def mix_values(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         queries, score_mod = context.queries, self.score_mod()
         request = None if context.record is None else context.record.get(self)
         if request is not None:
@@ -119,6 +128,14 @@ class LongNetAttention(SelfAttention):
             counting = _with_counts(score_mod, counts)
             weights = attention_weights(q, k, counts > 0, queries.positions, keys.positions, counting)
             request.weights.append(weights if request.heads is None else weights[:, list(request.heads)])
+
+        def scores() -> Tensor:
+            counts = self.counts(queries, keys)
+            counting = _with_counts(score_mod, counts)
+            return masked_scores(q, k, counts > 0, queries.positions, keys.positions, counting)
+
+        if (changed := offer_weights(self, scores, lambda: self.counts(queries, keys) > 0)) is not None:
+            return weighted_sum(changed, v, queries.positions, keys.positions, score_mod)
         key = (tuple(branches for branches, _ in self.groups), id(keys), q.shape[0])
         execute = context.memoize(key, lambda: self.select(queries, keys))
         return execute(q, k, v, self.dropout if self.training else 0.0, score_mod)

@@ -24,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.observe import observe, offer
 from allyouneed.nn.ops.attention.dense import dense_mask
 from allyouneed.nn.ops.lsh import chunked_lsh_attention, chunks_needed
 from allyouneed.nn.patterns.core import Causal, Full
@@ -118,10 +119,12 @@ class LSHAttention(SubLayer):
         q, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (self.qk(x), self.v(x)))
         # (batch, heads, time, head_width); a key has length 1, which is the usual 1/√head_width after an RMS norm
         k = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6) * self.head_width**-0.5
+        q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
         buckets = context.decide(lambda: self.hash_tokens(k.detach()))
         keys, seen_buckets = context.queries, buckets
         if isinstance(state, HashedKeyValues):
             k, v, seen_buckets, keys = state.append_hashed(k, v, buckets, context)
+        offer(self, "weights", lambda: self.weights(q, k, self.mask(buckets, seen_buckets, context.queries, keys)))
         dropout = self.config.dropout if self.training else 0.0
         limited = self.training and self.config.chunk is not None
         chunk = self.config.chunk or EXACT_CHUNK
@@ -138,7 +141,7 @@ class LSHAttention(SubLayer):
             mask = self.mask(buckets, seen_buckets, context.queries, keys)
             self.record_weights(q, k, mask, context)
             attended = sdpa(q, k, v, mask, dropout, scale=1.0)
-        mixed: Tensor = self.out(attended.transpose(1, 2).flatten(2))
+        mixed: Tensor = self.out(observe(self, "heads", attended).transpose(1, 2).flatten(2))
         return mixed
 
     def attend_prefix(self, q: Tensor, k: Tensor, v: Tensor, attended: Tensor, dropout: float) -> Tensor:
@@ -185,9 +188,11 @@ class LSHAttention(SubLayer):
     def record_weights(self, q: Tensor, k: Tensor, mask: Tensor, context: Context) -> None:
         request = None if context.record is None else context.record.get(self)
         if request is not None:
-            scores = (q @ k.transpose(-1, -2)).masked_fill(~mask, torch.finfo(q.dtype).min)
-            weights = scores.softmax(-1) * mask
+            weights = self.weights(q, k, mask)
             request.weights.append(weights if request.heads is None else weights[:, list(request.heads)])
+
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+        return (q @ k.transpose(-1, -2)).masked_fill(~mask, torch.finfo(q.dtype).min).softmax(-1) * mask
 
     def new_state(self) -> State:
         if not self.config.causal:

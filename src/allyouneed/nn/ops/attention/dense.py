@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from allyouneed.nn.context import TokenLayout
+from allyouneed.nn.observe import offer
 from allyouneed.nn.patterns.core import Full, Pattern, SameSegment
 
 
@@ -59,10 +61,7 @@ class DenseAttention:
         if not score_mod.fused:
             seen = attention_weights(q, k, self.mask, self.queries, self.keys, score_mod)
             seen = torch.nn.functional.dropout(seen.to(v.dtype), dropout, dropout > 0)
-            out = seen @ repeat_kv(v, q.shape[1])
-            return (
-                out if score_mod.values is None else out + score_mod.values(seen, self.queries, self.keys).to(out.dtype)
-            )
+            return weighted_sum(seen, v, self.queries, self.keys, score_mod)
         mask = self.mask if score_mod.bias is None else self._bias_mask(q, score_mod)
         out = sdpa(q, k, v, mask, dropout, scale=score_mod.scale, enable_gqa=q.shape[1] != k.shape[1])
         return out if score_mod.bias is None else out * self.has_keys
@@ -83,6 +82,23 @@ class DenseAttention:
         if score_mod.static is not None:
             self.biases[score_mod.static] = found
         return found
+
+
+def weighted_sum(weights: Tensor, v: Tensor, queries: Tensor, keys: Tensor, score_mod: ScoreMod) -> Tensor:
+    """The values, weighted: (batch, heads, queries, width of v)."""
+    out = weights.to(v.dtype) @ repeat_kv(v, weights.shape[1])
+    return out if score_mod.values is None else out + score_mod.values(weights, queries, keys).to(out.dtype)
+
+
+def offer_weights(part: Any, scores: Callable[[], Tensor], mask: Callable[[], Tensor]) -> Tensor | None:
+    """Offer scores and weights to a probe; the weights to use, if it changed either."""
+    changed = offer(part, "scores", scores)
+
+    def weights() -> Tensor:
+        return (scores() if changed is None else changed).softmax(-1) * mask()
+
+    found = offer(part, "weights", weights)
+    return weights() if found is None and changed is not None else found
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor, queries: Tensor, keys: Tensor, score_mod: ScoreMod) -> Tensor:
