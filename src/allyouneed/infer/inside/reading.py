@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -11,9 +10,8 @@ from torch import Tensor
 
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.data.tokenizers.byte_level import show_bytes
+from allyouneed.data.tokenizers.graphemes import group_pieces
 from allyouneed.nn.batch import Batch, Rows
-
-JOINERS = ("\u200d", "\ufe0e", "\ufe0f", "\u20e3")  # zero-width joiner, variation selectors, keycap
 
 
 class Token(NamedTuple):
@@ -69,58 +67,15 @@ def next_tokens(inputs: Sequence[int], last: int | None, given: int) -> list[Ans
 
 
 def tokens_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Token]:
-    """Tokens with their texts. Tokens that share a character, or a grapheme of several characters (an emoji with its
-    modifiers, a letter with combining marks), share a group."""
-    raw = [tokenizer.token_bytes(number) for number in ids]
-    special = [number in tokenizer.added for number in ids]
-    groups: list[int] = []
-    text, open_bytes = "", b""  # of the current group
-    for piece, alone in zip(raw, special, strict=True):
-        if alone:
-            groups.append(groups[-1] + 1 if groups else 0)
-            text, open_bytes = "", b""
-            continue
-        inside = bool(open_bytes) or (bool(text) and _continues(text, piece))
-        groups.append(0 if not groups else groups[-1] + (0 if inside else 1))
-        text, open_bytes = _advance(text if inside else "", open_bytes if inside else b"", piece)
-    shown = [
-        tokenizer.added[number] if alone else _readable(tokenizer, number, piece)
-        for number, piece, alone in zip(ids, raw, special, strict=True)
-    ]
-    return [Token(int(number), one, group) for number, one, group in zip(ids, shown, groups, strict=True)]
-
-
-def _readable(tokenizer: Tokenizer, number: int, raw: bytes) -> str:
-    """Text with its leading space; bytes of a torn character as <E6>."""
-    text = show_bytes(raw)
-    return text if text or not raw else tokenizer.tokens([number])[0]
-
-
-def _advance(text: str, waiting: bytes, piece: bytes) -> tuple[str, bytes]:
-    """The text of a group so far, and the bytes of its incomplete last character."""
-    whole = waiting + piece
-    for cut in range(len(whole), max(len(whole) - 4, -1), -1):
-        try:
-            return text + whole[:cut].decode(), whole[cut:]
-        except UnicodeDecodeError as error:
-            if error.reason != "unexpected end of data":
-                return text + whole.decode(errors="replace"), b""
-    return text, whole
-
-
-def _continues(text: str, piece: bytes) -> bool:
-    """Whether a piece continues the last grapheme of a text."""
-    first = piece.decode(errors="ignore")[:1]
-    if not first:  # the beginning of a character, in bytes: an emoji may follow a joiner
-        return text.endswith("\u200d")
-    regional = sum("\U0001f1e6" <= char <= "\U0001f1ff" for char in text[-2:])
-    return (
-        unicodedata.category(first) in ("Mn", "Me", "Mc")
-        or first in JOINERS
-        or text.endswith("\u200d")
-        or "\U0001f3fb" <= first <= "\U0001f3ff"  # skin tones
-        or ("\U0001f1e6" <= first <= "\U0001f1ff" and regional == 1)  # the second half of a flag
+    """Tokens with their texts; bytes that are no whole character are shown as <E6>."""
+    pieces = [tokenizer.token_bytes(number) for number in ids]
+    # a special token is a character of its own, whatever its name
+    groups = group_pieces(
+        [b"\n" if number in tokenizer.added else piece for number, piece in zip(ids, pieces, strict=True)]
     )
+    return [
+        Token(int(number), show_bytes(piece), group) for number, piece, group in zip(ids, pieces, groups, strict=True)
+    ]
 
 
 def plain_tokens(count: int, word: str) -> list[Token]:

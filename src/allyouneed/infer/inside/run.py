@@ -11,6 +11,8 @@ from torch import Tensor
 from allyouneed.errors import UserError
 from allyouneed.infer.inside.reading import Answer, Reading, Token, next_tokens, plain_tokens
 from allyouneed.infer.inside.recorder import Recorder, Values, run_recorded
+from allyouneed.infer.inside.steps import Step, decode_steps
+from allyouneed.infer.inside.truth import differences, double_run
 from allyouneed.nn.batch import Batch, Neighbours, Rows, Signal
 
 
@@ -70,6 +72,16 @@ class Run:
                 found[stack] = max(found.get(stack, 0), int(rest) + 1)
         return found
 
+    @property
+    def decodes(self) -> bool:
+        """Whether the model answers token by token."""
+        return bool(self.model.config.generates) and hasattr(self.model, "advance") and bool(self.answers)
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """Decoding step by step, with the states that the model keeps; of generative models."""
+        return decode_steps(self.model, self.batch, min(self.reading.given, self.batch.rows.tokens.shape[1]))
+
     def name(self, number: int) -> str:
         """The text of an output: a token, a class, a tag."""
         return self.reading.name(number)
@@ -91,6 +103,33 @@ class Run:
 
     def log_prob(self, answer: Answer) -> float:
         return float(self.scores(answer.position)[answer.id])
+
+    # --- truth ------------------------------------------------------------------------------------------------------
+
+    def truth(self) -> dict[str, float]:
+        """{site: largest |difference| from the same run in float64, with the same weights}"""
+        return differences(self.values, self._exact)
+
+    @cached_property
+    def _exact(self) -> Values:
+        return double_run(self.model, self.batch)
+
+    def exact_answers(self) -> list[bool]:
+        """For each answer, whether it is as likely in float64: not more than others by less than rounding."""
+        head = "logits" if "head" not in self._exact else "head"
+        if self.reading.output in ("vector", "similarity") or head not in self._exact:
+            return []
+        here, there = self.logits[0], self._exact[head][0]
+        rows = [(here, there) if a.position is None else (here[a.position], there[a.position]) for a in self.answers]
+        return [int(one.argmax()) == int(other.argmax()) for one, other in rows]
+
+    def largest(self, name: str) -> float:
+        """The largest |number| of a value; masked scores do not count."""
+        value = self.values[name]
+        if not value.is_floating_point():
+            return float(value.abs().max()) if value.numel() else 0.0
+        kept = value[(value != torch.finfo(value.dtype).min) & value.isfinite()]
+        return float(kept.abs().max()) if kept.numel() else 0.0
 
 
 def inside(model: Any, batch: Batch | Rows | Signal, target: Any = None) -> Run:

@@ -138,7 +138,8 @@ class Predictor(ABC):
         method: `to="de"`, `beam=4`, …"""
         reading = self.read_input(given, target, **options)
         changes = {} if target is None else {"target": target}
-        listed = ", ".join([repr(given), *(f"{name}={value!r}" for name, value in (changes | options).items())])
+        shown = repr(given) if isinstance(given, str | tuple | Path) else "given"  # not an image or samples
+        listed = ", ".join([shown, *(f"{name}={value!r}" for name, value in (changes | options).items())])
         return record(self.model, replace(reading, python=f"model.inside({listed})"))
 
     def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:

@@ -137,7 +137,8 @@ class Generator(RetrievalPredictor):
         self.retrieve_as_trained()
         prompt = self._prompt(text, options.pop("specials", False))
         if target is None:
-            answer = self.engine.complete([prompt], self._decoding(None, {"method": "greedy"} | options))[0][0].tokens
+            best = self.engine.complete([prompt], self._decoding(None, {"method": "greedy"} | options))[0][0]
+            answer = [*best.tokens, *([self.tokenizer.eos] if best.finished else [])]
         elif not isinstance(target, str):
             raise UserError(f"target: expected a text, got {type(target).__name__}")
         else:

@@ -159,7 +159,8 @@ def read_pair(
         raise UserError(f"{len(source)} tokens with special tokens, more than the model's {limit}; shorten the text")
     if target is None:
         decoding = Decoding.of(folder.decoding, **({"method": "greedy"} | dict(options)))
-        answer = generate_targets(engine, frame, [list(source)], decoding)[0][0].tokens
+        best = generate_targets(engine, frame, [list(source)], decoding)[0][0]
+        answer = [*best.tokens, *([vocabularies.target.eos] if best.finished else [])]
     elif not isinstance(target, str):
         raise UserError(f"target: expected a text, got {type(target).__name__}")
     else:

@@ -28,7 +28,11 @@ from allyouneed.look.views.document import Document
 from allyouneed.look.views.model import ViewRequest
 
 # the modules that register views; a view whose module is not there yet is not listed
-MODULES: tuple[str, ...] = ("use",)
+MODULES: tuple[str, ...] = (
+    "use",
+    "walk",
+    "truth",
+)
 
 Build = Callable[..., Document]
 F = TypeVar("F", bound=Build)

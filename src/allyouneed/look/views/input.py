@@ -44,7 +44,7 @@ class InputRequest(ViewRequest):
         """The predictor's recorded run of this input."""
         options = {"target": self.target, "to": self.to, "from_": self.source}
         given = {name: value for name, value in options.items() if value is not None}
-        return predictor.inside(self.read(predictor), **given)  # type: ignore[attr-defined]
+        return predictor.inside(self.read(predictor), **given)
 
     def read(self, predictor: Predictor) -> Any:
         """The input as the predictor takes it."""

@@ -226,11 +226,6 @@ class SoftmaxAttention(SubLayer):
         queries, score_mod = context.queries, self.score_mod()
         if context.replay is not None:  # a recomputed layer cannot share a bias: its gradient would be shared too
             score_mod = replace(score_mod, static=None)
-        wanted = None if context.record is None else context.record.get(self)
-        if wanted is not None:
-            mask = dense_mask(self.pattern, queries, keys)
-            weights = attention_weights(q, k, mask, queries.positions, keys.positions, score_mod)
-            wanted.weights.append(weights if wanted.heads is None else weights[:, list(wanted.heads)])
 
         def mask() -> Tensor:
             return dense_mask(self.pattern, queries, keys)
@@ -238,6 +233,10 @@ class SoftmaxAttention(SubLayer):
         def scores() -> Tensor:
             return masked_scores(q, k, mask(), queries.positions, keys.positions, score_mod)
 
+        wanted = None if context.record is None else context.record.get(self)
+        if wanted is not None:
+            weights = attention_weights(q, k, mask(), queries.positions, keys.positions, score_mod)
+            wanted.weights.append(weights if wanted.heads is None else weights[:, list(wanted.heads)])
         if (changed := offer_weights(self, scores, mask)) is not None:
             return weighted_sum(changed, v, queries.positions, keys.positions, score_mod)
         execute = self.attention_fn(context, keys, q.shape[0], score_mod)
