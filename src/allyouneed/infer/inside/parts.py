@@ -8,7 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import allyouneed
 from allyouneed.config import Part
 from allyouneed.nn.models.block import Layer
 
@@ -92,6 +91,6 @@ def _child(part: Any, name: str) -> Any:
 def source_file(cls: type) -> str:
     """The file that defines a class, from the package on: `allyouneed/nn/mixers/retention.py`."""
     file = inspect.getsourcefile(cls)
-    root = Path(allyouneed.__file__).parent.parent
+    root = Path(__file__).parents[3]
     path = Path(file) if file else Path()
     return str(path.relative_to(root)) if path.is_relative_to(root) else path.name
