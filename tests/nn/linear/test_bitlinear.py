@@ -128,6 +128,7 @@ def test_initialised_and_decayed_like_a_dense_model():
     ]
 
 
+@pytest.mark.slow
 def test_a_small_model_trains():
     """Trains on the bytes of this project's own page to well below the unigram entropy, with every latent weight
     moving."""
