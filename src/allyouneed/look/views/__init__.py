@@ -32,6 +32,7 @@ MODULES: tuple[str, ...] = (
     "use",
     "walk",
     "truth",
+    "anatomy",
 )
 
 Build = Callable[..., Document]
