@@ -76,6 +76,9 @@ def serve(
     glossaries: Annotated[
         Path | None, option(metavar="FOLDER", help="keep stored glossaries here; default: in memory")
     ] = None,
+    runs: Annotated[
+        Path | None, option(metavar="FOLDER", help="training runs that the page may replay: a folder of run folders")
+    ] = None,
     grace: Annotated[
         float, option(panel=SIZES, show_default=True, min=0.1, help="seconds for accepted requests after SIGTERM")
     ] = 60.0,
@@ -116,6 +119,7 @@ def serve(
             "kv_memory": None if kv_memory is None else _bytes(kv_memory, "--kv-memory"),
             "paged": not no_paging,
             "glossaries": glossaries,
+            "runs": runs,
             "exact": exact,
             "grace_seconds": grace,
             "log_texts": log_texts,
@@ -124,6 +128,8 @@ def serve(
         "serve",
     )
     check_binding(settings, no_auth)
+    if runs is not None and not runs.is_dir():
+        raise UserError(f"--runs {runs}: no such folder")
     aliases = dict(_pair(one, "--alias") for one in alias or [])
     task = Task(parse_folders(folders or []), settings, default, aliases, is_quiet())
     check_names(task.folders, default, aliases)

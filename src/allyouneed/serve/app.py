@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from allyouneed import __version__
 from allyouneed.errors import UserError
+from allyouneed.look.views.replay import Runs
 from allyouneed.runtime.process import short_switch_interval
 from allyouneed.serve import health, ollama, page, tasks, tei, tokens
 from allyouneed.serve.engine.registry import ModelRegistry
@@ -70,6 +71,7 @@ def create_app(
     app = FastAPI(title="allyouneed", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.settings, app.state.metrics, app.state.registry, app.state.phases = settings, metrics, registry, phases
     app.state.glossaries = GlossaryStore(settings.glossaries, settings.limits)
+    app.state.runs = None if settings.runs is None else Runs(settings.runs)
     for module in ROUTERS:
         app.include_router(module.router)
     app.add_exception_handler(UserError, _user_error)

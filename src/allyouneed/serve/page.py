@@ -79,7 +79,9 @@ async def look(name: str, body: dict[str, Any], request: Request) -> Response:
         raise ApiError(str(error), 404) from None
     asked = view.request.parse(body)
     _check_texts(body, state.settings.limits)
-    if not view.models:
+    if view.runs:
+        found = await asyncio.to_thread(view.build, state.runs, asked)
+    elif not view.models:
         found = await asyncio.to_thread(view.build, None, asked)
     elif view.many:
         found = await _of_many(request, view, asked)

@@ -46,7 +46,8 @@ class Settings(Config):
     """`keys`: API keys; empty: no authentication. `hosts`: names allowed in the Host header besides localhost and IP
     addresses ("*": any). `rows`, `budget`: of the scheduler. `memory`: the most bytes of weights loaded at once.
     `paged`: models whose prompts can share a prefix keep keys and values in blocks; `kv_memory`: bytes of their blocks.
-    `glossaries`: folder of stored glossaries; without it they are kept in memory. `exact`: every request in exact mode,
+    `glossaries`: folder of stored glossaries; without it they are kept in memory. `runs`: folder of training runs that
+    the page may replay. `exact`: every request in exact mode,
     not only those that ask for it. `log_texts`: write request bodies to the log."""
 
     host: str = "127.0.0.1"
@@ -61,6 +62,7 @@ class Settings(Config):
     paged: bool = True
     kv_memory: PositiveInt | None = None
     glossaries: Path | None = None
+    runs: Path | None = None
     exact: bool = False
     grace_seconds: PositiveFloat = 60  # after SIGTERM, until requests in progress are cut off
     log_texts: bool = False

@@ -14,7 +14,7 @@ commands `allyouneed look …`, the offline file and the notebook find it by its
 A view of several models (`many=True`) gets a list of them and runs outside their threads; it computes with
 `model.compute(function)`. So does a view of one model that decodes (`engine=True`): it calls `translate_full`, … in a
 thread that may wait for the engine (serve/engine/served_model.py: `call`). A view of configs (`models=False`) gets
-None.
+None. A view of training runs (`runs=True`) gets a `Runs` (replay.py), None where there are none.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ MODULES: tuple[str, ...] = (
     "walk",
     "truth",
     "anatomy",
+    "compare",
+    "replay",
 )
 
 Build = Callable[..., Document]
@@ -50,6 +52,7 @@ class View(NamedTuple):
     many: bool = False
     models: bool = True
     engine: bool = False
+    runs: bool = False
     follow: Callable[[Document], Iterable[Document]] | None = None
 
 
@@ -63,10 +66,11 @@ def view(
     many: bool = False,
     models: bool = True,
     engine: bool = False,
+    runs: bool = False,
     follow: Callable[[Document], Iterable[Document]] | None = None,
 ) -> Callable[[F], F]:
     def register(build: F) -> F:
-        _VIEWS[name] = View(name, request, build, many, models, engine, follow)
+        _VIEWS[name] = View(name, request, build, many, models, engine, runs, follow)
         return build
 
     return register

@@ -53,10 +53,10 @@ class AnatomyRequest(ViewRequest):
     yaml: Yaml | None = None
     other: Text | None = None
     other_yaml: Yaml | None = None
-    names: Annotated[list[Text], Field(max_length=2)] = []
+    names: Annotated[list[Text], Field(default_factory=list, max_length=2)]
     length: Length = 1024
-    patterns: Annotated[list[Text], Field(max_length=8)] = []
-    positions: Annotated[list[Text], Field(max_length=8)] = []
+    patterns: Annotated[list[Text], Field(default_factory=list, max_length=8)]
+    positions: Annotated[list[Text], Field(default_factory=list, max_length=8)]
     size: Annotated[int, Field(gt=1, le=MOST_TOKENS)] | None = None
 
 
@@ -201,8 +201,9 @@ def _head(config: Any, layers: Sequence[Layer], path: str) -> Document:
     common, vocabs = behind(layers, config), config.vocabs
     vocab = None if vocabs is None else vocabs.target
     with torch.device("meta"):
-        tied = torch.empty(vocab, config.embed.vector(config)) if config.embed.ties else None
-        module = config.head.build(common, vocab, None if tied is None else nn.Parameter(tied))
+        shared = vocab is not None and config.embed.ties
+        tied = nn.Parameter(torch.empty(int(vocab or 0), config.embed.vector(config))) if shared else None
+        module = config.head.build(common, vocab, tied)
     cost = config.head.cost(common, vocab, config.embed.vector(config), config.embed.ties)
     return _box(f"{path}head", "head", config.head, module, cost, tied=bool(config.embed.ties))
 
@@ -281,8 +282,8 @@ def _different(one: Any, other: Any, path: str) -> Iterator[tuple[str, Any, Any]
         and any(isinstance(value, Mapping) for value in (*one, *other))
     ):
         for number in range(max(len(one), len(other))):
-            both = (side[number] if number < len(side) else None for side in (one, other))
-            yield from _different(*both, f"{path}[{number}]")
+            here, there = (side[number] if number < len(side) else None for side in (one, other))
+            yield from _different(here, there, f"{path}[{number}]")
     elif one != other:
         yield path, one, other
 

@@ -113,7 +113,7 @@ def next_word(model: ViewModel, request: NextRequest) -> Document:
     prefixes = request.prefixes(predictor)
     sampling = {name: value for name in FLAGS[3:] if (value := getattr(request, name)) is not None}
     # one token shows what the engine is asked
-    _, seen = _observed(predictor, request, {"method": "greedy", "loops": None, "max_length": 1}, {})
+    _, seen = observed(predictor, request, {"method": "greedy", "loops": None, "max_length": 1}, {})
     if request.part >= len(seen.decoded):
         raise UserError(f"part {request.part}: the text has {len(seen.decoded)}")
     decoded = seen.decoded[request.part]
@@ -137,7 +137,7 @@ def decoded_defaults(predictor: Predictor) -> dict[str, Any]:
 
 
 def _generate(predictor: GeneratingPredictor, request: UseRequest) -> Document:
-    answer, seen = _observed(predictor, request, request.options(predictor), request.prefixes(predictor))
+    answer, seen = observed(predictor, request, request.options(predictor), request.prefixes(predictor))
     if request.part and request.part >= len(seen.decoded):
         raise UserError(f"part {request.part}: the text has {len(seen.decoded)}")
     source, target = predictor.folder.tokenizers.source, predictor.folder.tokenizers.target
@@ -150,7 +150,7 @@ def _generate(predictor: GeneratingPredictor, request: UseRequest) -> Document:
     }
 
 
-def _observed(
+def observed(
     predictor: GeneratingPredictor, request: DecodingRequest, options: dict[str, Any], prefixes: dict[int, list[int]]
 ) -> tuple[Document, Observer]:
     text = check_length(predictor, request.text)

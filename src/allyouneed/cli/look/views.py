@@ -1,0 +1,217 @@
+"""`allyouneed look use|anatomy|compare|replay … -o page.html`: views of the page as one offline file."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from allyouneed.cli.commands import accept_plugins, accept_quiet, expand_groups
+from allyouneed.cli.completion import folders, presets
+from allyouneed.cli.loading import load_predictor
+from allyouneed.cli.look import look_app
+from allyouneed.cli.messages import show_status
+from allyouneed.cli.options import (
+    MODEL,
+    BeamOption,
+    ComputeOptions,
+    FromOption,
+    LengthOption,
+    MethodOption,
+    MinPOption,
+    PenaltyOption,
+    SeedOption,
+    TemperatureOption,
+    ToOption,
+    TopKOption,
+    TopPOption,
+    TranslatorOption,
+    option,
+)
+from allyouneed.errors import UserError
+
+if TYPE_CHECKING:
+    from allyouneed.look.views.document import Document
+
+WORDS, CONTINUED = 24, 2  # words whose alternatives are in the file, and alternatives of each that are continued
+
+PageOption = Annotated[Path, option("--output", "-o", metavar="FILE", help="the page to write, an .html file")]
+TargetOption = Annotated[str | None, option("--target", metavar="TEXT", help="the answer begins with this text")]
+InputArgument = Annotated[
+    str, typer.Argument(metavar="INPUT", help="a text; for models of images or sound, the path of a file")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """How the answer of a view is decoded; None: as the model folder says."""
+
+    to: ToOption = None
+    source: FromOption = None
+    target: TargetOption = None
+    method: MethodOption = None
+    beam: BeamOption = None
+    length_penalty: PenaltyOption = None
+    tokens: LengthOption = None
+    temperature: TemperatureOption = None
+    top_k: TopKOption = None
+    top_p: TopPOption = None
+    min_p: MinPOption = None
+    seed: SeedOption = None
+
+    def given(self) -> dict[str, Any]:
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+
+
+@look_app.command("use")
+@accept_quiet
+@accept_plugins
+@expand_groups
+def use(
+    text: InputArgument,
+    *,
+    output: PageOption,
+    model: TranslatorOption = None,
+    answer: AnswerOptions,
+    compute: ComputeOptions,
+) -> None:
+    """Use a model and see how it answers: alternatives for each word, the beam search, alignment, the cut of
+    sampling."""
+    from allyouneed.look.offline import check_page_path, view_model
+    from allyouneed.look.views import build_document
+    from allyouneed.models import TRANSLATOR
+
+    check_page_path(output)
+    predictor = load_predictor(model or Path(TRANSLATOR), compute)
+    shown, asked = view_model(predictor), _input(predictor, text) | answer.given()
+    first = build_document("use", shown, **asked)
+    documents = [first]
+    for part, prefix, ids in _words(first)[:WORDS]:
+        before = asked | {"part": part, "prefix": prefix}
+        before.pop("target", None)
+        documents.append(build_document("next", shown, **before))
+        for one in [one for one in documents[-1]["data"]["choices"] if "ids" in one and one["ids"] != ids][:CONTINUED]:
+            documents.append(build_document("use", shown, **before | {"prefix": [*prefix, *one["ids"]]}))
+    _save(documents, output)
+
+
+def _words(document: Document) -> list[tuple[int, list[int], list[int]]]:
+    """The words of an answer: number of the part, tokens before the word, tokens of the word."""
+    found = []
+    for number, part in enumerate(document["data"].get("parts", ())):
+        tokens = [one["id"] for one in part["tokens"]]
+        found += [
+            (number, tokens[:begin], tokens[begin:end]) for begin, end in part["words"] if begin >= part["prefix"]
+        ]
+    return found
+
+
+def _input(predictor: Any, text: str) -> dict[str, Any]:
+    """The input as a view takes it."""
+    kind = {"image-classification": "image", "image-text": "image", "transcription": "sound"}
+    name = kind.get(str(predictor.folder.task["kind"]))
+    if name is None:
+        return {"text": text}
+    try:
+        return {name: base64.b64encode(Path(text).read_bytes()).decode()}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{text}: cannot read the {name}: {getattr(error, 'strerror', error)}") from None
+
+
+@look_app.command("anatomy")
+@accept_quiet
+@accept_plugins
+def anatomy(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", autocompletion=presets, help="a preset, a YAML file or a model folder")
+    ],
+    other: Annotated[
+        str | None, typer.Argument(metavar="OTHER", autocompletion=presets, help="a second one to compare with")
+    ] = None,
+    *,
+    output: PageOption,
+    length: Annotated[int, option(min=1, show_default=True, help="context that FLOPs and cache are given for")] = 1024,
+    size: Annotated[int | None, option(min=2, max=2048, help="tokens of the patterns; default: chosen by each")] = None,
+) -> None:
+    """Draw a model from its config: parts, shapes, parameters, FLOPs, cache, patterns and how far they reach."""
+    from allyouneed import model_config
+    from allyouneed.config import preset_names, to_yaml
+    from allyouneed.look.offline import check_page_path
+    from allyouneed.look.views import build_document
+
+    check_page_path(output)
+    request: dict[str, Any] = {"length": length, "names": [model, *([other] if other else [])]}
+    for given, keys in ((model, ("preset", "yaml")), (other, ("other", "other_yaml"))):
+        if given is not None:
+            known = given in preset_names()
+            request[keys[0] if known else keys[1]] = given if known else to_yaml(model_config(given))
+    if size is not None:
+        request["size"] = size
+    _save([build_document("anatomy", None, **request)], output)
+
+
+@look_app.command("compare")
+@accept_quiet
+@accept_plugins
+@expand_groups
+def compare(
+    text: InputArgument,
+    *,
+    model: Annotated[
+        list[Path], option(*MODEL, metavar="FOLDER", autocompletion=folders, help="a model folder; give two")
+    ],
+    output: PageOption,
+    answer: AnswerOptions,
+    compute: ComputeOptions,
+) -> None:
+    """Two models, one input: answers, log-probabilities of each word, alignment."""
+    from allyouneed.look.offline import check_page_path, view_model
+    from allyouneed.look.views import build_document
+
+    check_page_path(output)
+    if len(model) != 2:
+        raise UserError(f"expected two models (-m FOLDER -m FOLDER), got {len(model)}")
+    sides = [view_model(load_predictor(one, compute)) for one in model]
+    asked = _input(sides[0].predictor, text) | answer.given()
+    names = [one.name for one in sides]
+    _save([build_document("compare", sides, **asked, models=names)], output)
+
+
+@look_app.command("replay")
+@accept_quiet
+@accept_plugins
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a training run")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="what every checkpoint answers")],
+    *,
+    output: PageOption,
+    view: Annotated[
+        list[str] | None,
+        option(metavar="NAME", help="views of every checkpoint, e.g. mixing; default: use; repeatable"),
+    ] = None,
+) -> None:
+    """Replay a training run: the answer of every checkpoint beside the loss curve."""
+    from allyouneed.look.offline import check_page_path
+    from allyouneed.look.views import build_document
+    from allyouneed.look.views.replay import Runs
+
+    check_page_path(output)
+    if not (run / "checkpoints").is_dir():
+        raise UserError(f"{run}: not the folder of a training run: it has no `checkpoints`")
+    runs, name = Runs(run), run.resolve().name
+    documents = [build_document("replay", runs, run=name, text=text)]
+    for one in documents[0]["data"]["answers"]:
+        if "error" not in one:
+            asked = {"run": name, "step": one["step"], "text": text}
+            documents += [build_document("replay", runs, **asked, view=wanted) for wanted in view or ["use"]]
+    _save(documents, output)
+
+
+def _save(documents: list[Document], output: Path) -> None:
+    from allyouneed.look.offline import save
+
+    save(documents, output)
+    show_status(f"{output}: written")
