@@ -18,7 +18,7 @@ from typing import Any
 from allyouneed.look.views.document import Document
 
 FOLDER = Path(__file__).parent / "page"
-PARTS = ("tensor", "colour", "controls", "tokens", "heatmap", "charts")
+PARTS = ("tensor", "colour", "controls", "tokens", "formula", "heatmap", "charts", "media")
 LANGUAGES = ("en", "zh")
 # what both the served page and the offline file allow; the rest is refused
 COMMON_POLICY = (

@@ -20,7 +20,7 @@
    app.input()                          the input as request fields
    app.params                           the view's own state, strings from the hash; app.remember({layer: 2}) writes it there
                                         without drawing again; app.go(view, {layer: 2}) opens another view
-   app.t(key, {name: value})            a string in the current language; {name} is replaced
+   app.t(key, {name: value})            a string in the current language; {name} is replaced; app.known(key, otherwise)
    app.offline, app.models              an offline file; the served models [{id, task}]
    app.announce(text)                   speaks through a screen reader
    app.failure(error, python)           an element that shows an error
@@ -52,6 +52,11 @@ const app = {
   t(key, values = {}) {
     const text = app.strings[app.lang]?.[key] ?? app.strings.en[key] ?? key;
     return text.replace(/\{(\w+)\}/g, (whole, name) => (name in values ? String(values[name]) : whole));
+  },
+
+  /** The string of a key, or another text where there is none: names that come from a model. */
+  known(key, otherwise) {
+    return app.strings.en[key] === undefined ? otherwise : app.t(key);
   },
 
   get lang() {
@@ -218,7 +223,7 @@ const app = {
   // --- drawing -------------------------------------------------------------------------------------------------------
 
   /** Views of this page in the order of the bar. */
-  known() {
+  shown() {
     return Object.values(AYN.views).filter((one) => app.names.includes(one.name)).sort((a, b) => a.order - b.order);
   },
 
@@ -231,7 +236,7 @@ const app = {
     const nav = find("nav");
     const focused = document.activeElement?.closest?.("#nav a, #tools button")?.dataset.name;
     nav.setAttribute("aria-label", app.t("nav"));
-    AYN.clear(nav, app.known().map((one) => link(one.name, app.t(`view.${one.name}`), { "aria-current": one.name === app.view && "page", data: { name: one.name } })));
+    AYN.clear(nav, app.shown().map((one) => link(one.name, app.t(`view.${one.name}`), { "aria-current": one.name === app.view && "page", data: { name: one.name } })));
     const current = nav.querySelector("[aria-current]");
     if (current) nav.scrollLeft = Math.max(0, current.offsetLeft - nav.offsetLeft - nav.clientWidth / 2 + current.clientWidth / 2);
     const dark = AYN.isDark(), other = app.lang === "zh" ? "en" : "zh";
@@ -320,7 +325,7 @@ const app = {
 
   async open() {
     const turn = ++app.turn, root = find("main");
-    if (!AYN.views[app.view] || !app.names.includes(app.view)) app.view = app.known()[0]?.name ?? null;
+    if (!AYN.views[app.view] || !app.names.includes(app.view)) app.view = app.shown()[0]?.name ?? null;
     const view = AYN.views[app.view];
     app.drawBar();
     app.drawInput();
