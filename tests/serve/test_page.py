@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import current_thread
 
 import httpx
 import pytest
 
+from allyouneed.infer.inside.execute import forward_pass
 from allyouneed.look import assets
 from allyouneed.look.views import _VIEWS, view
 from allyouneed.look.views.document import document
@@ -19,14 +21,12 @@ KEY = "secret-key"
 
 @pytest.fixture
 def echo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A view that says what it was asked for, and in which thread it ran."""
-    import threading
-
+    """A view that says what it was asked for, and in which thread its forward passes run."""
     monkeypatch.setattr("allyouneed.look.views._VIEWS", dict(_VIEWS))
 
     @view("echo", InputRequest)
     def build(model: ViewModel, request: InputRequest) -> dict[str, object]:
-        found = {"input": request.read(model.predictor), "thread": threading.current_thread().name}
+        found = {"input": request.read(model.predictor), "thread": forward_pass(current_thread)().name}
         return document("echo", model, request, "", found)
 
 
@@ -68,7 +68,7 @@ def test_with_keys_the_page_is_open_and_its_views_are_not(folders: dict[str, Pat
         assert allowed.status_code == 200
 
 
-def test_a_view_is_computed_by_the_thread_of_the_model(client: httpx.Client, echo: None) -> None:
+def test_forward_passes_of_a_view_run_in_the_thread_of_the_model(client: httpx.Client, echo: None) -> None:
     found = client.post("/look/api/echo", json={"text": "a cat", "model": "lm"}).json()
     assert found["data"] == {"input": "a cat", "thread": "engine loop of lm"}
     assert found["view"] == "echo" and found["request"] == {"text": "a cat", "model": "lm"}
@@ -99,6 +99,17 @@ def test_wrong_requests_get_one_message(
     found = client.post(f"/look/api/{name}", json=body)
     assert found.status_code == status
     assert said in found.json()["error"]["message"]
+
+
+def test_a_walk_through_a_served_model_follows_its_own_answer(client: httpx.Client) -> None:
+    asked = {"text": "a cat sat", "model": "translator"}
+    found = client.post("/look/api/walk", json=asked).json()["data"]
+    assert [one["name"] for one in found["boxes"]][-1] == "head" and found["stacks"] == {"encoder": 1, "decoder": 1}
+    answer = client.post(
+        "/v1/completions", json={"model": "translator", "prompt": "a cat sat", "temperature": 0}
+    ).json()
+    chosen = [one["id"] for one in found["answers"]]
+    assert len(chosen) - answer["usage"]["completion_tokens"] in (0, 1)  # the end mark
 
 
 def test_views_do_not_hold_up_the_health_of_the_server(server: Running, client: httpx.Client) -> None:

@@ -1,7 +1,8 @@
 """GET / (the page that shows a model from inside), its two assets, and POST /look/api/VIEW for a document.
 
 The page and its assets contain no secret and are open, also where the server wants keys; the page asks its reader for
-one when a request is answered with 401. Inspection runs in the thread of the model's engine loop, between its steps.
+one when a request is answered with 401. A view runs in a thread of its own; the answers it decodes share the steps of
+all requests, and its forward passes run in the thread of the model's engine loop, one at a time, between steps.
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from allyouneed.errors import UserError
+from allyouneed.infer.inside.execute import executing
 from allyouneed.look.assets import SERVED_POLICY, script, served_page, style
 from allyouneed.serve.errors import ApiError, over_limit
 from allyouneed.serve.responses import to_json
 from allyouneed.serve.settings import Limits
+
+if TYPE_CHECKING:  # torch is imported when the first model is loaded
+    from allyouneed.look.views.model import ViewModel
 
 router = APIRouter(tags=["page"])
 MODELS = 4  # of one view at most
@@ -87,22 +92,14 @@ async def look(name: str, body: dict[str, Any], request: Request) -> Response:
         found = await _of_many(request, view, asked)
     else:
         async with state.registry.use(asked.model) as served:
-            model = served.look
-            if view.engine:
-                found = await served.call(lambda: view.build(model, asked), request.state.client, False)
-            else:
-                found = await _in_loop(served, lambda: view.build(model, asked))
+            found = await served.call(lambda: _build(view, served.look, asked), request.state.client, False)
     content = await asyncio.to_thread(to_json, found)
     return Response(content, media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
-async def _in_loop(served: Any, function: Callable[[], Any]) -> Any:
-    future = served.loop.run(function)
-    try:
-        (found,) = await asyncio.wrap_future(future)
-        return found
-    finally:
-        future.cancel()  # not computed if its client has left before it began
+def _build(view: Any, model: ViewModel, asked: Any) -> Any:
+    with executing(model.compute):
+        return view.build(model, asked)
 
 
 async def _of_many(request: Request, view: Any, asked: Any) -> Any:

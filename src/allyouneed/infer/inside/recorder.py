@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.errors import UserError, near
+from allyouneed.infer.inside.execute import forward_pass
 from allyouneed.infer.inside.sites import SiteNames, join_stream, split_stream
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.observe import MakeValue, probing
@@ -165,6 +166,7 @@ def quiet(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
+@forward_pass
 def run_recorded(
     model: Any, batch: Batch, edits: Iterable[Edit] = (), keep: Callable[[str], bool] | None = None
 ) -> tuple[Tensor, Recorder]:

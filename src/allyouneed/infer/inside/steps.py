@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
+from allyouneed.infer.inside.execute import forward_pass
 from allyouneed.infer.inside.recorder import quiet
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.states.base import State, States
@@ -47,6 +48,7 @@ class Step(NamedTuple):
         return sum(state.bytes for state in self.states)
 
 
+@forward_pass
 def decode_steps(model: Any, batch: Batch, given: int) -> list[Step]:
     """Prefill the first `given` tokens of the target, then read one token after another, as decoding does."""
     if not hasattr(model, "advance") or not model.config.generates:

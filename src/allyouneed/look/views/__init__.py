@@ -11,10 +11,10 @@ commands `allyouneed look …`, the offline file and the notebook find it by its
         run = model.record(request)             # recorded once per input, then found again (LRU)
         return document("walk", model, request, run.python, {"tokens": …, "boxes": …})
 
-A view of several models (`many=True`) gets a list of them and runs outside their threads; it computes with
-`model.compute(function)`. So does a view of one model that decodes (`engine=True`): it calls `translate_full`, … in a
-thread that may wait for the engine (serve/engine/served_model.py: `call`). A view of configs (`models=False`) gets
-None. A view of training runs (`runs=True`) gets a `Runs` (replay.py), None where there are none.
+A view runs in a thread of its own. Recorded runs execute their forward passes where those of the model run
+(infer/inside/execute.py); other computing goes through `model.compute(function)`. A view of several models
+(`many=True`) gets a list of them, a view of configs (`models=False`) gets None, a view of training runs (`runs=True`) a
+`Runs` (replay.py), or None where there are none.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -66,22 +67,25 @@ class ViewModel:
         self.name, self.predictor, self.kept = name, predictor, kept
         self._execute = execute
         self._runs: OrderedDict[str, Any] = OrderedDict()
+        self._lock = Lock()
 
     def compute(self, function: Callable[[], T]) -> T:
-        """`function`, where the model's other forward passes run; needed only in views of several models."""
+        """`function`, where the model's other forward passes run."""
         found: T = function() if self._execute is None else self._execute(function)
         return found
 
     def record(self, request: InputRequest) -> Any:
         """The recorded run of the input of a request (infer/inside): from the cache, or computed now."""
         key = request.input_key()
-        if key in self._runs:
-            self._runs.move_to_end(key)
-            return self._runs[key]
+        with self._lock:
+            if key in self._runs:
+                self._runs.move_to_end(key)
+                return self._runs[key]
         run = request.run(self.predictor)
-        self._runs[key] = run
-        while len(self._runs) > self.kept:
-            self._runs.popitem(last=False)
+        with self._lock:
+            self._runs[key] = run
+            while len(self._runs) > self.kept:
+                self._runs.popitem(last=False)
         return run
 
     @cached_property
@@ -92,6 +96,6 @@ class ViewModel:
             "name": self.name,
             "kind": predictor.model.config.kind,
             "task": str(predictor.folder.task["kind"]),
-            "parameters": sum(one.numel() for one in predictor.model.parameters()),
+            "parameters": predictor.model.config.cost(1).parameters,
             "dtype": predictor.dtype,
         }

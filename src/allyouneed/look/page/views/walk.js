@@ -76,7 +76,7 @@ const candidates = (app, answer) => AYN.bars(answer.candidates.map((one) => ({ n
 
 const cacheRow = (app, state, most) => {
   const sizes = Object.entries(state.tensors).map(([name, sides]) => `${name} ${shape(sides)}`).join(", ");
-  return [state.site, app.known(`state.${state.kind}`, state.word), sizes,
+  return [state.site, AYN.el("span", { class: "nowrap", text: app.known(`state.${state.kind}`, state.word) }), AYN.el("span", { class: "nowrap", text: sizes }),
     AYN.el("span", { class: "meter", style: { "--part": String(state.bytes / (most || 1)) }, "aria-hidden": "true" }), state.bytes.toLocaleString("en")];
 };
 
