@@ -51,7 +51,6 @@ class View(NamedTuple):
     build: Build
     many: bool = False
     models: bool = True
-    engine: bool = False
     runs: bool = False
     follow: Callable[[Document], Iterable[Document]] | None = None
 
@@ -65,12 +64,11 @@ def view(
     *,
     many: bool = False,
     models: bool = True,
-    engine: bool = False,
     runs: bool = False,
     follow: Callable[[Document], Iterable[Document]] | None = None,
 ) -> Callable[[F], F]:
     def register(build: F) -> F:
-        _VIEWS[name] = View(name, request, build, many, models, engine, runs, follow)
+        _VIEWS[name] = View(name, request, build, many, models, runs, follow)
         return build
 
     return register

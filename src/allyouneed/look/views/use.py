@@ -93,7 +93,7 @@ class NextRequest(DecodingRequest):
 # --- views ----------------------------------------------------------------------------------------------------------
 
 
-@view("use", UseRequest, engine=True)
+@view("use", UseRequest)
 def use(model: ViewModel, request: UseRequest) -> Document:
     predictor = model.predictor
     if isinstance(predictor, GeneratingPredictor):
@@ -103,7 +103,7 @@ def use(model: ViewModel, request: UseRequest) -> Document:
     return document("use", model, request, python_line(model, request), data | {"about": about(predictor)})
 
 
-@view("next", NextRequest, engine=True)
+@view("next", NextRequest)
 def next_word(model: ViewModel, request: NextRequest) -> Document:
     """`choices`: the likeliest next words; `cut`: of the distribution of the next token, by the sampling options."""
     predictor = model.predictor
