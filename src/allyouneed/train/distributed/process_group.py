@@ -34,6 +34,7 @@ T = TypeVar("T")
 # torchrun notices processes that die; NCCL aborts the process without a report, so it waits longer than the host
 NCCL_EXTRA = timedelta(minutes=1)
 GRACE = timedelta(seconds=10)  # for all processes to say where they waited
+LEAVE = timedelta(seconds=5)  # to leave the group after an error; torchrun kills after 30
 # how gloo and NCCL report a lost peer
 PEER_LOST = (
     "Connection closed by peer",
@@ -189,8 +190,13 @@ def join_process_group(recipe: Recipe) -> Iterator[ProcessGroup]:
     try:
         control = dist.new_group(backend="gloo", timeout=patience)
         yield ProcessGroup(dist.get_rank(), world, recipe.parallel.tensor, control, patience)
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        # in a thread: if another process is lost, this may not end, and the error must be reported
+        leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
+        leaving.start()
+        leaving.join(LEAVE.total_seconds())
+        raise
+    dist.destroy_process_group()
 
 
 def _check(recipe: Recipe, world: int) -> None:
