@@ -85,7 +85,11 @@ def load(
 def load(folder: Folderlike, device: str = "cpu", *, task: Literal["seq2seq"], dtype: str | None = None) -> Seq2Seq: ...
 @overload
 def load(
-    folder: Folderlike, device: str = "cpu", *, task: Literal["masked-lm", "permutation-lm"], dtype: str | None = None
+    folder: Folderlike,
+    device: str = "cpu",
+    *,
+    task: Literal["masked-lm", "translation-lm", "permutation-lm"],
+    dtype: str | None = None,
 ) -> MaskFiller: ...
 @overload
 def load(

@@ -47,6 +47,7 @@ THEIRS = {
     "vit-base-16": ["vit"],
     "whisper-base": ["whisper"],
     "whisper-tiny": ["whisper"],
+    "xlm-15": ["xlm"],
     "xlnet-base": ["xlnet"],
 }
 # sizes of others of the list, and one that transformers cannot load without another library
@@ -180,6 +181,8 @@ def as_they_want(batch, theirs):
             given |= {f"{name}input_ids": part.tokens, f"{name}attention_mask": real(part).long()}
         elif part is not None:
             given["input_features" if theirs.config.is_encoder_decoder else "pixel_values"] = part.values
+    if theirs.config.model_type == "xlm":  # it adds no language vector by default, ours that of the first
+        given["langs"] = torch.zeros_like(given["input_ids"])
     return given
 
 

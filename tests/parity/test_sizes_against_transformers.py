@@ -36,6 +36,7 @@ SIZES = {
     "bigbird-base": ("BigBirdForMaskedLM", {}, 127_520_694),
     "roformer-base": ("RoFormerForMaskedLM", {}, 124_099_664),
     "xlnet-base": ("XLNetLMHeadModel", dict(d_model=768, n_layer=12, n_head=12, d_inner=3072), 116_750_336),
+    "xlm-15": ("XLMWithLMHeadModel", dict(vocab_size=95000, emb_dim=1024, n_heads=8, n_langs=15), 249_071_384),
     "t5-small": ("T5ForConditionalGeneration", {}, 60_506_624),
     "t5-base": ("T5ForConditionalGeneration", T5_BASE, 222_903_552),
     "switch-base-8": (

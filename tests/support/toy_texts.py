@@ -34,6 +34,7 @@ BOTH = BODY | {
     "encoder": [LAYER],
     "decoder": [LAYER | {"mixer": ATTENTION | {"pattern": "causal"}, "cross": ATTENTION}],
 }
+LANGUAGES = ENCODER | {"embed": {**BODY.get("embed", {}), "types": 2}}
 PERMUTED = BODY | {
     "kind": "encoder",
     "embed": {"asks": True},
@@ -135,6 +136,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "prefix-lm text": ("txt", {"task": {"kind": "prefix-lm", "reads": "text"}, "model": PREFIX}, {}),
     "masked-lm": ("txt", {"task": "masked-lm", "model": ENCODER}, {}),
     "masked-lm words": ("txt", {"task": {"kind": "masked-lm", "whole_word": True}, "model": ENCODER}, {}),
+    "translation-lm": ("pairs.tsv", {"task": "translation-lm", "model": LANGUAGES}, {}),
     "permutation-lm": ("txt", {"task": "permutation-lm", "model": PERMUTED}, {}),
     "span-corruption": ("txt", {"task": {"kind": "span-corruption", "sentinels": 8}, "model": BOTH}, {}),
     "translation": ("pairs.tsv", {"task": "translation", "model": BOTH}, {}),

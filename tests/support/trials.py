@@ -32,16 +32,21 @@ def weighed(scores: Tensor) -> Tensor:
 
 
 def encoder(
-    theirs: Any, folder: Path, types: int = 1, texts: list[list[int]] = TEXTS, chosen: Tensor | None = None
+    theirs: Any,
+    folder: Path,
+    types: int = 1,
+    texts: list[list[int]] = TEXTS,
+    chosen: Tensor | None = None,
+    types_name: str = "token_type_ids",
 ) -> tuple[float, float]:
-    """Largest differences of outputs and of gradients, on texts of unequal lengths and so many kinds; `chosen`: tokens
-    (batch, time) that are global."""
+    """Largest differences of outputs and of gradients, on texts of unequal lengths and so many kinds, which they call
+    `types_name`; `chosen`: tokens (batch, time) that are global."""
     judge.randomise(theirs)
     model = judge.ours(theirs, folder)
     rows = Rows.of(texts, pad=theirs.config.pad_token_id)
     kinds = torch.arange(rows.tokens.numel()).view_as(rows.tokens) // 3 % types
     rows = Rows(rows.tokens, rows.lengths, types=kinds, chosen=chosen)
-    seen, given = real(rows), {"token_type_ids": kinds} if types > 1 else {}
+    seen, given = real(rows), {types_name: kinds} if types > 1 else {}
     given |= {} if chosen is None else {"global_attention_mask": chosen.long()}
     result = theirs(input_ids=rows.tokens, attention_mask=seen.long(), **given)
     expected = result.logits if hasattr(result, "logits") else result.last_hidden_state

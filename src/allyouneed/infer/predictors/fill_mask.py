@@ -119,17 +119,19 @@ class MaskFiller(Predictor):
         for position, (ids, scores) in zip(positions, found, strict=True):
             candidates.append(
                 [
-                    Filling(self.tokenizer.decode([number]), score, self._text(row[0], {position: number}))
+                    Filling(self.tokenizer.decode([number]), score, self._text(row, {position: number}))
                     for number, score in zip(ids, scores, strict=True)
                 ]
             )
         return candidates
 
-    def _text(self, row: list[int], filled: dict[int, int]) -> str:
+    def _text(self, row: Framed, filled: dict[int, int]) -> str:
         """The text with these tokens at these positions and `<mask>` at the other masks."""
+        return self._unframed([filled.get(position, number) for position, number in enumerate(row[0])])
+
+    def _unframed(self, ids: list[int]) -> str:
         marks = self.tokenizer.template
-        inner = [filled.get(position, number) for position, number in enumerate(row)]
-        return self.tokenizer.decode_masked(inner[len(marks.before) : len(inner) - len(marks.after)])
+        return self.tokenizer.decode_masked(ids[len(marks.before) : len(ids) - len(marks.after)])
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
@@ -150,6 +152,35 @@ class MaskFiller(Predictor):
                 }
             )
         return EvaluationResult({}, "", samples)
+
+
+class TranslationMaskFiller(MaskFiller):
+    """Fills `<mask>` in a sentence, or in a sentence and its translation, with a tab in between
+    (tasks/translation_lm.py)."""
+
+    def _row(self, text: str) -> Framed:
+        first, tab, second = text.partition("\t")
+        row, types = super()._row(first) if not tab else ([], [])
+        for language, sentence in enumerate((first, second) if tab else ()):
+            framed, _ = self.tokenizer.frame(self.tokenizer.encode_masked(sentence))
+            row, types = row + framed, types + [language] * len(framed)
+        if self.mask not in row:
+            raise UserError(f"{quote(text)}: contains no {MASK}; put one where a token is missing")
+        if self.limit is not None and max(types.count(0), types.count(1)) > self.limit:
+            raise UserError(f"{quote(text)}: a sentence has more tokens than the model's {self.limit}; shorten it")
+        return row, types
+
+    def to_rows(self, framed: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Rows:
+        """Positions restart at the second sentence."""
+        rows = super().to_rows(framed)
+        places = [[*range(list(types).count(0)), *range(list(types).count(1))] for _, types in framed]
+        return replace(rows, positions=Rows.of(places).tokens.to(rows.tokens.device))
+
+    def _text(self, row: Framed, filled: dict[int, int]) -> str:
+        ids, types = row
+        inner = [filled.get(position, number) for position, number in enumerate(ids)]
+        cut = types.count(0)
+        return "\t".join(self._unframed(part) for part in (inner[:cut], inner[cut:]) if part)
 
 
 class PermutationMaskFiller(MaskFiller):

@@ -38,6 +38,7 @@ TASKS = {
     "prefix-lm": TaskEntry("generator", "Generator", ("generate",)),
     "seq2seq": TaskEntry("seq2seq", "Seq2Seq", ("seq2seq",)),
     "masked-lm": TaskEntry("fill_mask", "MaskFiller", ("fill-mask",), pretrained=True),
+    "translation-lm": TaskEntry("fill_mask", "TranslationMaskFiller", ("fill-mask",), pretrained=True),
     "permutation-lm": TaskEntry("fill_mask", "PermutationMaskFiller", ("fill-mask",), pretrained=True),
     "span-corruption": TaskEntry("fill_spans", "SpanFiller", ("fill-mask",)),
     "classification": TaskEntry("classifier", "Classifier", ("classify",)),

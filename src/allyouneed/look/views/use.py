@@ -276,6 +276,7 @@ def _image(request: UseRequest, predictor: Any) -> Any:
 
 _PREDICT = {
     "masked-lm": _fill,
+    "translation-lm": _fill,
     "permutation-lm": _fill,
     "classification": _classify,
     "tagging": _tag,
@@ -292,6 +293,7 @@ _METHODS = {
     "seq2seq": "seq2seq",
     "span-corruption": "fill",
     "masked-lm": "fill_mask",
+    "translation-lm": "fill_mask",
     "permutation-lm": "fill_mask",
     "classification": "classify",
     "tagging": "tag",
