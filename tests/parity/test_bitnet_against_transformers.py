@@ -139,6 +139,15 @@ def test_greedy_continuations(name, tmp_path):
     decoders.continues_alike(theirs(name), tmp_path)
 
 
+def test_folders_without_a_quantization_config_are_dense(tmp_path, record_difference):
+    """As BitNetForCausalLM is then made of ordinary linear maps; exported, they stay so."""
+    dense = BitNetForCausalLM(BitNetConfig(**SMALL))
+    record_difference("BitNet b1.58", "transformers BitNetForCausalLM", *decoders.agree(dense, tmp_path))
+    config, weights = judge.saved(dense, tmp_path)
+    written, back = FAMILIES["bitnet"].write(FAMILIES["bitnet"].convert(config, weights))
+    assert "quantization_config" not in written and all(back[name].equal(weights[name]) for name in weights)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["autobitlinear", "bitlinear"])
 def test_released_files_with_four_weights_in_a_byte(kind, tmp_path):

@@ -100,6 +100,24 @@ def test_the_vectors_of_each_tower(name, tmp_path):
         assert judge.difference(model.vectors("text", rows), there.text_embeds) < judge.TOLERANCE
 
 
+@pytest.mark.parametrize(("end", "pad"), [(27, 27), (27, 0), (2, 0)])
+def test_without_lengths_a_text_ends_where_theirs_does(end, pad, tmp_path):
+    """At the first `eos_token_id`; with the id 2 of the first release, at the largest id of the row."""
+    theirs = CLIPModel(
+        CLIPConfig(**CASES["small"] | {"text_config": CASES["small"]["text_config"] | {"eos_token_id": end}})
+    )
+    judge.randomise(theirs)
+    config, weights = judge.saved(theirs.eval(), tmp_path)
+    model = FAMILIES["clip"].convert(config, weights)
+    rows = torch.tensor([[26, 5, 27, 9, 3, pad, pad], [26, 4, 27, pad, pad, pad, pad], [26, 8, 8, 1, 2, 27, pad]])
+    pixels = torch.randn(3, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = theirs(input_ids=rows, pixel_values=pixels).logits_per_image
+        assert judge.difference(model(pixels, rows), expected) < judge.TOLERANCE
+    written, _ = FAMILIES["clip"].write(model)
+    assert written["text_config"]["eos_token_id"] == end
+
+
 def test_the_loss(tmp_path):
     """Figure 3: which text belongs to an image, and which image to a text, the mean of both."""
     theirs, model, pixels = both("small", tmp_path)

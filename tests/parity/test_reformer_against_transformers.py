@@ -15,6 +15,7 @@ import parity as judge
 from allyouneed.config import parse, preset_tree
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
+from allyouneed.interop.load import load
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.mixers.attention.lsh import LSH
@@ -98,6 +99,14 @@ def test_greedy_continuations(name, prompt, tmp_path):
 def test_unsupported_settings_are_refused_by_name(said, told):
     with pytest.raises(UserError, match=told):
         FAMILIES["reformer"].tree(ReformerConfig(**SIZES).to_dict() | said)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loading_says_that_the_hashing_is_ours(name, tmp_path):
+    theirs(name).save_pretrained(tmp_path)
+    notes = [note for note in load(tmp_path).notes if "hashed" in note]
+    assert len(notes) == ("lsh_attn_chunk_length" in CASES[name])
+    assert all("more than 16 tokens" in note for note in notes)
 
 
 def test_numbers_of_buckets():

@@ -1,5 +1,6 @@
 """BitNet b1.58 (Ma et al. 2024), as Microsoft released it (Ma et al. 2025, "BitNet b1.58 2B4T"): a Llama with
-ternary weights and a norm before the output projection of attention and feed-forward layer."""
+ternary weights and a norm before the output projection of attention and feed-forward layer; without a
+`quantization_config` its weights are dense."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
 def tree(config: ConfigReader) -> Tree:
     norm = {"kind": "rms", "eps": config["rms_norm_eps"]}
     layers = llama.layers(config, llama.attention(config, sub_norm=norm), llama.swiglu(config, bias=False, norm=True))
+    if not config.get("quantization_config"):  # their class then has ordinary linear maps
+        return llama.decoder(config, layers)
     check(config.nested("quantization_config"))
     return llama.decoder(config, layers, linear="bit")
 
@@ -85,9 +88,10 @@ def _pack_rows(ternary: Tensor) -> Tensor:
 
 
 def hf_config(ours: ModelTree) -> HfConfig:
-    names = {"architectures": ours.architectures("BitNetForCausalLM"), "quantization_config": ONLINE}
+    ternary = ours.get("linear.kind") == "bit"
     return {
-        **names,
+        "architectures": ours.architectures("BitNetForCausalLM"),
+        **({"quantization_config": ONLINE} if ternary else {}),
         **llama.shared_fields(ours),
         **llama.mlp_fields(ours),
         "attention_bias": ours.flag("decoder.mixer.bias"),

@@ -1,4 +1,5 @@
-"""CLIP (Radford et al. 2021). The text vector is taken at the end token, the last one of a row."""
+"""CLIP (Radford et al. 2021). The text vector is taken at the end token: the last one of a row with `lengths`,
+otherwise the first `eos_token_id`, or, in folders with the `eos_token_id` 2 of the first release, the largest id."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ TEXT_DEFAULTS = TOWER_DEFAULTS | {
     "intermediate_size": 2048,
     "num_attention_heads": 8,
     "max_position_embeddings": 77,
+    "eos_token_id": 49407,
 }
+FIRST_END = 2  # in the first release, whose end token is not 2 but the last of the vocabulary
 IMAGE_DEFAULTS = TOWER_DEFAULTS | {
     "hidden_size": 768,
     "intermediate_size": 3072,
@@ -67,6 +70,7 @@ def tree(config: ConfigReader) -> Tree:
                 "tied": False,
             },
         },
+        "end": "largest" if text["eos_token_id"] == FIRST_END else text["eos_token_id"],
     }
     for tower in (text, image):
         tower.refuse_unread(*TOWER_HARMLESS)
@@ -99,6 +103,7 @@ def _tower(config: ConfigReader, width: int, pattern: str, pool: str) -> Tree:
 
 
 def hf_config(ours: ModelTree) -> Tree:
+    end = ours.get("end")
     return {
         "projection_dim": ours["width"],
         "architectures": ["CLIPModel"],
@@ -107,6 +112,7 @@ def hf_config(ours: ModelTree) -> Tree:
             "model_type": "clip_text_model",
             "vocab_size": ours["text.vocab"],
             "max_position_embeddings": ours["text.embed.positions.length"],
+            "eos_token_id": FIRST_END if end == "largest" else end,
         },
         "vision_config": _tower_fields(ours, "image")
         | {

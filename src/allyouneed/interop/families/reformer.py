@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 
+from allyouneed.config import iter_parts
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.transforms import add_prefix, chain, is_headless, match_head, remove_prefix
 from allyouneed.interop.hf.weight_table import Family, HfConfig, TensorTransform, Weights
+from allyouneed.nn.mixers.attention.lsh import LSH
+from allyouneed.nn.models.base import Model
 
 # used only in training or by other classes, and keys of old files
 IGNORED_KEYS = (
@@ -201,6 +204,18 @@ def add_unused_bias(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weigh
     return config, {**weights, BIAS: torch.zeros(len(weights["lm_head.decoder.weight"]))}
 
 
+def notes(ours: Model) -> list[str]:
+    """Hashing of longer texts is ours, not theirs."""
+    hashed = [part for part in iter_parts(ours) if isinstance(part, LSH) and part.buckets > 1]
+    if not hashed:
+        return []
+    chunk = min(part.whole for part in hashed)
+    return [
+        f"Reformer: texts of more than {chunk} tokens are hashed as in the paper, with fixed rotations (seed "
+        f"{hashed[0].seed}); transformers draws new ones in every pass, so results differ there (docs/other-models.md)"
+    ]
+
+
 IGNORED_WEIGHTS = ("*.mask_value_float*", "*.self_mask_value_float*")
 FAMILY = Family(
     "reformer",
@@ -212,4 +227,5 @@ FAMILY = Family(
     preserve=(BIAS,),
     hf_config=hf_config,
     finish=chain(add_unused_bias, remove_prefix("reformer.")),
+    notes=notes,
 )

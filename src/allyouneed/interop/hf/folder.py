@@ -100,6 +100,7 @@ def load(
     generation = read_json(model_path, GENERATION, needed=False)
     decoding, notes = read_decoding(config, generation, kind, str(model_path / GENERATION))
     notes += [] if vocabs is None else vocabs.source.notes
+    notes += [] if family.notes is None else family.notes(config_of(model))
     with config_errors(checkpoint):
         options = task_options(model_path, config, generation, kind, vocabs, notes)
     origin = {"family": family.name, "config": config} | ({"generation": generation} if generation else {})

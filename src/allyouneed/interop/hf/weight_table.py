@@ -100,7 +100,8 @@ class Family:
 
     `prepare(config, weights)` turns both into what the table expects, where names are old or the config leaves open
     what only the weights tell; `finish` is its inverse, applied to what the table and `hf_config` give. `equivalent`
-    maps a model of ours to an equivalent one that the family can express.
+    maps a model of ours to an equivalent one that the family can express. `notes`: what a user should know about this
+    model before comparing its results with theirs.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Family:
     hf_config: Callable[[ModelTree], HfConfig] | None = None
     finish: CheckpointTransform | None = None
     equivalent: EquivalentModel | None = None
+    notes: Callable[[Model], Sequence[str]] | None = None
 
     def rules(self, config: HfConfig) -> list[Rule]:
         text = self.lines if isinstance(self.lines, str) else self.lines(config)

@@ -42,6 +42,9 @@ class TwoTowers(Model):
     """Initial value of the learned divisor of the cosines."""
     max_scale: Positive = 100.0
     """Upper bound of 1 / temperature."""
+    end: Annotated[int, Field(ge=0)] | Literal["largest"] | None = None
+    """Where a text ends if the batch gives no lengths: at the first token with this id, or at the largest id; default:
+    at the end of its row."""
 
     @property
     def vocabs(self) -> Vocab | None:
@@ -91,9 +94,19 @@ class TwoTowersModel(ModelModule):
 
     def vectors(self, tower: Literal["image", "text"], given: Input) -> Tensor:
         """(batch, width), normalised."""
+        if tower == "text" and isinstance(given, Rows):
+            given = self.find_ends(given)
         made: Tensor = (self.image if tower == "image" else self.text).logits(Batch(target=given))
         vector: Tensor = observe(self, f"{tower}.vector", nn.functional.normalize(made, dim=-1))
         return vector
+
+    def find_ends(self, rows: Rows) -> Rows:
+        """Texts without `lengths` end at their end token, by the rule `end`."""
+        if self.config.end is None or rows.lengths is not None or rows.segments is not None:
+            return rows
+        tokens = rows.tokens
+        last = (tokens if self.config.end == "largest" else (tokens == self.config.end).int()).argmax(1)  # the first
+        return replace(rows, lengths=last + 1)
 
     def logits(self, batch: Batch, losses: list[Tensor] | None = None) -> Tensor:
         """Scaled cosines: (images, texts); matching pairs are on the diagonal."""
