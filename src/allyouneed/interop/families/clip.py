@@ -3,21 +3,27 @@ otherwise the first `eos_token_id`, or, in folders with the `eos_token_id` 2 of 
 
 from __future__ import annotations
 
+from copy import copy
+
+from torch import nn
+
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.weight_table import Family, HfConfig, TensorTransform
+from allyouneed.interop.hf.weight_table import EquivalentModel, Family, HfConfig, TensorTransform
+from allyouneed.nn.models.base import Model
 
 # used only in training, or redundant; older files repeat the towers' configs
 IGNORED_KEYS = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")
 DEFAULTS = {"projection_dim": 512}
 TOWER_DEFAULTS = {"num_hidden_layers": 12, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "attention_dropout": 0.0}
+DEFAULT_END = 49407
 TEXT_DEFAULTS = TOWER_DEFAULTS | {
     "vocab_size": 49408,
     "hidden_size": 512,
     "intermediate_size": 2048,
     "num_attention_heads": 8,
     "max_position_embeddings": 77,
-    "eos_token_id": 49407,
+    "eos_token_id": DEFAULT_END,
 }
 FIRST_END = 2  # in the first release, whose end token is not 2 but the last of the vocabulary
 IMAGE_DEFAULTS = TOWER_DEFAULTS | {
@@ -112,7 +118,7 @@ def hf_config(ours: ModelTree) -> Tree:
             "model_type": "clip_text_model",
             "vocab_size": ours["text.vocab"],
             "max_position_embeddings": ours["text.embed.positions.length"],
-            "eos_token_id": FIRST_END if end == "largest" else end,
+            **({} if end == DEFAULT_END else {"eos_token_id": FIRST_END if end == "largest" else end}),
         },
         "vision_config": _tower_fields(ours, "image")
         | {
@@ -177,4 +183,24 @@ TRANSFORMS = {
 IGNORED_WEIGHTS = ("*.position_ids",)
 
 
-FAMILY = Family("clip", tree, LINES + IMAGE + TEXT, IGNORED_WEIGHTS, TRANSFORMS, hf_config=hf_config)
+def config_with_end(ours: Model) -> Model:
+    """A model without a rule only reads texts with `lengths`, for which every rule gives the same."""
+    return ours.model_copy(update={"end": DEFAULT_END}) if getattr(ours, "end", DEFAULT_END) is None else ours
+
+
+def model_with_end(model: nn.Module) -> nn.Module:
+    found = copy(model)
+    assert isinstance(model.config, Model)
+    found.config = config_with_end(model.config)
+    return found
+
+
+FAMILY = Family(
+    "clip",
+    tree,
+    LINES + IMAGE + TEXT,
+    IGNORED_WEIGHTS,
+    TRANSFORMS,
+    hf_config=hf_config,
+    equivalent=EquivalentModel(config_with_end, model_with_end),
+)

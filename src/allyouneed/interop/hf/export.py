@@ -15,7 +15,6 @@ from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.folder import CARD, Folder
 from allyouneed.interop.families import FAMILIES, closest_refusal, matching_families
-from allyouneed.interop.families.clip import FIRST_END
 from allyouneed.interop.heads import config_of, with_head
 from allyouneed.interop.hf import sentence_transformers
 from allyouneed.interop.hf.checkpoint import SAFETENSORS
@@ -39,7 +38,6 @@ def write(folder: Folder, out: Path) -> list[str]:
     config, weights = family.write(model, theirs, folder.unused)
     if theirs is None:
         config = _special_token_ids(folder, config) | config
-    _fill_text_end(folder, config)
     if folder.labels and (theirs is None or labels_of(theirs, config_of(model)) != folder.labels):
         config["id2label"] = {str(number): label for number, label in enumerate(folder.labels)}
         config["label2id"] = {label: number for number, label in enumerate(folder.labels)}
@@ -138,15 +136,6 @@ def _special_token_ids(folder: Folder, config: Mapping[str, Any]) -> dict[str, A
     if "encoder" in tree and "decoder" in tree:
         found |= {"decoder_start_token_id": target.bos, "is_encoder_decoder": True, "forced_eos_token_id": None}
     return found
-
-
-def _fill_text_end(folder: Folder, config: dict[str, Any]) -> None:
-    """A CLIP model without an end token of its own gets the tokenizer's; 2 has another meaning there."""
-    text = config.get("text_config")
-    if isinstance(text, dict) and "eos_token_id" in text and text["eos_token_id"] is None:
-        found = None if folder.vocabularies is None else folder.vocabularies.target.eos
-        rest = {key: value for key, value in text.items() if key != "eos_token_id"}
-        config["text_config"] = rest if found in (None, FIRST_END) else rest | {"eos_token_id": found}
 
 
 def _token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
