@@ -1,4 +1,5 @@
-"""Open a model: a folder of ours, a Hugging Face folder, or a single file. Every command that takes a model uses this.
+"""Open a model: a folder of ours, of Hugging Face or CTranslate2, or a single file. Every command that takes a model
+uses this.
 
 The importers load when needed: opening a folder of ours imports no Hugging Face family.
 """
@@ -38,7 +39,11 @@ def load(
         from allyouneed.interop.hf import folder as hf
 
         return hf.load(path, device, dtype, task, as_stored)
-    if path.is_file():
+    if is_ctranslate2(path):
+        from allyouneed.interop.ctranslate2 import folder as ctranslate2
+
+        folder = ctranslate2.load(path, device, dtype, as_stored, None if tokenizer is None else Path(tokenizer))
+    elif path.is_file():
         from allyouneed.interop.single_file import detect
 
         folder = detect.read(path, tokenizer)
@@ -54,6 +59,11 @@ def load(
 
         folder = for_task(folder, task)
     return folder
+
+
+def is_ctranslate2(path: Path) -> bool:
+    """Whether a folder was written for CTranslate2."""
+    return (path / "model.bin").is_file() and any(path.glob("*vocabulary*")) and not is_hf_folder(path)
 
 
 def find_model(path: Path | str) -> Path:
@@ -96,6 +106,10 @@ def about(path: Path | str) -> dict[str, Any]:
         from allyouneed.interop.hf import folder as hf
 
         return hf.about(path)
+    if is_ctranslate2(path):
+        from allyouneed.interop.ctranslate2 import folder as ctranslate2
+
+        return ctranslate2.about(path)
     return read_about(path)
 
 
@@ -106,6 +120,10 @@ def vocabularies(path: Path | str) -> Vocabularies:
         from allyouneed.interop.hf import folder as hf
 
         found = hf.vocabularies(path)
+    elif is_ctranslate2(path):
+        from allyouneed.interop.ctranslate2 import folder as ctranslate2
+
+        found = ctranslate2.vocabularies(path)
     else:
         found = Vocabularies.load(path)
     if found is None:
@@ -120,4 +138,4 @@ def weight_files(path: Path | str) -> list[Path]:
         from allyouneed.interop.hf import folder as hf
 
         return hf.open_checkpoint(path)[1].files
-    return [path / WEIGHTS]
+    return [path / ("model.bin" if is_ctranslate2(path) else WEIGHTS)]

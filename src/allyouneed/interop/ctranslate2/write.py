@@ -10,6 +10,7 @@ from allyouneed.data.tokenizers.plain import unknown_id
 from allyouneed.errors import UserError
 from allyouneed.extras import require
 from allyouneed.folder import CARD, Folder
+from allyouneed.interop.ctranslate2.folder import OURS
 from allyouneed.interop.ctranslate2.readme import inner_of, readme
 from allyouneed.interop.ctranslate2.spec import fill_audio_encoder, fill_stack, switches
 from allyouneed.interop.ctranslate2.support import check, kind_of
@@ -38,6 +39,7 @@ def write(folder: Folder, out: Path) -> list[str]:
     spec.config.add_attribute("layer_norm_epsilon", tree["norm"]["eps"])
     for key, value in token_config(folder, tree).items():
         setattr(spec.config, key, value)
+    spec.config.add_attribute(OURS, own_settings(folder))
     spec.validate()
     spec.optimize()
     spec.save(str(out))
@@ -143,12 +145,19 @@ def token_config(folder: Folder, tree: Tree) -> dict[str, Any]:
     return {f"{role}_token": inner.id_to_token(number) for role, number in found.items()}
 
 
+def own_settings(folder: Folder) -> dict[str, Any]:
+    """What CTranslate2 ignores and reading the folder again needs."""
+    return {
+        "task": folder.task,
+        "directions": folder.directions,
+        "max_tokens": folder.max_tokens,
+        "tokenizer": OURS,
+    }
+
+
 def write_tokenizers(folder: Folder, out: Path) -> None:
     """Write tokenizer.json and the original tokenizer files."""
-    vocabs = folder.tokenizers
-    inner_of(vocabs.source).save(str(out / "tokenizer.json"))
-    if vocabs.source.text != vocabs.target.text:
-        inner_of(vocabs.target).save(str(out / "tokenizer.target.json"))
+    folder.tokenizers.save(out)
     for name, content in folder.originals.items():
         if name not in OWN_FILES and not (out / name).exists():
             (out / name).write_bytes(content)

@@ -70,7 +70,7 @@ def split_pooling_head(model: nn.Module) -> tuple[nn.Module, dict[str, Any] | No
 
 def choose_family(folder: Folder, model: nn.Module) -> Family:
     """The family it was imported from, or the best known one that can express it."""
-    if folder.origin:
+    if folder.origin.get("family"):
         return FAMILIES[folder.origin["family"]]
     found = {family.name: family for family in matching_families(config_of(model))}
     if not found:

@@ -61,7 +61,7 @@ def read(path: Path | str, config: Mapping[str, Any]) -> Vocabularies | None:
             f"{path}: no tokenizer.json, and a tokenizer {what} is not supported (allowed: {', '.join(CLASSES)})"
         )
     else:
-        inner = _convert_errors(path, lambda: kind.read(TokenizerFiles(path, options, names)))
+        inner = convert_errors(path, lambda: kind.read(TokenizerFiles(path, options, names)))
         _add_tokens(path, inner, options, names, kind)
         check_tokenizer(inner, str(path))
     if options.get("clean_up_tokenization_spaces") is True and type(inner.model).__name__ != "BPE":
@@ -84,7 +84,7 @@ def _inner(path: Path) -> Any:
     return inner
 
 
-def _convert_errors(path: Path, make: Callable[[], T]) -> T:
+def convert_errors(path: Path, make: Callable[[], T]) -> T:
     """Turn any error of the tokenizers library into a `UserError`: it raises bare exceptions, and its panics are not
     subclasses of `Exception`."""
     try:
@@ -172,7 +172,7 @@ def _find_template(
         one = f"{before} A {after}"
         pair = f"{one} {before}:1 B:1 {after}:1".replace(" :1", "")
         inner.post_processor = templates.build_template(names, (one, pair), ids)
-    return _convert_errors(path, lambda: templates.read_template(inner))
+    return convert_errors(path, lambda: templates.read_template(inner))
 
 
 def _one_side(
@@ -258,7 +258,7 @@ def _marian(
             raise UserError(f"{path / vocabulary}: {names['unk']} or {names['eos']} is missing; the file is incomplete")
         special = [*names.values(), *(text for text in ids if text.startswith(">>") and text.endswith("<<"))]
         make = partial(build, pieces, ids, special=special, unknown=names["unk"])
-        inner = _convert_errors(path / model, make)
+        inner = convert_errors(path / model, make)
         check_tokenizer(inner, str(path / model))
         sides.append((inner, len(ids)))
     (source_inner, known), (target_inner, known_target) = sides
