@@ -11,7 +11,7 @@ import typer
 from allyouneed.cli.messages import created_folders_as_note, show_notes, show_status
 from allyouneed.cli.options import option
 from allyouneed.errors import UserError, printable
-from allyouneed.extras import EXTRAS, require
+from allyouneed.extras import EXTRAS, is_installed, require
 
 if TYPE_CHECKING:
     from allyouneed.lab.selfcheck import Check
@@ -21,7 +21,7 @@ NoCheckOption = Annotated[bool, option("--no-check", help="skip the comparison w
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="MODEL", help="a Hugging Face folder, or a single-file model")],
+    source: Annotated[Path, typer.Argument(metavar="MODEL", help="a folder or model file of another library")],
     out: OutArgument,
     *,
     dtype: Annotated[
@@ -36,12 +36,13 @@ def import_(
     """Convert a model of another library to a folder of ours, and compare the two."""
     from allyouneed.folder import as_dtype
     from allyouneed.interop.hf.checkpoint import is_hf_folder
-    from allyouneed.interop.load import find_model, load
+    from allyouneed.interop.load import find_model, is_ctranslate2, load
 
     as_dtype(dtype)
     check_free(out)
     source = find_model(source)
-    if source.is_dir() and not is_hf_folder(source) and (source / "config.json").is_file():
+    theirs = is_hf_folder(source) or is_ctranslate2(source)
+    if source.is_dir() and not theirs and (source / "config.json").is_file():
         load(source)  # reports what is wrong with it
         raise UserError(f"{source}: is already a folder of allyouneed; copy it, or use `allyouneed export`")
     folder = load(source, dtype=dtype, as_stored=True, tokenizer=tokenizer)
@@ -50,8 +51,10 @@ def import_(
     show_notes(folder.notes)
     parameters = sum(parameter.numel() for parameter in folder.model.parameters())
     show_status(f"{out}: a model for {folder.task['kind']}, {parameters:,} parameters")
-    if source.is_dir() and not no_check:
+    if not no_check and is_hf_folder(source):
         _report(_against_transformers(out, source, dtype))
+    elif not no_check and is_ctranslate2(source) and folder.vocabularies is not None and is_installed("ctranslate2"):
+        _report(_against_ctranslate2(out, source))
 
 
 def export(

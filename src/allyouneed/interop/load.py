@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from allyouneed.config import preset_names
+from allyouneed.config import preset_names, tree_of
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError, near
 from allyouneed.folder import WEIGHTS, Folder, as_dtype, check_finite, check_vocabularies, read_about
@@ -43,10 +43,10 @@ def load(
         from allyouneed.interop.ctranslate2 import folder as ctranslate2
 
         folder = ctranslate2.load(path, device, dtype, as_stored, None if tokenizer is None else Path(tokenizer))
-    elif path.is_file():
+    elif (file := single_file(path)) is not None:
         from allyouneed.interop.single_file import detect
 
-        folder = detect.read(path, tokenizer)
+        folder = detect.read(file, tokenizer)
         check_finite(str(path), folder.model)
         if folder.vocabularies is not None:
             check_vocabularies(path, folder.vocabularies, folder.model.config)  # type: ignore[arg-type]
@@ -64,6 +64,17 @@ def load(
 def is_ctranslate2(path: Path) -> bool:
     """Whether a folder was written for CTranslate2."""
     return (path / "model.bin").is_file() and any(path.glob("*vocabulary*")) and not is_hf_folder(path)
+
+
+def single_file(path: Path) -> Path | None:
+    """The file itself, or the model file of a folder of Marian or fairseq."""
+    if path.is_file():
+        return path
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    from allyouneed.interop.single_file import detect
+
+    return detect.find(path)
 
 
 def find_model(path: Path | str) -> Path:
@@ -110,7 +121,15 @@ def about(path: Path | str) -> dict[str, Any]:
         from allyouneed.interop.ctranslate2 import folder as ctranslate2
 
         return ctranslate2.about(path)
+    if single_file(path) is not None:
+        return _about_loaded(load(path))
     return read_about(path)
+
+
+def _about_loaded(folder: Folder) -> dict[str, Any]:
+    """What our config.json would contain, of a file whose config only its weights tell."""
+    model: Any = folder.model.config
+    return {"model": tree_of(model), "task": folder.task, "labels": folder.labels, "origin": folder.origin}
 
 
 def vocabularies(path: Path | str) -> Vocabularies:
@@ -124,6 +143,8 @@ def vocabularies(path: Path | str) -> Vocabularies:
         from allyouneed.interop.ctranslate2 import folder as ctranslate2
 
         found = ctranslate2.vocabularies(path)
+    elif single_file(path) is not None:
+        found = load(path).vocabularies
     else:
         found = Vocabularies.load(path)
     if found is None:
@@ -138,4 +159,4 @@ def weight_files(path: Path | str) -> list[Path]:
         from allyouneed.interop.hf import folder as hf
 
         return hf.open_checkpoint(path)[1].files
-    return [path / ("model.bin" if is_ctranslate2(path) else WEIGHTS)]
+    return [path / "model.bin" if is_ctranslate2(path) else single_file(path) or path / WEIGHTS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.forward import NamedForward
+from allyouneed.interop.tokenizers.subword_files import read_token_list
 from allyouneed.lab.selfcheck import LENGTHS, STEPS, TOLERANCE, Check, _free_memory, count_weights, load_wide
 from allyouneed.nn.batch import Signal
 
@@ -160,9 +160,8 @@ class _SpeechPair:
 
 def ids_to_tokens(path: Path, side: str) -> Any:
     """A map from token ids to the tokens in the vocabulary file."""
-    files = [path / f"{name}vocabulary.json" for name in (f"{side}_", "shared_", "")]
-    file = next(file for file in files if file.is_file())
-    names = json.loads(file.read_text(encoding="utf-8"))
+    files = [f"{name}vocabulary{end}" for name in (f"{side}_", "shared_", "") for end in (".json", ".txt")]
+    names = read_token_list(path, next(file for file in files if (path / file).is_file()))
     return lambda rows: [[names[number] for number in row] for row in rows]
 
 

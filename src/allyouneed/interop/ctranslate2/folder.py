@@ -19,7 +19,7 @@ from allyouneed.interop.ctranslate2.tree import WHISPER, TreeReader
 from allyouneed.interop.hf.whisper_tokens import speech_options
 from allyouneed.interop.tokenizers import load as tokenizers
 from allyouneed.interop.tokenizers import subword_files
-from allyouneed.interop.tokenizers.subword_files import Roles, read_token_list
+from allyouneed.interop.tokenizers.subword_files import NEVER, Roles, read_token_list
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_model, named_tensors
 
@@ -100,6 +100,7 @@ def read_tree(path: Path) -> tuple[dict[str, Any], TreeReader, dict[str, Any]]:
     if reader.starts_at_zero:  # a token whose vector is zero takes the place of the zero vector
         sizes = tree["vocab"]
         tree["vocab"] = {**sizes, "target": sizes["target"] + 1} if isinstance(sizes, dict) else sizes + 1
+        tree["head"]["bias"] = True
     return settings, reader, tree
 
 
@@ -112,15 +113,22 @@ def build(path: Path, reader: TreeReader, tree: dict[str, Any]) -> nn.Module:
     model = meta_model(config)
     found = reader.weights(model)
     if reader.starts_at_zero:
-        found = {name: _add_zero(name, tensor) for name, tensor in found.items()}
+        found = add_start_token(found)
     check_fit(path / MODEL, found, named_tensors(model))
     assign_weights(model, {name: tensor.contiguous() for name, tensor in found.items()})
     return model.eval()
 
 
-def _add_zero(name: str, tensor: Tensor) -> Tensor:
-    grows = name in ("embed.tokens.weight", "head.weight", "head.bias")
-    return torch.cat([tensor, torch.zeros_like(tensor[:1])]) if grows else tensor
+def add_start_token(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One more target token, whose vector is zero and which is never generated, for models whose first decoder input
+    is a vector of zeros (Marian)."""
+    found = dict(weights)
+    for name in ("embed.tokens.weight", "head.weight"):
+        if name in found:
+            found[name] = torch.cat([found[name], torch.zeros_like(found[name][:1])])
+    tokens = found["embed.tokens.weight"]
+    bias = found.get("head.bias", tokens.new_zeros(len(tokens) - 1)).to(tokens.dtype)
+    return found | {"head.bias": torch.cat([bias, bias.new_full((1,), NEVER)])}
 
 
 def task_of(settings: Mapping[str, Any], config: Model) -> dict[str, Any]:
@@ -154,7 +162,11 @@ def _ours(settings: Mapping[str, Any]) -> dict[str, Any]:
         isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], str) and isinstance(pair[0], str | None)
         for pair in pairs
     )
-    kept = {"task": found.get("task"), "directions": pairs if good else [], "tokenizer": found.get("tokenizer")}
+    kept: dict[str, Any] = {
+        "task": found.get("task"),
+        "directions": pairs if good else [],
+        "tokenizer": found.get("tokenizer"),
+    }
     return kept | ({"max_tokens": length} if type(length) is int and 0 < length < 1 << 31 else {})
 
 

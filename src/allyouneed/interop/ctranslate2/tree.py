@@ -194,7 +194,7 @@ class TreeReader:
         tree: Tree = {"scale": "sqrt-width" if scaled else "none", "norm": None}
         if self.has(f"{side}/embeddings_1/weight"):
             merge = self.option(side, "embeddings_merge", 0)
-            if merge != ADD or side == "encoder" and "decoder/embeddings/weight" in self.variables:
+            if merge != ADD or (side == "encoder" and "decoder/embeddings/weight" in self.variables):
                 self.problems.append(f"{side}/embeddings_1: source factors are not supported")
             tree["types"] = self.rows(f"{side}/embeddings_1/weight")
             self.take(f"{ours}.types.weight", f"{side}/embeddings_1/weight")
@@ -317,14 +317,16 @@ class TreeReader:
     def attention(self, theirs: str, ours: str, heads: int, width: int, cross: bool) -> Tree:
         head_width = int(self.number(f"{theirs}/head_dim", width // max(1, heads)))
         kv_heads = 1 if self.number(f"{theirs}/multi_query", 0) else int(self.number(f"{theirs}/num_heads_kv", heads))
-        tree: Tree = {"kind": "attention", "heads": heads, "kv_heads": kv_heads, "head_width": head_width}
+        tree: Tree = {"kind": "attention", "heads": heads}
+        tree |= {} if kv_heads == heads else {"kv_heads": kv_heads}
+        tree |= {} if head_width * heads == width else {"head_width": head_width}
         if cross:
             q, kv = self.linear(f"{ours}.q", f"{theirs}/linear_0"), self.linear(f"{ours}.kv", f"{theirs}/linear_1")
             out = self.linear(f"{ours}.out", f"{theirs}/linear_2")
         else:
             q = kv = self.linear(f"{ours}.qkv", f"{theirs}/linear_0")
             out = self.linear(f"{ours}.out", f"{theirs}/linear_1")
-        tree["bias"] = {"q": q, "k": kv, "v": kv, "out": out}
+        tree["bias"] = q if q == kv == out else {"q": q, "k": kv, "v": kv, "out": out}
         scale = self.number(f"{theirs}/queries_scale", head_width**-0.5)
         if abs(scale - head_width**-0.5) > 1e-6 * scale:
             tree["scores"] = {"kind": "scaled-dot", "scale": scale}

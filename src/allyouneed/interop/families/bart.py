@@ -36,7 +36,7 @@ DEFAULTS = {
 }
 
 
-def build_tree(config: ConfigReader, positions: Tree, wiring: str, norm: bool) -> Tree:
+def build_tree(config: ConfigReader, positions: Tree, wiring: str | Tree, norm: bool) -> Tree:
     """An encoder-decoder with these positions on each side and this wiring; `norm`: normalise the sum of embeddings."""
     config.require_architecture("ForConditionalGeneration", "Model")
     embed = {
@@ -64,7 +64,7 @@ def build_tree(config: ConfigReader, positions: Tree, wiring: str, norm: bool) -
     }
 
 
-def _layers(config: ConfigReader, side: str, wiring: str) -> list[Tree]:
+def _layers(config: ConfigReader, side: str, wiring: str | Tree) -> list[Tree]:
     attention = {
         "kind": "attention",
         "heads": config[f"{side}_attention_heads"],

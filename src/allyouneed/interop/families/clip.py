@@ -191,7 +191,7 @@ def config_with_end(ours: Model) -> Model:
 def model_with_end(model: nn.Module) -> nn.Module:
     found = copy(model)
     assert isinstance(model.config, Model)
-    found.config = config_with_end(model.config)
+    found.config = config_with_end(model.config)  # type: ignore[assignment]
     return found
 
 

@@ -120,6 +120,12 @@ class ConfigReader(Mapping[str, Any]):
         """One of these values; the first is the default."""
         return self.map_value(key, {value: value for value in allowed}, allowed[0])
 
+    def refuse_set(self, *keys: str) -> None:
+        """Keys that must be absent or off: null, false, 0, empty."""
+        for key in keys:
+            if value := self.get(key):
+                self.problems.append(f"{self.prefix}{key}: {value!r} is not supported")
+
     def map_value(self, key: str, names: Mapping[Any, Any], default: Any = None) -> Any:
         """Our name for their value."""
         value = self.get(key, default)

@@ -22,6 +22,7 @@ from allyouneed.interop.tokenizers.sentencepiece import SentencePieceModel, buil
 Ids = Mapping[str, int]
 SENTENCEPIECE = ("sentencepiece.model", "sentencepiece.bpe.model", "spm.model", "spiece.model", "tokenizer.model")
 MERGES = ("bpecodes", "bpe.codes", "codes", "code")
+NEVER = -1e4  # logit of a token that is never generated; fits into float16
 CONTINUES, ENDS = "@@", "</w>"
 LOOKED_FOR = "source.spm and target.spm, sentencepiece.model, bpecodes, or one *.spm or *.model"
 # Moses: characters that its tokenizer escapes, and marks that its detokenizer joins to the word before or after

@@ -85,7 +85,7 @@ class TwoTowersModel(ModelModule):
         self.image = config.image.build()
         self.text = config.text.build()
         self.log_scale = nn.Parameter(torch.tensor(-math.log(config.temperature)))
-        self.most = math.log(config.max_scale)
+        self.most, self.end = math.log(config.max_scale), config.end
 
     @property
     def scale(self) -> Tensor:
@@ -102,10 +102,10 @@ class TwoTowersModel(ModelModule):
 
     def find_ends(self, rows: Rows) -> Rows:
         """Texts without `lengths` end at their end token, by the rule `end`."""
-        if self.config.end is None or rows.lengths is not None or rows.segments is not None:
+        if self.end is None or rows.lengths is not None or rows.segments is not None:
             return rows
         tokens = rows.tokens
-        last = (tokens if self.config.end == "largest" else (tokens == self.config.end).int()).argmax(1)  # the first
+        last = (tokens if self.end == "largest" else (tokens == self.end).int()).argmax(1)  # the first of equal ones
         return replace(rows, lengths=last + 1)
 
     def logits(self, batch: Batch, losses: list[Tensor] | None = None) -> Tensor:

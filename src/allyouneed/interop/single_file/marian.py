@@ -1,0 +1,319 @@
+"""Models of Marian (Junczys-Dowmunt et al. 2018) as it stores them: `model.npz` or `model.bin`, a vocabulary per side,
+and SentencePiece models or merges beside them.
+
+Positions are those of Marian itself, tensor2tensor's sinusoids from 0; its norms add 1e-6 (src/layers/generic.h). The
+first decoder input is a vector of zeros, here a token whose vector is zero.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from allyouneed.data.tokenizers.bounds import MAX_BYTES
+from allyouneed.errors import UserError
+from allyouneed.files.reading import file_in, has_file, parse_yaml, read_text
+from allyouneed.folder import Folder
+from allyouneed.interop.heads import config_of
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.weight_table import Family
+from allyouneed.interop.single_file.marian_archive import FLOATS, model_settings, read_arrays
+from allyouneed.interop.tokenizers import subword_files, vocab_files
+from allyouneed.interop.tokenizers.sentencepiece import SentencePieceModel
+from allyouneed.interop.tokenizers.subword_files import NEVER, Roles
+
+EPS = 1e-6
+MAX_LAYERS = 1000
+ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "quick-gelu"}
+START, EOS, UNK = "<start>", "</s>", "<unk>"
+# of other model types, of training, or repeated in the names of the arrays
+IGNORED_KEYS = (
+    "bert-*", "char-*", "comet-*", "dec-cell*", "dim-rnn", "dropout-*", "embedding-*", "enc-cell*", "enc-type",
+    "factors-*", "hidden-bias-decay", "layer-normalization", "output-approx-knn", "skip", "tied-embeddings*",
+    "transformer-aan-*", "transformer-depth-scaling", "transformer-dim-aan", "transformer-dropout*",
+    "transformer-flat*", "transformer-guided-alignment-layer", "transformer-rnn-projection", "transformer-train-*",
+    "ulr-*", "unlikelihood-*", "version", "vocabs", "separator-symbol", "max-length",
+)  # fmt: skip
+WIRINGS = {
+    ("", "an", ""): ("post-norm", None),
+    ("n", "a", "n"): ("pre-norm", True),
+    ("n", "a", ""): ("pre-norm", False),
+}
+
+
+def read(path: Path, tokenizer: Path | None = None) -> Folder:
+    """`path`: the model file. `tokenizer`: a subword file, by default the one beside it."""
+    arrays = read_arrays(path)
+    settings = model_settings(arrays, path)
+    weights = {name: _tensor(array) for name, array in arrays.items() if not name.startswith("special:")}
+    try:
+        config, renamed = prepare(settings, weights)
+        model = FAMILY.convert(config, renamed)
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
+        raise UserError(f"{path}: not a valid Marian model: {type(error).__name__}: {error}") from error
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    sizes: Any = config_of(model).vocabs
+    start = sizes.target - 1
+    sides = read_vocabularies(path, settings)
+    vocabs, notes = None, [f"{path}: no vocabulary beside it, so it takes token ids, not texts"]
+    if sides is not None:
+        source = {name: number for name, number in sides[0].items() if number < sizes.source}
+        target = {name: number for name, number in sides[1].items() if number < start}
+        missing = [name for name in (EOS, UNK) if name not in source or name not in target]
+        if missing:
+            raise UserError(f"{path}: the vocabulary has no token {missing[0]}")
+        roles = Roles(UNK, target[EOS], start, start, after=(source[EOS],), never=(start, target[UNK]))
+        vocabs, notes = subword_files.read(path.parent, (source, target | {START: start}), roles, tokenizer)
+    folder = Folder(model, vocabs, {"kind": "translation"}, max_tokens=512)
+    folder.path, folder.notes = path, notes
+    folder.origin = {"format": "marian", "settings": {key: value for key, value in settings.items() if value}}
+    return folder
+
+
+def _tensor(array: Any) -> Tensor:
+    return torch.from_numpy(array.astype(np.float32) if array.dtype.str in FLOATS[1:] else array)
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def prepare(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[Tree, dict[str, Tensor]]:
+    """One name for each array whatever the options, layers counted from 0, and the start token."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        name = re.sub(r"_l(\d+)_", lambda match: f"_l{int(match[1]) - 1}_", name).removesuffix("_pre")
+        found[name] = (
+            tensor.squeeze(0) if tensor.dim() == 2 and len(tensor) == 1 and not name.endswith("_Wt") else tensor
+        )
+    for number, theirs in enumerate(_tied_layers(settings)):  # decoder layers may share weights
+        prefix = f"decoder_l{theirs - 1}_"
+        copies = {
+            f"decoder_l{number}_{name.removeprefix(prefix)}": t for name, t in found.items() if name.startswith(prefix)
+        }
+        found |= copies
+    shared = found.pop("Wemb", None)
+    source, target = found.pop("encoder_Wemb", shared), found.pop("decoder_Wemb", shared)
+    if source is None or target is None:
+        raise UserError("no embeddings (Wemb, or encoder_Wemb and decoder_Wemb)")
+    output = found.pop("decoder_ff_logit_out_Wt", None)
+    if output is None and "decoder_ff_logit_out_W" in found:
+        output = found.pop("decoder_ff_logit_out_W").t()
+    bias = found.pop("decoder_ff_logit_out_b", target.new_zeros(len(target)))
+    zero = target.new_zeros(1, target.shape[1])
+    found |= {"target": torch.cat([target, zero]), "bias": torch.cat([bias, bias.new_full((1,), NEVER)])}
+    if source is not target:
+        found["source"] = source
+    if output is not None:
+        found["output"] = torch.cat([output, zero])
+    positions = found.get("Wpos")
+    names = {
+        "tied": output is None,
+        "rows": [len(source) + (source is target), len(target) + 1],
+        "separate": source is not target,
+        "positions": None if positions is None else len(positions),
+        "hidden": {side: found[f"{side}_l0_ffn_b1"].numel() for side in ("encoder", "decoder")},
+    }
+    return {**settings, "arrays": names, "model_type": "marian"}, found
+
+
+def _tied_layers(settings: Mapping[str, Any]) -> list[int]:
+    tied = settings.get("transformer-tied-layers") or []
+    if not isinstance(tied, list) or len(tied) > MAX_LAYERS or not all(type(n) is int and n > 0 for n in tied):
+        raise UserError(f"transformer-tied-layers: {tied!r} is not a list of layers")
+    return tied
+
+
+@strict_config(*IGNORED_KEYS)
+def tree(config: ConfigReader) -> Tree:
+    arrays = config["arrays"]
+    config.require("type", "transformer")
+    config.require("transformer-decoder-autoreg", "self-attention")
+    config.require("transformer-attention-mask", "default")
+    config.require("transformer-ffn-depth", 2)
+    config.require("transformer-decoder-ffn-depth", 2, 0)
+    if set(config.get("input-types") or []) > {"sequence"}:
+        config.problems.append(f"input-types: {config['input-types']} is not supported (only sequences)")
+    config.refuse_set(*OFF)
+    for key in ("dim-vocabs", "transformer-dim-ffn", "transformer-decoder-dim-ffn", "transformer-tied-layers"):
+        config.get(key)
+    width, position_rows = config["dim-emb"], arrays["positions"]
+    off = config.get("transformer-disable-position-embeddings", False)
+    positions: Tree = {"kind": "sinusoidal", "order": "halves", "closed": True}
+    if position_rows is not None:
+        positions = {"kind": "learned", "length": position_rows}
+    wiring, norm = _wiring(config)
+    embed = {
+        "positions": {"kind": "none"} if off else positions,
+        "scale": "none" if off or position_rows is not None else "sqrt-width",
+        "tied": arrays["tied"],
+        "norm": norm if set(config.get("transformer-postprocess-emb", "d")) & {"n", "r"} else None,
+    }
+    source, target = arrays["rows"]
+    own = position_rows is not None or embed["norm"] is not None
+    return {
+        "kind": "encoder-decoder",
+        "vocab": {"source": source, "target": target} if arrays["separate"] else target,
+        "width": width,
+        "norm": norm,
+        "embed": embed,
+        **({"source_embed": embed} if own else {}),
+        **{side: [_layer(config, side, wiring)] for side in ("encoder", "decoder")},
+        "head": {"bias": True},
+    }
+
+
+OFF = (
+    "transformer-no-projection", "transformer-no-bias", "transformer-no-affine", "transformer-pool", "alibi",
+    "transformer-alibi-shift", "transformer-alibi-trainable", "ulr", "right-left", "lemma-dim-emb", "lemma-dependency",
+    "input-join-fields", "input-reorder",
+)  # fmt: skip
+
+
+def _wiring(config: ConfigReader) -> tuple[Tree, Tree]:
+    """The wiring, and its norm: `n` is a layer norm, `r` an RMS norm, `a` the residual, `d` dropout."""
+    keys = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
+    values = [str(config.get(key, default) or "") for key, default in zip(keys, ("", "dan", ""), strict=True)]
+    kind = "rms" if "r" in "".join(values) else "layer"
+    before, after, top = (value.replace("d", "").replace("r", "n") for value in values)
+    plain = (before, after, top)
+    if plain not in WIRINGS or ("n" in "".join(values) and kind == "rms"):
+        given = ", ".join(f"{key}: {value!r}" for key, value in zip(keys, values, strict=True))
+        config.problems.append(f"{given} is not supported (only post-norm, '' and 'dan', and pre-norm, 'n' and 'da')")
+    name, final = WIRINGS.get(plain, ("post-norm", None))
+    return {"kind": name} | ({} if final is None else {"final": final}), {"kind": kind, "eps": EPS}
+
+
+def _layer(config: ConfigReader, side: str, wiring: Tree) -> Tree:
+    attention = {"kind": "attention", "heads": config["transformer-heads"]}
+    layer = {
+        "repeat": config["enc-depth" if side == "encoder" else "dec-depth"],
+        "wiring": wiring,
+        "mixer": attention,
+        "channel": {
+            "kind": "ffn",
+            "hidden": config["arrays"]["hidden"][side],
+            "activation": config.map_value("transformer-ffn-activation", ACTIVATIONS, "swish"),
+        },
+    }
+    return layer if side == "encoder" else layer | {"mixer": attention | {"pattern": "causal"}, "cross": attention}
+
+
+def _lines() -> str:
+    lines = [
+        "embed.tokens.weight = target", "source_embed.tokens.weight = source", "head.weight = output",
+        "head.bias = bias", "embed.positions.weight = Wpos", "source_embed.positions.weight = Wpos",
+    ]  # fmt: skip
+    for side in ("encoder", "decoder"):
+        ours, theirs = f"{side}.blocks.{{n}}", f"{side}_l{{n}}"
+        embed = "source_embed" if side == "encoder" else "embed"
+        norms = [f"{embed}.norm = {side}_emb_ln", f"{side}.end = {side}_top_ln"]
+        attentions = [("mixer", "self")] + ([("cross", "context")] if side == "decoder" else [])
+        for number, (part, name) in enumerate(attentions):
+            at, inner = f"{theirs}_{name}", f"{ours}.sublayers.{part}"
+            for kind, letter, turn in (("weight", "W", " |T"), ("bias", "b", "")):
+                q, k, v, out = (f"{at}_{letter}{one}{turn}" for one in "qkvo")
+                lines += [f"{inner}.qkv.{kind} = {q} + {k} + {v}", f"{inner}.q.{kind} = {q}"]
+                lines += [f"{inner}.kv.{kind} = {k} + {v}", f"{inner}.out.{kind} = {out}"]
+            norms.append(f"{ours}.wiring.norms.{number} = {at}_Wo_ln")
+        norms.append(f"{ours}.wiring.norms.{len(attentions)} = {theirs}_ffn_ffn_ln")
+        for name, digit in (("up", 1), ("down", 2)):
+            lines.append(f"{ours}.sublayers.channel.{name}.weight = {theirs}_ffn_W{digit} |T")
+            lines.append(f"{ours}.sublayers.channel.{name}.bias = {theirs}_ffn_b{digit}")
+        for norm in norms:
+            one, _, other = norm.partition(" = ")
+            lines += [f"{one}.weight = {other}_scale", f"{one}.bias = {other}_bias"]
+    return "\n".join(lines)
+
+
+FAMILY = Family("marian", tree, _lines())
+
+
+# --- vocabularies -----------------------------------------------------------------------------------------------------
+
+
+def read_vocabularies(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]] | None:
+    """Token -> id of source and target, from the files that decoder.yml names, or that lie beside the model."""
+    folder = path.parent
+    names = _named_vocabularies(path) or settings.get("vocabs") or []
+    found = [Path(str(name)).name for name in names if has_file(folder, Path(str(name)).name)]
+    if not found:
+        patterns = ("vocab.*", "*.vocab.yml", "*.vocab.yaml", "*.vocab")
+        found = sorted({file.name for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+        found = _by_side(found)
+    if not found:
+        return None
+    sides = [read_vocabulary(file_in(folder, name)) for name in (found[0], found[-1])]
+    return sides[0], sides[1]
+
+
+def _named_vocabularies(path: Path) -> list[Any]:
+    for name in (f"{path.name}.decoder.yml", "decoder.yml", f"{path.name}.yml", "config.yml"):
+        if has_file(path.parent, name):
+            try:
+                found = parse_yaml(read_text(path.parent, name))
+            except ValueError as error:
+                raise UserError(f"{path.parent / name}: {error}") from None
+            vocabs = found.get("vocabs") if isinstance(found, dict) else None
+            if isinstance(vocabs, list) and vocabs:
+                return vocabs
+    return []
+
+
+def _by_side(names: list[str]) -> list[str]:
+    """Source before target; a third file, which belongs to neither, makes it ambiguous."""
+    for words in (("source", "target"), ("src", "trg"), ("src", "tgt")):
+        pair = [next((name for name in names if word in name), None) for word in words]
+        if all(pair):
+            return [name for name in pair if name]
+    if len(names) > 1:
+        raise UserError(f"several vocabularies ({', '.join(names)}); name source and target in decoder.yml (vocabs)")
+    return names
+
+
+def read_vocabulary(file: Path) -> dict[str, int]:
+    if file.suffix == ".json":
+        return vocab_files.read_vocab(file)
+    if file.suffix == ".spm":
+        return {piece.text: number for number, piece in enumerate(SentencePieceModel.read(file).pieces)}
+    lines = read_text(file.parent, file.name, MAX_BYTES).splitlines()
+    if file.suffix not in (".yml", ".yaml"):
+        return {line: number for number, line in enumerate(lines)}
+    found: dict[str, int] = {}
+    key: str | None = None
+    for number, line in enumerate(lines, 1):
+        if line.startswith("? "):  # a key on a line of its own
+            key = line[2:]
+            continue
+        token, _, value = (key, "", line[1:]) if key is not None and line.startswith(":") else line.rpartition(":")
+        key = None
+        if not line.strip() or (line.startswith(("#", "---")) and not value.strip().isdigit()):
+            continue
+        if not value.strip().isdigit():
+            raise UserError(f"{file}:{number}: expected a token and its id")
+        found[_unquoted(str(token))] = int(value)
+    if not found or len(set(found.values())) < len(found) or max(found.values()) > 2 * len(found) + vocab_files.MAX_GAP:
+        raise UserError(f"{file}: not a vocabulary (a unique id for each token)")
+    return found
+
+
+def _unquoted(token: str) -> str:
+    if len(token) < 2 or token[0] != token[-1] or token[0] not in "'\"":
+        return token
+    if token[0] == "'":
+        return token[1:-1].replace("''", "'")
+    try:
+        return str(json.loads(token))
+    except ValueError:
+        try:
+            return str(yaml.safe_load(token))
+        except yaml.YAMLError:
+            return token[1:-1]

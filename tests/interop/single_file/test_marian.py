@@ -1,0 +1,192 @@
+"""Marian's model files, imported: the numbers of its own formulas, the texts of CTranslate2's converter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+from torch import Tensor
+
+import allyouneed as ayn
+import translation_files as files
+from allyouneed.cli import main
+from allyouneed.errors import UserError
+from allyouneed.infer.predictors.forward import NamedForward
+from allyouneed.interop.load import load
+
+PRE = {"transformer-preprocess": "n", "transformer-postprocess": "da", "transformer-postprocess-top": "n"}
+CASES: dict[str, dict[str, Any]] = {
+    "as OPUS-MT": {},
+    "pre-norm, relu, normed embeddings": PRE
+    | {"transformer-ffn-activation": "relu", "transformer-postprocess-emb": "nd"},
+    "two vocabularies, gelu": {"tied-embeddings-all": False, "transformer-ffn-activation": "gelu"},
+    "one decoder layer twice": {"transformer-tied-layers": [1, 1]},
+}
+SOURCES, TARGETS = [[5, 9, 12, 7, 1], [6, 1]], [[8, 4, 10], [11, 7, 6]]
+
+
+def oracle(arrays: dict[str, Any], settings: dict[str, Any], source: list[int], target: list[int]) -> Tensor:
+    """src/models/transformer.h of marian-dev, written out for one sentence: (len(target) + 1, vocabulary)."""
+    weights = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    pre, width, heads = "n" in settings["transformer-preprocess"], files.WIDTH, files.HEADS
+    act = {"swish": lambda x: x * x.sigmoid(), "relu": torch.relu, "gelu": lambda x: x * (1.702 * x).sigmoid()}
+
+    def norm(x: Tensor, name: str, suffix: str) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        return scaled * weights[f"{name}_ln_scale{suffix}"] + weights[f"{name}_ln_bias{suffix}"]
+
+    def embed(side: str, ids: list[int], start: bool) -> Tensor:
+        table = weights.get("Wemb", weights.get(f"{side}_Wemb"))
+        assert table is not None
+        x = table[ids] * width**0.5
+        x = torch.cat([torch.zeros(1, width), x]) if start else x  # the first input is a vector of zeros
+        steps, scales = torch.arange(len(x)), width // 2
+        angles = steps[:, None] * torch.exp(torch.arange(scales) * -np.log(10000.0) / (scales - 1))
+        x = x + torch.cat([angles.sin(), angles.cos()], 1).float()
+        return norm(x, f"{side}_emb", "_pre") if "n" in settings["transformer-postprocess-emb"] else x
+
+    def sublayer(x: Tensor, name: str, fn: Any) -> Tensor:
+        y = x + fn(norm(x, name, "_pre") if pre else x)
+        return y if pre else norm(y, name, "")
+
+    def attend(x: Tensor, at: str, memory: Tensor | None, causal: bool) -> Tensor:
+        given = x if memory is None else memory
+        q, k, v = (
+            (y @ weights[f"{at}_W{n}"] + weights[f"{at}_b{n}"]).unflatten(-1, (heads, -1)).transpose(0, 1)
+            for n, y in (("q", x), ("k", given), ("v", given))
+        )
+        scores = q @ k.transpose(1, 2) / (width // heads) ** 0.5
+        if causal:
+            scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -99999999.0)
+        mixed = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+        return mixed @ weights[f"{at}_Wo"] + weights[f"{at}_bo"]
+
+    def stack(x: Tensor, side: str, memory: Tensor | None) -> Tensor:
+        for layer in settings.get("transformer-tied-layers", [1, 2]) if side == "decoder" else [1, 2]:
+            at = f"{side}_l{layer}"
+            x = sublayer(x, f"{at}_self_Wo", lambda y: attend(y, f"{at}_self", None, side == "decoder"))  # noqa: B023
+            if memory is not None:
+                x = sublayer(x, f"{at}_context_Wo", lambda y: attend(y, f"{at}_context", memory, False))  # noqa: B023
+            f = act[settings["transformer-ffn-activation"]]
+            first, second = ((weights[f"{at}_ffn_W{n}"], weights[f"{at}_ffn_b{n}"]) for n in (1, 2))
+            x = sublayer(x, f"{at}_ffn_ffn", lambda y: f(y @ first[0] + first[1]) @ second[0] + second[1])  # noqa: B023
+        return norm(x, f"{side}_top", "") if pre else x
+
+    memory = stack(embed("encoder", source, False), "encoder", None)
+    out = weights.get("decoder_ff_logit_out_Wt", weights.get("Wemb"))
+    assert out is not None
+    return stack(embed("decoder", target, True), "decoder", memory) @ out.T + weights["decoder_ff_logit_out_b"]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kind", ["npz", "bin"])
+def test_the_numbers_of_marians_formulas(name: str, kind: str, tmp_path: Path) -> None:
+    settings = files.ORDINARY | CASES[name]
+    arrays = files.marian_arrays(20, settings)
+    path = files.write_marian(tmp_path / "model", arrays, settings, kind)
+    folder = load(path)
+    start = folder.model.config.vocabs.target - 1
+    for source, target in zip(SOURCES, TARGETS, strict=True):
+        expected = oracle(arrays, settings, source, target)
+        found = NamedForward(folder.model).logits({"tokens": [source], "targets": [[start, *target]]})[0]
+        assert torch.allclose(found[:, :-1], expected, rtol=1e-5, atol=1e-5) and expected.std() > 0.3
+        assert found[:, -1].max() < -1e3  # the start token is never generated
+    assert "no vocabulary" in folder.notes[0]
+
+
+@pytest.fixture
+def released(tmp_path: Path) -> Path:
+    """A folder as OPUS-MT releases them."""
+    pieces = files.train_pieces()
+    names = ["</s>", "<unk>", *files.tokens_of(pieces)]
+    folder = tmp_path / "opus"
+    files.write_marian(folder, files.marian_arrays(len(names), files.ORDINARY), files.ORDINARY)
+    (folder / "model.npz").rename(folder / "opus.npz")
+    files.write_vocabulary(folder, names)
+    for side in ("source", "target"):
+        (folder / f"{side}.spm").write_bytes(pieces)
+    (folder / "decoder.yml").write_text("models:\n  - opus.npz\nvocabs: [vocab.yml, vocab.yml]\nbeam-size: 6\n")
+    return folder
+
+
+def test_a_released_folder_translates_and_goes_to_ctranslate2_and_back(
+    released: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ayn.load(released)
+    options = {"beam": 2, "max_length": 12}
+    expected = model.translate(files.TEXTS[:3], **options)
+    assert len(set(expected)) > 1
+    with pytest.raises(SystemExit) as stopped:
+        main(["export", str(released), str(tmp_path / "out"), "--to", "ctranslate2"])
+    assert not stopped.value.code and "the same 5 of 5 times" in capsys.readouterr().out
+    assert ayn.load(tmp_path / "out").translate(files.TEXTS[:3], **options) == expected
+    with pytest.raises(SystemExit) as stopped:
+        main(["import", str(released), str(tmp_path / "ours")])
+    assert not stopped.value.code and ayn.load(tmp_path / "ours").translate(files.TEXTS[:3], **options) == expected
+    with pytest.raises(SystemExit) as stopped:
+        main(["describe", str(released)])
+    assert not stopped.value.code and "encoder-decoder" in capsys.readouterr().out
+
+
+def test_a_folder_of_ctranslate2s_converter(released: Path, tmp_path: Path) -> None:
+    """Another project's converter made it: the start is a zero vector, the tokenizer two SentencePiece models."""
+    converter = ctranslate2.converters.MarianConverter(str(released / "opus.npz"), [str(released / "vocab.yml")] * 2)
+    converter.convert(str(tmp_path / "out"))
+    theirs = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["add_source_eos"]
+    notes = load(tmp_path / "out").notes
+    assert "no subword file" in notes[0]  # ids only, until they are there
+    for side in ("source", "target"):
+        (tmp_path / "out" / f"{side}.spm").write_bytes((released / "source.spm").read_bytes())
+    model = ayn.load(tmp_path / "out")
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(released / "source.spm"))
+    ours = model.translate(files.TEXTS[:5], beam=3, penalty="power", length_penalty=1.0, early=True, max_length=12)
+    found = theirs.translate_batch(pieces.encode(files.TEXTS[:5], out_type=str), beam_size=3, max_decoding_length=12)
+    assert ours == [pieces.decode(result.hypotheses[0]) for result in found]
+    assert len(set(ours)) > 1
+    quantized = ctranslate2.converters.MarianConverter(str(released / "opus.npz"), [str(released / "vocab.yml")] * 2)
+    quantized.convert(str(tmp_path / "int8"), quantization="int8")
+    narrow, wide = load(tmp_path / "int8"), ctranslate2.Translator(str(tmp_path / "int8"), compute_type="float32")
+    assert any("quantized" in note for note in narrow.notes)
+    rows, start = [[5, 9, 12, 7, 0]], narrow.model.config.vocabs.target - 1
+    names = load(released).tokenizers.target.tokens
+    scores = wide.score_batch([names(rows[0][:-1])], [names([6, 7, 8])])[0].log_probs
+    logits = NamedForward(narrow.model).logits({"tokens": rows, "targets": [[start, 6, 7, 8]]})[0].log_softmax(-1)
+    assert torch.allclose(logits[range(4), [6, 7, 8, 0]], torch.tensor(scores), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"transformer-decoder-autoreg": "rnn"}, "transformer-decoder-autoreg: 'rnn' is not supported"),
+        ({"type": "s2s"}, "type: 's2s' is not supported"),
+        ({"transformer-postprocess": "dhn"}, "transformer-postprocess: 'dhn', transformer-postprocess-top"),
+        ({"new-option": 3}, "new-option: 3 is not supported"),
+    ],
+)
+def test_what_is_not_supported_is_named(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    arrays = files.marian_arrays(20, files.ORDINARY)
+    path = files.write_marian(tmp_path / "model", arrays, files.ORDINARY | change)
+    with pytest.raises(UserError, match=told):
+        load(path)
+
+
+@pytest.mark.parametrize("kind", ["npz", "bin"])
+def test_damaged_files_are_one_message(kind: str, tmp_path: Path) -> None:
+    path = files.write_marian(tmp_path / "model", files.marian_arrays(20, files.ORDINARY), files.ORDINARY, kind)
+    whole = path.read_bytes()
+    for keep in (9, 40, 400, 5000, len(whole) - 300):
+        path.write_bytes(whole[:keep])
+        with pytest.raises(UserError, match=r"model\.(npz|bin): "):
+            load(path)
+    if kind == "bin":
+        path.write_bytes(whole[:8] + (1 << 60).to_bytes(8, "little") + whole[16:])
+        with pytest.raises(UserError, match="arrays"):
+            load(path)
