@@ -54,9 +54,7 @@ def fsmt(weights: dict[str, torch.Tensor]) -> Any:
         **SIZES,
     )
     theirs = transformers.FSMTForConditionalGeneration(config).eval()
-    theirs.model.decoder.output_projection = torch.nn.Linear(
-        files.WIDTH, ROWS, bias=False
-    )  # which it would tie
+    theirs.model.decoder.output_projection = torch.nn.Linear(files.WIDTH, ROWS, bias=False)  # which it would tie
     named = {f"model.{name}": tensor for name, tensor in weights.items() if "version" not in name}
     missing, extra = theirs.load_state_dict(named, strict=False)
     assert all("embed_positions" in name for name in (*missing, *extra)), (missing, extra)
