@@ -31,6 +31,8 @@ THEIRS = {
     "llama-15m": ["llama", "mistral"],
     "llama-7b": ["llama", "mistral"],
     "longformer-base": ["longformer"],
+    "mamba-130m": ["mamba"],
+    "mamba2-130m": ["mamba2"],
     "marian": ["marian"],
     "mistral-7b": ["mistral"],
     "mixtral-8x7b": ["mixtral"],

@@ -33,6 +33,8 @@ PARAMETERS = {
     "DeepSeek-V2 Lite": 15_706_484_224,
     "BitNet b1.58 2B4T": 2_412_820_480,
     "RWKV-4 169m": 169_342_464,
+    "Mamba 130m": 129_135_360,
+    "Mamba-2 130m": 128_989_632,
     "Reformer enwik8": 149_182_464,  # without the bias of its head, which is never added
     "Reformer Crime and Punishment": 2_747_904,
 }

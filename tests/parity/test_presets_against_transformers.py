@@ -47,6 +47,19 @@ REFERENCES = {
         15_706_484_224,
     ),
     "rwkv-4-169m": ("RwkvForCausalLM", dict(hidden_size=768, num_hidden_layers=12), 169_342_464),
+    "mamba-130m": ("MambaForCausalLM", dict(num_hidden_layers=24), 129_135_360),
+    "mamba2-130m": (
+        "Mamba2ForCausalLM",
+        dict(
+            hidden_size=768,
+            num_hidden_layers=24,
+            num_heads=24,
+            n_groups=1,
+            vocab_size=50288,
+            tie_word_embeddings=True,
+        ),
+        128_989_632,
+    ),
     "bitnet-b1.58-2b": ("BitNetForCausalLM", dict(tie_word_embeddings=True), 2_412_820_480),
     "bloom-560m": ("BloomForCausalLM", dict(hidden_size=1024, n_layer=24, n_head=16), 559_214_592),
 }

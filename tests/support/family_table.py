@@ -38,8 +38,7 @@ A difference of 0 means bit-identical results: the same operations in the same o
 ## Not included
 
 * Hardwired Transformer chips (Etched's Sohu and similar): hardware for these parts, not a part.
-* State-space models (S4, Mamba) and long convolutions (Hyena): not derived from attention; they would fit the mixer
-  slot.
+* Long convolutions (Hyena): not derived from attention; they would fit the mixer slot.
 * kNN-LM: a decoding method with a data store, not a layer; RETRO covers retrieval as a layer.
 * Nyströmformer, Routing Transformer, Compressive Transformer, FNet: efficient attention whose ideas other parts cover
   (Linformer and Performer, LSH, Infini-attention's memory, Synthesizer's random weights).

@@ -53,7 +53,8 @@ TASK_BY_FAMILY = {
     **dict.fromkeys(
         (
             "bitnet", "bloom", "deepseek_v2", "falcon", "gemma", "gemma2", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox",
-            "gptj", "llama", "mistral", "mixtral", "mpt", "opt", "phi", "qwen2", "qwen3", "reformer", "rwkv",
+            "gptj", "llama", "mamba", "mamba2", "mistral", "mixtral", "mpt", "opt", "phi", "qwen2", "qwen3", "reformer",
+            "rwkv",
         ),
         "causal-lm",
     ),

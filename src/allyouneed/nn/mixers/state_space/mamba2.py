@@ -1,0 +1,139 @@
+"""Mamba-2: a selective state space with one decay per head, which is also attention with a decay for a mask (Dao, Gu
+2024, "Transformers are SSMs", arXiv:2405.21060, section 7)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context
+from allyouneed.nn.cost import Cost
+from allyouneed.nn.mixers.state_space.convolution import ShortConvolution, draw_steps
+from allyouneed.nn.ops.retention import accumulator_dtype
+from allyouneed.nn.ops.ssd import chunked, recurrent
+from allyouneed.nn.ops.unpack import unpack_rows
+from allyouneed.nn.states.base import State
+from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
+from allyouneed.nn.sublayer import Mixer, SubLayer
+
+Size = Annotated[int, Field(gt=0)]
+
+
+class Mamba2(Mixer):
+    """z, x, B, C, Δ = W_in u; x, B, C ← silu(conv(x, B, C)); Δ ← softplus(Δ + b); per head, with a scalar A, y = SSD(x;
+    Δ, A, B, C) + D x; out = W_out norm(y ⊙ silu(z)), with the model's norm. Heads of a group share B and C. A layer
+    needs no channel mixer."""
+
+    kind: Literal["mamba2"] = "mamba2"
+    heads: Size
+    """Number of heads, each with its own decay."""
+    head_width: Size | None = None
+    """Features of each head; default: 2 · width / heads, which must then be an integer."""
+    groups: Size = 1
+    """Groups of heads that share B and C."""
+    state: Size = 128
+    """States per feature (N)."""
+    convolution: Size = 4
+    """Positions that the convolution covers."""
+    conv_bias: bool = True
+    """Whether the convolution has a bias."""
+    bias: bool = False
+    """Whether the input and output maps have a bias."""
+
+    @property
+    def causal(self) -> bool:
+        return True
+
+    def sizes(self, common: Common) -> tuple[int, int, int]:
+        """Features of x, of B and C together, and of each head."""
+        head_width = self.head_width or max(1, 2 * common.width // self.heads)
+        return self.heads * head_width, 2 * self.groups * self.state, head_width
+
+    def build(self, common: Common) -> SubLayer:
+        return Mamba2Module(self, common)
+
+    def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
+        (hidden, both, _), linear = self.sizes(common), common.linear
+        total = linear.cost(common.width, 2 * hidden + both + self.heads, self.bias)
+        total += linear.cost(hidden, common.width, self.bias) + common.norm.cost(hidden)
+        mixed = hidden + both
+        total += Cost(parameters=mixed * (self.convolution + self.conv_bias), flops=2 * mixed * self.convolution)
+        total += Cost(parameters=3 * self.heads, flops=4 * hidden * self.state + 2 * hidden)  # update and read of h
+        carry = mixed * (self.convolution - 1) + hidden * self.state
+        return total + recurrent_cost(carry, common.width)
+
+    def problems(self, common: Common) -> list[tuple[str, str]]:
+        found = []
+        if self.head_width is None and 2 * common.width % self.heads:
+            text = f"2 × width {common.width} is not divisible by {self.heads} heads; set head_width or change one"
+            found.append(("heads", text))
+        if self.heads % self.groups:
+            found.append(("groups", f"{self.heads} heads are not divisible by {self.groups} groups"))
+        return found
+
+
+class Mamba2Module(SubLayer):
+    """The carry: the last inputs of the convolution, and h (batch, heads, N, head_width)."""
+
+    def __init__(self, config: Mamba2, common: Common) -> None:
+        super().__init__()
+        self.heads, self.groups, self.states = config.heads, config.groups, config.state
+        (self.hidden, both, self.head_width), build = config.sizes(common), common.linear.build
+        self.parts = [self.hidden, self.hidden + both, self.heads]  # z; x, B, C; Δ
+        self.up = build(common.width, self.parts, config.bias)
+        self.convolution = ShortConvolution(self.hidden + both, config.convolution, config.conv_bias)
+        self.step_bias = nn.Parameter(torch.empty(self.heads))
+        self.a_log = nn.Parameter(torch.empty(self.heads))  # A = −exp(a_log)
+        self.skip = nn.Parameter(torch.empty(self.heads))  # D
+        self.norm = common.norm.build(self.hidden)
+        self.out = build(self.hidden, common.width, config.bias)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The authors' code: A uniform between −16 and −1."""
+        self.step_bias.copy_(draw_steps(self.heads))
+        self.a_log.copy_((1 + 15 * torch.rand(self.heads)).log())
+        nn.init.ones_(self.skip)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        if isinstance(state, Recurrent):
+            y, carry = self.run(x, state.carry(len(x), x), context.queries.real)
+            state.update(x, carry, context)
+        else:
+            unpacked = unpack_rows(context)
+            rows = unpacked.gather(x)
+            y = unpacked.scatter(self.run(rows, self.begin(len(rows), rows), None)[0], x)
+        mixed: Tensor = self.out(self.norm(y, context))
+        return mixed
+
+    def run(self, u: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
+        """y ⊙ silu(z) (batch, time, hidden), and the carry after each row's last real token."""
+        before, h = carry
+        z, mixed, steps = self.up(u).split(self.parts, -1)
+        mixed, last = self.convolution(mixed, before, real)
+        x, b, c = mixed.split([self.hidden, self.groups * self.states, self.groups * self.states], -1)
+        x = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (batch, heads, time, head_width)
+        b, c = (part.unflatten(-1, (self.groups, -1)).transpose(1, 2) for part in (b, c))  # (batch, groups, time, N)
+        dt = nn.functional.softplus(steps.to(h.dtype) + self.step_bias.to(h.dtype)).transpose(1, 2)
+        dt = dt if real is None else dt * real[:, None]
+        log = -self.a_log.to(h.dtype).exp()[:, None] * dt  # (batch, heads, time)
+        form = recurrent if x.shape[2] == 1 else chunked
+        y, h = form(x * dt.to(x.dtype)[..., None], log, b, c, h)
+        y = y + self.skip.to(y.dtype)[:, None, None] * x.to(y.dtype)
+        y = y.transpose(1, 2).flatten(2).to(z.dtype)  # (batch, time, hidden)
+        return y * nn.functional.silu(z), (last, h)
+
+    def begin(self, batch: int, like: Tensor) -> Carry:
+        h = like.new_zeros(batch, self.heads, self.states, self.head_width, dtype=accumulator_dtype(like.dtype))
+        return self.convolution.begin(batch, like), h
+
+    def fold(self, carry: Carry, x: Tensor, real: Tensor | None) -> Carry:
+        return self.run(x, carry, real)[1]
+
+    def new_state(self) -> State:
+        return Recurrent(self.begin, self.fold)
