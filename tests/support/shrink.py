@@ -22,7 +22,7 @@ WIDTH, GRID, PATCH, LONGEST = 32, 3, 4, 24
 PROPORTIONAL = ("width", "hidden", "inner", "kv_rank", "query_rank", "row_width")
 INSIDE_HEADS = ("head_width", "nope_width", "rope_width", "value_width")
 MOST = {"repeat": 2, "length": LONGEST, "experts": 4, "mels": 8, "classes": 5, "labels": 5, "rows": 6, "columns": 4}
-MOST |= {"chunk": 4}  # several chunks per text
+MOST |= {"chunk": 4, "grid": GRID}  # several chunks per text; the patches of an image
 AS_IS = ("distance", "buckets", "seed", "offset", "limit", "channels")  # already small, or tied to another number
 OFF = ("dropout", "jitter")
 

@@ -10,8 +10,8 @@ def definition(x, dt, a, b, c, h):
     """Gu, Dao 2023, algorithm 2."""
     found = []
     for t in range(x.shape[1]):
-        h = (dt[:, t, :, None] * a).exp() * h + (dt[:, t] * x[:, t])[..., None] * b[:, t, None]
-        found.append((h * c[:, t, None]).sum(-1))
+        h = (dt[:, t, None] * a).exp() * h + (dt[:, t] * x[:, t])[:, None] * b[:, t, :, None]
+        found.append((h * c[:, t, :, None]).sum(1))
     return torch.stack(found, 1), h
 
 
@@ -23,8 +23,8 @@ def test_outputs_states_and_gradients(time):
         return torch.randn(*shape, dtype=torch.double, generator=dice)
 
     batch, features, states = 2, 5, 3
-    given = [draw(batch, time, features), draw(batch, time, features).exp(), -draw(features, states).exp()]
-    given += [draw(batch, time, states), draw(batch, time, states), draw(batch, features, states)]
+    given = [draw(batch, time, features), draw(batch, time, features).exp(), -draw(states, features).exp()]
+    given += [draw(batch, time, states), draw(batch, time, states), draw(batch, states, features)]
     given = [tensor.requires_grad_() for tensor in given]
     found, expected = selective_scan(*given), definition(*given)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
@@ -36,6 +36,6 @@ def test_outputs_states_and_gradients(time):
 
 def test_a_token_without_a_step_leaves_the_state():
     dice = torch.Generator().manual_seed(0)
-    x, b, c, h = (torch.randn(shape, generator=dice) for shape in ((1, 4, 2), (1, 4, 3), (1, 4, 3), (1, 2, 3)))
-    _, after = selective_scan(x, torch.zeros(1, 4, 2), -torch.ones(2, 3), b, c, h)
+    x, b, c, h = (torch.randn(shape, generator=dice) for shape in ((1, 4, 2), (1, 4, 3), (1, 4, 3), (1, 3, 2)))
+    _, after = selective_scan(x, torch.zeros(1, 4, 2), -torch.ones(3, 2), b, c, h)
     assert after.equal(h)

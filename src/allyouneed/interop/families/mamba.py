@@ -74,7 +74,7 @@ decoder.blocks.{n}.sublayers.mixer.step_bias = backbone.layers.{n}.mixer.dt_proj
 """
 
 
-def config_fields(ours: ModelTree, name: str) -> HfConfig:
+def config_fields(ours: ModelTree, name: str) -> Tree:
     """Fields of the config that Mamba-2 has as well."""
     return {
         "architectures": ours.architectures(name),

@@ -4,13 +4,14 @@ algorithm 2, S6).
     h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_t        y_t = C_t · h_t        (N states per feature)
 
 `selective_scan` gives y of all tokens and the last state, in at least single precision. It is computed in segments of
-`SEGMENT` tokens, whose h (batch, tokens, features, N) is recomputed in the backward pass instead of stored; within a
+`SEGMENT` tokens, whose h (batch, tokens, N, features) is recomputed in the backward pass instead of stored; within a
 segment by `linear_recurrence`, which runs √tokens pieces at once and then joins them. A kernel for GPUs would replace
 `selective_scan`, as kernels/triton/retention.py replaces `chunkwise`.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,9 +23,9 @@ SEGMENT = 128  # tokens whose states are held at once
 
 
 def selective_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """y (batch, time, features) and the state (batch, features, N) after the last token.
+    """y (batch, time, features) and the state (batch, N, features) after the last token.
 
-    x, dt (batch, time, features); a (features, N), negative; b, c (batch, time, N). A token with dt = 0 leaves the
+    x, dt (batch, time, features); a (N, features), negative; b, c (batch, time, N). A token with dt = 0 leaves the
     state unchanged.
     """
     time = x.shape[1]
@@ -43,10 +44,9 @@ def selective_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state
 
 
 def _scan_segment(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    decay = (dt[..., None] * a).exp()  # (batch, time, features, N)
-    added = (dt * x)[..., None] * b[:, :, None]
-    h = linear_recurrence(decay, added, state)
-    y = (h @ c[..., None])[..., 0]  # (batch, time, features)
+    decay = (dt[:, :, None] * a).exp()  # (batch, time, N, features)
+    h = linear_recurrence(decay, (dt * x)[:, :, None] * b[..., None], state)
+    y = (c[:, :, None] @ h)[:, :, 0]  # (batch, time, features)
     return y, h[:, -1] if x.shape[1] else state
 
 
@@ -54,7 +54,7 @@ def linear_recurrence(decay: Tensor, added: Tensor, start: Tensor) -> Tensor:
     """h_t = decay_t ⊙ h_{t−1} + added_t of every t; decay and added (batch, time, …), start (batch, …) is h_{−1}."""
     if decay.shape[1] == 1:
         return decay * start[:, None] + added
-    found: Tensor = _Recurrence.apply(decay, added, start)  # type: ignore[no-untyped-call]
+    found: Tensor = _Recurrence.apply(decay, added, start)
     return found
 
 
@@ -71,30 +71,43 @@ class _Recurrence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         decay, h, start = ctx.saved_tensors
-        following = torch.cat((torch.zeros_like(start)[:, None], decay.flip(1)[:, :-1]), 1)  # from the end
-        total = _run(following, grad.flip(1), torch.zeros_like(start)).flip(1)
-        before = torch.cat((start[:, None], h[:, :-1]), 1)
-        return total * before, total, total[:, 0] * decay[:, 0]
+        following = torch.cat((decay[:, 1:], torch.zeros_like(start)[:, None]), 1)
+        total = _run(following, grad.contiguous(), torch.zeros_like(start), backwards=True)
+        on_decay = torch.empty_like(total)
+        torch.mul(total[:, 0], start, out=on_decay[:, 0])
+        torch.mul(total[:, 1:], h[:, :-1], out=on_decay[:, 1:])
+        return on_decay, total, total[:, 0] * decay[:, 0]
 
 
-def _run(decay: Tensor, added: Tensor, start: Tensor) -> Tensor:
+def _run(decay: Tensor, added: Tensor, start: Tensor, backwards: bool = False) -> Tensor:
     """Time is cut into about √time pieces. All pieces run at once, first to find their ends if they started from
     nothing, then, from their true starts, to fill in everything."""
     time = decay.shape[1]
-    size = max(1, round(time**0.5))
-    padding = [0, 0] * (decay.dim() - 2) + [0, -time % size]
-    decay = nn.functional.pad(decay, padding, value=1.0).unflatten(1, (-1, size))  # (batch, pieces, size, …)
-    added = nn.functional.pad(added, padding).unflatten(1, (-1, size))
-    ends, kept = added[:, :, 0].clone(), decay[:, :, 0].clone()
-    for step in range(1, size):
-        torch.addcmul(added[:, :, step], decay[:, :, step], ends, out=ends)
-        kept *= decay[:, :, step]
-    h = torch.empty_like(added)
-    starts = [start]
-    for piece in range(h.shape[1] - 1):
-        starts.append(torch.addcmul(ends[:, piece], kept[:, piece], starts[-1]))
-    last = torch.stack(starts, 1)
-    for step in range(size):
-        last = torch.addcmul(added[:, :, step], decay[:, :, step], last)
-        h[:, :, step] = last
-    return h.flatten(1, 2)[:, :time]
+    size = _piece(time)
+    padding = [0, 0] * (decay.dim() - 2) + ([-time % size, 0] if backwards else [0, -time % size])
+    if time % size:
+        decay, added = nn.functional.pad(decay, padding, value=1.0), nn.functional.pad(added, padding)
+    decay, added = decay.unflatten(1, (-1, size)), added.unflatten(1, (-1, size))  # (batch, pieces, size, …)
+    steps, pieces = list(range(size)), list(range(decay.shape[1]))
+    if backwards:
+        steps, pieces = steps[::-1], pieces[::-1]
+    starts, h = torch.empty_like(decay[:, :, 0]), torch.empty_like(added)
+    starts[:, pieces[0]] = start
+    if len(pieces) > 1:
+        ends, kept = added[:, :, steps[0]].clone(), decay[:, :, steps[0]].clone()
+        for step in steps[1:]:
+            torch.addcmul(added[:, :, step], decay[:, :, step], ends, out=ends)
+            kept *= decay[:, :, step]
+        for piece, following in pairwise(pieces):
+            torch.addcmul(ends[:, piece], kept[:, piece], starts[:, piece], out=starts[:, following])
+    last = starts
+    for step in steps:
+        last = torch.addcmul(added[:, :, step], decay[:, :, step], last, out=h[:, :, step])
+    return h.flatten(1, 2)[:, -time:] if backwards else h.flatten(1, 2)[:, :time]
+
+
+def _piece(time: int) -> int:
+    """Tokens per piece: about √time, a divisor of time where there is one nearby."""
+    root = max(1, round(time**0.5))
+    near = [size for size in range(max(1, root // 2), 2 * root + 1) if time % size == 0]
+    return min(near, key=lambda size: abs(size - root), default=root)

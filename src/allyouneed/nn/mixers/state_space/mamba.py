@@ -65,7 +65,7 @@ class Mamba(Mixer):
 
 
 class MambaModule(SubLayer):
-    """The carry: the last inputs of the convolution, and h (batch, hidden, N)."""
+    """The carry: the last inputs of the convolution, and h (batch, N, hidden)."""
 
     def __init__(self, config: Mamba, common: Common) -> None:
         super().__init__()
@@ -110,13 +110,13 @@ class MambaModule(SubLayer):
             exact = h.dtype
             dt = nn.functional.softplus(steps.to(exact) + self.step_bias.to(exact))
             dt = dt if real is None else dt * real[..., None]
-            y, h = selective_scan(x.to(exact), dt, -self.a_log.to(exact).exp(), b.to(exact), c.to(exact), h)
+            y, h = selective_scan(x.to(exact), dt, -self.a_log.to(exact).exp().T, b.to(exact), c.to(exact), h)
             y = y + self.skip.to(exact) * x.to(exact)
         mixed: Tensor = self.out(y.to(x.dtype) * nn.functional.silu(z))
         return mixed, (last, h)
 
     def begin(self, batch: int, like: Tensor) -> Carry:
-        h = like.new_zeros(batch, self.hidden, self.states, dtype=accumulator_dtype(like.dtype))
+        h = like.new_zeros(batch, self.states, self.hidden, dtype=accumulator_dtype(like.dtype))
         return self.convolution.begin(batch, like), h
 
     def fold(self, carry: Carry, x: Tensor, real: Tensor | None) -> Carry:
