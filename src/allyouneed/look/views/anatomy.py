@@ -7,6 +7,7 @@ on the meta device, one of those that are equal.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,8 @@ from allyouneed.files.reading import parse_yaml
 from allyouneed.look.canvas import Panel
 from allyouneed.look.describe import summary
 from allyouneed.look.models import paper
-from allyouneed.look.pattern import fitting_size, panel, panels
+from allyouneed.look.pattern import fitting_size, panel
+from allyouneed.look.pattern import read as read_pattern
 from allyouneed.look.positions import Sizes
 from allyouneed.look.positions import panels as position_panels
 from allyouneed.look.views import view
@@ -319,10 +321,11 @@ def _patterns(configs: Sequence[Model], request: AnatomyRequest) -> list[Documen
             if isinstance(pattern, Pattern):
                 used.setdefault(str(pattern), []).append(f"{number}:{path}")
                 found[str(pattern)] = pattern
-    drawn = []
-    for text, pattern in found.items():
-        drawn.append(_pattern(panel(pattern, request.size or fitting_size(pattern)), used[text]))
-    return drawn + [_pattern(one, []) for one in (panels(request.patterns, request.size) if request.patterns else ())]
+    for asked in request.patterns:
+        found.setdefault(str(read_pattern(asked)), read_pattern(asked))
+    return [
+        _pattern(pattern, request.size or fitting_size(pattern), used.get(text, [])) for text, pattern in found.items()
+    ]
 
 
 def _mixers(config: Model) -> Iterator[tuple[str, Any]]:
@@ -332,13 +335,20 @@ def _mixers(config: Model) -> Iterator[tuple[str, Any]]:
                 yield from ((f"{path}{name}[{number}].{slot}", one) for slot, one in layer.sublayers.items())
 
 
-def _pattern(drawn: Panel, used: list[str]) -> Document:
-    """`hops`: for each token, how many layers it takes until it can influence the last one; NaN: it never does."""
+def _pattern(pattern: Pattern, size: int, used: list[str]) -> Document:
+    """`reach`: of a query, before and after it; None: unlimited. `keeps`: first and last keys for decoding; None:
+    all. `hops`: for each token, how many layers it takes until it can influence the last one; NaN: it never does."""
+    drawn, window = panel(pattern, size), pattern.kv_window
     hops = reach(drawn.values)
     steps = hops[~hops.isnan()]
     return {
         "title": drawn.title,
-        "notes": list(drawn.notes),
+        "notes": [note for note in drawn.notes if note.startswith("here ")],  # of a pattern that depends on the batch
+        "decodes": pattern.decodes,
+        "causal": pattern.causal,
+        "reach": [None if math.isinf(side) else int(side) for side in pattern.reach],
+        "keeps": None if window is None else [window.first, window.recent],
+        "keys": float(drawn.values.sum()) / len(drawn.values),
         "used": used,
         "size": len(drawn.values),
         "mask": tensor(drawn.values.float(), CELLS, "mean"),

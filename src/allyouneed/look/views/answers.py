@@ -34,6 +34,7 @@ def answer_part(decoded: Decoded, source: Tokenizer, target: Tokenizer, top: int
         "prefix": len(decoded.prefix),
         "tokens": token_list(target, best.tokens),
         "words": words(target, best.tokens),
+        "word_texts": [_added(target, best.tokens, *word) for word in words(target, best.tokens)],
         "text": target.decode(best.tokens),
         "log_probs": best.log_probs,
         "log_prob": best.log_prob,
@@ -52,11 +53,16 @@ def words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[list[int]]:
     return [[first, end] for first, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
 
 
+def _added(tokenizer: Tokenizer, ids: Sequence[int], first: int, end: int) -> str:
+    """The text of some tokens where they stand."""
+    near = list(ids[max(0, first - CONTEXT) : first])
+    return tokenizer.decode([*near, *ids[first:end]])[len(tokenizer.decode(near)) :]
+
+
 def begins_word(tokenizer: Tokenizer, before: Sequence[int], token: int) -> bool:
     """Whether a word begins with this token: after a space, at punctuation, or at an East Asian character."""
-    near = before[-CONTEXT:]
-    whole = tokenizer.decode(near)
-    added = tokenizer.decode([*near, token])[len(whole) :]
+    near = list(before[-CONTEXT:])
+    whole, added = tokenizer.decode(near), _added(tokenizer, [*near, token], len(near), len(near) + 1)
     if not whole or not added:
         return True
     if whole.endswith("\ufffd"):  # the token completes a character

@@ -40,7 +40,7 @@ def compare(models: Sequence[ViewModel], request: CompareRequest) -> Document:
     asked = UseRequest(**request.model_dump(exclude={"models", "model"}, exclude_none=True))
     sides = [use(model, asked) for model in models]
     data = {"sides": sides, "texts": _scored(models, request, [side["data"] for side in sides])}
-    line = "; ".join(python_line(model, asked) for model in models)
+    line = "; ".join((python_line(models[0], asked), python_line(models[1], asked).replace("model.", "other.", 1)))
     return document("compare", models[0], request, line, data) | {"model": None}
 
 

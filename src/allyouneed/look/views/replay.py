@@ -110,7 +110,8 @@ def replay(runs: Runs | None, request: ReplayRequest) -> Document:
             known = ", ".join(str(one.step) for one in checkpoints)
             raise UserError(f"{request.run}: no checkpoint of step {request.step} (there are: {known})")
         inner = runs.document(request.run, chosen, request.view, request.asked())
-        line = inner["python"].replace(f"load({inner['model']['name']!r})", f"load({chosen.path.name!r})")
+        folder = f"{request.run}/{CHECKPOINTS}/{chosen.path.name}"
+        line = inner["python"].replace("model.", f"allyouneed.load({folder!r}).", 1)
         return document("replay", None, request, line, {"document": inner, "step": chosen.step})
     asked = request.asked()
     data: Document = {

@@ -327,7 +327,7 @@ def about(predictor: Predictor) -> Document:
 
 
 def python_line(model: ViewModel, request: DecodingRequest) -> str:
-    """The call that gives the same answer."""
+    """The call that gives the same answer; `model` is the loaded one."""
     predictor = model.predictor
     task = str(predictor.folder.task["kind"])
     given: list[str] = []
@@ -338,8 +338,6 @@ def python_line(model: ViewModel, request: DecodingRequest) -> str:
     if isinstance(predictor, GeneratingPredictor):
         given += [f"{name}={value!r}" for name, value in request.options(predictor).items()]
     what = repr(request.text) if request.text is not None else "…"
-    line = f"allyouneed.load({model.name!r}).{_METHODS[task]}({', '.join([what, *given])})"
+    line = f"model.{_METHODS[task]}({', '.join([what, *given])})"
     prefixes = request.prefixes(predictor) if isinstance(predictor, GeneratingPredictor) else {}
-    if prefixes:
-        return f"with allyouneed.infer.decoding.observe.observe({prefixes!r}): {line}"
-    return line
+    return f"with observe({prefixes!r}): {line}  # allyouneed.infer.decoding.observe" if prefixes else line
