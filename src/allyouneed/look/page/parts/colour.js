@@ -40,7 +40,7 @@ AYN.paint = (node, t, kind) => {
   const set = () => {
     const rgb = AYN.scale(kind)(t);
     node.style.setProperty("--weight", `rgb(${rgb.join(" ")})`);
-    node.style.setProperty("--ink", AYN.luminance(rgb) > 0.18 ? "#10151b" : "#ffffff");
+    node.style.setProperty("--ink", AYN.luminance(rgb) > 0.179 ? "#000000" : "#ffffff");
   };
   set();
   AYN.onTheme(node, set);

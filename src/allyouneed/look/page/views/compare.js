@@ -8,7 +8,7 @@ const drawText = (app, one, names) => {
     one.by.map((by, n) => AYN.el("div", {}, AYN.el("h3", { class: "small soft" }, AYN.text(names[n])),
       AYN.tokens(one.words.map((text) => ({ text })), { label: app.t("compare.words", { model: names[n] }), weights: chance(by), under: (at) => AYN.percent(chance(by)[at]) }))),
     AYN.table([app.t("compare.model"), app.t("compare.total"), app.t("compare.end"), app.t("compare.tokens"), app.t("compare.character")],
-      one.by.map((by, n) => [names[n], by.total, by.end ?? "–", String(by.tokens), by.per_character]), { numeric: [1, 2, 3, 4], label: app.t("compare.scores") }),
+      one.by.map((by, n) => [names[n], by.total, by.end ?? "–", String(by.tokens), by.per_character]), { numeric: [1, 2, 3, 4], label: `${app.t("compare.scores")}: ${AYN.plain(one.text).slice(0, 80)}` }),
     AYN.el("h3", { class: "small", text: app.t("compare.gap", { left: names[0], right: names[1] }) }),
     AYN.bars(one.words.map((text, at) => ({ name: text, value: one.by[0].log_probs[at] - one.by[1].log_probs[at] })), { signed: true, label: app.t("compare.gap", { left: names[0], right: names[1] }) }));
 };
