@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-import allyouneed as ayn
 from allyouneed.config import Part
 from allyouneed.look.reference import parts_of, slot_classes
 from allyouneed.look.views import build_document
@@ -13,13 +12,14 @@ from allyouneed.look.views.document import numbers
 from allyouneed.look.views.formulas import PARTS, formula_of
 from allyouneed.look.views.model import ViewModel
 from allyouneed.look.views.walk import csv
+from inside_models import translator as shipped
 
 TEXT = "机器学习很有趣"
 
 
 @pytest.fixture(scope="module")
 def translator():
-    return ViewModel("translator", ayn.load("translator"))
+    return ViewModel("translator", shipped())
 
 
 def test_every_part_of_the_registry_has_a_formula_and_says_where_it_comes_from():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.observe import observe
+from allyouneed.nn.observe import announce_call, observe
 from allyouneed.nn.patterns.core import TokenFields
 
 T = TypeVar("T")
@@ -241,6 +241,7 @@ class Context:
     def call(self, part: Any, x: Any, state: Any = None) -> Any:
         """part(x). Stacks, blocks and wirings call every sub-layer, norm and end through here, so that a tracing
         context (runtime/trace.py) can record the call instead, and a probe the result."""
+        announce_call(part, x, self)
         return observe(part, "", part(x, context=self) if state is None else part(x, context=self, state=state))
 
     @property

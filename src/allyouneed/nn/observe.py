@@ -6,7 +6,8 @@ internals worth seeing offers them where it computes them:
     q = observe(self, "q", q)                       # (batch, heads, time, head_width)
     v = observe(self, "v", v)                       # what a mixer sums: heads = M v
     y = observe(self, "heads", y)                   # the sums, before gates and the output projection
-    offer(self, "weights", lambda: …)               # not needed for the output: computed only if somebody asks
+    changed = offer(self, "weights", lambda: …)     # not needed for the output: computed only if somebody asks
+    show(self, "mask", lambda: …)                   # the same, for what follows from other values: never changed
 
 Without a probe, each call costs one comparison. A probe belongs to one thread: models that other threads run at the
 same time are not observed.
@@ -31,6 +32,11 @@ class Probe(Protocol):
 
     def offer(self, part: Any, name: str, make: MakeValue) -> Tensor | None:
         """The value to use instead of the part's own computation; None: no change."""
+
+    def show(self, part: Any, name: str, make: MakeValue) -> None: ...
+
+    def call(self, part: Any, x: Any, context: Any) -> None:
+        """The part is about to be called with this input."""
 
     def enter_block(self, stack: Any, number: int, stream: Any) -> Any: ...
 
@@ -66,6 +72,16 @@ def observe(part: Any, name: str, value: Any) -> Any:
 
 def offer(part: Any, name: str, make: MakeValue) -> Tensor | None:
     return None if not _active or (probe := _probe.get()) is None else probe.offer(part, name, make)
+
+
+def show(part: Any, name: str, make: MakeValue) -> None:
+    if _active and (probe := _probe.get()) is not None:
+        probe.show(part, name, make)
+
+
+def announce_call(part: Any, x: Any, context: Any) -> None:
+    if _active and (probe := _probe.get()) is not None:
+        probe.call(part, x, context)
 
 
 def enter_block(stack: Any, number: int, stream: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -29,6 +29,17 @@ class SubLayer(nn.Module):
 
     @abstractmethod
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor: ...
+
+    def mixing_matrix(self, values: Mapping[str, Tensor], channels: Sequence[int]) -> Tensor | None:
+        """M of `heads = M v` for some channels, (channels, queries, keys), from the values it offered (`values["v"]`:
+        one sentence, (1, time, channels)). Only for mixers whose M differs from channel to channel; for others it is
+        measured (infer/inside/mixing.py)."""
+        return None
+
+    def half_life(self, x: Tensor) -> Tensor | None:
+        """Tokens after which a token counts half, for each head or channel; None where nothing decays. `x`: its
+        input."""
+        return None
 
     def new_state(self) -> State | None:
         return None

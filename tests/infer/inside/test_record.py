@@ -1,33 +1,14 @@
 """Every value inside every preset has a name, and recording changes no bit of the output."""
 
-from functools import cache
-
 import pytest
 import torch
 from torch import nn
 
-import allyouneed as ayn
-from allyouneed.config import parse, preset_names, preset_tree, tree_of
 from allyouneed.errors import UserError
 from allyouneed.infer.inside import inside
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.models.base import Model
-from shrink import batch_for, shrink
-
-
-@cache
-def small(name):
-    torch.manual_seed(0)
-    model = shrink(parse(Model, preset_tree(name))).build().eval()
-    return model, batch_for(model.config)
-
-
-def unlike_presets():
-    """Presets that differ in more than size."""
-    seen = {}
-    for name in preset_names():
-        seen.setdefault(str(tree_of(shrink(parse(Model, preset_tree(name))), full=True)), name)
-    return list(seen.values())
+from inside_models import PIXELS, SENTENCE, make_predictor, small, translator, unlike_presets
+from shrink import GRID, PATCH
 
 
 def sublayers(model):
@@ -107,7 +88,7 @@ def test_another_thread_is_not_recorded():
 
 
 def test_the_shipped_translator_shows_the_running_example():
-    model = ayn.load("translator")
+    model = translator()
     run = model.inside("机器学习很有趣")
     assert [token.text for token in run.tokens["encoder"]] == ["<2en>", "机器", "学习", "很有趣", "</s>"]
     assert "".join(run.name(answer.id) for answer in run.answers).lower() == "machine learning is interesting</s>"
@@ -127,3 +108,36 @@ def test_a_bare_module_takes_a_batch_or_its_inputs():
     run = inside(model, source, target)
     assert torch.equal(run.logits, inside(model, Batch(target, source)).logits)
     assert [token.id for token in run.tokens["encoder"]] == [5, 6, 7]
+
+
+ENCODER, IMAGE = "bert-base", {"size": [GRID * PATCH, GRID * PATCH]}
+TWO = {"labels": ["a", "b"]}
+TASKS = {  # preset, options of the task, input, changes, kind of output, answers
+    "masked-lm": (ENCODER, {}, "How <mask> you", {}, "mask", 1),
+    "classification": (ENCODER, {}, ("a", "b"), TWO | {"head": {"kind": "classes", "labels": 2}}, "classes", 1),
+    "tagging": (ENCODER, {}, "How are you", TWO | {"head": {"kind": "tags", "labels": 2}}, "tags", 5),
+    "similarity": (ENCODER, {"range": [0, 1]}, "How are you", {"head": {"kind": "pooled"}}, "vector", 0),
+    "permutation-lm": ("xlnet-base", {}, "How <mask> you", {}, "mask", 1),
+    "span-corruption": ("t5-small", {"sentinels": 2}, "How <mask> you", {}, "tokens", None),
+    "seq2seq": ("t5-small", {}, SENTENCE, {}, "tokens", None),
+    "image-text": ("clip-vit-b-32", {"image": IMAGE}, (PIXELS, "a fox"), {}, "similarity", 1),
+    "causal-lm": ("yoco-3b", {}, SENTENCE, {}, "tokens", None),
+    "prefix-lm": ("gpt2", {}, SENTENCE, {}, "tokens", None),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_predictor_shows_what_its_model_reads_and_chooses(task):
+    preset, options, given, changes, output, answers = TASKS[task]
+    model = make_predictor(preset, {"kind": task} | options, **changes)
+    run = model.inside(*given) if task == "image-text" else model.inside(given)
+    assert run.reading.output == output
+    assert answers is None or len(run.answers) == answers
+    for stack, tokens in run.tokens.items():
+        assert run[f"{stack}.0.in"].shape[1] == len(tokens)
+    if output == "tokens":
+        assert len(run.steps) == len(run.answers) <= len(run.tokens[list(run.stacks)[-1]])
+        inputs = run.batch.rows.tokens[0].tolist()
+        assert [answer.id for answer in run.answers[:-1]] == inputs[run.reading.given :]
+    if task == "classification":
+        assert run.name(run.answers[0].id) == model.classify(given)

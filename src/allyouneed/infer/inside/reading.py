@@ -58,6 +58,9 @@ class Reading:
     media: dict[str, Media] = field(default_factory=dict)
     python: str = ""
     replies: Callable[[Tensor], list[Answer]] | None = None  # logits -> answers, where they follow from the logits
+    never: tuple[int, ...] = ()  # tokens that decoding does not choose
+    ends: tuple[int, ...] = ()  # tokens that end an answer
+    moved: dict[int, int] | None = None  # positions of the target before and after tokens were left out
 
 
 def next_tokens(inputs: Sequence[int], last: int | None, given: int) -> list[Answer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,15 @@ class Edit:
         new = new.to(value.device, value.dtype)
         self.changed = self.changed or not torch.equal(new, value)
         return new
+
+
+class Call(NamedTuple):
+    """How a part was called, so that it can be called again. `scope`: the blocks that were running."""
+
+    part: Any
+    x: Any
+    context: Any
+    scope: list[tuple[str, int]]
 
 
 class Values(Mapping[str, Tensor]):
@@ -93,6 +102,8 @@ class Recorder:
             self.edits.setdefault(edit.site, []).append(edit)
         self.keep, self.values = keep, Values()
         self.parts: dict[str, nn.Module] = {}  # the module that offered a value
+        self.calls: dict[str, Call] = {}
+        self.streams: dict[str, Any] = {}  # before the first block of a stack and after every block
         self.inputs: list[list[Tensor]] = []  # streams before the running blocks, for blocks that are left out
 
     def observe(self, part: Any, name: str, value: Any) -> Any:
@@ -113,10 +124,28 @@ class Recorder:
             self.values.add(site, make)
         return None
 
+    def show(self, part: Any, name: str, make: MakeValue) -> None:
+        site = self.names.of(part, name)
+        if site is None:
+            return
+        if site in self.edits:
+            raise UserError(f"{site}: follows from other values and cannot be changed; change one of those")
+        self.parts.setdefault(site, part)
+        if self.keep is None or self.keep(site):
+            self.values.add(site, make)
+
+    def call(self, part: Any, x: Any, context: Any) -> None:
+        if self.keep is None and (site := self.names.site_of(part)) is not None:
+            self.calls.setdefault(site, Call(part, x, context, list(self.names.scope)))
+
     def enter_block(self, stack: Any, number: int, stream: Any) -> Any:
         block = self.names.block(stack, number)
         self.names.scope.append(block)
-        return self._record_stream(f"{block[0]}.{block[1]}.in", stream, self.inputs.append)
+        site = f"{block[0]}.{block[1]}.in"
+        stream = self._record_stream(site, stream, self.inputs.append)
+        if self.keep is None and number == 0:
+            self.streams[site] = stream
+        return stream
 
     def leave_block(self, stack: Any, number: int, stream: Any) -> Any:
         stack_name, number = self.names.scope.pop()
@@ -125,7 +154,10 @@ class Recorder:
             for edit in self.edits[site]:
                 edit.reached = edit.changed = True
             stream = join_stream(stream, before)
-        return self._record_stream(site, stream)
+        stream = self._record_stream(site, stream)
+        if self.keep is None:
+            self.streams[site] = stream
+        return stream
 
     def rename(self, part: Any, name: str) -> None:
         self.names.renamed[id(part)] = name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -9,11 +11,17 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
+from allyouneed.infer.inside.changes import Change, ablation, input_side, leave_out, one_number, patching, place_tokens
+from allyouneed.infer.inside.lens import lens_logits
+from allyouneed.infer.inside.mixing import Mixing, mixing, mixing_sites, rollout
 from allyouneed.infer.inside.reading import Answer, Reading, Token, next_tokens, plain_tokens
 from allyouneed.infer.inside.recorder import Recorder, Values, run_recorded
 from allyouneed.infer.inside.steps import Step, decode_steps
 from allyouneed.infer.inside.truth import differences, double_run
+from allyouneed.infer.inside.why import Why, explain
 from allyouneed.nn.batch import Batch, Neighbours, Rows, Signal
+
+MATRICES = 4  # kept
 
 
 class Candidate(NamedTuple):
@@ -31,10 +39,20 @@ class Run:
     stack. `logits`: the output of the head. `answers`: what the model chose. `python`: the line that made it.
     """
 
-    def __init__(self, model: Any, reading: Reading, logits: Tensor, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        model: Any,
+        reading: Reading,
+        logits: Tensor,
+        recorder: Recorder,
+        changes: Sequence[Change] = (),
+        before: Run | None = None,
+    ) -> None:
         self.model, self.reading, self.logits, self.recorder = model, reading, logits, recorder
         self.batch, self.python = reading.batch, reading.python
         self.values: Values = recorder.values
+        self.changes, self.before = tuple(changes), before
+        self._matrices: dict[Any, Mixing] = {}
         self.answers = reading.answers if reading.replies is None else reading.replies(logits)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -97,12 +115,135 @@ class Run:
 
     def candidates(self, position: int | None = None, top: int = 5) -> list[Candidate]:
         """The likeliest outputs at a position, best first."""
-        best = self.scores(position).topk(min(top, self.logits.shape[-1]))
+        return self._best(self.scores(position), top)
+
+    def _best(self, scores: Tensor, top: int) -> list[Candidate]:
+        log_probs = scores.float().log_softmax(-1)  # of log-probabilities, these are themselves
+        best = log_probs.topk(min(top, len(log_probs)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [Candidate(number, self.name(number), value) for number, value in pairs]
 
     def log_prob(self, answer: Answer) -> float:
         return float(self.scores(answer.position)[answer.id])
+
+    # --- mixing -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def mixers(self) -> list[str]:
+        """Sites of the token mixers, for `matrix`."""
+        return mixing_sites(self.values, self.recorder.calls)
+
+    def matrix(self, site: str, heads: Sequence[int] | None = None) -> Mixing:
+        """The matrix of a token mixer, out = M v: attention weights, or what does the same (inside/mixing.py). `heads`:
+        which heads or channels; default: all heads, or a few channels."""
+        key = (site, None if heads is None else tuple(heads))
+        if key not in self._matrices:
+            while len(self._matrices) >= MATRICES:
+                self._matrices.pop(next(iter(self._matrices)))
+            self._matrices[key] = mixing(self.model, self.recorder, site, heads)
+        return self._matrices[key]
+
+    @cached_property
+    def rollout(self) -> dict[str, dict[str, Tensor]]:
+        """Attention rollout: {stack: {stack of the inputs: (queries, inputs)}}, rows of shares that sum to 1."""
+        return rollout({site: self.matrix(site).average for site in self.mixers}, self.stacks)
+
+    # --- why ----------------------------------------------------------------------------------------------------------
+
+    def why(self, answer: int = 0, method: str = "causal", unit: str = "token") -> Why:
+        """What answer number `answer` rests on (inside/why.py). `method`: causal, attention, rollout or logits; `unit`:
+        token, head, sublayer or block."""
+        return explain(self, self._answer(answer), method, unit)
+
+    def lens(self, answer: int = 0, top: int = 5) -> dict[str, list[Candidate]]:
+        """Logit lens: the `top` likeliest outputs after the embedding and after each block, by site."""
+        found = lens_logits(self, self._answer(answer).position)
+        return {site: self._best(row, top) for site, row in found.items()}
+
+    def _answer(self, number: int) -> Answer:
+        if not self.answers:
+            raise UserError("this run has no answer: the model chose nothing")
+        if not -len(self.answers) <= number < len(self.answers):
+            raise UserError(f"answer {number}: expected 0 to {len(self.answers) - 1}")
+        return self.answers[number]
+
+    # --- what if ------------------------------------------------------------------------------------------------------
+
+    def ablate(self, *sites: str) -> Run:
+        """The run with parts switched off: a block (`decoder.3`) passes its input on; a sub-layer (`decoder.3.mixer`)
+        and heads (`decoder.3.mixer.heads[4]`) give zeros."""
+        listed = ", ".join(map(repr, sites))
+        return self._changed(self._fixed, [ablation(site) for site in sites], f"ablate({listed})")
+
+    def patch(self, site: str, new: Any, positions: Sequence[int] | Mapping[int, int] | None = None) -> Run:
+        """The run with a value replaced. `new`: another run (its value at the same site), a tensor, a number or a
+        function of the value. `positions`: only these tokens; {here: there} takes token `there` of the other run."""
+        shown = new.python if isinstance(new, Run) else repr(new) if isinstance(new, int | float) else "new"
+        where = "" if positions is None else f", positions={positions!r}"
+        return self._changed(self._fixed, [patching(site, new, positions)], f"patch({site!r}, {shown}{where})")
+
+    def edit(self, site: str, at: Sequence[int], number: float) -> Run:
+        """The run with one number changed; `at`: its index on the axes after the batch."""
+        text = f"edit({site!r}, {tuple(at)!r}, {number!r})"
+        return self._changed(self._fixed, [one_number(site, at, number)], text)
+
+    def mask(self, *tokens: int, stack: str | None = None) -> Run:
+        """The run without some tokens; the others keep their positions. `stack`: which reads them; default: the
+        first."""
+        side = stack or next(iter(self.tokens))
+        reading, changes = leave_out(self.model, self._fixed, side, tokens)
+        named = "" if stack is None else f", stack={stack!r}"
+        return self._changed(reading, changes, f"mask({', '.join(map(str, tokens))}{named})")
+
+    def place(self, positions: Sequence[int], stack: str | None = None) -> Run:
+        """The run with other positions for the tokens of a stack."""
+        reading = place_tokens(self.model, self._fixed, stack or next(iter(self.tokens)), positions)
+        named = "" if stack is None else f", stack={stack!r}"
+        return self._changed(reading, [], f"place({list(positions)!r}{named})")
+
+    @property
+    def _fixed(self) -> Reading:
+        """The reading with the answers of this run, which changed runs are asked about."""
+        return replace(self.reading, answers=self.answers, replies=None)
+
+    @property
+    def original(self) -> Run:
+        """The run before all changes."""
+        return self if self.before is None else self.before.original
+
+    def position_of(self, answer: int) -> int | None:
+        """The position of an answer of the original run in this one; None: it was left out, or answers have none."""
+        position, moved = self.original.answers[answer].position, self.reading.moved
+        return position if position is None or moved is None else moved.get(position)
+
+    def rewrite(self, most: int | None = None) -> list[Candidate]:
+        """Greedy decoding under the changes, without caches: the tokens that the changed model would choose. `most`:
+        tokens; default: 16 more than the answers."""
+        if not self.decodes or input_side(self.model, "decoder") != "target":
+            raise UserError("this model does not answer token by token")
+        rows, begin = self.batch.rows, self.reading.given
+        kept = set(range(begin)) if self.reading.moved is None else {n for n in self.reading.moved if n < begin}
+        prompt, found = len(kept), list[Candidate]()
+        if not prompt or rows.positions is not None or rows.prompt is not None:
+            raise UserError("the target was moved or masked; it cannot be continued")
+        tokens = rows.tokens[:1, :prompt]
+        for _ in range(len(self.answers) + 16 if most is None else most):
+            batch = replace(self.batch, target=Rows(tokens))
+            edits = [change.edit() for change in self.changes]
+            logits = run_recorded(self.model, batch, edits, keep=lambda name: False)[0][0, -1].float()
+            logits[list(self.reading.never)] = float("-inf")
+            found += self._best(logits, 1)
+            if found[-1].id in self.reading.ends:
+                break
+            tokens = torch.cat((tokens, tokens.new_tensor([[found[-1].id]])), 1)
+        return found
+
+    def _changed(self, reading: Reading, changes: Sequence[Change], text: str) -> Run:
+        every = [*self.changes, *changes]
+        python = f"{self.python}.{text}"
+        logits, recorder = run_recorded(self.model, reading.batch, [change.edit() for change in every])
+        recorder.check()
+        return Run(self.model, replace(reading, python=python), logits, recorder, every, self)
 
     # --- truth ------------------------------------------------------------------------------------------------------
 
@@ -157,7 +298,7 @@ def bare_reading(model: Any, batch: Batch) -> Reading:
     elif config.kind == "encoder":
         tokens = {"encoder": _tokens(batch.target, config.embed)}
     else:
-        embed = getattr(config, "source_embed", None) or config.embed
+        embed = getattr(config, "source_embed", None) or getattr(config, "embed", None)
         tokens = {"encoder": _tokens(batch.source, embed)} if batch.source is not None else {}
         tokens["decoder"] = _tokens(batch.target)
     answers: list[Answer] = []

@@ -58,6 +58,11 @@ class SiteNames:
             base = self._site(path)
         return ".".join(filter(None, (base, inner)))
 
+    def site_of(self, part: Any) -> str | None:
+        """The name of a module's output, without using up a name that its next call has."""
+        path = self.paths.get(id(part))
+        return None if path is None else self._site(path)
+
     def block(self, stack: Any, number: int) -> tuple[str, int]:
         return self.paths[id(stack)], number
 

@@ -154,7 +154,10 @@ class Generator(RetrievalPredictor):
             tokens["encoder"] = tokens_of(self.tokenizer, neighbours.tokens[0].flatten().tolist())
         batch = Batch(rows, neighbours).to(self.device)
         answers = next_tokens(inputs, answer[-1] if answer else None, len(prompt))
-        return Reading(batch, tokens, answers, given=len(prompt), name=output_name(self.tokenizer))
+        engine = self.engine
+        never, ends = tuple(engine.forbidden), (engine.eos, *engine.ends)
+        name = output_name(self.tokenizer)
+        return Reading(batch, tokens, answers, given=len(prompt), name=name, never=never, ends=ends)
 
     def _neighbours(self, tokens: list[int]) -> Neighbours | None:
         """Of every complete chunk (RETRO)."""

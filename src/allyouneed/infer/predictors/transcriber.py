@@ -226,6 +226,8 @@ class Transcriber(Predictor):
             next_tokens(inputs, self.speech.end, len(prompt)),
             given=len(prompt),
             name=output_name(self.tokenizer),
+            never=tuple(self.speech.suppress),
+            ends=(self.speech.end,),
             media={"encoder": media},
         )
 

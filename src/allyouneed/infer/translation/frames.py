@@ -173,4 +173,6 @@ def read_pair(
         "decoder": tokens_of(vocabularies.target, inputs),
     }
     answers = next_tokens(inputs, answer[-1] if answer else None, len(begin))
-    return Reading(batch, tokens, answers, given=len(begin), name=output_name(vocabularies.target))
+    never, ends = tuple(engine.forbidden), (engine.eos, *engine.ends)
+    name = output_name(vocabularies.target)
+    return Reading(batch, tokens, answers, given=len(begin), name=name, never=never, ends=ends)

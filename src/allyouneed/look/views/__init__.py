@@ -31,6 +31,9 @@ from allyouneed.look.views.model import ViewRequest
 MODULES: tuple[str, ...] = (
     "use",
     "walk",
+    "mixing",
+    "why",
+    "what_if",
     "truth",
     "anatomy",
     "compare",

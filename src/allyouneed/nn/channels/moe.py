@@ -19,7 +19,7 @@ from allyouneed.config import Config
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.observe import observe
+from allyouneed.nn.observe import observe, show
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Channel, SubLayer
 
@@ -179,7 +179,9 @@ class RouterModule(nn.Module):
             self.correction += config.correction * (load.float().mean() - load).sign()
         shares = scores if config.scores == "softmax" else scores / (scores.sum(-1, keepdim=True) + 1e-20)
         weights = observe(self, "weights", weights * config.scale)
-        observe(self, "", logits), observe(self, "experts", experts), observe(self, "shares", shares)
+        show(self, "", lambda: logits)
+        show(self, "experts", lambda: experts)
+        show(self, "shares", lambda: shares)
         return Routing(weights, experts, shares, logits, load)
 
     def choose(self, scores: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from allyouneed.nn.context import Context, Memory
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.convolution import RecentTokens
 from allyouneed.nn.mixers.rnn import gru_step
+from allyouneed.nn.observe import observe, show
 from allyouneed.nn.ops.unpack import UnpackedRows, unpack_rows
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.window import MAX_TRIM
@@ -115,12 +116,15 @@ class AttentiveGRUModule(SubLayer):
         unpacked = unpack_rows(context)
         rows = unpacked.gather(x)
         source = self.source(memory, context, unpacked, x, state)
+        source = source._replace(hidden=observe(self, "v", source.hidden[:, None])[:, 0])
         begin = self.begin(source)
         if isinstance(state, AttentiveGRUState):
             begin = state.last(begin, context)
         before, states, found, weights = self.run(rows, begin, source)
         if isinstance(state, AttentiveGRUState):
             state.recent.append(states, context)
+        show(self, "weights", lambda: weights[:, None])  # (sentences, 1, queries, keys)
+        found = observe(self, "heads", found[:, None])[:, 0]
         request = None if context.record is None else context.record.get(self)
         if request is not None:
             request.weights.append(unpacked.scatter(weights, x)[:, None])  # (batch, 1, queries, keys)

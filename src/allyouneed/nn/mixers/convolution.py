@@ -7,6 +7,7 @@ Gated Convolutional Networks", eq. 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -17,6 +18,7 @@ from allyouneed.nn.activations import ACTIVATIONS, Activation
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.observe import observe
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.nn.sublayer import Mixer, SubLayer
@@ -98,13 +100,25 @@ class ConvolutionModule(SubLayer):
             bound = (3 / self.size) ** 0.5  # variance 1/size preserves the variance of the input
             nn.init.uniform_(self.taps, -bound, bound)
 
+    def mixing_matrix(self, values: Mapping[str, Tensor], channels: Sequence[int]) -> Tensor | None:
+        """The filters at their places, if each feature has its own."""
+        if self.taps is None:
+            return None
+        time = values["v"].shape[1]
+        offsets = torch.arange(time)[None] - torch.arange(time)[:, None] + self.reach[0]  # of key j in i's window
+        inside = (offsets >= 0) & (offsets < self.size)
+        found: Tensor = self.taps.detach()[list(channels)][:, offsets.clamp(0, self.size - 1)]
+        return found * inside.to(found.device)
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        x = x if self.taps is None else observe(self, "v", x)
         if isinstance(state, RecentTokens):
             seen = self.gather(state.append(x, context))
         elif self.size == 1:
             seen = self.gather(x)
         else:
             seen = self.over_sentences(x, context)
+        seen = seen if self.taps is None else observe(self, "heads", seen)
         y: Tensor = self.out(seen)
         if not self.gated:
             return self.activation(y)

@@ -5,6 +5,7 @@ head share a filter."""
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -88,6 +89,20 @@ class SoftmaxConvolutionModule(SubLayer):
         self.out = common.linear.build(common.width, common.width, config.bias)
         self.dropout = Dropout(config.dropout)
 
+    def mixing_matrix(self, values: Mapping[str, Tensor], channels: Sequence[int]) -> Tensor:
+        """The filters at their places. Features of a head share them."""
+        v = values["v"]
+        time, filters = v.shape[1], self.filters_of(v[0])  # (time, heads, size)
+        offsets = torch.arange(time)[None] - torch.arange(time)[:, None] + self.reach[0]  # of key j in i's window
+        inside = (offsets >= 0) & (offsets < self.size)
+        at = offsets.clamp(0, self.size - 1).to(v.device)[:, None].expand(-1, filters.shape[1], -1)
+        found = filters.gather(2, at).transpose(0, 1) * inside.to(v.device)  # (heads, time, time)
+        return found[[channel * self.heads // v.shape[2] for channel in channels]]
+
+    @abstractmethod
+    def filters_of(self, x: Tensor) -> Tensor:
+        """The filter of each token (time, width): (time, heads, size), or (1, heads, size) expanded."""
+
     @abstractmethod
     def convolve(self, x: Tensor, padded: Tensor, starts: Tensor | None) -> Tensor:
         """`padded` holds the windows of all tokens; token t's starts at starts[t], or at t if `starts` is None."""
@@ -122,6 +137,9 @@ class LightweightModule(SoftmaxConvolutionModule):
     def reset_parameters(self) -> None:
         nn.init.xavier_uniform_(self.taps)
 
+    def filters_of(self, x: Tensor) -> Tensor:
+        return self.taps.softmax(-1).expand(len(x), -1, -1)
+
     def convolve(self, x: Tensor, padded: Tensor, starts: Tensor | None) -> Tensor:
         width = x.shape[2]
         taps = self.dropout(self.taps.softmax(-1)).to(x.dtype).repeat_interleave(width // self.heads, 0)
@@ -134,8 +152,12 @@ class DynamicModule(SoftmaxConvolutionModule):
         super().__init__(config, common)
         self.filters = common.linear.build(common.width, config.heads * config.size, False)
 
+    def filters_of(self, x: Tensor) -> Tensor:
+        weights: Tensor = self.filters(x).unflatten(-1, (self.heads, self.size)).softmax(-1)
+        return weights
+
     def convolve(self, x: Tensor, padded: Tensor, starts: Tensor | None) -> Tensor:
-        weights = self.filters(x).unflatten(-1, (self.heads, self.size)).softmax(-1)
+        weights = self.filters_of(x)
         weights = self.dropout(weights)[..., None]  # (batch, time, heads, size, 1)
         seen = torch.zeros_like(x).unflatten(-1, (self.heads, -1))  # (batch, time, heads, width / heads)
         for offset in range(self.size):  # per offset, so that windows are never materialised

@@ -7,6 +7,7 @@ arXiv:2405.05254, section 3.1.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import Annotated, Literal
 
@@ -155,6 +156,10 @@ class RetentionModule(SubLayer):
         y = self.norm(heads, context)
         mixed: Tensor = self.out(nn.functional.silu(self.gate(x)) * y.transpose(1, 2).flatten(2))
         return mixed
+
+    def half_life(self, x: Tensor) -> Tensor:
+        """Of the mean decay, where it differs from token to token."""
+        return math.log(0.5) / self.decay(x).mean((0, 2))
 
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (batch, heads, time, …)

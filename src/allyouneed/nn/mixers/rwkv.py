@@ -6,6 +6,8 @@ is a channel mixer that also reads the previous token.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -96,6 +98,18 @@ class RWKVModule(SubLayer):
         wkv, sums = run_wkv((scale, above, below), k, v, decay, self.bonus, real)
         wkv = observe(self, "heads", wkv)
         return shifted, wkv, (tokens[:, -1] if real is None else after_last_real(tokens, real), *sums)
+
+    def half_life(self, x: Tensor) -> Tensor:
+        return math.log(2) / self.decay.double().exp()
+
+    def mixing_matrix(self, values: Mapping[str, Tensor], channels: Sequence[int]) -> Tensor:
+        """softmax_j(k_j − (i − 1 − j) δ for j < i, k_i + u for j = i)"""
+        k = values["k"][0, :, list(channels)].T.double()  # (channels, time)
+        rows = torch.arange(k.shape[1], device=k.device)
+        distance = rows[:, None] - 1 - rows
+        decay, bonus = (value[list(channels)].double()[:, None, None] for value in (self.decay.exp(), self.bonus))
+        scores = torch.where(distance < 0, k[:, None] + bonus, k[:, None] - distance * decay)
+        return scores.masked_fill(distance < -1, -math.inf).softmax(-1)
 
     def begin(self, batch: int, like: Tensor) -> Carry:
         return like.new_zeros(batch, like.shape[2]), *initial_state(batch, self.hidden, like)

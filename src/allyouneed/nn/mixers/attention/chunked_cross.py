@@ -26,6 +26,7 @@ from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention, CrossAttention, Size
 from allyouneed.nn.norms import Norm
+from allyouneed.nn.observe import observe, show
 from allyouneed.nn.ops.attention.dense import AttentionFn, DenseAttention, ScoreMod, attention_weights
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
@@ -162,12 +163,15 @@ class ChunkedCrossAttention(CrossAttention):
             copies = torch.arange(len(k), device=k.device).repeat_interleave(beams)
             k, v = k.index_select(0, copies), v.index_select(0, copies)
             repeated = context.memoize(("beams of memory", beams), lambda: memory.select(copies))
+        q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
         score_mod = self.score_mod()
         self.record_weights(q, k, context, repeated, score_mod)
+        show(self, "mask", lambda: mask(self.chunk, context.queries, repeated.layout))
+        show(self, "weights", lambda: self.weights(q, k, context, repeated, score_mod))
         key = "chunked-cross", self.chunk, id(repeated)
         execute = context.memoize(key, lambda: select_attention(self.chunk, context.queries, repeated))
         has_keys = context.memoize((*key, "sees"), lambda: sees_anything(self.chunk, context.queries, repeated))
-        attended = execute(q, k, v, self.dropout if self.training else 0.0, score_mod)
+        attended = observe(self, "heads", execute(q, k, v, self.dropout if self.training else 0.0, score_mod))
         out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return out * has_keys[..., None].to(out.dtype)  # without keys the bias of `out` must not leak through
 
@@ -186,9 +190,13 @@ class ChunkedCrossAttention(CrossAttention):
     def record_weights(self, q: Tensor, k: Tensor, context: Context, memory: Memory, score_mod: ScoreMod) -> None:
         request = None if context.record is None else context.record.get(self)
         if request is not None:
-            positions = context.queries.positions, memory.layout.positions
-            weights = attention_weights(q, k, mask(self.chunk, context.queries, memory.layout), *positions, score_mod)
+            weights = self.weights(q, k, context, memory, score_mod)
             request.weights.append(weights if request.heads is None else weights[:, list(request.heads)])
+
+    def weights(self, q: Tensor, k: Tensor, context: Context, memory: Memory, score_mod: ScoreMod) -> Tensor:
+        """(batch, heads, queries, keys)"""
+        positions = context.queries.positions, memory.layout.positions
+        return attention_weights(q, k, mask(self.chunk, context.queries, memory.layout), *positions, score_mod)
 
     def new_state(self) -> State:
         return RetrievedKeyValues()

@@ -17,7 +17,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention, SelfAttention, Size
-from allyouneed.nn.observe import observe, offer
+from allyouneed.nn.observe import observe, show
 from allyouneed.nn.ops.attention.dense import attention_weights, dense_mask
 from allyouneed.nn.ops.attention.select import select_attention
 from allyouneed.nn.patterns.core import Full, Pattern
@@ -105,7 +105,7 @@ class LongformerAttention(SelfAttention):
         score_mod, keys = self.score_mod(), context.queries
         execute = context.memoize(("chosen", q.shape[0]), lambda: select_attention(Full(), layout, keys, score_mod))
         global_out = execute(q, k, v, self.dropout if self.training else 0.0, score_mod)
-        offer(self, "global.weights", lambda: self.global_weights(q, k, context, layout))
+        show(self, "global.weights", lambda: self.global_weights(q, k, context, layout))
         global_out = observe(self, "global.heads", global_out).transpose(1, 2)
         # rows with fewer global tokens write their padding to an extra slot
         seen = torch.cat((seen.transpose(1, 2), global_out.new_zeros(len(x), 1, *global_out.shape[2:])), 1)

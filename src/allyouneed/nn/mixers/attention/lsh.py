@@ -24,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.observe import observe, offer
+from allyouneed.nn.observe import observe, show
 from allyouneed.nn.ops.attention.dense import dense_mask
 from allyouneed.nn.ops.lsh import chunked_lsh_attention, chunks_needed
 from allyouneed.nn.patterns.core import Causal, Full
@@ -124,7 +124,8 @@ class LSHAttention(SubLayer):
         keys, seen_buckets = context.queries, buckets
         if isinstance(state, HashedKeyValues):
             k, v, seen_buckets, keys = state.append_hashed(k, v, buckets, context)
-        offer(self, "weights", lambda: self.weights(q, k, self.mask(buckets, seen_buckets, context.queries, keys)))
+        show(self, "mask", lambda: self.mask(buckets, seen_buckets, context.queries, keys))
+        show(self, "weights", lambda: self.weights(q, k, self.mask(buckets, seen_buckets, context.queries, keys)))
         dropout = self.config.dropout if self.training else 0.0
         limited = self.training and self.config.chunk is not None
         chunk = self.config.chunk or EXACT_CHUNK

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from allyouneed.nn.context import TokenLayout
-from allyouneed.nn.observe import offer
+from allyouneed.nn.observe import offer, show
 from allyouneed.nn.patterns.core import Full, Pattern, SameSegment
 
 
@@ -92,6 +92,7 @@ def weighted_sum(weights: Tensor, v: Tensor, queries: Tensor, keys: Tensor, scor
 
 def offer_weights(part: Any, scores: Callable[[], Tensor], mask: Callable[[], Tensor]) -> Tensor | None:
     """Offer scores and weights to a probe; the weights to use, if it changed either."""
+    show(part, "mask", mask)
     changed = offer(part, "scores", scores)
 
     def weights() -> Tensor:
