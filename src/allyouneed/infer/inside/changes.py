@@ -201,7 +201,7 @@ def repeat_rows(batch: Batch, count: int) -> Batch:
 def stack_rows(rows: Iterable[Rows]) -> Rows:
     """Rows of equal length as one batch."""
     some = list(rows)
-    found = {}
+    found: dict[str, Any] = {}
     for field in fields(Rows):
         values = [getattr(one, field.name) for one in some]
         found[field.name] = torch.cat(values) if isinstance(values[0], Tensor) else values[0]

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
+from allyouneed.infer.inside.execute import forward_pass
 from allyouneed.infer.inside.recorder import quiet
 from allyouneed.infer.inside.why import final_stack, split_site
 
 
+@forward_pass
 def lens_logits(run: Any, position: int | None) -> dict[str, Tensor]:
     """{site of the stream: logits (outputs,)} at a position, from the embedding to the last block: the stream through
     the stack's own end (its final norm) and the head."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
+from allyouneed.infer.inside.execute import forward_pass
 from allyouneed.infer.inside.recorder import Call, Edit, Recorder, Values, quiet
 from allyouneed.nn.observe import probing
 from allyouneed.nn.ops.attention.dense import repeat_kv
@@ -140,6 +141,7 @@ def _relative(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted.double()).abs().max() / wanted.abs().max().double().clamp(min=1e-30))
 
 
+@forward_pass
 def run_part(model: Any, call: Call, site: str, change: Any, wanted: str) -> Tensor:
     """Call a part again with one value changed; the value at `wanted`."""
     recorder = Recorder(model, [Edit(site, change)], keep=lambda name: name == wanted)
@@ -164,6 +166,7 @@ def unit_matrix(model: Any, call: Call, site: str, v: Tensor, out: Tensor) -> Te
     return torch.cat(columns, -1)
 
 
+@forward_pass
 def jacobian_norms(model: Any, call: Call) -> tuple[Tensor, bool]:
     """‖∂out_i / ∂in_j‖ in float64, by central differences: along every feature of token j, or along random directions,
     whose mean square is that of the norm (true: sampled). Of a cross mixer: `in` is its own input."""

@@ -268,7 +268,7 @@ class Run:
         """The largest |number| of a value; masked scores do not count."""
         value = self.values[name]
         if not value.is_floating_point():
-            return float(value.abs().max()) if value.numel() else 0.0
+            return float(value.double().abs().max()) if value.numel() else 0.0
         kept = value[(value != torch.finfo(value.dtype).min) & value.isfinite()]
         return float(kept.abs().max()) if kept.numel() else 0.0
 

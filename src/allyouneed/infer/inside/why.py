@@ -95,12 +95,9 @@ def _token_effects(run: Any, answer: Answer, unit: str) -> Iterator[Unit]:
     for stack in input_stacks(run.reading, run.model):
         side = input_side(run.model, stack)
         given = run.batch.source if side == "source" else run.batch.target
-        reads = side == "target" and answer.position is not None
-        groups = [
-            group
-            for group in token_groups(run.tokens[stack], MOST_TOKENS)
-            if not reads or (answer.position not in group and (group[0] < answer.position or not run.decodes))
-        ]
+        groups = token_groups(run.tokens[stack], MOST_TOKENS)
+        if side == "target" and (at := answer.position) is not None:
+            groups = [group for group in groups if at not in group and (group[0] < at or not run.decodes)]
         if isinstance(given, Signal):
             effects = _without_vectors(run, answer, embed_site(run.model, stack), groups)
         elif isinstance(given, Rows):
@@ -161,19 +158,27 @@ def _part_effects(run: Any, answer: Answer, unit: str) -> Iterator[Unit]:
             continue
         if unit == "block" and rest == "":
             names.append(name)
-            changes.append((name, lambda _, name=name: run[f"{name}.in"][0]))
+            changes.append((name, _always(run[f"{name}.in"][0])))
         elif unit == "sublayer" and rest in ("mixer", "cross", "channel"):
             names.append(name)
             changes.append((name, torch.zeros_like))
         elif unit == "head" and name.endswith(".heads") and run[name].dim() == 4 and run[name].shape[0] == 1:
             for head in range(run.names[name][1]):
                 names.append(f"{name}[{head}]")
-                changes.append((name, lambda value, head=head: value.index_fill(0, torch.tensor(head), 0.0)))
+                changes.append((name, _without(head)))
     if not changes:
         raise UserError(f"this model has no {unit} that can be left out")
     base = run.log_prob(answer)
     for name, value in zip(names, _row_effects(run, answer, changes), strict=True):
         yield Unit(name, (), name, base - value)
+
+
+def _always(new: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda value: new
+
+
+def _without(row: int) -> Callable[[Tensor], Tensor]:
+    return lambda value: value.index_fill(0, torch.tensor(row, device=value.device), 0.0)
 
 
 def split_site(run: Any, name: str) -> tuple[str | None, int | None, str]:
@@ -354,7 +359,7 @@ def _head_parts(run: Any, part: str, position: int, whole: Tensor) -> list[tuple
     """What each head adds, its output times its columns of W_O; None where that, with the bias, is not the `whole`
     output: gates and norms follow the heads."""
     name = f"{part}.heads"
-    out = getattr(run.recorder.parts.get(name), "out", None)
+    out: Any = getattr(run.recorder.parts.get(name), "out", None)
     if name not in run or run[name].dim() != 4 or type(out) not in (torch.nn.Linear, MergedLinear):
         return None
     heads = run[name][0, :, position].double()  # (heads, head_width)
