@@ -22,6 +22,7 @@ from allyouneed.cli.evaluate import evaluate
 from allyouneed.cli.import_export import export, import_
 from allyouneed.cli.index import index
 from allyouneed.cli.look import WIDE, look_app, models, parts
+from allyouneed.cli.look import inside as look_inside
 from allyouneed.cli.look import views as look_views
 from allyouneed.cli.options import EXCHANGE, LOOK, TRAIN, USE, PluginOption, QuietOption, SetOption, option
 from allyouneed.cli.quantize import quantize
@@ -127,7 +128,7 @@ app.command(rich_help_panel=TRAIN)(accept_quiet(accept_plugins(index)))
 app.command(rich_help_panel=LOOK)(models)
 app.command(rich_help_panel=LOOK)(accept_plugins(parts))
 app.command(rich_help_panel=LOOK)(doctor)
-assert look_views  # they register themselves
+assert look_views and look_inside  # they register themselves
 app.add_typer(look_app, name="look", rich_help_panel=LOOK)
 app.command("import", rich_help_panel=EXCHANGE)(accept_quiet(import_))
 app.command(rich_help_panel=EXCHANGE)(accept_quiet(accept_plugins(export)))

@@ -11,7 +11,7 @@ from allyouneed.look.assets import offline_page
 from allyouneed.look.offline import collect, save, view_model
 from allyouneed.look.views.document import Document
 
-INSIDE = ("walk", "truth", "mixing", "why", "what-if")  # the views of one sentence
+INSIDE = ("walk", "truth", "mixing", "why", "what_if")  # the views of one sentence
 HEIGHT = 820  # CSS pixels
 
 

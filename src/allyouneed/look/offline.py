@@ -16,7 +16,7 @@ from allyouneed.files import write_text
 from allyouneed.look.assets import offline_page
 from allyouneed.look.views import find_view
 from allyouneed.look.views.document import Document
-from allyouneed.look.views.model import ViewModel
+from allyouneed.look.views.model import ViewModel, ViewRequest
 
 BUDGET = 24 << 20  # characters of documents in a file; the first of each view is always there
 
@@ -24,22 +24,42 @@ BUDGET = 24 << 20  # characters of documents in a file; the first of each view i
 def collect(models: Any, names: Iterable[str], /, **request: Any) -> list[Document]:
     """The documents of these views: of one `ViewModel`, or of a list where the view compares."""
     found: list[Document] = []
-    later: list[tuple[str, dict[str, Any]]] = []
+    later: list[tuple[str, Document]] = []
     for name in names:
         view = find_view(name)
-        first = view.build(models, view.request.parse(request))
-        found.append(first)
-        later += [(name, more) for more in (view.follow(first) if view.follow is not None else ())]
+        asked = view.request.parse({key: value for key, value in request.items() if key in view.request.model_fields})
+        starts = [{}] if view.start is None else list(view.start(models, asked))
+        found.append(view.build(models, asked.parse(_fields(asked) | starts[0])))
+        more = [(name, one) for one in starts[1:]] + ([] if view.follow is None else list(view.follow(found[-1])))
+        later += [(other, _of(asked, other) | one) for other, one in more]
     size = sum(map(_size, found))
-    for name, more in later:
+    first = {one["view"]: number for number, one in enumerate(found)}
+    for name, values in later:
         view = find_view(name)
-        document = view.build(models, view.request.parse(request | more))
+        document = view.build(models, view.request.parse(values))
+        if name in first:
+            document = _difference(document, first[name], found[first[name]])
         size += _size(document)
         if size > BUDGET:
             break
-        if document not in found:
-            found.append(document)
+        found.append(document)
     return found
+
+
+def _of(request: ViewRequest, view: str) -> dict[str, Any]:
+    """The fields of a request that another view has too."""
+    return {name: value for name, value in _fields(request).items() if name in find_view(view).request.model_fields}
+
+
+def _difference(document: Document, number: int, base: Document) -> Document:
+    """The document without what it shares with number `base` of the file."""
+    data, shared = document["data"], base["data"]
+    own = {name: value for name, value in data.items() if name not in shared or shared[name] != value}
+    return document | {"data": own, "base": number}
+
+
+def _fields(request: ViewRequest) -> dict[str, Any]:
+    return request.model_dump(exclude_unset=True)
 
 
 def _size(document: Document) -> int:

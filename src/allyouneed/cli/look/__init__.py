@@ -17,7 +17,7 @@ from allyouneed.extras import require
 if TYPE_CHECKING:
     from allyouneed.look.canvas import Panel
 
-look_app = App(help="Draw attention patterns and position encodings.")
+look_app = App(help="Look inside: views of a model as a page, drawings of patterns and position encodings.")
 
 WIDE = 1000  # columns, so that table rows are not wrapped when the output is not a terminal
 

@@ -86,7 +86,7 @@ def use(
 
     check_page_path(output)
     predictor = load_predictor(model or Path(TRANSLATOR), compute)
-    shown, asked = view_model(predictor), _input(predictor, text) | answer.given()
+    shown, asked = view_model(predictor), input_fields(predictor, text) | answer.given()
     first = build_document("use", shown, **asked)
     documents = [first]
     for part, prefix, ids in _words(first)[:WORDS]:
@@ -95,7 +95,7 @@ def use(
         documents.append(build_document("next", shown, **before))
         for one in [one for one in documents[-1]["data"]["choices"] if "ids" in one and one["ids"] != ids][:CONTINUED]:
             documents.append(build_document("use", shown, **before | {"prefix": [*prefix, *one["ids"]]}))
-    _save(documents, output)
+    save_page(documents, output)
 
 
 def _words(document: Document) -> list[tuple[int, list[int], list[int]]]:
@@ -109,7 +109,7 @@ def _words(document: Document) -> list[tuple[int, list[int], list[int]]]:
     return found
 
 
-def _input(predictor: Any, text: str) -> dict[str, Any]:
+def input_fields(predictor: Any, text: str) -> dict[str, Any]:
     """The input as a view takes it."""
     kind = {"image-classification": "image", "image-text": "image", "transcription": "sound"}
     name = kind.get(str(predictor.folder.task["kind"]))
@@ -150,7 +150,7 @@ def anatomy(
             request[keys[0] if known else keys[1]] = given if known else to_yaml(model_config(given))
     if size is not None:
         request["size"] = size
-    _save([build_document("anatomy", None, **request)], output)
+    save_page([build_document("anatomy", None, **request)], output)
 
 
 @look_app.command("compare")
@@ -175,9 +175,9 @@ def compare(
     if len(model) != 2:
         raise UserError(f"expected two models (-m FOLDER -m FOLDER), got {len(model)}")
     sides = [view_model(load_predictor(one, compute)) for one in model]
-    asked = _input(sides[0].predictor, text) | answer.given()
+    asked = input_fields(sides[0].predictor, text) | answer.given()
     names = [one.name for one in sides]
-    _save([build_document("compare", sides, **asked, models=names)], output)
+    save_page([build_document("compare", sides, **asked, models=names)], output)
 
 
 @look_app.command("replay")
@@ -207,10 +207,10 @@ def replay(
         if "error" not in one:
             asked = {"run": name, "step": one["step"], "text": text}
             documents += [build_document("replay", runs, **asked, view=wanted) for wanted in view or ["use"]]
-    _save(documents, output)
+    save_page(documents, output)
 
 
-def _save(documents: list[Document], output: Path) -> None:
+def save_page(documents: list[Document], output: Path) -> None:
     from allyouneed.look.offline import save
 
     save(documents, output)

@@ -148,7 +148,7 @@ const app = {
     const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
     const found = app.documents.find((one) => one.view === view && Object.entries(sent).every(([name, value]) => same(one.request[name], value)));
     if (!found) throw new Failure(app.t("offline.missing"), { offline: true, python: app.documents.find((one) => one.view === view)?.python });
-    return found;
+    return found.base === undefined ? found : { ...found, data: { ...app.documents[found.base].data, ...found.data } };
   },
 
   async post(path, body) {

@@ -31,10 +31,11 @@ from allyouneed.look.views.model import ViewRequest
 MODULES: tuple[str, ...] = (
     "use",
     "walk",
+    "value",
+    "truth",
     "mixing",
     "why",
     "what_if",
-    "truth",
     "anatomy",
     "compare",
     "replay",
@@ -46,8 +47,9 @@ F = TypeVar("F", bound=Build)
 
 class View(NamedTuple):
     """`build(model, request)`: of one model; `build(models, request)` if `many`; `build(None, request)` if it needs no
-    loaded `models`. `follow(document)`: requests that clicks lead to, the most useful first: the offline file contains
-    their documents too."""
+    loaded `models`. `start(model, request)`: what to ask for first where the request itself asks for nothing.
+    `follow(document)`: what clicks lead to, the most useful first, as (view, fields). The offline file contains the
+    documents of both."""
 
     name: str
     request: type[ViewRequest]
@@ -55,7 +57,8 @@ class View(NamedTuple):
     many: bool = False
     models: bool = True
     runs: bool = False
-    follow: Callable[[Document], Iterable[Document]] | None = None
+    follow: Callable[[Document], Iterable[tuple[str, Document]]] | None = None
+    start: Callable[..., Iterable[Document]] | None = None
 
 
 _VIEWS: dict[str, View] = {}
@@ -68,10 +71,11 @@ def view(
     many: bool = False,
     models: bool = True,
     runs: bool = False,
-    follow: Callable[[Document], Iterable[Document]] | None = None,
+    follow: Callable[[Document], Iterable[tuple[str, Document]]] | None = None,
+    start: Callable[..., Iterable[Document]] | None = None,
 ) -> Callable[[F], F]:
     def register(build: F) -> F:
-        _VIEWS[name] = View(name, request, build, many, models, runs, follow)
+        _VIEWS[name] = View(name, request, build, many, models, runs, follow, start)
         return build
 
     return register

@@ -21,6 +21,8 @@ data: {
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 from allyouneed.infer.inside.mixing import Mixing
@@ -45,7 +47,21 @@ class MixingRequest(InputRequest):
     rollout: bool = False
 
 
-@view("mixing", MixingRequest)
+def follow(sent: Document) -> Iterator[tuple[str, Document]]:
+    """The other mixers and rollout; heads, where those of the grid are pooled."""
+    data = sent["data"]
+    others = [one["name"] for one in data["sites"] if one["name"] != data["site"]]
+    for site in [data["site"], *others]:
+        if site != data["site"]:
+            yield "mixing", {"site": site}
+        yield "mixing", {"site": site, "rollout": True}
+    if "pooled" in data["grid"]:
+        for site in [data["site"], *others]:
+            for head in data["heads"]:
+                yield "mixing", {"site": site, "head": head}
+
+
+@view("mixing", MixingRequest, follow=follow)
 def mixing(model: ViewModel, request: MixingRequest) -> Document:
     run: Run = model.record(request)
     site = request.site or run.mixers[0]

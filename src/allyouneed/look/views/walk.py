@@ -38,6 +38,8 @@ from allyouneed.look.views.model import Index, Text, ViewModel
 FIRST = 8  # numbers shown in a box
 CANDIDATES = 5
 COMPUTED = 1 << 14  # numbers that are computed just to show the first of them
+OFFLINE_TOKENS = 32  # whose numbers are in an offline file
+OFFLINE_NUMBERS = 1 << 17  # of a value that is there as CSV
 IMAGE_SIDE = 224  # pixels of an image that are sent
 
 
@@ -49,7 +51,18 @@ class WalkRequest(InputRequest):
     site: Text | None = None
 
 
-@view("walk", WalkRequest)
+def follow(sent: Document) -> Iterator[tuple[str, Document]]:
+    """The other tokens; then every value, for its CSV file."""
+    longest = max(map(len, sent["data"]["tokens"].values()), default=1)
+    for position in range(min(longest, OFFLINE_TOKENS)):
+        if position != sent["request"]["position"]:
+            yield "walk", {"position": position}
+    for one in sent["data"]["boxes"]:
+        if math.prod(one["shape"]) <= OFFLINE_NUMBERS:
+            yield "value", {"site": one["name"]}
+
+
+@view("walk", WalkRequest, follow=follow)
 def walk(model: ViewModel, request: WalkRequest) -> Document:
     run: Run = model.record(request)
     data: Document = {

@@ -58,7 +58,18 @@ class WhatIfRequest(InputRequest):
     rewrite: bool = False
 
 
-@view("what_if", WhatIfRequest)
+def start(model: ViewModel, request: WhatIfRequest) -> list[Document]:
+    """A request without a change: leave out each token and each block in turn."""
+    if any((request.place, request.mask, request.ablate, request.edit, request.patch)):
+        return [{}]
+    run: Run = model.record(request)
+    stack, tokens = next(iter(run.tokens.items()))
+    masks: list[Document] = [{"stack": stack, "mask": [number]} for number in range(len(tokens))]
+    blocks = [f"{name}.{number}" for name, count in run.stacks.items() for number in range(count)]
+    return [*masks, *({"ablate": [block]} for block in blocks)]
+
+
+@view("what_if", WhatIfRequest, start=start)
 def what_if(model: ViewModel, request: WhatIfRequest) -> Document:
     before: Run = model.record(request)
     after = changed_run(model, before, request)

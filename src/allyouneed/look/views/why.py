@@ -15,6 +15,7 @@ data: {
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from allyouneed.errors import UserError
@@ -35,7 +36,18 @@ class WhyRequest(InputRequest):
     unit: Literal["token", "head", "sublayer", "block"] = "token"
 
 
-@view("why", WhyRequest)
+def follow(sent: Document) -> Iterator[tuple[str, Document]]:
+    """The other words; then the other methods and units, word by word."""
+    data = sent["data"]
+    pairs = [(one["method"], unit) for one in data["methods"] if not one["problem"] for unit in one["units"]]
+    answers = [data["answer"], *(n for n in range(len(data["answers"])) if n != data["answer"])]
+    for method, unit in sorted(pairs, key=lambda pair: pair != (data["method"], data["unit"])):
+        for answer in answers:
+            if (answer, method, unit) != (data["answer"], data["method"], data["unit"]):
+                yield "why", {"answer": answer, "method": method, "unit": unit}
+
+
+@view("why", WhyRequest, follow=follow)
 def why(model: ViewModel, request: WhyRequest) -> Document:
     run: Run = model.record(request)
     found = run.why(request.answer, request.method, request.unit)

@@ -9,7 +9,8 @@
      later     the index from which tokens are shown as not yet there
    Returns an element with .select(index) and .paint(weights, kind). With onSelect it is a listbox: one stop of the Tab key,
    arrow keys move, Enter or space selects.
-   AYN.tokenText(token)   the text of a token as nodes: a leading space is a visible dot. */
+   AYN.tokenText(token)   the text of a token as nodes: a leading space is a visible dot.
+   AYN.chip(token, note, props)   one token by itself, with a small text below */
 
 AYN.tokenText = (token) => {
   const text = token.text ?? "";
@@ -19,6 +20,8 @@ AYN.tokenText = (token) => {
   return [dots(lead), text.length > lead ? AYN.text(text.slice(lead, text.length - trail)) : null, dots(trail),
     text === "" && AYN.el("span", { class: "space", text: "∅" })];
 };
+
+AYN.chip = (token, note, props = {}) => AYN.el("span", { ...props, class: `token ${props.class ?? ""}`.trim() }, AYN.el("span", {}, AYN.tokenText(token)), note !== undefined && AYN.el("small", { text: note }));
 
 AYN.tokens = (tokens, options = {}) => {
   const { label = "", onSelect, weights, kind, under, off, later } = options;

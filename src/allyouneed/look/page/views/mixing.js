@@ -70,7 +70,7 @@ const large = (app, data) => {
     const spread = factor[1] > 1 ? Array.from({ length: tokens.length }, (_, n) => weights[Math.floor(n / factor[1])]) : weights;
     const most = Math.max(...spread.map(Math.abs), 1e-30), query = labels(data, data.queries)[number * factor[0]];
     app.remember({ query: number });
-    AYN.clear(strip, query && AYN.el("p", { class: "small soft" }, app.t("mixing.row"), " ", AYN.el("b", { class: "token" }, AYN.tokenText(query))),
+    AYN.clear(strip, query && AYN.el("p", { class: "small soft" }, app.t("mixing.row"), " ", AYN.chip(query)),
       media && AYN.media(app, media, { weights: spread }),
       tokens.length && !media && AYN.tokens(tokens, { label: app.t("mixing.row"), weights: spread.map((x) => x / most), kind: Math.min(...spread) < 0 ? "diverging" : "sequential", under: (n) => AYN.format(spread[n]) }));
   };

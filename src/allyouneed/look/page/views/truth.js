@@ -11,7 +11,7 @@ AYN.view("truth", {
     const place = AYN.el("div");
     const draw = (how) => AYN.clear(place, AYN.table(
       [app.t("truth.site"), app.t("walk.shape"), app.t("truth.largest"), app.t("truth.difference"), app.t("truth.relative")],
-      order[how](sites).map((one) => [AYN.el("code", { text: one.name }), one.shape.join(" × "), AYN.format(one.largest), AYN.format(one.difference), AYN.format(relative(one))]),
+      order[how](sites).map((one) => [AYN.el("code", { text: one.name }), AYN.el("span", { class: "nowrap", text: one.shape.join(" × ") }), AYN.format(one.largest), AYN.format(one.difference), AYN.format(relative(one))]),
       { numeric: [2, 3, 4], label: app.t("truth.title") }));
     draw("computed");
     AYN.fill(root, [AYN.title(app, "truth"), AYN.panel(null,

@@ -31,7 +31,7 @@ const csvButton = (app, box) => AYN.button(app.t("walk.csv"), async (event) => {
   const button = event.target;
   button.disabled = true;
   try {
-    const found = await app.ask("walk", { position: Number(app.params.position ?? 0), site: box.name });
+    const found = await app.ask("value", { site: box.name });
     AYN.download(`${box.name}.csv`, AYN.csv(AYN.tensor(found.data.tensor)));
   } catch (error) {
     button.after(app.failure(error));
@@ -89,7 +89,7 @@ const drawStep = (app, data, place, number) => {
     AYN.tokens(tokens, { label: app.t("walk.read"), later: step.position + 1, selected: step.position, onSelect: () => {} }),
     AYN.el("div", { class: "split" },
       AYN.el("div", { class: "stack" }, AYN.el("h3", { text: app.t("walk.choice") }),
-        answer ? [AYN.el("p", {}, app.t("walk.chosen"), " ", AYN.el("b", { class: "token" }, AYN.tokenText(answer)), " ", AYN.el("span", { class: "num soft", text: `log p = ${AYN.format(answer.log_prob)}` })), candidates(app, answer)]
+        answer ? [AYN.el("p", {}, app.t("walk.chosen"), " ", AYN.chip(answer), " ", AYN.el("span", { class: "num soft", text: `log p = ${AYN.format(answer.log_prob)}` })), candidates(app, answer)]
           : AYN.el("p", { class: "soft", text: app.t("walk.no.answer") })),
       AYN.el("div", { class: "stack" }, AYN.el("h3", { text: app.t("walk.cache", { bytes: step.bytes.toLocaleString("en") }) }),
         AYN.table([app.t("walk.site"), app.t("walk.kind"), app.t("walk.tensors"), "", app.t("walk.bytes")], step.states.map((one) => cacheRow(app, one, most)), { numeric: [4], label: app.t("walk.states") }))));
@@ -151,7 +151,7 @@ AYN.view("walk", {
     };
     let tokens = drawTokens(app, data, pick);
     AYN.fill(root, [AYN.title(app, "walk"), tokens, Object.entries(data.media ?? {}).map(([stack, media]) => AYN.panel(AYN.stackName(app, stack), AYN.media(app, media))),
-      data.steps.length ? drawSteps(app, data) : data.answers.length ? AYN.panel(app.t("walk.choice"), data.answers.slice(0, 8).map((one) => AYN.el("div", { class: "stack" }, AYN.el("p", {}, app.t("walk.chosen"), " ", AYN.el("b", { class: "token" }, AYN.tokenText(one))), candidates(app, one)))) : null,
+      data.steps.length ? drawSteps(app, data) : data.answers.length ? AYN.panel(app.t("walk.choice"), data.answers.slice(0, 8).map((one) => AYN.el("div", { class: "stack" }, AYN.el("p", {}, app.t("walk.chosen"), " ", AYN.chip(one)), candidates(app, one)))) : null,
       AYN.el("h2", { text: app.t("walk.flow") }), flow]);
     draw(data.boxes);
   },

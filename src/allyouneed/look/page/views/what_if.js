@@ -79,11 +79,12 @@ const spread = (data) => {
 
 const result = (app, found, place) => {
   const data = found.data;
+  AYN.views.what_if.document = found;
   app.python(found.python);
-  const choice = (one) => one && AYN.el("span", { class: "token" }, AYN.tokenText(one));
+  const choice = (one) => one && AYN.chip(one);
   AYN.fill(place, [AYN.panel(app.t("what.result", { changed: data.changed, of: data.answers.length }),
     AYN.table([app.t("what.answer"), app.t("what.before"), app.t("what.after"), app.t("what.delta"), app.t("what.now")],
-      data.answers.map((one) => [choice(one), AYN.format(one.before), AYN.format(one.after), delta(one), one.choice_after && one.choice_after.id !== one.choice_before.id ? AYN.el("b", {}, choice(one.choice_after)) : choice(one.choice_after) ?? "–"]), { numeric: [1, 2, 3], label: app.t("what.answer") }),
+      data.answers.map((one) => [choice(one), AYN.format(one.before), AYN.format(one.after), delta(one), one.choice_after ? AYN.chip(one.choice_after, undefined, { class: one.choice_after.id !== one.choice_before.id ? "chosen" : "" }) : "–"]), { numeric: [1, 2, 3], label: app.t("what.answer") }),
     data.rewritten && AYN.el("div", { class: "stack" }, AYN.el("h3", { text: app.t("what.rewritten") }), AYN.tokens(data.rewritten, { label: app.t("what.rewritten") })),
     AYN.el("h3", { text: app.t("python") }), AYN.code(found.python)),
   AYN.panel(app.t("what.spread"), AYN.el("p", { class: "soft small", text: app.t("what.spread.about") }), AYN.bars(spread(data), { label: app.t("what.spread") }))]);
@@ -109,10 +110,10 @@ AYN.view("what_if", {
       }
       const sent = wanted(app.params) ?? (first ? null : {});
       if (!sent) AYN.clear(place, AYN.el("p", { class: "waiting", text: app.t("what.nothing") }));
-      else app.load(place, "what_if", sent, (found) => result(app, found, place));
+      return sent && app.load(place, "what_if", sent, (found) => result(app, found, place));
     };
     AYN.fill(root, [AYN.title(app, "what"), first ? AYN.el("div", { class: "split" }, controls, place) : place]);
     this.document = first;
-    refresh();
+    await refresh();
   },
 });

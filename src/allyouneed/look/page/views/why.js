@@ -46,7 +46,7 @@ const result = (app, data) => {
 const lens = (app, data) => {
   if (!data.lens.length) return null;
   const answer = data.answers[data.answer];
-  const cell = (one) => AYN.el("span", { class: one.id === answer.id ? "token chosen" : "token" }, AYN.el("span", {}, AYN.tokenText(one)), AYN.el("small", { text: percent(one.log_prob) }));
+  const cell = (one) => AYN.chip(one, percent(one.log_prob), { class: one.id === answer.id ? "chosen" : "" });
   return AYN.panel(app.t("why.lens"), AYN.el("p", { class: "soft small", text: app.t("why.lens.about") }),
     AYN.table([app.t("why.after"), "1", "2", "3", "4", "5"].slice(0, 1 + data.lens[0].candidates.length), data.lens.map((one) => [AYN.el("code", { text: one.site }), ...one.candidates.map(cell)]), { label: app.t("why.lens") }));
 };
