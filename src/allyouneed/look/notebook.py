@@ -41,4 +41,4 @@ class Page:
 def look(predictor: Any, text: str | None, views: str | Sequence[str] | None, request: dict[str, Any]) -> Page:
     names = INSIDE if views is None else (views,) if isinstance(views, str) else tuple(views)
     given = request if text is None else {"text": text} | request
-    return Page(collect(view_model(predictor), names, **given))
+    return Page(collect(view_model(predictor), names, given, lenient=views is None))

@@ -7,7 +7,8 @@ of a view), as long as the file stays below `BUDGET`. What is not there is answe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +22,46 @@ from allyouneed.look.views.model import ViewModel, ViewRequest
 BUDGET = 24 << 20  # characters of documents in a file; the first of each view is always there
 
 
-def collect(models: Any, names: Iterable[str], /, **request: Any) -> list[Document]:
-    """The documents of these views: of one `ViewModel`, or of a list where the view compares."""
+def collect(models: Any, names: Sequence[str], request: Mapping[str, Any], lenient: bool = False) -> list[Document]:
+    """The documents of these views: of one `ViewModel`, or of a list where the view compares. `lenient`: a view that
+    does not suit the model is left out with a warning, as long as there is another."""
     found: list[Document] = []
     later: list[tuple[str, Document]] = []
+    problems: list[UserError] = []
     for name in names:
         view = find_view(name)
         asked = view.request.parse({key: value for key, value in request.items() if key in view.request.model_fields})
-        starts = [{}] if view.start is None else list(view.start(models, asked))
-        found.append(view.build(models, asked.parse(_fields(asked) | starts[0])))
+        try:
+            starts = [{}] if view.start is None else list(view.start(models, asked))
+            found.append(view.build(models, view.request.parse(_fields(asked) | starts[0])))
+        except UserError as error:
+            problems.append(error)
+            continue
         more = [(name, one) for one in starts[1:]] + ([] if view.follow is None else list(view.follow(found[-1])))
         later += [(other, _of(asked, other) | one) for other, one in more]
-    size = sum(map(_size, found))
+    if problems and not (lenient and found):
+        raise problems[0]
+    for problem in problems:
+        warnings.warn(f"one view is left out: {problem}", stacklevel=2)
+    return [*found, *_followed(models, found, later)]
+
+
+def _followed(models: Any, found: list[Document], later: Iterable[tuple[str, Document]]) -> Iterator[Document]:
+    """As many as fit. One that is refused (a token that cannot be left out) is not there."""
     first = {one["view"]: number for number, one in enumerate(found)}
+    size = sum(map(_size, found))
     for name, values in later:
         view = find_view(name)
-        document = view.build(models, view.request.parse(values))
+        try:
+            document = view.build(models, view.request.parse(values))
+        except UserError:
+            continue
         if name in first:
             document = _difference(document, first[name], found[first[name]])
         size += _size(document)
         if size > BUDGET:
-            break
-        found.append(document)
-    return found
+            return
+        yield document
 
 
 def _of(request: ViewRequest, view: str) -> dict[str, Any]:

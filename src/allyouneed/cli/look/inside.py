@@ -12,6 +12,7 @@ from allyouneed.cli.completion import words
 from allyouneed.cli.loading import load_predictor
 from allyouneed.cli.look import look_app
 from allyouneed.cli.look.views import InputArgument, PageOption, input_fields, save_page
+from allyouneed.cli.messages import warnings_as_notes
 from allyouneed.cli.options import ComputeOptions, FromOption, ToOption, TranslatorOption, option
 from allyouneed.errors import UserError
 
@@ -33,6 +34,7 @@ class InsideOptions:
 def _look(
     names: tuple[str, ...], text: str, output: Path, inside: InsideOptions, compute: ComputeOptions, **request: Any
 ) -> None:
+    from allyouneed.look.notebook import INSIDE
     from allyouneed.look.offline import check_page_path, collect, view_model
     from allyouneed.models import TRANSLATOR
 
@@ -40,7 +42,8 @@ def _look(
     predictor = load_predictor(inside.model or Path(TRANSLATOR), compute)
     given = {field.name: getattr(inside, field.name) for field in fields(inside)[1:]} | request
     asked = input_fields(predictor, text) | {name: value for name, value in given.items() if value is not None}
-    save_page(collect(view_model(predictor), names, **asked), output)
+    with warnings_as_notes():
+        save_page(collect(view_model(predictor), names, asked, lenient=names == INSIDE), output)
 
 
 @look_app.command("inside")

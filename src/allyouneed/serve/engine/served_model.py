@@ -153,7 +153,14 @@ class ServedModel:
     @cached_property
     def look(self) -> ViewModel:
         """The model as views of the page see it, with the runs it recorded lately."""
-        return ViewModel(self.name, self.predictor, lambda function: self.loop.run(function).result()[0])
+        return ViewModel(self.name, self.predictor, self._compute_in_loop)
+
+    def _compute_in_loop(self, function: Callable[[], Any]) -> Any:
+        """Of a call: waits its turn in the engine loop, unless the client has left."""
+        call = current_call.get()
+        if call is not None and call.cancelled:
+            raise CallCancelled
+        return self.loop.run(function).result()[0]
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: GenerationOptions, extra: Mapping[str, Any]

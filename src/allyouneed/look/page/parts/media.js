@@ -59,10 +59,10 @@ AYN.media = (app, media, { weights, label, onSelect } = {}) => {
       const box = cell(token);
       if (!box) return;
       const place = [box[0] * canvas.width, box[1] * canvas.height, box[2] * canvas.width + 0.5, box[3] * canvas.height + 0.5];
-      context.globalAlpha = 0.55;
+      context.globalAlpha = 0.5;
       context.fillStyle = AYN.isDark() ? "#000" : "#fff";
       context.fillRect(...place);
-      context.globalAlpha = 0.85 * Math.abs(weight) / most;
+      context.globalAlpha = 0.7 * Math.abs(weight) / most;
       context.fillStyle = weight < 0 ? "#1557b0" : "#c2570a";
       context.fillRect(...place);
     });

@@ -87,7 +87,7 @@ const large = (app, data) => {
       label: `${data.site}, ${choices(app, data).find(([one]) => one === shown)?.[1] ?? shown}`, kind: AYN.range(tensor.values)[0] < 0 ? "diverging" : "sequential" };
     if (map) map.show(tensor, more);
     else AYN.clear(place, (map = AYN.heatmap({ tensor, ...more, size: 640, onSelect: row })));
-    row(Math.min(Number(app.params.query ?? 0), tensor.shape[0] - 1));
+    row(Math.min(Number(app.params.query ?? Infinity), tensor.shape[0] - 1));
   } };
 };
 
