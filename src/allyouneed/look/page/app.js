@@ -87,7 +87,7 @@ const app = {
 
   write(push) {
     try {
-      history[push ? "pushState" : "replaceState"](null, "", app.hash());
+      history[push ? "pushState" : "replaceState"]({ own: true }, "", app.hash());
     } catch { /* a notebook's frame has no history of its own */ }
     app.drawBar();
   },
@@ -147,7 +147,7 @@ const app = {
   stored(view, sent) {
     const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
     const found = app.documents.find((one) => one.view === view && Object.entries(sent).every(([name, value]) => same(one.request[name], value)));
-    if (!found) throw new Failure(app.t("offline.missing"), { offline: true, python: app.documents.find((one) => one.view === view)?.python });
+    if (!found) throw new Failure(app.t("offline.missing"), { offline: true, python: app.documents[0]?.python });
     return found.base === undefined ? found : { ...found, data: { ...app.documents[found.base].data, ...found.data } };
   },
 
@@ -365,14 +365,15 @@ const app = {
     app.drawBar();
     if (offline) app.state.text ??= documents.find((one) => one.request?.text)?.request.text;
     else await app.findModels();
-    addEventListener("hashchange", () => {
+    const follow = (event) => {
       const next = app.read(location.hash);
+      if (event.state?.own) Object.assign(next.state, { lang: app.state.lang, theme: app.state.theme }); // back keeps both
       if (app.hash(next.view, next.params, next.state) === app.hash()) return;
       Object.assign(app, next);
       AYN.themeChanged();
       app.open();
-    });
-    addEventListener("popstate", () => dispatchEvent(new Event("hashchange")));
+    };
+    addEventListener("popstate", follow); // the arrows of the browser, and a hash that was typed
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (app.drawBar(), AYN.themeChanged()));
     await app.open();
   },
