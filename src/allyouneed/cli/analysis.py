@@ -255,6 +255,41 @@ def similarity(
     write_results(command, ((one.text, one) for one in best), files.output, as_json, force=files.force)
 
 
+def score(
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="a prompt and its answers; default: pairs separated by a tab, from stdin"),
+    ] = None,
+    *,
+    model: ModelOption,
+    as_json: JsonOption = False,
+    compute: ComputeOptions,
+    files: FileOptions,
+) -> None:
+    """Score answers with a reward model: of one prompt, or a prompt and an answer per line; higher is better."""
+    texts, files = file_arguments(texts, files)
+    if texts:
+        prompt, *answers = (text.replace("\t", " ") for text in texts)
+        if not answers:
+            raise UserError("expected a prompt and its answers; for many prompts, use lines with a tab")
+        texts = [f"{prompt}\t{answer}" for answer in answers]
+    scorer = predictor_with(model, compute, "score", "score answers")
+
+    def predict(pairs: list[Any], first: int) -> list[TextResult]:
+        prompts, answers = [prompt for prompt, _ in pairs], [answer for _, answer in pairs]
+        return _pair_up(pairs, scorer.score(prompts, answers))
+
+    command: TextCommand[TextResult] = TextCommand(
+        "scoring",
+        predict,
+        lambda one: f"{one.found:.4f}\n",
+        lambda one: {"prompt": one.text[0], "answer": one.text[1], "score": one.found},
+        parse=_two,
+        blanks=False,
+    )
+    run(command, texts, files, as_json)
+
+
 def _one_or_two(line: str) -> Any:
     texts = tuple(line.split("\t"))
     if len(texts) > 2:

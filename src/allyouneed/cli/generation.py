@@ -1,7 +1,8 @@
-"""Commands that generate text: translate, generate, seq2seq."""
+"""Commands that generate text: translate, generate, chat, seq2seq."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -14,7 +15,7 @@ import typer
 from allyouneed.cli.completion import words
 from allyouneed.cli.documents import DocumentCommand, note_lines, translate_documents
 from allyouneed.cli.loading import predictor_with, with_draft
-from allyouneed.cli.messages import show_notes
+from allyouneed.cli.messages import show_notes, show_status
 from allyouneed.cli.options import (
     ComputeOptions,
     DecodingOptions,
@@ -194,19 +195,67 @@ def generate(
     process(command, replace(source, items=chain(held, source.items)), files, as_json)
 
 
-def _print_stream(stream: Any, before: str) -> None:
-    """Print a continuation while it is generated."""
+def _print_stream(stream: Any, before: str) -> str:
+    """Print a continuation while it is generated; the text."""
+    text = ""
 
     def pieces() -> Iterator[str]:
         if before:
             yield before
+        nonlocal text
         full = yield from stream
+        text = full.text
         yield "\n"
         show_notes([*full.notes, *([] if full.guesses is None else [f"draft: {full.guesses}"])])
 
     for piece in pieces():
         sys.stdout.write(piece)
         sys.stdout.flush()
+    return text
+
+
+def chat(
+    messages: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MESSAGE", help="what you say, turn by turn; default: standard input, a line a turn"),
+    ] = None,
+    *,
+    model: ModelOption,
+    system: Annotated[str | None, option(metavar="TEXT", help="system message at the start of the chat")] = None,
+    best_of: Annotated[int | None, option("--best-of", min=2, help="draw N answers; needs --reward")] = None,
+    reward: Annotated[
+        Path | None, option(metavar="FOLDER", help="reward model that chooses among the answers of --best-of")
+    ] = None,
+    as_json: JsonOption = False,
+    compute: ComputeOptions,
+    decoding: GenerateOptions,
+) -> None:
+    """Chat with a model that has a chat template. `--json` prints the whole chat at its end, as training reads it."""
+    if (best_of is None) != (reward is None):
+        raise UserError("--best-of and --reward belong together; set both")
+    options = with_draft(decoding, compute, "chat_full", "chat")
+    if {"draft", "best"} & set(options):
+        raise UserError("chat answers once and without a draft; remove --best and --draft")
+    chatter = predictor_with(model, compute, "chat_full", "chat")
+    _ = chatter.chat_template  # an error, before anything is typed
+    if reward is not None:
+        options |= {"best_of": best_of, "reward": predictor_with(reward, compute, "score", "score answers")}
+    said: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
+    for number, (_, text) in enumerate(open_input(messages, TextFileOptions()).items):
+        if not text.strip():
+            continue
+        said.append({"role": "user", "content": text})
+        if as_json or reward is not None:
+            full = chatter.chat_full(said, first=number, **options)
+            answer = full.text
+            if not as_json:
+                print(answer, flush=True)
+                show_status(f"reward {full.rewards[0]:.4f}, the best of {len(full.rewards)}")
+        else:
+            answer = _print_stream(chatter.stream_chat(said, first=number, **options), "")
+        said.append({"role": "assistant", "content": answer})
+    if as_json:
+        print(json.dumps({"messages": said}, ensure_ascii=False))
 
 
 def seq2seq(

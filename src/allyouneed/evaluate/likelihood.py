@@ -37,13 +37,18 @@ def _mean(
     model.eval()
     device = next(model.parameters()).device
     sums, tokens, reader = [], [], with_segment_memory(model, task.has_memory)
+    figures: dict[str, float] = {}
     try:
         for batch in batches:
             with around():
                 loss = task.loss(reader, batch.to(device))
             sums.append(loss.plain)
             tokens.append(loss.tokens)
+            for name, value in loss.figures.items():
+                figures[name] = figures.get(name, 0.0) + float(value)
     finally:
         model.train(was_training)
-    mean = float(torch.stack(sums).double().sum() / torch.stack(tokens).sum())
-    return {"loss": mean} | ({"perplexity": math.exp(min(mean, 700.0))} if task.has_perplexity else {})
+    count = int(torch.stack(tokens).sum())
+    mean = float(torch.stack(sums).double().sum() / count)
+    found = {"loss": mean} | ({"perplexity": math.exp(min(mean, 700.0))} if task.has_perplexity else {})
+    return found | {name: total / count for name, total in figures.items()}

@@ -15,7 +15,7 @@ from allyouneed.folder import Folder
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import assign_weights, meta_model, named_tensors
 
-SAME_MODEL = ({"translation", "seq2seq"},)  # tasks that share one model
+SAME_MODEL = ({"translation", "seq2seq"}, {"causal-lm", "chat", "dpo"})  # tasks that share one model
 POOLABLE = ("encoder", "decoder")  # models whose token vectors can be pooled into one vector per text
 
 

@@ -6,7 +6,8 @@ One file per task. The training loop knows only this interface; predictors for t
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ class Loss(NamedTuple):
     total: Tensor  # minimised
     plain: Tensor  # without label smoothing; with `has_perplexity`, exp(plain / tokens) is the perplexity
     tokens: Tensor  # number of labels
+    figures: Mapping[str, Tensor] = {}  # further sums to report with the validation loss, by name
 
     def with_auxiliary(self, losses: Sequence[Tensor]) -> Loss:
         """Plus auxiliary losses of the model's parts, each a mean over the batch."""
@@ -54,6 +56,8 @@ class Task(Part, slot="task", default="translation"):
     has_perplexity: ClassVar[bool] = True  # the plain loss is a cross-entropy over the vocabulary
     metrics: ClassVar[dict[str, bool]]  # name to whether higher is better; the first is the default
     decoding: ClassVar[dict[str, Any]] = {}  # default decoding options, if not beam search
+    needs_start: ClassVar[bool] = False  # it tunes a trained model
+    fills_rows: ClassVar[bool] = False  # an example may be as long as a row of the batch, by default
 
     @property
     def file_type(self) -> type[Files]:
@@ -72,6 +76,15 @@ class Task(Part, slot="task", default="translation"):
     def specials(self) -> tuple[str, ...]:
         """Special tokens it needs besides the standard ones."""
         return ()
+
+    @classmethod
+    def defaults_from(cls, start: Path) -> dict[str, Any]:
+        """Options that default to those of the model folder to start from."""
+        return {}
+
+    def folder_files(self) -> dict[str, bytes]:
+        """Small files that a model trained for it needs besides its weights and tokenizer, by name."""
+        return {}
 
     def labels(self, files: Sequence[Files]) -> list[str]:
         """All labels of the training data, sorted; empty for tasks without."""

@@ -363,7 +363,7 @@ class Trainer:
             retrieval={} if recipe.retrieval is None else tree_of(recipe.retrieval, full=False),
             card=card,
             origin=self.origin,
-            originals=self.originals,
+            originals=self.originals | recipe.task.folder_files(),
             detector=self.prepared.detector,
         )
 

@@ -35,8 +35,9 @@ from allyouneed.files.reading import parse_yaml, read_json, read_json_value
 from allyouneed.folder import LANGUAGES, read_about
 from allyouneed.infer.retrieval.neighbour_cache import with_neighbours
 from allyouneed.infer.retrieval.retriever import Retriever
-from allyouneed.interop.load import about, vocabularies, weight_files
+from allyouneed.interop.load import about, load, vocabularies, weight_files
 from allyouneed.tasks.causal_lm import DocumentItems
+from allyouneed.tasks.dpo import DPO, Reference, reference_path
 from allyouneed.tasks.task import VALIDATION_SEED
 from allyouneed.train.backend import choose_backend
 from allyouneed.train.progress import Reporter
@@ -179,7 +180,7 @@ def _fixed_keys(tree: dict[str, Any]) -> dict[str, Any]:
     if isinstance(tree.get("model"), dict):
         kept["model"] = {key: value for key, value in tree["model"].items() if key != "vocab"}
     if isinstance(tree.get("task"), dict):  # what the data has, and what inference does with it
-        kept["task"] = {key: value for key, value in tree["task"].items() if key != "marked_terms"}
+        kept["task"] = {k: value for k, value in tree["task"].items() if k not in ("marked_terms", "reference")}
     kept["data"] = {key: value for key, value in tree["data"].items() if key in ("filters", "max_tokens", "sha256")}
     return kept
 
@@ -253,9 +254,13 @@ def prepare(recipe: Recipe, run: RunFolder, reporter: Reporter) -> PreparedData:
     )
     report(f"training {what}: {store.report.text()}")
     capacities = tuple(min(side, recipe.max_tokens) for side in recipe.capacities)
+    reference = _reference(recipe)
 
     def items(store: Store, seed: int, name: str) -> Items:
         found = task.items(store, vocabularies, capacities, seed)
+        if reference is not None:
+            report(f"{name} {what}: log-probabilities of the reference")
+            return reference.apply(found)
         if retriever is None:
             return found
         assert isinstance(found, DocumentItems)
@@ -297,6 +302,13 @@ def _retriever(recipe: Recipe) -> Retriever | None:
     tokenizer = found.index.tokenizer if recipe.start is None else vocabularies(recipe.start).target
     found.check(recipe.model_for(None), tokenizer, str(recipe.start or "the model"))
     return found
+
+
+def _reference(recipe: Recipe) -> Reference | None:
+    """The frozen model that preferences are learned against."""
+    if not isinstance(recipe.task, DPO):
+        return None
+    return Reference(load(reference_path(recipe.task.reference), choose_backend(recipe).device).model)
 
 
 def _vocabularies(

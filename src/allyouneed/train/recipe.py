@@ -212,6 +212,11 @@ class Recipe(Config):
             unknown = {"data": DataConfig.model_construct(train=()), "decoding": Decoding()}
             return dict(tree) | {key: value for key, value in unknown.items() if key in tree}
         found = dict(tree)
+        if isinstance(start := found.get("start"), str | Path):
+            defaults = task.defaults_from(Path(resolve(start)))
+            missing = {key: value for key, value in defaults.items() if key not in task.model_fields_set}
+            if missing:
+                found["task"] = tree_of(task, full=False) | missing
         if isinstance(found.get("data"), Mapping):
             found["data"] = {
                 key: [_parse_entry(entry, task) for entry in _list_entries(value)] if key in SPLITS else value
@@ -225,6 +230,8 @@ class Recipe(Config):
     def _check_consistency(self) -> Self:
         if (self.model is None) == (self.start is None):
             raise ValueError("set either 'model' (new weights) or 'start' (a model folder to fine-tune)")
+        if self.start is None and self.task.needs_start:
+            raise ValueError(f"{self.task_kind} tunes a trained model; set 'start' (its folder) instead of 'model'")
         if self.start is not None and "tokenizer" in self.model_fields_set:
             raise ValueError("'start' has its own tokenizer; remove 'tokenizer'")
         if self.retrieval is not None and self.tokenizer != TokenizerConfig():
@@ -274,7 +281,7 @@ class Recipe(Config):
         """The longest example, special tokens included: longer ones are dropped, or split."""
         if self.data.max_tokens is not None:
             return self.data.max_tokens
-        return min(self.capacities) if self.task.splits_documents else MAX_TOKENS
+        return min(self.capacities) if self.task.splits_documents or self.task.fills_rows else MAX_TOKENS
 
     @property
     def last_step(self) -> int | None:
@@ -394,6 +401,9 @@ def _resolve_paths(tree: dict[str, Any], base: Path) -> dict[str, Any]:
         tree["output"] = anchor(tree["output"])
     if isinstance(tree.get("start"), str):
         tree["start"] = str(resolve(tree["start"], base))
+    task = tree.get("task")
+    if isinstance(task, dict) and str(task.get("template")).endswith(".jinja"):
+        tree["task"] = task | {"template": anchor(task["template"])}
     if isinstance(listed := _as_tuple(tree.get("plugins")), list | tuple):  # a module has no path
         tree["plugins"] = [anchor(name) if str(name).endswith(".py") else name for name in listed]
     if isinstance(found := tree.get("retrieval"), str | dict):

@@ -10,6 +10,8 @@ from typing import Any, overload
 import torch
 
 from allyouneed.config import tree_of
+from allyouneed.data.batches.packing import Items
+from allyouneed.data.files.chats import Chat, Comparison
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
@@ -18,6 +20,8 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.inside.reading import Reading, next_tokens, output_name, tokens_of
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
+from allyouneed.infer.predictors.chatting import ChatAnswer, ChatMethods, Messages, choose_by_reward
+from allyouneed.infer.predictors.reward import RewardModel
 from allyouneed.infer.retrieval.predictor import RetrievalPredictor
 from allyouneed.infer.speculative.decode import DraftStats, check_draft_options, total_stats
 from allyouneed.infer.speculative.drafts import Draft, draft_for
@@ -52,8 +56,9 @@ class Generation:
         return self.candidates[0].text
 
 
-class Generator(RetrievalPredictor):
-    """Continues prompts with a language model. A model trained on pairs of prompt and answer generates the answer."""
+class Generator(ChatMethods, RetrievalPredictor):
+    """Continues prompts with a language model. A model trained on pairs of prompt and answer generates the answer, one
+    with a chat template answers chats."""
 
     def __init__(self, folder: Folder) -> None:
         super().__init__(folder)
@@ -167,6 +172,50 @@ class Generator(RetrievalPredictor):
         chunks = [tokens[at : at + size] for at in range(0, len(tokens) - size + 1, size)]
         found = self.retriever.search(chunks, count=config.neighbours)
         return Neighbours.of([found], config.neighbours, config.length, self.tokenizer.pad) if chunks else None
+    def chat(self, messages: Messages, **options: Any) -> str:
+        """The answer to a chat: a text, or messages with `role` and `content`. `options`: see `chat_full`."""
+        return self.chat_full(messages, **options).text
+
+    def chat_full(
+        self,
+        messages: Messages,
+        *,
+        best_of: int | None = None,
+        reward: RewardModel | None = None,
+        decoding: Decoding | None = None,
+        first: int = 0,
+        **changes: Any,
+    ) -> ChatAnswer:
+        """The same with all candidates. `best_of` and `reward`: draw so many answers and choose the one with the highest
+        reward (best-of-n: Nakano et al. 2021, 3.2, "rejection sampling"). Other options: see `generate_full`."""
+        if (best_of is None) != (reward is None):
+            raise UserError("best_of and reward belong together: so many answers, and the model that chooses among them")
+        checked, prompt = self.chat_prompt(messages)
+        changes |= {} if best_of is None else {"method": "sample", "best": best_of}
+        options = self._decoding(decoding, changes)
+        self._check_length(checked[-1]["content"], prompt)
+        (answers,) = self.engine.complete([prompt], options, None, first, self._stops(options))
+        found = self._generation(checked[-1]["content"], prompt, answers, options)
+        texts, rewards = [one.text for one in found.candidates], list[float]()
+        if reward is not None:
+            texts, rewards = choose_by_reward(reward, checked, texts)
+        return ChatAnswer(checked, texts[0], texts, rewards, found.notes)
+
+    def stream_chat(
+        self, messages: Messages, *, decoding: Decoding | None = None, first: int = 0, **changes: Any
+    ) -> Coroutine[str, None, Generation]:
+        """Stream the text of `chat` as `stream` does."""
+        checked, prompt = self.chat_prompt(messages)
+        self._check_length(checked[-1]["content"], prompt)
+        return self._stream(checked[-1]["content"], prompt, self._decoding(decoding, changes), first, None)
+
+    def prepare_items(self, items: Items) -> Items:
+        if self.folder.task["kind"] != "dpo":
+            return super().prepare_items(items)
+        from allyouneed.interop.load import load
+        from allyouneed.tasks.dpo import Reference, reference_path
+
+        return Reference(load(reference_path(self.folder.task.get("reference")), self.device).model).apply(items)
 
     def _draft(self, draft: Any, ahead: int | None, options: Decoding) -> Draft | None:
         found = draft_for(self, draft, ahead, lambda other: other.engine)
@@ -203,11 +252,14 @@ class Generator(RetrievalPredictor):
         ids = [*tokenizer.opening, *tokenizer.encode(text, specials), *([tokenizer.eos] if self.answers else [])]
         if not ids:  # without a begin token, a text starts after the end of another (GPT-2)
             ids = [tokenizer.eos]
+        self._check_length(text, ids)
+        return ids
+
+    def _check_length(self, text: str, ids: list[int]) -> None:
         if self.limit is not None and len(ids) > self.limit:
             raise UserError(
                 f"{quote(text)}: {len(ids)} tokens with special tokens, more than the model's {self.limit}; shorten it"
             )
-        return ids
 
     def _context(self, prompt: list[int]) -> list[int]:
         """The tokens before the generated text, on which its detokenization may depend."""
@@ -236,6 +288,8 @@ class Generator(RetrievalPredictor):
     ) -> EvaluationResult:
         """Samples only; a language model is scored by its perplexity."""
         shown = evenly_spaced(examples, show)
+        if shown and isinstance(shown[0], Chat | Comparison):
+            return EvaluationResult({}, "", [self._chat_sample(example, decoding) for example in shown])
         if self.answers:
             prompts = [example.texts[0] for example in shown]
         else:
@@ -247,3 +301,13 @@ class Generator(RetrievalPredictor):
             if self.answers:
                 samples[-1]["expected"] = example.texts[1]
         return EvaluationResult({}, "", samples)
+
+    def _chat_sample(self, example: Chat | Comparison, decoding: Decoding | None) -> dict[str, str]:
+        """The last answer of a chat, or the preferred one of a comparison, and what the model answers."""
+        if isinstance(example, Comparison):
+            messages, expected = list(example.messages), example.chosen
+        else:
+            last = max(n for n, message in enumerate(example.messages) if message["role"] == "assistant")
+            messages, expected = list(example.messages[:last]), example.messages[last]["content"]
+        answer = self.chat(messages, decoding=decoding) if messages else ""
+        return {"prompt": messages[-1]["content"] if messages else "", "answer": answer, "expected": expected}

@@ -34,8 +34,11 @@ class TaskEntry:
 # in the order of `allyouneed --help`
 TASKS = {
     "translation": TaskEntry("translator", "Translator", ("translate",)),
-    "causal-lm": TaskEntry("generator", "Generator", ("generate",), pretrained=True),
+    "causal-lm": TaskEntry("generator", "Generator", ("generate", "chat"), pretrained=True),
     "prefix-lm": TaskEntry("generator", "Generator", ("generate",)),
+    "chat": TaskEntry("generator", "Generator", ("chat", "generate")),
+    "dpo": TaskEntry("generator", "Generator", ("chat", "generate")),
+    "preference": TaskEntry("reward", "RewardModel", ("score",)),
     "seq2seq": TaskEntry("seq2seq", "Seq2Seq", ("seq2seq",)),
     "masked-lm": TaskEntry("fill_mask", "MaskFiller", ("fill-mask",), pretrained=True),
     "translation-lm": TaskEntry("fill_mask", "TranslationMaskFiller", ("fill-mask",), pretrained=True),

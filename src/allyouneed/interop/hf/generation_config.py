@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, StrictInt, StrictStr
 from allyouneed.config import Config, parse
 
 GENERATION = "generation_config.json"
-GENERATES = ("causal-lm", "translation", "seq2seq")
+GENERATES = ("causal-lm", "chat", "dpo", "translation", "seq2seq")
 PROMPTED = ("causal-lm",)  # `max_length` includes the prompt, so it does not bound the number of new tokens
 # their option: (ours, the value that turns it off)
 ALWAYS = {"repetition_penalty": ("repetition_penalty", 1.0), "no_repeat_ngram_size": ("no_repeat", 0)}
