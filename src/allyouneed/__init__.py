@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from allyouneed.data.tokenizers.base import Tokenizer
+    from allyouneed.infer.browser.browser import Browser as Browser
     from allyouneed.infer.predictors.base import EvaluationResult, Predictor
     from allyouneed.infer.predictors.classifier import Classifier as Classifier
     from allyouneed.infer.predictors.embedder import Embedder as Embedder
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from allyouneed.infer.predictors.generator import Generator as Generator
     from allyouneed.infer.predictors.image_classifier import ImageClassifier as ImageClassifier
     from allyouneed.infer.predictors.image_matcher import ImageMatcher as ImageMatcher
+    from allyouneed.infer.predictors.reward import RewardModel as RewardModel
     from allyouneed.infer.predictors.seq2seq import Seq2Seq as Seq2Seq
     from allyouneed.infer.predictors.tagger import Tagger as Tagger
     from allyouneed.infer.predictors.transcriber import Transcriber as Transcriber
@@ -79,8 +81,12 @@ def load(
 ) -> Translator: ...
 @overload
 def load(
-    folder: Folderlike, device: str = "cpu", *, task: Literal["causal-lm", "prefix-lm"], dtype: str | None = None
+    folder: Folderlike, device: str = "cpu", *, task: Literal["causal-lm", "prefix-lm", "chat", "dpo"], dtype: str | None = None
 ) -> Generator: ...
+@overload
+def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["preference"], dtype: str | None = None
+) -> RewardModel: ...
 @overload
 def load(folder: Folderlike, device: str = "cpu", *, task: Literal["seq2seq"], dtype: str | None = None) -> Seq2Seq: ...
 @overload
@@ -246,9 +252,13 @@ def plugin(source: str | Path) -> ModuleType:
 
 
 def __getattr__(name: str) -> Any:
-    """The predictor classes, for annotations and isinstance: `ayn.Translator`, `ayn.Generator`, …"""
+    """The predictor classes, for annotations and isinstance: `ayn.Translator`, `ayn.Generator`, …; and `ayn.Browser`."""
     from allyouneed.infer.predictors.registry import TASKS
 
+    if name == "Browser":
+        from allyouneed.infer.browser.browser import Browser
+
+        return Browser
     for entry in TASKS.values():
         if entry.predictor == name:
             return entry.predictor_class

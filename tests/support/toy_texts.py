@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+import allyouneed as ayn
 from allyouneed.train import Recipe, load_recipe
 
 WHO = {"the cat": "猫", "a dog": "狗", "my friend": "朋友", "the old man": "老人", "a child": "孩子", "她": "她"}
@@ -117,7 +119,24 @@ def translated(count: int, dice: random.Random) -> str:
     return "".join(rows)
 
 
+def chats(count: int, dice: random.Random) -> str:
+    """Two turns each; the answers are Chinese words."""
+    lines = []
+    for _ in range(count):
+        who, what = dice.choice(list(WHO)), dice.choice(list(WHAT))
+        turns = [("user", who), ("assistant", WHO[who]), ("user", what), ("assistant", WHAT[what])]
+        lines.append(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
+    return "".join(lines)
+
+
+def comparisons(count: int, dice: random.Random) -> str:
+    """Good words are preferred to bad ones."""
+    rows = [{"prompt": sentence(dice), "chosen": dice.choice(GOOD), "rejected": dice.choice(BAD)} for _ in range(count)]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 WRITERS = {"txt": documents, "labelled.tsv": labelled, "conll": tagged, "scored.tsv": scored, "pairs.tsv": translated}
+WRITERS |= {"chats.jsonl": chats, "comparisons.jsonl": comparisons}
 
 
 def write_all(folder: Path) -> Path:
@@ -149,6 +168,9 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"columns": [1, 2, 0]},
     ),
     "contrastive": ("pairs.tsv", {"task": "contrastive", "model": ENCODER}, {}),
+    "chat": ("chats.jsonl", {"task": "chat", "model": DECODER}, {}),
+    "preference": ("comparisons.jsonl", {"task": "preference", "model": DECODER}, {}),
+    "dpo": ("comparisons.jsonl", {"task": "dpo", "model": DECODER}, {}),
 }
 
 
@@ -159,7 +181,11 @@ def recipe(folder: Path, texts: Path, run: str, *changes: str, **keys: Any) -> R
     if name != "txt":
         data["max_tokens"] = 48
     tree = RECIPE | own | keys
-    if "start" in keys:  # a model folder, which brings its own
+    if run == "dpo" and "start" not in keys:  # it tunes a trained model; new weights will do
+        tokenizer = ayn.train_tokenizer((texts / f"train.{name}").read_text().splitlines(), 360)
+        start = ayn.save(ayn.build(DECODER, vocab=tokenizer.size), tokenizer, folder / "start", max_tokens=48)
+        tree["start"] = str(start)
+    if "start" in tree:  # a model folder, which brings its own
         del tree["model"], tree["tokenizer"]
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump({"data": data} | tree, sort_keys=False, allow_unicode=True), encoding="utf-8")

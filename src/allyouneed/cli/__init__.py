@@ -64,6 +64,7 @@ for _command in commands():
     app.command(_command, rich_help_panel=USE)(accept_quiet(accept_plugins(_recording)))
 
 
+app.command(rich_help_panel=USE)(accept_quiet(accept_plugins(expand_groups(generation.browse))))
 app.command(rich_help_panel=USE)(accept_quiet(accept_plugins(serve)))
 
 

@@ -1,4 +1,4 @@
-"""Commands that generate text: translate, generate, chat, seq2seq."""
+"""Commands that generate text: translate, generate, chat, browse, seq2seq."""
 
 from __future__ import annotations
 
@@ -256,6 +256,78 @@ def chat(
         said.append({"role": "assistant", "content": answer})
     if as_json:
         print(json.dumps({"messages": said}, ensure_ascii=False))
+
+
+def browse(
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="what to find out")],
+    *,
+    pages: Annotated[Path, option("--pages", metavar="FOLDER", help="the pages: .txt and .md files")],
+    model: Annotated[
+        Path | None, option("--model", "-m", metavar="FOLDER", help="a chat model; default: you type the commands")
+    ] = None,
+    index: Annotated[
+        Path | None, option(metavar="FOLDER", help="search by an index (allyouneed index) instead of by words")
+    ] = None,
+    lines: Annotated[int, option(min=1, show_default=True, help="lines of a page shown at once")] = 10,
+    results: Annotated[int, option(min=1, show_default=True, help="pages found by a search")] = 5,
+    max_steps: Annotated[int, option("--max-steps", min=1, show_default=True, help="commands of the model")] = 20,
+    best_of: Annotated[int | None, option("--best-of", min=2, help="draw N sessions; needs --reward")] = None,
+    reward: Annotated[
+        Path | None, option(metavar="FOLDER", help="reward model that chooses among the sessions of --best-of")
+    ] = None,
+    record: Annotated[Path | None, option(metavar="FILE", help="append the session, as `task: chat` reads it")] = None,
+    as_json: JsonOption = False,
+    compute: ComputeOptions,
+    decoding: GenerateOptions,
+) -> None:
+    """Answer a question with a text browser over a folder of pages: the steps, the answer and its quotes."""
+    from allyouneed.infer.browser.browser import HELP, Browser
+
+    if (best_of is None) != (reward is None):
+        raise UserError("--best-of and --reward belong together; set both")
+    if model is None and (reward is not None or decoding.given()):
+        raise UserError("--best-of, --reward and decoding options need --model")
+    if index is not None:
+        require("retrieval", "--index")
+    browser = Browser(pages, index, lines, results)
+    if model is None:
+        session = browser.session(question)
+        show_status(f"{question}\nCommands: {HELP}")
+        for _, command in open_input(None, TextFileOptions()).items:
+            if command.strip():
+                _show_indented(session.step(command))
+            if session.finished:
+                break
+    else:
+        options = with_draft(decoding, compute, "chat_full", "chat")
+        if {"draft", "best"} & set(options):
+            raise UserError("a session is one text and without a draft; remove --best and --draft")
+        if reward is not None:
+            options |= {"best_of": best_of, "reward": predictor_with(reward, compute, "score", "score answers")}
+        chatter = predictor_with(model, compute, "chat_full", "chat")
+        session = browser.ask(chatter, question, max_steps=max_steps, **options)
+        for message in () if as_json else session.messages[1:]:
+            if message["role"] == "assistant":
+                print(f"> {message['content']}")
+            else:
+                _show_indented(message["content"])
+    if record is not None:
+        with record.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"messages": session.messages}, ensure_ascii=False) + "\n")
+    quotes = [asdict(quote) | {"real": browser.is_real(quote)} for quote in session.quotes]
+    if as_json:
+        found = {"question": question, "answer": session.answer, "supported": session.supported, "quotes": quotes}
+        print(json.dumps(found | {"reward": session.reward, "messages": session.messages}, ensure_ascii=False))
+        return
+    print(session.answer if session.finished else "no answer")
+    for number, quote in enumerate(quotes, 1):
+        print(f"[{number}] {quote['title']} ({quote['page']}): {quote['text']}")
+    if session.finished and not session.supported:
+        show_notes(["the answer cites no quote that stands on its page"])
+
+
+def _show_indented(text: str) -> None:
+    print("\n".join(f"  {line}" for line in text.split("\n")), flush=True)
 
 
 def seq2seq(

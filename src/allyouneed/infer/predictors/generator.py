@@ -244,6 +244,10 @@ class Generator(ChatMethods, RetrievalPredictor):
         """The decoding options; a sampling option implies `method=sample`, whatever the folder's default."""
         return Decoding.of(self.folder.decoding if decoding is None else tree_of(decoding), **changes)
 
+    def decoding_options(self, changes: dict[str, Any]) -> Decoding:
+        """The folder's decoding options with these changes."""
+        return self._decoding(None, changes)
+
     def _stops(self, options: Decoding) -> StopStrings | None:
         return StopStrings(self.tokenizer, options.stop) if options.stop else None
 

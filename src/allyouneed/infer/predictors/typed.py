@@ -9,6 +9,7 @@ from allyouneed.infer.predictors.fill_spans import SpanFiller
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.image_classifier import ImageClassifier
 from allyouneed.infer.predictors.image_matcher import ImageMatcher
+from allyouneed.infer.predictors.reward import RewardModel
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
 from allyouneed.infer.predictors.tagger import Tagger
 from allyouneed.infer.predictors.transcriber import Transcriber
@@ -27,6 +28,7 @@ class AnyPredictor(  # type: ignore[misc]  # its bases disagree on some methods;
     Transcriber,
     ImageClassifier,
     ImageMatcher,
+    RewardModel,
 ):
     """The predictor of a folder whose task is known only at run time: the methods of all tasks are offered. Name the
     task (`load(folder, task="classification")`) to get the type of its predictor alone."""
