@@ -5,8 +5,8 @@
 Every world is a set of generated pages about people that do not exist: six facts each. A model is trained on recorded
 sessions in other worlds (behaviour cloning); three in ten were recorded carelessly: they look up another fact than the
 one asked for. A reward model learns from pairs of a careful and a careless session to the same question. Both then face
-a world that is new: no fact of it occurs in training. The model without browsing is trained on the questions and answers
-of the same training worlds. It prints figures and draws docs/family/pictures/webgpt.svg; the seed is fixed.
+a world that is new: no fact of it occurs in training. The model without browsing is trained on the questions and
+answers of the same training worlds. It prints figures and draws docs/family/pictures/webgpt.svg; the seed is fixed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class World:
 
     def recorded(self, fact: Fact, looked_up: str) -> Session:
         """The session of somebody who looks up this kind of fact, which may not be the one asked for."""
-        kind, name, _ = fact
+        name = fact[1]
         session = self.browser.session(question(fact))
         value = self.facts[name][looked_up]
         for command in (
@@ -133,7 +133,7 @@ def main(folder: Path) -> None:
     new = {"model": MODEL, "tokenizer": {"vocab": 900}}
     policy = train(folder, "policy", "chat", "sessions.jsonl", steps=320, row=256, **new)
     closed = train(folder, "closed", "chat", "answers.jsonl", steps=120, row=64, **new)
-    reward = train(folder, "reward", "preference", "comparisons.jsonl", 200, 128, start=str(folder / "policy/model"))
+    reward = train(folder, "reward", "preference", "comparisons.jsonl", 90, 128, start=str(folder / "policy/model"))
 
     world = World(random.Random(2), names)
     facts = world.questions(random.Random(3))
@@ -160,7 +160,7 @@ def main(folder: Path) -> None:
     for name, share in figures.items():
         print(f"  {name:<24} {share:5.1f} % right")
     print(f"  {'browsing, greedy':<24} {right(greedy):5.1f} % right")
-    print(f"  quotes the model tried to take: {kept + refused}, on the page: {kept} ({100 * kept / (kept + refused):.1f} %)")
+    print(f"  quotes it tried to take: {kept + refused}, on the page: {kept} ({100 * kept / (kept + refused):.1f} %)")
     print(f"  quotes cited in answers: {len(cited)}, real: {real} ({100 * real / max(len(cited), 1):.1f} %)")
     print(f"  answers that cite a real quote: {100 * sum(s.supported for s in drawn) / len(drawn):.1f} %")
     print(f"\n{asked[0]}")

@@ -81,7 +81,11 @@ def load(
 ) -> Translator: ...
 @overload
 def load(
-    folder: Folderlike, device: str = "cpu", *, task: Literal["causal-lm", "prefix-lm", "chat", "dpo"], dtype: str | None = None
+    folder: Folderlike,
+    device: str = "cpu",
+    *,
+    task: Literal["causal-lm", "prefix-lm", "chat", "dpo"],
+    dtype: str | None = None,
 ) -> Generator: ...
 @overload
 def load(
@@ -252,7 +256,7 @@ def plugin(source: str | Path) -> ModuleType:
 
 
 def __getattr__(name: str) -> Any:
-    """The predictor classes, for annotations and isinstance: `ayn.Translator`, `ayn.Generator`, …; and `ayn.Browser`."""
+    """`ayn.Browser`, and the predictor classes, for annotations and isinstance: `ayn.Translator`, …"""
     from allyouneed.infer.predictors.registry import TASKS
 
     if name == "Browser":

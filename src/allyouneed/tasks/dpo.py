@@ -16,7 +16,7 @@ from allyouneed.data.batches.packing import Items, PaddedBatches
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.context import TokenLayout
-from allyouneed.tasks.preference import ComparisonItems, ComparisonTask
+from allyouneed.tasks.preference import ComparisonItems, ComparisonTask, widen_half
 from allyouneed.tasks.task import BUDGET, Loss
 
 
@@ -58,7 +58,7 @@ def answer_log_probs(model: Any, rows: Any, count: int, losses: list[Tensor] | N
     """log π(answer|prompt) (count,) of the sequences of packed or padded rows, in order."""
     hidden, layout = model.run(Batch(rows), losses)
     labels = answer_labels(rows, layout)
-    logits = model.head(hidden).float()  # (batch, time, vocab)
+    logits = widen_half(model.head(hidden))  # (batch, time, vocab)
     each = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="none")
     owners = sequence_numbers(layout, labels.shape).flatten().clamp(max=count)
     return -each.new_zeros(count + 1).index_add(0, owners, each)[:count]

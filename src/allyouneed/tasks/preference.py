@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -66,8 +67,13 @@ class Preference(ComparisonTask):
         losses: list[Tensor] = []
         chosen, rejected = (model.head(*model.run(Batch(side), losses)) for side in (batch.source, batch.target))
         # both sides pass through the same parts and each adds its auxiliary losses
-        found = self.compare((chosen - rejected).squeeze(-1).float())
+        found = self.compare(widen_half(chosen - rejected).squeeze(-1))
         return found.with_auxiliary([loss / 2 for loss in losses])
+
+
+def widen_half(x: Tensor) -> Tensor:
+    """In single precision at least: the loss of a half-precision forward pass."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class ComparisonItems(Items):

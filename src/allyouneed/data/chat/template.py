@@ -1,4 +1,4 @@
-"""Chat templates: messages become a prompt, as the folder's `chat_template` writes it (in jinja2, as Hugging Face does).
+"""Chat templates: messages become a prompt, as the folder's `chat_template` writes it (jinja2, as Hugging Face's).
 
 A template is rendered by another process (render_template.py) within a time and a size, because it is code from a model
 folder. Text of messages cannot contain special tokens: where a message spells one, it is encoded as plain text, while
@@ -121,8 +121,8 @@ class ChatTemplate:
             whole = self.render({**self.values, "messages": safe[: number + 1], "add_generation_prompt": False})
             if not prompt.startswith(before) or not whole.startswith(prompt):
                 raise TemplateError(
-                    f"the chat template writes message {number + 1} of the chat into another place than its prompt ends; "
-                    "it cannot be trained with, set another `template`"
+                    f"the chat template writes message {number + 1} elsewhere than after the prompt for it, so it "
+                    "cannot be trained with; set another `template`"
                 )
             parts.append((self._ids(prompt[len(before) :], spelled), False))
             answer, after = self._until_stop(self._ids(whole[len(prompt) :], spelled))
@@ -141,8 +141,8 @@ class ChatTemplate:
         ends = [at for at, token in enumerate(ids) if token in stops]
         if not ends:
             raise TemplateError(
-                f"the chat template does not end an answer with {self.values.get('eos_token', 'the end token')}, so the "
-                "model would not learn to stop; set another `template`"
+                f"the chat template does not end an answer with {self.values.get('eos_token', 'the end token')}, so "
+                "the model would not learn to stop; set another `template`"
             )
         return ids[: ends[-1] + 1], ids[ends[-1] + 1 :]
 

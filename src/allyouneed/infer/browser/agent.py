@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from allyouneed.errors import UserError
 from allyouneed.infer.browser.browser import Browser, Session
 from allyouneed.infer.decoding.detokenizer import detokenize
+from allyouneed.infer.decoding.options import Decoding
 
 if TYPE_CHECKING:
     from allyouneed.infer.predictors.generator import Generator
@@ -29,8 +30,8 @@ def ask_many(
     """See `Browser.ask_many`. All sessions advance together, one command per round."""
     if (best_of is None) != (reward is None):
         raise UserError("best_of and reward belong together: so many sessions, and the model that chooses among them")
-    sampled = best_of is not None
-    defaults = {"max_length": COMMAND_TOKENS, "method": "sample" if sampled else "greedy"}
+    defaults = {"max_length": COMMAND_TOKENS, "method": "greedy" if best_of is None else "sample"}
+    options = model.decoding_options(Decoding.merge(defaults, decoding))
     sessions = [browser.session(question) for question in questions for _ in range(best_of or 1)]
     for number in range(max_steps):
         waiting = [session for session in sessions if not session.finished]
@@ -39,7 +40,6 @@ def ask_many(
         fitting = [(session, ids) for session, ids in prompts if model.limit is None or len(ids) < model.limit]
         if not fitting:
             break
-        options = model.decoding_options(defaults | decoding)
         found = model.engine.complete([ids for _, ids in fitting], options, None, number * len(sessions))
         for (session, ids), answers in zip(fitting, found, strict=True):
             session.step(detokenize(model.tokenizer, answers[0].tokens, ids, options.stop))

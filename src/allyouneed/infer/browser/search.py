@@ -30,8 +30,8 @@ def words(text: str) -> list[str]:
 
 
 class BM25:
-    """Σ over the words of a query: idf · f (k + 1) / (f + k (1 − b + b · length / mean length)), f how often the page has
-    the word (Robertson, Zaragoza 2009, eq. 3.15). Pages without any of the words are not found."""
+    """Σ over the words of a query: idf · f (k + 1) / (f + k (1 − b + b · length / mean length)), f how often the page
+    has the word (Robertson, Zaragoza 2009, eq. 3.15). Pages without any of the words are not found."""
 
     def __init__(self, pages: Sequence[Page], k: float = 1.2, b: float = 0.75) -> None:
         self.k, self.b = k, b

@@ -58,7 +58,9 @@ class RewardModel(Predictor):
             "accuracy": 100 * sum(margin > 0 for margin in margins) / len(margins),
             "margin": sum(margins) / len(margins),
         }
-        text = f"accuracy {figures['accuracy']:5.1f} %\nmargin   {figures['margin']:5.2f}  of {len(margins)} comparisons"
+        text = (
+            f"accuracy {figures['accuracy']:5.1f} %\nmargin   {figures['margin']:5.2f}  of {len(margins)} comparisons"
+        )
         samples = [
             {
                 "prompt": example.messages[-1]["content"],

@@ -1,4 +1,4 @@
-"""Chat templates within the limits of the server (data/chat/template.py); a template that fails is the client's error."""
+"""Chat templates (data/chat/template.py) within the limits of the server; where one fails, the client is told."""
 
 from __future__ import annotations
 
