@@ -43,7 +43,7 @@ from allyouneed.train import Recipe, load_recipe
 from allyouneed.train.schedule import Schedule
 from foreign_folders import write_strangers
 from parameter_count import parameter_count
-from toy_texts import documents, labelled, scored, tagged
+from toy_texts import chats, comparisons, documents, labelled, scored, tagged
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -181,6 +181,7 @@ def _write_data(path: Path, task: Any) -> None:
 
 
 TOYS = {"text": documents, "labelled": labelled, "tagged": tagged, "scored": scored}
+TOYS |= {"chats": chats, "comparisons": comparisons}
 
 
 def run(words: list[str], folder: Path) -> None:

@@ -128,10 +128,10 @@ def test_chats_that_are_refused(trained: Trained) -> None:
 
 def test_a_model_to_start_from_gives_its_template(texts: Path, tmp_path: Path, trained: Trained) -> None:
     chat, plain = trained("chat")[0] / "model", trained("causal-lm")[0] / "model"
-    assert recipe(tmp_path, texts, "chat", start=str(chat)).task.template == BUILT_IN["roles"]
-    assert recipe(tmp_path, texts, "chat", start=str(plain)).task.template == BUILT_IN["plain"]
+    assert recipe(tmp_path, texts, "chat", start=str(chat)).task.template == "roles"
+    assert recipe(tmp_path, texts, "chat", start=str(plain)).task.template == "plain"
     tuned = recipe(tmp_path, texts, "dpo", start=str(chat)).task
-    assert tuned.template == BUILT_IN["roles"] and tuned.reference == chat
+    assert tuned.template == "roles" and tuned.reference == chat
     own = tmp_path / "own.jinja"
     own.write_text("{{ bos_token }}own", encoding="utf-8")
     chosen: Any = {"kind": "chat", "template": "own.jinja"}

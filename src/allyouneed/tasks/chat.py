@@ -26,11 +26,9 @@ from allyouneed.tasks.task import Loss, Task, token_loss
 
 
 def _read_template(value: Any) -> Any:
-    """The source of a template: a built-in one by its name, a file, or the source itself."""
-    if not isinstance(value, str) or "{{" in value or "{%" in value:
+    """The name of a built-in template, or the source of another one: given itself or as a file."""
+    if not isinstance(value, str) or "{{" in value or "{%" in value or value in BUILT_IN:
         return value
-    if value in BUILT_IN:
-        return BUILT_IN[value]
     if value.endswith((".jinja", ".jinja2", ".j2")):
         try:
             return Path(value).read_text(encoding="utf-8")
@@ -50,19 +48,24 @@ class TemplateTask(Task):
     """A task whose examples are written by a chat template."""
 
     fills_rows: ClassVar[bool] = True
-    template: Template = BUILT_IN["roles"]
+    template: Template = "roles"
     """The chat template: `roles` (a special token per role), `plain` (roles as text, for tokenizers without them), a
     .jinja file, or jinja2; default: that of the model to start from, else `plain` there and `roles` for new weights."""
 
+    @property
+    def template_source(self) -> str:
+        return BUILT_IN.get(self.template, self.template)
+
     def specials(self) -> tuple[str, ...]:
-        return ROLE_TOKENS if self.template == BUILT_IN["roles"] else ()
+        return ROLE_TOKENS if self.template == "roles" else ()
 
     def folder_files(self) -> dict[str, bytes]:
-        return {FILE: self.template.encode()}
+        return {FILE: self.template_source.encode()}
 
     @classmethod
     def defaults_from(cls, start: Path) -> dict[str, Any]:
-        return {"template": find_template(start)[0] or BUILT_IN["plain"]}
+        source = find_template(start)[0] or BUILT_IN["plain"]
+        return {"template": next((name for name, known in BUILT_IN.items() if known == source), source)}
 
 
 class ChatTask(TemplateTask):
@@ -79,7 +82,7 @@ class ChatTask(TemplateTask):
     """Label smoothing."""
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
-        return ChatEncoding(vocabularies.target, self.template, max_tokens)
+        return ChatEncoding(vocabularies.target, self.template_source, max_tokens)
 
     def items(self, store: Store, vocabularies: Vocabularies, capacities: tuple[int, ...], seed: int) -> Items:
         return ChatItems(store, vocabularies.target)

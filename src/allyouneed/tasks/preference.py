@@ -34,7 +34,7 @@ class ComparisonTask(TemplateTask):
     has_perplexity: ClassVar[bool] = False
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
-        return ComparisonEncoding(vocabularies.target, self.template, max_tokens)
+        return ComparisonEncoding(vocabularies.target, self.template_source, max_tokens)
 
     def items(self, store: Store, vocabularies: Vocabularies, capacities: tuple[int, ...], seed: int) -> Items:
         return ComparisonItems(store, vocabularies.target)

@@ -187,7 +187,7 @@ class Generator(ChatMethods, RetrievalPredictor):
         **changes: Any,
     ) -> ChatAnswer:
         """The same with all candidates. `best_of` and `reward`: draw so many answers and choose the one with the
-        highest reward (best-of-n: Nakano et al. 2021, 3.2, "rejection sampling"). Other options: see `generate_full`."""
+        highest reward (best-of-n: Nakano et al. 2021, 3.2, "rejection sampling"). Other options: `generate_full`."""
         if (best_of is None) != (reward is None):
             raise UserError(
                 "best_of and reward belong together: so many answers, and the model that chooses among them"
