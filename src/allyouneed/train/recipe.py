@@ -18,13 +18,13 @@ from allyouneed.data.files.readers import Files
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.translation.training_languages import language_problems, with_model_codes
 from allyouneed.interop.load import about
 from allyouneed.models import resolve
 from allyouneed.nn.models.base import Model
 from allyouneed.tasks.task import MAX_TOKENS, Task
 from allyouneed.tasks.translation import Translation
 from allyouneed.train.distributed.config import ParallelConfig
-from allyouneed.train.language_checks import language_problems, with_model_codes
 from allyouneed.train.optimiser import Adam, Optimiser
 from allyouneed.train.schedule import Paper, Schedule
 

@@ -27,7 +27,7 @@ class RewardModel(Predictor):
         """The reward of an answer to a prompt (a text, or messages), or of each answer of a list to the prompt of the
         same index."""
         if isinstance(answers, str):
-            return self.score([prompts], [answers])[0]  # type: ignore[list-item]
+            return self.score([prompts], [answers])[0]  # type: ignore[arg-type]
         if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Mapping)):
             raise UserError("score takes one prompt per answer: score([prompt, …], [answer, …])")
         if len(prompts) != len(answers):
