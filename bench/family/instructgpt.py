@@ -4,7 +4,7 @@
 
 Greetings: "Greet Domun." is answered in one of 16 ways, all equally often in the data of the supervised model. Somebody
 likes some ways better than others (a score from 0 to 6, which no model sees) and compares pairs of answers, with the
-noise of a Bradley-Terry model. A reward model learns from the comparisons; best-of-n and PPO use it, DPO learns from
+noise of a Bradley-Terry model; a quarter of the rejected answers greet somebody else. A reward model learns from the comparisons; best-of-n and PPO use it, DPO learns from
 the comparisons directly. For each it prints the mean score of answers about new names, the share that still greet
 the right name, and the divergence from the supervised model in nats; docs/family/pictures/instructgpt.svg plots score
 against divergence. The seed is fixed.
@@ -32,6 +32,7 @@ from allyouneed.train.ppo import PPOOptions, ppo
 HELLO = ("Hey", "Hi", "Hello", "Good day")  # worth 0, 1, 2, 3
 END = (".", "!", ", my friend.", ", how are you?")  # worth 0, 1, 2, 3
 SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
+WRONG = 0.25  # of the rejected answers greet somebody else
 BEST_OF = (1, 2, 4, 8, 16)
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "family" / "pictures" / "instructgpt.svg"
 
@@ -74,11 +75,13 @@ def write_data(folder: Path, dice: random.Random, names: list[str]) -> None:
         lines = []
         while len(lines) < count:
             name, one, other = dice.choice(names), style(), style()
-            if sum(one) == sum(other):
-                continue
             better = dice.random() < 1 / (1 + math.exp(sum(other) - sum(one)))
             chosen, rejected = (one, other) if better else (other, one)
             pair = {"chosen": answer(name, chosen), "rejected": answer(name, rejected)}
+            if dice.random() < WRONG:
+                pair["rejected"] = answer(dice.choice(names), rejected)
+            if pair["chosen"] == pair["rejected"]:
+                continue
             lines.append(json.dumps({"prompt": f"Greet {name}."} | pair) + "\n")
         (folder / file).write_text("".join(lines), encoding="utf-8")
 
@@ -117,18 +120,18 @@ def divergence(model: Any, reference: Any, chats: list[tuple[str, str]]) -> floa
 def main(folder: Path) -> None:
     began, dice = time.process_time(), random.Random(1)
     folder.mkdir(parents=True, exist_ok=True)
-    pairs = dice.sample([(a, b) for a in SYLLABLES for b in SYLLABLES], 250)
+    pairs = dice.sample([(a, b) for a in SYLLABLES for b in SYLLABLES], 1100)
     names = [f"{a}{b}n".capitalize() for a, b in pairs]
-    known, new = names[:150], names[150:]
+    known, new = names[:1000], names[1000:]
     write_data(folder, dice, known)
     start = str(folder / "supervised/model")
     both = {"train": "train.jsonl", "valid": "valid.jsonl"}
     data = {"train": "chats.jsonl"}
-    train(folder, "supervised", "chat", data, 300, 0.003, model=MODEL, tokenizer={"vocab": 500})
-    judged = train(folder, "reward", "preference", both, 150, 0.001, start=start)
-    train(folder, "dpo", {"kind": "dpo", "beta": 0.2}, both, 120, 0.0003, start=start)
+    train(folder, "supervised", "chat", data, 300, 0.003, model=MODEL, tokenizer={"vocab": 330})
+    judged = train(folder, "reward", "preference", both, 250, 0.001, start=start)
+    train(folder, "dpo", {"kind": "dpo", "beta": 0.5}, both, 120, 0.0001, start=start)
     reward, supervised = ayn.load(folder / "reward/model"), ayn.load(start)
-    options = PPOOptions(steps=60, batch=32, beta=0.1, rate=0.0005, max_length=20)
+    options = PPOOptions(steps=60, batch=32, beta=0.3, rate=0.0003, max_length=24)
     learning = ppo(start, reward, [f"Greet {name}." for name in known], folder / "ppo/model", options)
 
     prompts = [(f"Greet {name}.", name) for name in new]

@@ -178,3 +178,9 @@ def test_dpo_keeps_its_reference_and_says_when_it_is_gone(
 
 def recipe_without_start(folder: Path, texts: Path) -> None:
     recipe(folder, texts, "chat", task="dpo")
+
+
+def test_inside_a_reward_model(trained: Trained) -> None:
+    reward = ayn.load(trained("preference")[0] / "model")
+    run = reward.inside("the cat sees the sea.", target="very good")
+    assert run.python.startswith("model.inside('the cat sees the sea.', target='very good'")

@@ -259,7 +259,8 @@ def prepare(recipe: Recipe, run: RunFolder, reporter: Reporter) -> PreparedData:
     def items(store: Store, seed: int, name: str) -> Items:
         found = task.items(store, vocabularies, capacities, seed)
         if reference is not None:
-            report(f"{name} {what}: log-probabilities of the reference")
+            if store.fingerprint not in reference.known:
+                report(f"{name} {what}: computing the log-probabilities of the reference")
             return reference.apply(found)
         if retriever is None:
             return found

@@ -172,6 +172,7 @@ class Generator(ChatMethods, RetrievalPredictor):
         chunks = [tokens[at : at + size] for at in range(0, len(tokens) - size + 1, size)]
         found = self.retriever.search(chunks, count=config.neighbours)
         return Neighbours.of([found], config.neighbours, config.length, self.tokenizer.pad) if chunks else None
+
     def chat(self, messages: Messages, **options: Any) -> str:
         """The answer to a chat: a text, or messages with `role` and `content`. `options`: see `chat_full`."""
         return self.chat_full(messages, **options).text
