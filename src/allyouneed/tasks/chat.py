@@ -34,10 +34,10 @@ def _read_template(value: Any) -> Any:
             return Path(value).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8"
-            raise PydanticCustomError("template", "{path}: {reason}", {"path": value, "reason": reason}) from None
+            raise PydanticCustomError("config", "{path}: {reason}", {"path": value, "reason": reason}) from None
     allowed = f"{', '.join(BUILT_IN)}, a .jinja file, or a template"
     raise PydanticCustomError(
-        "template", "unknown chat template {name} (allowed: {allowed})", {"name": repr(value), "allowed": allowed}
+        "config", "unknown chat template {name} (allowed: {allowed})", {"name": repr(value), "allowed": allowed}
     )
 
 
