@@ -5,7 +5,7 @@ import torch
 
 from allyouneed.errors import UserError
 from allyouneed.infer.inside import inside
-from allyouneed.infer.inside.why import token_groups
+from allyouneed.infer.inside.effects import token_groups
 from allyouneed.nn.batch import Batch, Rows
 from inside_models import SYSTEMS, first_row, make_predictor, record_system, small, translator
 

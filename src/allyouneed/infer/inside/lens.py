@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
+from allyouneed.infer.inside.effects import split_site
 from allyouneed.infer.inside.execute import forward_pass
 from allyouneed.infer.inside.recorder import quiet
-from allyouneed.infer.inside.why import final_stack, split_site
+from allyouneed.infer.inside.why import final_stack
 
 
 @forward_pass

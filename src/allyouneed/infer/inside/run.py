@@ -12,6 +12,7 @@ from torch import Tensor
 
 from allyouneed.errors import UserError
 from allyouneed.infer.inside.changes import Change, ablation, input_side, leave_out, one_number, patching, place_tokens
+from allyouneed.infer.inside.effects import Effect, measure
 from allyouneed.infer.inside.lens import lens_logits
 from allyouneed.infer.inside.mixing import Mixing, mixing, mixing_sites, rollout
 from allyouneed.infer.inside.reading import Answer, Reading, Token, next_tokens, plain_tokens
@@ -53,6 +54,8 @@ class Run:
         self.values: Values = recorder.values
         self.changes, self.before = tuple(changes), before
         self._matrices: dict[Any, Mixing] = {}
+        self._effects: dict[str, list[Effect]] = {}
+        self._largest: dict[str, float] = {}
         self.answers = reading.answers if reading.replies is None else reading.replies(logits)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -105,13 +108,15 @@ class Run:
         return self.reading.name(number)
 
     def scores(self, position: int | None = None) -> Tensor:
-        """Log-probabilities (outputs,) at a position of the target; `None`: of the whole input."""
+        """Log-probabilities (outputs,) at a position of the target; `None`: of the whole input. Of an image and a text:
+        their similarity."""
         if self.reading.output == "vector":
             raise UserError("this model outputs a vector; it has no probabilities")
         row = self.logits[0] if position is None else self.logits[0, position]
         if row.dim() != 1:
             raise UserError(f"give a position from 0 to {self.logits.shape[1] - 1}")
-        return row.float().log_softmax(-1) if row.dtype != torch.float64 else row.log_softmax(-1)
+        row = row if row.dtype == torch.float64 else row.float()
+        return row if self.reading.output == "similarity" else row.log_softmax(-1)
 
     def candidates(self, position: int | None = None, top: int = 5) -> list[Candidate]:
         """The likeliest outputs at a position, best first."""
@@ -154,6 +159,12 @@ class Run:
         """What answer number `answer` rests on (inside/why.py). `method`: causal, attention, rollout or logits; `unit`:
         token, head, sublayer or block."""
         return explain(self, self._answer(answer), method, unit)
+
+    def effects(self, unit: str = "token") -> list[Effect]:
+        """What the log-probabilities of all answers become without each token, head, sub-layer or block."""
+        if unit not in self._effects:
+            self._effects[unit] = measure(self, unit)
+        return self._effects[unit]
 
     def lens(self, answer: int = 0, top: int = 5) -> dict[str, list[Candidate]]:
         """Logit lens: the `top` likeliest outputs after the embedding and after each block, by site."""
@@ -249,6 +260,10 @@ class Run:
 
     def truth(self) -> dict[str, float]:
         """{site: largest |difference| from the same run in float64, with the same weights}"""
+        return dict(self._differences)
+
+    @cached_property
+    def _differences(self) -> dict[str, float]:
         return differences(self.values, self._exact)
 
     @cached_property
@@ -266,11 +281,13 @@ class Run:
 
     def largest(self, name: str) -> float:
         """The largest |number| of a value; masked scores do not count."""
-        value = self.values[name]
-        if not value.is_floating_point():
-            return float(value.double().abs().max()) if value.numel() else 0.0
-        kept = value[(value != torch.finfo(value.dtype).min) & value.isfinite()]
-        return float(kept.abs().max()) if kept.numel() else 0.0
+        if name not in self._largest:
+            value = self.values[name]
+            size = value.abs() if value.is_floating_point() else value.double().abs()
+            if value.is_floating_point():
+                size = size.masked_fill((value == torch.finfo(value.dtype).min) | ~value.isfinite(), 0.0)
+            self._largest[name] = float(size.max()) if size.numel() else 0.0
+        return self._largest[name]
 
 
 def inside(model: Any, batch: Batch | Rows | Signal, target: Any = None) -> Run:

@@ -9,7 +9,8 @@ logits      direct logit attribution: the logit as a sum over the sub-layers tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,27 +18,13 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
-from allyouneed.infer.inside.changes import (
-    embed_site,
-    input_side,
-    input_stacks,
-    repeat_rows,
-    replace_side,
-    stack_rows,
-    without_tokens,
-)
+from allyouneed.infer.inside.effects import UNITS, split_site
 from allyouneed.infer.inside.reading import Answer
-from allyouneed.infer.inside.recorder import Edit, run_recorded
-from allyouneed.nn.batch import Rows, Signal
 from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
 from allyouneed.nn.linear.dense import MergedLinear
 from allyouneed.nn.wiring.residual import FinalNorm
 
 METHODS = ("causal", "attention", "rollout", "logits")
-UNITS = ("token", "head", "sublayer", "block")
-MOST_TOKENS = 128  # groups of tokens that are left out one by one; of more, neighbours are left out together
-BUDGET = 4096  # tokens in one forward pass
-EXACT = 1e-5
 
 
 class Unit(NamedTuple):
@@ -72,8 +59,12 @@ def explain(run: Any, answer: Answer, method: str, unit: str) -> Why:
     if method == "logits":
         return logit_attribution(run, answer, unit if unit != "token" else "sublayer")
     if method == "causal":
-        units = list((_token_effects if unit == "token" else _part_effects)(run, answer, unit))
-        return Why(answer, method, unit, units, run.log_prob(answer))
+        base, number = run.log_prob(answer), run.answers.index(answer)
+        units = [
+            Unit(effect.name, effect.tokens, effect.label, base - float(effect.log_probs[number]))
+            for effect in run.effects(unit)
+        ]
+        return Why(answer, method, unit, [one for one in units if not math.isnan(one.value)], base)
     if unit != "token":
         raise UserError(f"method {method!r} gives shares of tokens; set unit='token' or method='causal'")
     shares = _attention(run, answer) if method == "attention" else _rollout(run, answer)
@@ -84,148 +75,6 @@ def explain(run: Any, answer: Answer, method: str, unit: str) -> Why:
         if n < len(row)
     ]
     return Why(answer, method, unit, units, float(sum(unit.value for unit in units)))
-
-
-# --- causal effects ---------------------------------------------------------------------------------------------------
-
-
-def _token_effects(run: Any, answer: Answer, unit: str) -> Iterator[Unit]:
-    """The token whose row is read has no effect of its own: without it there is no row."""
-    base = run.log_prob(answer)
-    for stack in input_stacks(run.reading, run.model):
-        side = input_side(run.model, stack)
-        given = run.batch.source if side == "source" else run.batch.target
-        groups = token_groups(run.tokens[stack], MOST_TOKENS)
-        if side == "target" and (at := answer.position) is not None:
-            groups = [group for group in groups if at not in group and (group[0] < at or not run.decodes)]
-        if isinstance(given, Signal):
-            effects = _without_vectors(run, answer, embed_site(run.model, stack), groups)
-        elif isinstance(given, Rows):
-            effects = _without_rows(run, answer, side, given, groups)
-        else:
-            continue
-        for group, value in zip(groups, effects, strict=True):
-            label = "".join(run.tokens[stack][n].text for n in group)
-            yield Unit(stack, tuple(group), label, base - value)
-
-
-def token_groups(tokens: Sequence[Any], most: int) -> list[list[int]]:
-    """Tokens of one character together; neighbours together if there are more than `most` groups."""
-    groups: list[list[int]] = []
-    for n, token in enumerate(tokens):
-        if n and token.group == tokens[n - 1].group:
-            groups[-1].append(n)
-        else:
-            groups.append([n])
-    size = -(-len(groups) // most)
-    return [[n for group in groups[at : at + size] for n in group] for at in range(0, len(groups), size)]
-
-
-def _without_rows(run: Any, answer: Answer, side: str, given: Rows, groups: list[list[int]]) -> list[float]:
-    found = [0.0] * len(groups)
-    by_size: dict[int, list[int]] = {}
-    for number, group in enumerate(groups):
-        by_size.setdefault(len(group), []).append(number)
-    one = given.each(lambda value: value[:1])
-    for size, numbers in by_size.items():
-        if size >= given.tokens.shape[1]:
-            continue
-        for some in _chunks(numbers, given.tokens.shape[1]):
-            rows = stack_rows(without_tokens(one, groups[n]) for n in some)
-            batch = replace_side(repeat_rows(run.batch, len(some)), side, rows)
-            logits = run_recorded(run.model, batch, keep=lambda name: False)[0]
-            for row, n in enumerate(some):
-                position = answer.position
-                if position is not None and side == "target":
-                    position -= sum(token < position for token in groups[n])
-                found[n] = _log_prob(logits[row], position, answer.id)
-    return found
-
-
-def _without_vectors(run: Any, answer: Answer, site: str, groups: list[list[int]]) -> list[float]:
-    def change(group: list[int]) -> Callable[[Tensor], Tensor]:
-        return lambda vectors: vectors.index_fill(0, torch.tensor(group, device=vectors.device), 0.0)
-
-    return _row_effects(run, answer, [(site, change(group)) for group in groups])
-
-
-def _part_effects(run: Any, answer: Answer, unit: str) -> Iterator[Unit]:
-    changes: list[tuple[str, Callable[[Tensor], Tensor]]] = []
-    names: list[str] = []
-    for name in run.values:
-        _, block, rest = split_site(run, name)
-        if block is None or "@" in name:
-            continue
-        if unit == "block" and rest == "":
-            names.append(name)
-            changes.append((name, _always(run[f"{name}.in"][0])))
-        elif unit == "sublayer" and rest in ("mixer", "cross", "channel"):
-            names.append(name)
-            changes.append((name, torch.zeros_like))
-        elif unit == "head" and name.endswith(".heads") and run[name].dim() == 4 and run[name].shape[0] == 1:
-            for head in range(run.names[name][1]):
-                names.append(f"{name}[{head}]")
-                changes.append((name, _without(head)))
-    if not changes:
-        raise UserError(f"this model has no {unit} that can be left out")
-    base = run.log_prob(answer)
-    for name, value in zip(names, _row_effects(run, answer, changes), strict=True):
-        yield Unit(name, (), name, base - value)
-
-
-def _always(new: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda value: new
-
-
-def _without(row: int) -> Callable[[Tensor], Tensor]:
-    return lambda value: value.index_fill(0, torch.tensor(row, device=value.device), 0.0)
-
-
-def split_site(run: Any, name: str) -> tuple[str | None, int | None, str]:
-    """Stack, block and the rest of a site."""
-    for stack in run.stacks:
-        if name.startswith(f"{stack}."):
-            number, _, rest = name.removeprefix(f"{stack}.").partition(".")
-            return (stack, int(number), rest) if number.isdigit() else (stack, None, number)
-    return None, None, name
-
-
-def _row_effects(run: Any, answer: Answer, changes: list[tuple[str, Callable[[Tensor], Tensor]]]) -> list[float]:
-    """log p of the answer with each change alone: one row of a batch each."""
-    found: list[float] = []
-    longest = max(len(tokens) for tokens in run.tokens.values())
-    for some in _chunks(changes, longest):
-        by_site: dict[str, list[int]] = {}
-        for row, (site, _) in enumerate(some):
-            by_site.setdefault(site, []).append(row)
-
-        def edit(site: str, rows: list[int], some: Any = some) -> Edit:
-            def change(value: Tensor) -> Tensor:
-                changed = value.clone()
-                for row in rows:
-                    changed[row] = some[row][1](value[row])
-                return changed
-
-            return Edit(site, change)
-
-        edits = [edit(site, rows) for site, rows in by_site.items()]
-        logits = run_recorded(run.model, repeat_rows(run.batch, len(some)), edits, keep=lambda name: False)[0]
-        if run.model.config.kind == "two-towers":  # images × texts: the pairs
-            logits = logits.diagonal()[:, None]
-        found += [_log_prob(row, answer.position, answer.id) for row in logits]
-    return found
-
-
-def _chunks(items: Sequence[Any], length: int) -> Iterator[list[Any]]:
-    size = max(1, BUDGET // max(length, 1))
-    for at in range(0, len(items), size):
-        yield list(items[at : at + size])
-
-
-def _log_prob(logits: Tensor, position: int | None, number: int) -> float:
-    row = logits if position is None else logits[position]
-    row = row if row.dtype == torch.float64 else row.float()
-    return float(row.log_softmax(-1)[number] if row.numel() > 1 else row[0])
 
 
 # --- attention --------------------------------------------------------------------------------------------------------

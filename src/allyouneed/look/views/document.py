@@ -58,11 +58,19 @@ def _pool(values: Tensor, axis: int, factor: int, by: str) -> Tensor:
         return values
     import torch
 
-    parts = []
-    for part in values.split(factor, axis):
-        largest = part.gather(axis, part.abs().argmax(axis, keepdim=True)) if by == "max" else None
-        parts.append(part.mean(axis, keepdim=True) if largest is None else largest)
-    return torch.cat(parts, axis)
+    size = values.shape[axis]
+    whole = values.movedim(axis, -1)
+    if rest := -size % factor:  # the last window is filled up with its last number
+        whole = torch.cat((whole, whole[..., -1:].expand(*whole.shape[:-1], rest)), -1)
+    windows = whole.unflatten(-1, (-1, factor))
+    if by == "max":
+        high, low = windows.amax(-1), windows.amin(-1)
+        return torch.where(high >= -low, high, low).movedim(-1, axis)
+    sums = windows.sum(-1)
+    sums[..., -1] -= rest * whole[..., -1]
+    counts = torch.full_like(sums, factor)
+    counts[..., -1] -= rest
+    return (sums / counts).movedim(-1, axis)
 
 
 def _bytes(values: Tensor) -> bytes:

@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from typing import Literal
 
 from allyouneed.errors import UserError
+from allyouneed.infer.inside.effects import UNITS
 from allyouneed.infer.inside.run import Run
-from allyouneed.infer.inside.why import METHODS, UNITS, attribution_problem
+from allyouneed.infer.inside.why import METHODS, attribution_problem
 from allyouneed.look.views import view
 from allyouneed.look.views.document import Document, document
 from allyouneed.look.views.input import InputRequest
