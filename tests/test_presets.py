@@ -2,6 +2,7 @@
 
 import functools
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from allyouneed.config import PRESETS, ConfigError, override, parse, preset_name
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.heads.vocabulary import VocabularyHead
 from allyouneed.nn.models.base import Model
+from allyouneed.tasks.mask_predict import MaskPredict
 from parameter_count import parameter_count
 from shrink import batch_for, shrink
 
@@ -85,6 +87,9 @@ def loss_of(model, batch):
         rows = batch.target
         labels = torch.randint(1, 50, rows.tokens.shape, generator=dice)
         labels[torch.arange(rows.tokens.shape[1])[None] >= rows.lengths[:, None]] = IGNORE
+        if not model.config.head.causal:  # it predicts the length, too
+            found = MaskPredict().loss(model, replace(batch, labels=labels))
+            return found.total / found.tokens
         total, _ = model.head.loss(model(batch, losses), labels, 0.1)
         return total / (labels != IGNORE).sum() + sum(losses)
     scores = model.logits(batch)

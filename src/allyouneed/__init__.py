@@ -77,7 +77,11 @@ def load(
 ) -> Translator: ...
 @overload
 def load(
-    folder: Folderlike, device: str = "cpu", *, task: Literal["translation"], dtype: str | None = None
+    folder: Folderlike,
+    device: str = "cpu",
+    *,
+    task: Literal["translation", "mask-predict", "ctc-translation", "synchronous-translation"],
+    dtype: str | None = None,
 ) -> Translator: ...
 @overload
 def load(

@@ -257,6 +257,7 @@ def composed() -> Iterator[tuple[str, dict]]:
         "wirings mixed",
         given | {side: [given[side][0] | {"repeat": 1, "wiring": word} for word in mixed] for side in STACKS},
     )
+    yield "head copy", tree(head={"kind": "vocabulary", "copy": True})
     named = {"global": given["decoder"][0] | {"repeat": 1}, "reads": given["encoder"][0] | {"repeat": 1}}
     named["local"] = named["global"] | {"mixer": past, "wiring": "pre-norm"}
     texts = {"layers": named, "encoder": "2×reads", "decoder": "2×(local, global), local"}

@@ -37,6 +37,8 @@ BOTH = BODY | {
     "decoder": [LAYER | {"mixer": ATTENTION | {"pattern": "causal"}, "cross": ATTENTION}],
 }
 LANGUAGES = ENCODER | {"embed": {**BODY.get("embed", {}), "types": 2}}
+WHOLE = BOTH | {"decoder": [LAYER | {"cross": ATTENTION}]}
+SYNCHRONOUS = BOTH | {"decoder": [LAYER | {"mixer": {"kind": "synchronous", "heads": 2}, "cross": ATTENTION}]}
 PERMUTED = BODY | {
     "kind": "encoder",
     "embed": {"asks": True},
@@ -159,6 +161,9 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "permutation-lm": ("txt", {"task": "permutation-lm", "model": PERMUTED}, {}),
     "span-corruption": ("txt", {"task": {"kind": "span-corruption", "sentinels": 8}, "model": BOTH}, {}),
     "translation": ("pairs.tsv", {"task": "translation", "model": BOTH}, {}),
+    "mask-predict": ("pairs.tsv", {"task": "mask-predict", "model": WHOLE}, {}),
+    "ctc-translation": ("pairs.tsv", {"task": "ctc-translation", "model": ENCODER}, {}),
+    "synchronous-translation": ("pairs.tsv", {"task": "synchronous-translation", "model": SYNCHRONOUS}, {}),
     "classification": ("labelled.tsv", {"task": "classification", "model": ENCODER}, {"columns": [1, 0]}),
     "classification decoder": ("labelled.tsv", {"task": "classification", "model": DECODER}, {"columns": [1, 0]}),
     "tagging": ("conll", {"task": "tagging", "model": ENCODER}, {}),

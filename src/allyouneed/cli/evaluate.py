@@ -24,6 +24,7 @@ from allyouneed.cli.options import (
 from allyouneed.cli.streams import open_output, progress, read_lines
 from allyouneed.cli.text_commands import check_not_input
 from allyouneed.errors import UserError, printable
+from allyouneed.infer.predictors.registry import translates
 
 
 def evaluate(
@@ -109,7 +110,7 @@ def evaluate(
 def _is_translator(folder: Path) -> bool:
     from allyouneed.interop.load import about
 
-    return about(folder)["task"].get("kind") == "translation"
+    return translates(str(about(folder)["task"].get("kind")))
 
 
 def _columns(text: str | None) -> dict[str, Any]:

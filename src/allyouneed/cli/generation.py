@@ -18,7 +18,6 @@ from allyouneed.cli.loading import predictor_with, with_draft
 from allyouneed.cli.messages import show_notes, show_status
 from allyouneed.cli.options import (
     ComputeOptions,
-    DecodingOptions,
     FileOptions,
     FromOption,
     GenerateOptions,
@@ -27,6 +26,7 @@ from allyouneed.cli.options import (
     Seq2SeqOptions,
     TextFileOptions,
     ToOption,
+    TranslateOptions,
     TranslatorOption,
     option,
 )
@@ -80,7 +80,7 @@ def translate(
     from_: FromOption = None,
     compute: ComputeOptions,
     files: FileOptions,
-    decoding: DecodingOptions,
+    decoding: TranslateOptions,
 ) -> None:
     """Translate texts, standard input or a file, line by line, or documents (`--format`).
 

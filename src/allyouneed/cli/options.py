@@ -123,6 +123,9 @@ LoopsOption = Annotated[
 NoRepeatOption = Annotated[
     int | None, option("--no-repeat", min=1, panel=SEARCH, help="never repeat an n-gram of this many tokens")
 ]
+IterationsOption = Annotated[
+    int | None, option("--iterations", min=1, panel=SEARCH, help="rounds of mask-predict (default 10)")
+]
 StopOption = Annotated[
     list[str] | None, option("--stop", panel=SEARCH, metavar="TEXT", help="stop before this text; repeatable")
 ]
@@ -201,6 +204,11 @@ class DecodingOptions:
     def given(self) -> dict[str, Any]:
         """The options that were given, `draft` as the name that was given."""
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) not in (None, [])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateOptions(DecodingOptions):
+    iterations: IterationsOption = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,8 @@ class Engine(ModelRunner):
     `shared`: decodes in place of a scheduler of the call's own; `shared_compute`: in place of `compute`. A server sets
     them, so that the calls of all its threads share steps (serve/engine/loop.py)."""
 
+    aligns = True  # targets are read from the begin token on, so that cross-attention aligns them
+
     shared: Callable[[Sequence[Request], DecodingSpec, Progress | None], list[list[Hypothesis]]] | None = None
     shared_compute: Callable[[Hashable, Sequence[Any], Forward], list[Any]] | None = None
 

@@ -45,6 +45,8 @@ class RequestValidator:
         ids = (given.eos, *given.forbidden, *given.extra_eos)
         _tokens("eos, forbidden and extra_eos", ids, self.target_size)
         _integer("counted_prompt", given.counted_prompt, 0)
+        if given.decoding.iterations is not None:
+            raise UserError("iterations: only for mask-predict; this model decodes token by token")
         if given.logits_processor is not None and not callable(given.logits_processor):
             raise UserError("logits_processor: must be callable")
         if given.draft is not None:

@@ -28,6 +28,8 @@ class Rows:
     `chosen` (batch, time) bool: global tokens (Longformer).
     `order` (batch, time): factorisation order of a permutation language model, from 0; −1 − n for a query-stream token
     that predicts token number n (models/two_stream.py).
+    `mirrored`: row i + batch / 2 is a target of the same source as row i, written from right to left
+    (mixers/attention/synchronous.py).
     """
 
     tokens: Tensor
@@ -39,6 +41,7 @@ class Rows:
     prompt: Tensor | None = None
     chosen: Tensor | None = None
     order: Tensor | None = None
+    mirrored: bool = False
 
     def __post_init__(self) -> None:
         if self.lengths is not None and self.segments is not None:

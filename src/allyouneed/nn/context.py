@@ -24,7 +24,7 @@ class TokenLayout:
     `positions` (batch or 1, time): position in the sentence. `segments` (batch, time) or None: index of the sentence in
     the row, 0 for padding; None: one sentence per row. `start`: first position if every row has positions start,
     start+1, …; otherwise None. `packed`: several sentences per row. `prompt`, `chosen`, `order`, `types` (batch, time):
-    optional marks of the batch (see `Rows`).
+    optional marks of the batch, `mirrored`: how its rows belong together (see `Rows`).
     """
 
     positions: Tensor
@@ -35,6 +35,7 @@ class TokenLayout:
     chosen: Tensor | None = None
     order: Tensor | None = None
     types: Tensor | None = None
+    mirrored: bool = False
 
     @property
     def time(self) -> int:
@@ -51,7 +52,8 @@ class TokenLayout:
 
     @classmethod
     def of(cls, rows: Rows) -> TokenLayout:
-        return replace(cls._of(rows), prompt=rows.prompt, chosen=rows.chosen, order=rows.order, types=rows.types)
+        layout = replace(cls._of(rows), mirrored=rows.mirrored)
+        return replace(layout, prompt=rows.prompt, chosen=rows.chosen, order=rows.order, types=rows.types)
 
     @classmethod
     def _of(cls, rows: Rows) -> TokenLayout:
@@ -81,9 +83,10 @@ class TokenLayout:
         inside = None if new.lengths is None else (steps < new.lengths.to(device)[:, None]).long()
         if len(set(seen)) <= 1:
             start = seen[0] if seen else 0
-            return cls(steps + start, inside, start, prompt=new.prompt, chosen=new.chosen, types=new.types)
-        starts = torch.tensor(list(seen), device=device)[:, None]
-        return cls(steps + starts, inside, prompt=new.prompt, chosen=new.chosen, types=new.types)
+            layout = cls(steps + start, inside, start)
+        else:
+            layout = cls(steps + torch.tensor(list(seen), device=device)[:, None], inside)
+        return replace(layout, prompt=new.prompt, chosen=new.chosen, types=new.types, mirrored=new.mirrored)
 
     def select(self, rows: Tensor) -> TokenLayout:
         def take(value: Tensor | None) -> Tensor | None:
@@ -154,30 +157,35 @@ class Memory:
     """Encoder output for a decoder: hidden states (batch, time, width) and their layout.
 
     `shared`: keys and values (batch, heads, time, head_width) projected once for all layers
-    (mixers/attention/shared_kv.py). `inputs`: the embeddings of the source.
+    (mixers/attention/shared_kv.py). `inputs`: the embeddings of the source. `tokens` (batch, time): its ids, if it is
+    a text.
     """
 
     hidden: Tensor
     layout: TokenLayout
     shared: tuple[Tensor, Tensor] | None = None
     inputs: Tensor | None = None
+    tokens: Tensor | None = None
 
     def select(self, rows: Tensor) -> Memory:
         shared = None if self.shared is None else (self.shared[0][rows], self.shared[1][rows])
-        inputs = None if self.inputs is None else self.inputs.index_select(0, rows)
-        return Memory(self.hidden.index_select(0, rows), self.layout.select(rows), shared, inputs)
+        inputs, tokens = (None if x is None else x.index_select(0, rows) for x in (self.inputs, self.tokens))
+        return Memory(self.hidden.index_select(0, rows), self.layout.select(rows), shared, inputs, tokens)
 
     def join(self, other: Memory) -> Memory:
         """Concatenate the sources of both."""
         assert self.shared is None and other.shared is None, "shared keys exist only within a forward pass"
-        ours, theirs = (self.hidden, self.inputs), (other.hidden, other.inputs)
+        ours, theirs = (self.hidden, self.inputs, self.tokens), (other.hidden, other.inputs, other.tokens)
         time = max(self.hidden.shape[1], other.hidden.shape[1])
-        hidden, inputs = (
-            None if a is None or b is None else torch.cat([pad(x, (0, 0, 0, time - x.shape[1])) for x in (a, b)])
+        hidden, inputs, tokens = (
+            None
+            if a is None or b is None
+            else torch.cat([pad(x, (0, 0) * (x.dim() - 2) + (0, time - x.shape[1])) for x in (a, b)])
             for a, b in zip(ours, theirs, strict=True)
         )
         assert hidden is not None
-        return Memory(hidden, self.layout.join(other.layout, (len(self.hidden), len(other.hidden))), None, inputs)
+        layout = self.layout.join(other.layout, (len(self.hidden), len(other.hidden)))
+        return Memory(hidden, layout, None, inputs, tokens)
 
 
 @dataclass

@@ -46,9 +46,14 @@ def trace(stack: Stack, width: int, states: bool, dtype: torch.dtype = torch.flo
 
 
 def require_traced_model(model: Any) -> None:
+    if getattr(getattr(model, "head", None), "reads_source", False):
+        raise Unsupported(f"{type(model.head).__name__} reads the encoder's output in every step")
+    config = getattr(model, "config", None)
+    head: Any = getattr(config, "head", None)
+    if not getattr(head, "causal", True):
+        raise Unsupported(f"{head.kind} does not decode token by token")
     if type(model) in TRACED_MODELS:
         return
-    config = getattr(model, "config", None)
     if not getattr(config, "generates", False):
         raise Unsupported(f"{getattr(config, 'kind', type(model).__name__)} models do not decode")
     raise Unsupported(f"{getattr(config, 'kind', '')} models have no traced decode step")

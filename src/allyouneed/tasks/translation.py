@@ -21,8 +21,8 @@ from allyouneed.nn.context import TokenLayout
 from allyouneed.tasks.task import Loss, Task, token_loss
 
 
-class Translation(Task):
-    """Each target token given the source and the target before it, with label smoothing (the paper, 5.4)."""
+class PairTask(Task):
+    """A task over pairs of a source and a target."""
 
     files: ClassVar[type[Files]] = PairFiles
     kinds: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
@@ -31,12 +31,6 @@ class Translation(Task):
     loss_unit: ClassVar[str] = "target tokens"
     supports_weights: ClassVar[bool] = True
     metrics: ClassVar[dict[str, bool]] = {"bleu": True, "chrf": True, "exact": True, "loss": False}
-    kind: Literal["translation"] = "translation"
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Label smoothing (the paper, 5.4)."""
-    marked_terms: bool = False
-    """The training data marks terms with their translations (`infer/translation/term_marks.py`): glossaries are offered
-    to the model in this form."""
 
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         if vocabularies.source.template.language is not None:
@@ -45,6 +39,17 @@ class Translation(Task):
 
     def items(self, store: Store, vocabularies: Vocabularies, capacities: tuple[int, ...], seed: int) -> Items:
         return PairItems(store, vocabularies)
+
+
+class Translation(PairTask):
+    """Each target token given the source and the target before it, with label smoothing (the paper, 5.4)."""
+
+    kind: Literal["translation"] = "translation"
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Label smoothing (the paper, 5.4)."""
+    marked_terms: bool = False
+    """The training data marks terms with their translations (`infer/translation/term_marks.py`): glossaries are offered
+    to the model in this form."""
 
     def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels, self.smoothing)

@@ -56,6 +56,8 @@ class Decoding(Config):
     """Stop a text that repeats a part this many times in a row (and over 32 tokens); null or 0: never."""
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)] = ()
     """Texts at which to stop; not part of the answer."""
+    iterations: Annotated[int, Field(gt=0, le=1000)] | None = None
+    """Rounds of mask-predict; default: 10. Other models do not have it."""
     seed: Annotated[int, Field(ge=0, lt=1 << 64)] = 0
     """With a text's index in the request, it decides what is sampled."""
 

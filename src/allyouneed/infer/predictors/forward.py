@@ -108,7 +108,10 @@ class NamedForward:
         stacks = [getattr(module, name) for name in ("first", "second") if hasattr(module, name)]
         if not stacks:
             stacks = [module.decoder if hasattr(module, "decoder") else module.encoder]
-        return lambda: module(batch), [block for stack in stacks for block in stack.blocks]
+        blocks = [block for stack in stacks for block in stack.blocks]
+        if getattr(module.head, "reads_source", False):  # it needs more than hidden states
+            return lambda: module(batch)[..., : self.config.width], blocks
+        return lambda: module(batch), blocks
 
     def _run(self, call: Callable[[], Tensor]) -> Tensor:
         refuse_after_fork()

@@ -34,6 +34,9 @@ class TaskEntry:
 # in the order of `allyouneed --help`
 TASKS = {
     "translation": TaskEntry("translator", "Translator", ("translate",)),
+    "mask-predict": TaskEntry("whole_targets", "MaskPredictTranslator", ("translate",)),
+    "ctc-translation": TaskEntry("whole_targets", "CtcTranslator", ("translate",)),
+    "synchronous-translation": TaskEntry("whole_targets", "SynchronousTranslator", ("translate",)),
     "causal-lm": TaskEntry("generator", "Generator", ("generate", "chat"), pretrained=True),
     "prefix-lm": TaskEntry("generator", "Generator", ("generate",)),
     "chat": TaskEntry("generator", "Generator", ("chat", "generate")),
@@ -57,6 +60,11 @@ TASKS = {
 def commands() -> list[str]:
     """Every command that uses a model, once."""
     return list(dict.fromkeys(command for entry in TASKS.values() for command in entry.commands))
+
+
+def translates(task: str) -> bool:
+    """Whether models of this task are translators."""
+    return task in TASKS and "translate" in TASKS[task].commands
 
 
 def check_task(task: str) -> None:

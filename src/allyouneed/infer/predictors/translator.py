@@ -83,6 +83,8 @@ class Translator(GeneratingPredictor):
     note.
     """
 
+    writes_whole_targets = False  # True: not token by token, so that no scheduler decodes for it
+
     def __init__(self, folder: Folder, max_tokens: int | None = None, together: int | None = None) -> None:
         super().__init__(folder)
         self._limit: int | None = getattr(getattr(self.model, "embed", None), "limit", None)

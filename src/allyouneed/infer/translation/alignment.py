@@ -65,7 +65,8 @@ class Aligner:
     def possible(self) -> bool:
         """Whether the model has cross-attention to look at."""
         blocks = getattr(getattr(self.model, "decoder", None), "blocks", ())
-        return hasattr(self.model, "attention") and any("cross" in block.sublayers for block in blocks)
+        aligns = self.engine.aligns and hasattr(self.model, "attention")
+        return aligns and any("cross" in block.sublayers for block in blocks)
 
     def attention(self, pairs: Sequence[tuple[str, Hypothesis]]) -> list[Attention]:
         """Cross-attention of answers to texts, special tokens excluded, and the characters of both sides' tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from allyouneed.infer.request import Request
 from allyouneed.infer.translation.glossary import LETTERS, count_term
 from allyouneed.infer.translation.sentences import EAST_ASIAN
 from allyouneed.nn.batch import Batch, Rows
+
+E = TypeVar("E", bound=Engine)
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,11 @@ def forbidden_tokens(target: Tokenizer) -> list[int]:
     return [target.pad, target.bos, *target.languages.values()]
 
 
-def sequence_engine(model: Any, vocabularies: Vocabularies, limit: int | None) -> Engine:
+def sequence_engine(model: Any, vocabularies: Vocabularies, limit: int | None, kind: type[E] = Engine) -> E:  # type: ignore[assignment]
     """The engine of a model that reads a source and generates a target."""
     source, target = vocabularies.source, vocabularies.target
     template = target.template
-    return Engine(
+    return kind(
         model,
         target.opening[0] if target.opening else target.bos,
         target.eos,

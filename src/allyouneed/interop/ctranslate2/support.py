@@ -90,6 +90,7 @@ HEAD = {
     "bias|scale|soft_cap": ANY,
     "transform": (None,),
     "maxout": (None,),
+    "copy": (False,),
 }
 MODEL = {"kind|width|vocab": ANY, "vocab.*": ANY, "linear.kind": ("dense",), "norm.*": NORM}
 RULES: dict[str, Mapping[str, Any]] = {

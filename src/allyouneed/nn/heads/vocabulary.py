@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -20,6 +20,9 @@ from allyouneed.nn.ops.cross_entropy import linear_cross_entropy
 
 
 class Head(Part, slot="head", default="vocabulary"):
+    # it predicts the next token, so that no token of a decoder may attend to a later one
+    causal: ClassVar[bool] = True
+
     @abstractmethod
     def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
         """`tied`: the embedding matrix to share."""
@@ -33,6 +36,12 @@ class Head(Part, slot="head", default="vocabulary"):
 
 
 class HeadModule(nn.Module):
+    reads_source = False  # `read_source` adds to the hidden states
+
+    def read_source(self, x: Tensor, context: Context) -> Tensor:
+        """Hidden states of a decoder (batch, time, width), with what the head needs of the encoder's output."""
+        return x
+
     @abstractmethod
     def forward(self, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
         """`layout`: token layout, for heads that pool."""
@@ -65,15 +74,22 @@ class VocabularyHead(Head):
     """Features after a maxout layer before the logits (RNNsearch); default: no such layer."""
     soft_cap: Annotated[float, Field(gt=0)] | None = None
     """Map a logit x to c·tanh(x / c) (Gemma 2, 2); default: no cap."""
+    copy_: Annotated[bool, Field(alias="copy")] = False
+    """Generate a token or copy one of the source (See et al. 2017); in an encoder-decoder with one vocabulary."""
 
     def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
+        from allyouneed.nn.heads.copying import CopyHeadModule  # a circular import at module level
+
         assert vocab is not None
-        return VocabularyHeadModule(self, common, vocab, tied)
+        return (CopyHeadModule if self.copy_ else VocabularyHeadModule)(self, common, vocab, tied)
 
     def cost(self, common: Common, vocab: int | None, inner: int, tied: bool) -> Cost:
         assert vocab is not None
         width = inner if tied else self.maxout or common.width
         total = Cost(parameters=(0 if tied else vocab * width) + self.bias * vocab, flops=2 * vocab * width)
+        if self.copy_:
+            total += common.linear.cost(common.width, common.width, False)
+            total += Cost(parameters=3 * common.width + 1, flops=6 * common.width)  # the gate
         if self.transform is not None:
             total += common.linear.cost(common.width, width, True) + self.transform.norm.cost(width)
         return total if self.maxout is None else total + common.linear.cost(common.width, 2 * self.maxout, True)

@@ -173,14 +173,17 @@ def stack_problems(
 
 
 def outer_problems(
-    embed: Embed, head: Head, common: Common, vocab: int | None, layers: Layers = ()
+    embed: Embed, head: Head, common: Common, vocab: int | None, layers: Layers = (), copies: bool = False
 ) -> Iterator[Problem]:
-    """Invalid combinations of embedding and head. `layers`: the stack read by the head, if it may widen."""
+    """Invalid combinations of embedding and head. `layers`: the stack read by the head, if it may widen. `copies`: the
+    head can copy from a source with the same vocabulary."""
     yield from ((("embed", key), text) for key, text in embed.problems(common, vocab))
     common = behind(layers, common) if layers else common
     yield from ((("head", key), text) for key, text in head.problems(common, vocab))
     if not isinstance(head, VocabularyHead):
         return
+    if head.copy_ and not copies:
+        yield ("head", "copy"), "needs an encoder-decoder that reads text with the vocabulary it writes"
     vector = embed.vector(common)
     if embed.ties and head.maxout is not None:
         if head.maxout != vector:

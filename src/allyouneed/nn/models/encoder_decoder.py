@@ -30,7 +30,7 @@ from allyouneed.nn.models.base import (
 )
 from allyouneed.nn.models.stack import Stack, stack_cost
 from allyouneed.nn.observe import rename
-from allyouneed.nn.states.base import States
+from allyouneed.nn.states.base import State, States
 
 _COUNT: TypeAdapter[int] = TypeAdapter(Size)
 
@@ -83,7 +83,7 @@ class EncoderDecoder(Model):
 
     @property
     def generates(self) -> bool:
-        return isinstance(self.head, VocabularyHead)
+        return isinstance(self.head, VocabularyHead) and self.head.causal
 
     def build(self) -> EncoderDecoderModel:
         return EncoderDecoderModel(self)
@@ -103,10 +103,15 @@ class EncoderDecoder(Model):
 
     def problems(self) -> Iterator[Problem]:
         yield from stack_problems("encoder", self.encoder, self, has_source=False, decodes=False)
-        yield from stack_problems("decoder", self.decoder, self, has_source=True, decodes=True)
+        yield from stack_problems("decoder", self.decoder, self, has_source=True, decodes=self.head.causal)
+        mixers = [layer.mixer for layer in self.decoder if layer.mixer is not None]
+        if not self.head.causal and all(mixer.causal for mixer in mixers):
+            text = "no layer attends to later tokens, which this head needs; remove pattern: causal"
+            yield ("decoder",), text
         if self.decoder and not any(layer.cross for layer in self.decoder):
             yield ("decoder",), "no layer has a cross, so the decoder would ignore the source; add one"
-        yield from outer_problems(self.embed, self.head, self, self.vocabs.target)
+        copies = self.joint and (self.source_embed or self.embed).reads is Rows
+        yield from outer_problems(self.embed, self.head, self, self.vocabs.target, copies=copies)
         if self.embed.reads is not Rows:
             yield ("embed", "kind"), "a generative model needs embed.kind: tokens"
         if self.source_embed is not None:
@@ -137,7 +142,8 @@ class EncoderDecoderModel(ModelModule):
         rename(embed, "source_embed")
         layout: TokenLayout = embed.layout(source)
         x = embed(source, layout)
-        return Memory(self.encoder(x, Context(layout, inputs=x, record=record, losses=losses)), layout, inputs=x)
+        hidden = self.encoder(x, Context(layout, inputs=x, record=record, losses=losses))
+        return Memory(hidden, layout, inputs=x, tokens=source.tokens if isinstance(source, Rows) else None)
 
     def decode(
         self, target: Rows, memory: Memory, record: WeightRecord | None = None, losses: list[Tensor] | None = None
@@ -145,7 +151,10 @@ class EncoderDecoderModel(ModelModule):
         layout: TokenLayout = self.embed.layout(target)
         x = self.embed(target, layout)
         context = Context(layout, memory=memory, inputs=x, record=record, losses=losses)
-        hidden: Tensor = self.decoder(x, context)
+        return self._decode(x, context)
+
+    def _decode(self, x: Tensor, context: Context, states: list[dict[str, State]] | None = None) -> Tensor:
+        hidden: Tensor = self.head.read_source(self.decoder(x, context, states), context)
         return hidden
 
     def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
@@ -174,4 +183,4 @@ class EncoderDecoderModel(ModelModule):
 
     def advance(self, new: Rows, states: States, last: bool = False) -> Tensor:
         """Prefill or decode the next tokens of every row: see `base.advance`."""
-        return advance(self.embed, self.decoder, new, states, last)
+        return advance(self.embed, self._decode, new, states, last)

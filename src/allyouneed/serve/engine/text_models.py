@@ -277,6 +277,9 @@ class TranslationModel(SourceModel):
 
     def frame(self, prompt: str | list[int], options: GenerationOptions) -> Frame:
         languages = options.target_lang, options.source_lang
+        if not isinstance(prompt, str) and self.predictor.writes_whole_targets:
+            task = self.predictor.folder.task["kind"]
+            raise ApiError(f"prompt: {task} writes whole targets: send text", param="prompt")
         found = self.predictor.direct_frame(prompt, *languages) if isinstance(prompt, str) else None
         return self.predictor.frame(*languages) if found is None else found
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Request
 
 from allyouneed.data.languages import find
+from allyouneed.infer.predictors.registry import translates
 from allyouneed.serve.errors import ApiError, over_limit
 from allyouneed.serve.settings import Limits
 
@@ -65,7 +66,7 @@ async def translator(request: Request, name: str | None = None) -> AsyncIterator
             yield model
         return
     for entry in sorted(registry.entries.values(), key=lambda one: one.name != registry.default):
-        if (await registry.facts(entry))["task"] == "translation":
+        if translates((await registry.facts(entry))["task"]):
             async with registry.use(entry.name) as model:
                 yield model
             return
