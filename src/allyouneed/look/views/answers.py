@@ -19,7 +19,7 @@ from allyouneed.infer.translation.alignment import cross_attention
 from allyouneed.look.views.document import Document, tensor
 from allyouneed.look.views.tokens import token_list, token_text
 
-SHOWN = 1024  # tokens of a distribution; the others are counted
+SHOWN, NAMED = 1024, 200  # tokens of a distribution that are sent, and with their texts; the others are counted
 CONTEXT = 4  # tokens on which the text of the next one may depend
 WORD_TOKENS = 8  # tokens decoded to complete a word
 
@@ -164,7 +164,7 @@ def cut(decoded: Decoded, prefix: Sequence[int], decoding: Decoding, target: Tok
     drawn = int(choose_tokens(logits[None], decoding, uniform)[0])
     return {
         "ids": shown.tolist(),
-        "texts": [token_text(target, token) for token in shown.tolist()],
+        "texts": [token_text(target, token) for token in shown[:NAMED].tolist()],
         "probs": tensor(probs[shown]),
         "sampled": tensor(token_probs(logits[None], decoding)[0][shown]),
         "kept": int(kept.sum()),

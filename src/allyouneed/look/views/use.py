@@ -85,9 +85,19 @@ class UseRequest(DecodingRequest):
 
 
 class NextRequest(DecodingRequest):
-    """What follows `prefix`, the first tokens of an answer."""
+    """What follows `prefix`, the first tokens of an answer. `top`: words; 0: only the cut."""
 
-    top: Annotated[int, Field(ge=1, le=50)] = 8
+    top: Annotated[int, Field(ge=0, le=50)] = 8
+
+    def input_key(self) -> str:
+        return f"next {super().input_key()}"
+
+    def run(self, predictor: Predictor) -> Any:
+        """What the engine is asked for this input: one token shows it."""
+        if not isinstance(predictor, GeneratingPredictor):
+            raise UserError(f"this model ({predictor.folder.task['kind']}) generates no text")
+        options = {"method": "greedy", "loops": None, "max_length": 1}
+        return observed(predictor, self.model_copy(update={"target": None}), options, {})[1].decoded
 
 
 # --- views ----------------------------------------------------------------------------------------------------------
@@ -107,22 +117,17 @@ def use(model: ViewModel, request: UseRequest) -> Document:
 def next_word(model: ViewModel, request: NextRequest) -> Document:
     """`choices`: the likeliest next words; `cut`: of the distribution of the next token, by the sampling options."""
     predictor = model.predictor
-    if not isinstance(predictor, GeneratingPredictor):
-        raise UserError(f"this model ({predictor.folder.task['kind']}) generates no text")
-    target = predictor.folder.tokenizers.target
-    prefixes = request.prefixes(predictor)
+    asked = model.record(request)
+    if request.part >= len(asked):
+        raise UserError(f"part {request.part}: the text has {len(asked)}")
+    decoded, target = asked[request.part], predictor.folder.tokenizers.target
+    prefix = request.prefixes(predictor).get(request.part, [])
     sampling = {name: value for name in FLAGS[3:] if (value := getattr(request, name)) is not None}
-    # one token shows what the engine is asked
-    _, seen = observed(predictor, request, {"method": "greedy", "loops": None, "max_length": 1}, {})
-    if request.part >= len(seen.decoded):
-        raise UserError(f"part {request.part}: the text has {len(seen.decoded)}")
-    decoded = seen.decoded[request.part]
-    prefix = prefixes.get(request.part, [])
     decoding = Decoding.of(decoded_defaults(predictor), **{"method": "sample", **sampling})
     data = {
         "prefix": prefix,
         "text": target.decode(prefix),
-        "choices": choices(decoded, prefix, target, request.top),
+        "choices": choices(decoded, prefix, target, request.top) if request.top else [],
         "cut": cut(decoded, prefix, decoding, target),
         "decoding": tree_of(decoding),
     }

@@ -178,7 +178,7 @@ const cutChart = (app, cut) => {
 const cutTable = (app, cut) => {
   const probs = AYN.tensor(cut.probs).values, sampled = AYN.tensor(cut.sampled).values;
   return AYN.el("details", { class: "small" }, AYN.el("summary", { text: app.t("heatmap.table") }), AYN.table([app.t("use.token"), app.t("use.before"), app.t("use.after")],
-    cut.ids.slice(0, 200).map((_, n) => [AYN.el("span", {}, AYN.tokenText({ text: cut.texts[n] })), percent(probs[n]), cut.kept_shown[n] ? percent(sampled[n]) : "–"]), { numeric: [1, 2], label: app.t("use.cut") }));
+    cut.texts.map((_, n) => [AYN.el("span", {}, AYN.tokenText({ text: cut.texts[n] })), percent(probs[n]), cut.kept_shown[n] ? percent(sampled[n]) : "–"]), { numeric: [1, 2], label: app.t("use.cut") }));
 };
 
 const drawCut = (app, cut, go) => AYN.el("div", { class: "stack" }, cutChart(app, cut),
@@ -195,7 +195,7 @@ const drawNext = (app, place, part, index, prefix, go) => {
     if (value === null) delete options[name];
     else options[name] = value;
     clearTimeout(timer);
-    timer = setTimeout(() => app.load(chart, "next", ask(), (found, inner) => AYN.fill(inner, [drawCut(app, found.data.cut, go)])), 40);
+    timer = setTimeout(() => app.load(chart, "next", { ...ask(), top: 0 }, (found, inner) => AYN.fill(inner, [drawCut(app, found.data.cut, go)])), 40);
   };
   const sliders = app.offline ? null : AYN.el("div", { class: "row end" },
     AYN.slider(app.t("use.temperature"), { min: 0.1, max: 2, step: 0.05, value: options.temperature, show: (x) => x.toFixed(2) }, (x) => change("temperature", x)),
