@@ -1,18 +1,21 @@
 """The views "use" and "next": every number is the one that the engine decoded by."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 import allyouneed
 from allyouneed.errors import UserError
-from allyouneed.infer.decoding.observe import observe
+from allyouneed.infer.decoding.base import Hypothesis
+from allyouneed.infer.decoding.observe import observe_decoding
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.sampling import filter_logits
 from allyouneed.infer.predictors.translator import one_line
 from allyouneed.infer.translation.checks import drop_invalid
 from allyouneed.look.views import build_document
+from allyouneed.look.views.answers import answer_part
 from allyouneed.look.views.document import numbers
 from allyouneed.look.views.model import ViewModel
 from allyouneed.look.views.tokens import token_list
@@ -47,7 +50,7 @@ def clean(text):
 @pytest.mark.parametrize("beam", [2, 5])
 def test_the_recorded_beam_search_is_the_real_one(models, kind, beam):
     predictor, options = models[kind].predictor, {"method": "beam", "beam": beam, "max_length": 12}
-    with observe() as seen:
+    with observe_decoding() as seen:
         assert answer_of(predictor, **options) == answer_of(predictor, **options)
     first, again = seen.decoded
     plain = answer_of(predictor, **options)
@@ -135,7 +138,7 @@ def test_the_own_beginning_of_an_answer_leads_to_the_same_answer(models, kind):
 def test_the_cut_is_that_of_the_sampler(models, kind, options):
     """Against the logits of a plain forward pass."""
     predictor = models[kind].predictor
-    with observe() as seen:
+    with observe_decoding() as seen:
         answer_of(predictor, method="greedy", max_length=3)
     request, spec, prefix = seen.decoded[0].request, seen.decoded[0].spec, seen.decoded[0].hypotheses[0].tokens
     rows = Rows.of([[*request.prompt, *prefix]])
@@ -160,7 +163,7 @@ def test_the_cut_is_that_of_the_sampler(models, kind, options):
 def test_next_words_are_whole_and_their_probabilities_multiply(models):
     predictor = models["lm"].predictor
     found = build_document("next", models["lm"], text=TEXT, top=4)["data"]["choices"]
-    with observe() as seen:
+    with observe_decoding() as seen:
         predictor.generate(TEXT, method="greedy", max_length=1)
     for one in found:
         if "ids" in one:
@@ -199,6 +202,16 @@ def test_an_image_and_a_sound_are_asked_for(models):
             build_document("use", models[kind], **given)
     with pytest.raises(UserError, match="generates no text"):
         build_document("next", models["tagger"], text="a")
+
+
+def test_an_empty_answer_is_shown(models):
+    predictor = models["lm"].predictor
+    with observe_decoding() as seen:
+        predictor.generate(TEXT, method="greedy", max_length=1)
+    (one,) = seen.decoded
+    empty = replace(one, hypotheses=[Hypothesis([], 0.0, -0.5, [-0.5], True)])
+    part = answer_part(empty, predictor.tokenizer, predictor.tokenizer, 3)
+    assert part["words"] == [] == part["tokens"] and len(part["alternatives"]) == 1 and part["text"] == ""
 
 
 def test_signs_are_never_torn(models):

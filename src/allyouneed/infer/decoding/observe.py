@@ -1,4 +1,4 @@
-"""What an engine really decodes, seen from outside a predictor: `with observe() as seen: model.translate(…)`.
+"""What an engine really decodes, seen from outside a predictor: `with observe_decoding() as seen: model.translate(…)`.
 
 `seen.decoded` lists the requests of all calls in order, with their hypotheses and the record of their beam search. A
 predictor may ask for several, such as one for each sentence of a text. `prefixes` makes the answer to the so-manieth
@@ -111,7 +111,7 @@ _current: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
 @contextmanager
-def observe(prefixes: Mapping[int, Sequence[int]] | None = None) -> Iterator[Observer]:
+def observe_decoding(prefixes: Mapping[int, Sequence[int]] | None = None) -> Iterator[Observer]:
     """Observe the engines that this thread calls. `prefixes`: by number of the request."""
     observer = Observer(prefixes or {})
     with _set(observer):

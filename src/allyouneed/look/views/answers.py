@@ -50,7 +50,7 @@ def answer_part(decoded: Decoded, source: Tokenizer, target: Tokenizer, top: int
 def words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[list[int]]:
     """[first, end) tokens of each word."""
     starts = [n for n in range(len(ids)) if n == 0 or begins_word(tokenizer, ids[:n], ids[n])]
-    return [[first, end] for first, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
+    return [[first, end] for first, end in zip(starts, [*starts, len(ids)][1:], strict=True)]
 
 
 def _added(tokenizer: Tokenizer, ids: Sequence[int], first: int, end: int) -> str:

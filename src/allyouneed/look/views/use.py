@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 
 from allyouneed.config import tree_of
 from allyouneed.errors import UserError
-from allyouneed.infer.decoding.observe import Observer, observe
+from allyouneed.infer.decoding.observe import Observer, observe_decoding
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import Predictor
 from allyouneed.infer.predictors.fill_spans import SpanFiller
@@ -159,7 +159,7 @@ def observed(
     predictor: GeneratingPredictor, request: DecodingRequest, options: dict[str, Any], prefixes: dict[int, list[int]]
 ) -> tuple[Document, Observer]:
     text = check_length(predictor, request.text)
-    with observe(prefixes) as seen, warnings.catch_warnings(record=True) as notes:
+    with observe_decoding(prefixes) as seen, warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         found = _ask(predictor, request, text, options)
     return found | {"notes": [*found.get("notes", ()), *(str(one.message) for one in notes)]}, seen
@@ -345,4 +345,4 @@ def python_line(model: ViewModel, request: DecodingRequest) -> str:
     what = repr(request.text) if request.text is not None else "…"
     line = f"model.{_METHODS[task]}({', '.join([what, *given])})"
     prefixes = request.prefixes(predictor) if isinstance(predictor, GeneratingPredictor) else {}
-    return f"with observe({prefixes!r}): {line}  # allyouneed.infer.decoding.observe" if prefixes else line
+    return f"with observe_decoding({prefixes!r}): {line}  # allyouneed.infer.decoding.observe" if prefixes else line
