@@ -8,7 +8,7 @@ from allyouneed.infer.inside import inside
 from allyouneed.nn.batch import Rows
 from inside_models import first_row, small, unlike_presets
 
-BY_UNITS = ("retnet-1.3b", "performer", "linformer-base", "infini")
+BY_UNITS = ("retnet-1.3b", "performer", "linformer-base", "infini", "flash", "mamba-130m", "mamba2-130m", "s4")
 NOT_LINEAR = {"convs2s", "evolved-transformer", "rnnsearch"}
 
 

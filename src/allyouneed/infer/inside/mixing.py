@@ -2,8 +2,8 @@
 
     attention    M are the attention weights
     formula      M differs from channel to channel and follows from a formula (RWKV, convolutions)
-    unit values  everything that is linear in v (retention, Performer, Linformer, Infini, …): the mixer runs again with
-                 v = unit vectors; a head of width d gives d columns of M at a time
+    unit values  everything else that is linear in v (retention, Performer, Linformer, Infini, Mamba, S4, …): the mixer
+                 runs again with v = unit vectors; a head of width d gives d columns of M at a time
     Jacobian     what is not linear in v (LSTM, GRU, …): M_ij = ‖∂out_i / ∂in_j‖, the Frobenius norm: not a share
 
 Except for Jacobians, Σ_j M_ij v_j is compared with the recorded output: `residual`.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from allyouneed.errors import UserError
 from allyouneed.infer.inside.execute import forward_pass
-from allyouneed.infer.inside.recorder import Call, Edit, Recorder, Values, quiet
+from allyouneed.infer.inside.recorder import Call, Change, Edit, Recorder, Values, quiet
 from allyouneed.nn.observe import probing
 from allyouneed.nn.ops.attention.dense import repeat_kv
 from allyouneed.nn.sublayer import SubLayer
@@ -76,34 +76,46 @@ def mixing(model: Any, recorder: Recorder, site: str, heads: Sequence[int] | Non
     lives = part.half_life(call.x) if isinstance(part, SubLayer) else None
     half_life = None if lives is None else [float(value) for value in lives.detach()]
     v, out = (values[name] if (name := f"{site}.{end}") in values else None for end in ("v", "heads"))
-    if v is not None and out is not None and v.dim() == 3:
-        count = v.shape[-1]
-        chosen = _chosen(heads, count, _spread(count, half_life))
+    if v is None or out is None:
+        norms, sampled = jacobian_norms(model, call)
+        return Mixing(site, "jacobian", norms[None], [0], 1, None, sampled=sampled)
+    channels = v.dim() == 3
+    count = v.shape[-1] if channels else out.shape[1]
+    chosen = _chosen(heads, count, _spread(count, half_life) if channels else list(range(count)))
+    weights, how, base = _weights(model, recorder, site, part, call, chosen)
+    if channels:
+        sums = torch.einsum("cij,jc->ic", weights.double(), v[0][:, chosen].double())
+        wanted = out[0][:, chosen].double()
+    else:
+        sums, wanted = (weights @ repeat_kv(v, count)[0]).double(), out[0].double()
+    if base is None and how == "attention" and _relative(sums, wanted) > 1e-4:  # a term beside the weighted sum
+        base = run_part(model, call, f"{site}.v", torch.zeros_like, f"{site}.heads")[0]
+    constant = base is not None and bool(base.any())
+    if base is not None:
+        sums = sums + (base[:, chosen] if channels else base).double()
+    error = _relative(sums, wanted)
+    shown = weights.float() if channels else weights[chosen].float()
+    return Mixing(site, how, shown, chosen, count, error, channels, constant, half_life=half_life)
+
+
+def _weights(
+    model: Any, recorder: Recorder, site: str, part: Any, call: Call, chosen: list[int]
+) -> tuple[Tensor, How, Tensor | None]:
+    """(heads, queries, keys) or (chosen channels, queries, keys), how they were found, and the output for v = 0 if that
+    was measured."""
+    values = recorder.values
+    v, out = values[f"{site}.v"], values[f"{site}.heads"]
+    if v.dim() == 4 and f"{site}.weights" in values:
+        return values[f"{site}.weights"][0].to(out.dtype), "attention", None
+    if v.dim() == 3:
         offered = {name.rpartition(".")[2]: values[name] for name in values if name.rpartition(".")[0] == site}
         with torch.no_grad():
             found = part.mixing_matrix(offered, chosen)
         if found is not None:
-            sums = torch.einsum("cij,jc->ic", found.double(), v[0][:, chosen].double())
-            error = _relative(sums, out[0][:, chosen])
-            return Mixing(site, "formula", found.float(), chosen, count, error, True, half_life=half_life)
-    elif v is not None and out is not None:
-        count = out.shape[1]
-        chosen = _chosen(heads, count, list(range(count)))
-        if f"{site}.weights" in values:
-            weights, how = values[f"{site}.weights"][0].to(out.dtype), "attention"
-        else:
-            weights, how = unit_matrix(model, call, site, v, out), "unit values"
-        sums = (weights @ repeat_kv(v, count)[0]).double()
-        rest = out[0].double() - sums
-        # a term beside the weighted sum: the same for every v
-        constant = _relative(sums, out[0]) > 1e-4 and how == "attention"
-        error = 0.0 if constant else _relative(sums, out[0])
-        if constant:
-            base = run_part(model, call, f"{site}.v", torch.zeros_like, f"{site}.heads")[0]
-            error = float((rest - base.double()).abs().max() / out.abs().max().clamp(min=1e-30))
-        return Mixing(site, how, weights[chosen], chosen, count, error, False, constant, half_life=half_life)  # type: ignore[arg-type]
-    norms, sampled = jacobian_norms(model, call)
-    return Mixing(site, "jacobian", norms[None], [0], 1, None, sampled=sampled)
+            return found, "formula", None
+    base = run_part(model, call, f"{site}.v", torch.zeros_like, f"{site}.heads")[0]
+    measure = unit_channels if v.dim() == 3 else unit_matrix
+    return measure(model, call, site, v, base, chosen), "unit values", base
 
 
 def _part(recorder: Recorder, site: str) -> Any:
@@ -151,19 +163,34 @@ def run_part(model: Any, call: Call, site: str, change: Any, wanted: str) -> Ten
     return recorder.values[wanted]
 
 
-def unit_matrix(model: Any, call: Call, site: str, v: Tensor, out: Tensor) -> Tensor:
-    """(heads, queries, keys): column j is the output for v = 1 at token j and 0 elsewhere. Features of a head are mixed
-    alike, so each of them carries the unit of another token."""
+def unit_matrix(model: Any, call: Call, site: str, v: Tensor, base: Tensor, chosen: list[int]) -> Tensor:
+    """(heads, queries, keys): column j is the output for v = 1 at token j and 0 elsewhere, less that for v = 0.
+    Features of a head are mixed alike, so each of them carries the unit of another token."""
     _, _, time, width = v.shape
     columns = []
     for start in range(0, time, width):
         units = torch.zeros_like(v)
         count = min(width, time - start)
         units[:, :, range(start, start + count), range(count)] = 1.0
-        columns.append(
-            run_part(model, call, f"{site}.v", lambda _, units=units: units, f"{site}.heads")[0, ..., :count]
-        )
+        found = run_part(model, call, f"{site}.v", _always(units), f"{site}.heads")[0] - base
+        columns.append(found[..., :count])
     return torch.cat(columns, -1)
+
+
+def unit_channels(model: Any, call: Call, site: str, v: Tensor, base: Tensor, chosen: list[int]) -> Tensor:
+    """(chosen, queries, keys) of a mixer whose channels are mixed each in its own way: a run for each token, whose unit
+    is in all channels."""
+    columns = []
+    for token in range(v.shape[1]):
+        units = torch.zeros_like(v)
+        units[:, token] = 1.0
+        found = run_part(model, call, f"{site}.v", _always(units), f"{site}.heads")[0] - base
+        columns.append(found[:, chosen].T)
+    return torch.stack(columns, -1)
+
+
+def _always(new: Tensor) -> Change:
+    return lambda value: new
 
 
 @forward_pass
@@ -250,6 +277,8 @@ def _source_of(stack: str) -> str:
 
 
 def _shares(matrix: Tensor) -> Tensor:
-    """Rows of magnitudes that sum to 1; a row without weights keeps nothing."""
+    """Rows of magnitudes that sum to 1; a token that mixes in nothing stays as it is."""
     size = matrix.double().abs()
+    if size.shape[0] == size.shape[1]:
+        size = size + torch.diag((size.sum(-1) == 0).double())
     return size / size.sum(-1, keepdim=True).clamp(min=1e-30)

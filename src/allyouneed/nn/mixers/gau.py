@@ -14,6 +14,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import cache_cost
+from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.attention.dense import dense_mask
 from allyouneed.nn.ops.retention import accumulator_dtype
 from allyouneed.nn.ops.unpack import unpack_rows
@@ -173,7 +174,9 @@ class GAUModule(_GatedModule):
             k, v, layout = state.append(k, v, context)
         mask = dense_mask(self.pattern, context.queries, layout)
         n = self.length or mask.sum(-1, keepdim=True).clamp(min=1)
-        seen = self.weights(q @ k.transpose(-1, -2), mask, n, positions, layout.positions) @ v
+        q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
+        weights = observe(self, "weights", self.weights(q @ k.transpose(-1, -2), mask, n, positions, layout.positions))
+        seen = observe(self, "heads", weights @ v)
         mixed: Tensor = self.out(u * seen[:, 0])
         return mixed
 
@@ -203,8 +206,10 @@ class MixedChunkModule(_GatedModule):
         u, v, z = self.project(unpacked.gather(x))
         if unpacked.real is not None:
             v = v * unpacked.real[..., None]
+        v = observe(self, "v", v[:, None])[:, 0]
         count, _, sums = self.begin(len(v), v)
         seen = self.mix(z, v, count, sums, unpacked.real)[0] if v.shape[1] else v
+        seen = observe(self, "heads", seen[:, None])[:, 0]
         mixed = self.out(unpacked.scatter(u * seen, x))
         return mixed
 

@@ -13,6 +13,7 @@ from allyouneed.errors import UserError
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Mixer, SubLayer
@@ -89,10 +90,11 @@ class PoolingModule(_AroundModule):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         unpacked = unpack_rows(context)
-        rows = unpacked.gather(x)
+        rows = observe(self, "v", unpacked.gather(x)[:, None])[:, 0]
         real = torch.ones_like(rows[..., :1]) if unpacked.real is None else unpacked.real[..., None].to(rows.dtype)
         sums, counts = self.around(rows * real), self.around(real)
-        return unpacked.scatter(sums / counts.clamp(min=1) - rows, x)
+        y = observe(self, "heads", (sums / counts.clamp(min=1) - rows)[:, None])[:, 0]
+        return unpacked.scatter(y, x)
 
     def around(self, x: Tensor) -> Tensor:
         """Sum over each token's neighbours."""
@@ -141,7 +143,9 @@ class SpatialMLPModule(_AroundModule):
         time = rows.shape[1]
         if time > self.length:
             raise UserError(f"a spatial MLP of length {self.length} got {time} tokens; change `length`")
+        rows = observe(self, "v", rows[:, None])[:, 0]
         if unpacked.real is not None:
             rows = rows * unpacked.real[..., None]
         y = self.map[:time, :time].to(x.dtype) @ rows + self.shift[:time, None].to(x.dtype)
+        y = observe(self, "heads", y[:, None])[:, 0]
         return unpacked.scatter(y, x)

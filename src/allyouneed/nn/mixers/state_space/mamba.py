@@ -13,6 +13,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.state_space.convolution import ShortConvolution, draw_steps
+from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.retention import accumulator_dtype
 from allyouneed.nn.ops.selective_scan import selective_scan
 from allyouneed.nn.ops.unpack import unpack_rows
@@ -110,8 +111,9 @@ class MambaModule(SubLayer):
             exact = h.dtype
             dt = nn.functional.softplus(steps.to(exact) + self.step_bias.to(exact))
             dt = dt if real is None else dt * real[..., None]
+            x = observe(self, "v", x)
             y, h = selective_scan(x.to(exact), dt, -self.a_log.to(exact).exp().T, b.to(exact), c.to(exact), h)
-            y = y + self.skip.to(exact) * x.to(exact)
+            y = observe(self, "heads", y + self.skip.to(exact) * x.to(exact))
         mixed: Tensor = self.out(y.to(x.dtype) * nn.functional.silu(z))
         return mixed, (last, h)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import torch
@@ -13,6 +14,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.state_space.convolution import ShortConvolution, draw_steps
+from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.retention import accumulator_dtype
 from allyouneed.nn.ops.ssd import chunked, recurrent
 from allyouneed.nn.ops.unpack import unpack_rows
@@ -122,11 +124,17 @@ class Mamba2Module(SubLayer):
         dt = nn.functional.softplus(steps.to(h.dtype) + self.step_bias.to(h.dtype)).transpose(1, 2)
         dt = dt if real is None else dt * real[:, None]
         log = -self.a_log.to(h.dtype).exp()[:, None] * dt  # (batch, heads, time)
-        form = recurrent if x.shape[2] == 1 else chunked
+        x, form = observe(self, "v", x), recurrent if x.shape[2] == 1 else chunked
         y, h = form(x * dt.to(x.dtype)[..., None], log, b, c, h)
-        y = y + self.skip.to(y.dtype)[:, None, None] * x.to(y.dtype)
+        y = observe(self, "heads", y + self.skip.to(y.dtype)[:, None, None] * x.to(y.dtype))
         y = y.transpose(1, 2).flatten(2).to(z.dtype)  # (batch, time, hidden)
         return y * nn.functional.silu(z), (last, h)
+
+    def half_life(self, x: Tensor) -> Tensor:
+        """Of the mean decay over the tokens."""
+        steps = self.up(x).split(self.parts, -1)[2].double()
+        log = -self.a_log.double().exp() * nn.functional.softplus(steps + self.step_bias.double())
+        return math.log(0.5) / log.mean((0, 1))
 
     def begin(self, batch: int, like: Tensor) -> Carry:
         h = like.new_zeros(batch, self.heads, self.states, self.head_width, dtype=accumulator_dtype(like.dtype))

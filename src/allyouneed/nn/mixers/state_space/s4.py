@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.retention import accumulator_dtype
 from allyouneed.nn.ops.state_space import DiagonalSystem, LowRankSystem, System, convolve, hippo
 from allyouneed.nn.ops.unpack import unpack_rows
@@ -104,7 +105,7 @@ class S4Module(SubLayer):
         return DiagonalSystem(log_a, torch.expm1(log_a) / diagonal * b, c)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        dtype = accumulator_dtype(x.dtype)
+        x, dtype = observe(self, "v", x), accumulator_dtype(x.dtype)
         with torch.autocast(x.device.type, enabled=False):
             if isinstance(state, Recurrent):
                 y, carry = self.run(x, state.carry(len(x), x), context.queries.real)
@@ -117,7 +118,7 @@ class S4Module(SubLayer):
                 kernels = self.system(dtype).kernel(max(1, rows.shape[1]))
                 y = convolve(rows.to(dtype).transpose(1, 2), *kernels).transpose(1, 2)
                 y = unpacked.scatter(y, x)
-            y = y + self.skip.to(dtype) * x.to(dtype)
+            y = observe(self, "heads", y + self.skip.to(dtype) * x.to(dtype))
         values, gates = self.out(nn.functional.gelu(y).to(x.dtype)).chunk(2, -1)
         mixed: Tensor = values * gates.sigmoid()
         return mixed
