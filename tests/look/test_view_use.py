@@ -1,10 +1,14 @@
 """The views "use" and "next": every number is the one that the engine decoded by."""
 
+import base64
+import io
 import json
+import wave
 from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 
 import allyouneed
 from allyouneed.errors import UserError
@@ -20,6 +24,7 @@ from allyouneed.look.views.document import numbers
 from allyouneed.look.views.model import ViewModel
 from allyouneed.look.views.tokens import token_list
 from allyouneed.nn.batch import Batch, Rows
+from inside_models import PIXELS, SENTENCE, SOUND, SYSTEMS, make_predictor, system
 from served import KINDS, write_folder
 
 TEXT = "the cat sat on the mat"
@@ -220,3 +225,31 @@ def test_signs_are_never_torn(models):
         found = token_list(tokenizer, tokenizer.encode(f"{sign}{sign}"))
         groups = [one["group"] for one in found]
         assert groups == sorted(groups) and len(found) > 2 and set(groups) == {0, 1}, sign
+
+
+def test_images_sounds_and_other_systems_answer():
+    picture, sound = io.BytesIO(), io.BytesIO()
+    Image.fromarray(PIXELS).save(picture, "PNG")
+    with wave.open(sound, "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes((SOUND.numpy() * 32_767).astype("<i2").tobytes())
+    image, heard = (base64.b64encode(one.getvalue()).decode() for one in (picture, sound))
+    clip = make_predictor("clip-vit-b-32", {"kind": "image-text", "image": SYSTEMS["vit"][1]["image"]})
+    cases = [
+        (system("vit"), {"image": image}, "classes"),
+        (ViewModel("clip", clip), {"image": f"data:image/png;base64,{image}", "labels": ["a cat", "<b>"]}, "classes"),
+        (system("whisper"), {"sound": heard}, "transcript"),
+        (system("t5"), {"text": SENTENCE, "method": "beam", "beam": 3}, "text"),
+        (system("retnet"), {"text": SENTENCE, "method": "beam", "beam": 3}, "text"),
+        (system("rwkv"), {"text": SENTENCE, "method": "sample", "temperature": 0.7, "seed": 4}, "text"),
+    ]
+    for model, request, shows in cases:
+        data = json.loads(json.dumps(build_document("use", model, **request), allow_nan=False))["data"]
+        assert data["shows"] == shows and isinstance(data["answer"], str)
+        for part in data.get("parts", ()):
+            assert part["log_prob"] == pytest.approx(sum(part["log_probs"]), abs=1e-3)
+            assert (part["alignment"] is not None) == (model.name == "t5")
+    with pytest.raises(UserError, match="reads an image"):
+        build_document("use", system("vit"), text="a cat")
+    with pytest.raises(UserError, match="image: cannot be read"):
+        build_document("use", system("vit"), image=heard)

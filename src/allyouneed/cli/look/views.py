@@ -101,10 +101,12 @@ def use(
 def _words(document: Document) -> list[tuple[int, list[int], list[int]]]:
     """The words of an answer: number of the part, tokens before the word, tokens of the word."""
     found = []
-    for number, part in enumerate(document["data"].get("parts", ())):
+    for part in document["data"].get("parts", ()):
         tokens = [one["id"] for one in part["tokens"]]
         found += [
-            (number, tokens[:begin], tokens[begin:end]) for begin, end in part["words"] if begin >= part["prefix"]
+            (part["number"], tokens[:begin], tokens[begin:end])
+            for begin, end in part["words"]
+            if begin >= part["prefix"]
         ]
     return found
 

@@ -7,7 +7,6 @@ the engine was asked and what it found (infer/decoding/observe.py).
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -23,11 +22,13 @@ from allyouneed.infer.predictors.fill_spans import SpanFiller
 from allyouneed.infer.predictors.generating import GeneratingPredictor
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.translator import Translator
+from allyouneed.infer.translation.split import quote
 from allyouneed.look.views import view
 from allyouneed.look.views.answers import answer_part, choices, cut
 from allyouneed.look.views.document import Document, document, tensor
 from allyouneed.look.views.input import InputRequest
 from allyouneed.look.views.model import Text, ViewModel
+from allyouneed.runtime.process import ignore_warnings
 
 MOST_TOKENS = 2048  # of a text
 MOST_PARTS = 16  # sentences of which every word is shown
@@ -146,12 +147,12 @@ def _generate(predictor: GeneratingPredictor, request: UseRequest) -> Document:
     if request.part and request.part >= len(seen.decoded):
         raise UserError(f"part {request.part}: the text has {len(seen.decoded)}")
     source, target = predictor.folder.tokenizers.source, predictor.folder.tokenizers.target
-    shown = [one for one in seen.decoded if one.hypotheses and one.hypotheses[0].log_probs][:MOST_PARTS]
+    asked = [(number, one) for number, one in enumerate(seen.decoded) if one.hypotheses[0].log_probs]  # not empty ones
     return answer | {
         "shows": "text",
-        "parts": [answer_part(one, source, target, request.top) for one in shown],
-        "left_out": len(seen.decoded) - len(shown),
-        "decoding": tree_of(shown[0].spec.decoding) if shown else None,
+        "parts": [{"number": n} | answer_part(one, source, target, request.top) for n, one in asked[:MOST_PARTS]],
+        "left_out": max(0, len(asked) - MOST_PARTS),
+        "decoding": tree_of(asked[0][1].spec.decoding) if asked else None,
     }
 
 
@@ -159,10 +160,8 @@ def observed(
     predictor: GeneratingPredictor, request: DecodingRequest, options: dict[str, Any], prefixes: dict[int, list[int]]
 ) -> tuple[Document, Observer]:
     text = check_length(predictor, request.text)
-    with observe_decoding(prefixes) as seen, warnings.catch_warnings(record=True) as notes:
-        warnings.simplefilter("always")
-        found = _ask(predictor, request, text, options)
-    return found | {"notes": [*found.get("notes", ()), *(str(one.message) for one in notes)]}, seen
+    with observe_decoding(prefixes) as seen:
+        return _ask(predictor, request, text, options), seen
 
 
 def _ask(predictor: GeneratingPredictor, request: DecodingRequest, text: str, options: dict[str, Any]) -> Document:
@@ -183,7 +182,7 @@ def _ask(predictor: GeneratingPredictor, request: DecodingRequest, text: str, op
         (made,) = predictor.generate_full([text], **options)
         return {"answer": made.text, "notes": made.notes}
     if isinstance(predictor, SpanFiller):
-        return {"answer": predictor.fill(text, **options)}
+        return {"answer": predictor.fill(text, **options), "notes": []}
     (rewritten,) = predictor.seq2seq_full([text], **options)  # type: ignore[attr-defined]
     return {"answer": rewritten.text, "notes": rewritten.notes}
 
@@ -202,10 +201,8 @@ def check_length(predictor: Predictor, text: str | None) -> str:
 
 def _predict(predictor: Any, request: UseRequest) -> Document:
     task, top = str(predictor.folder.task["kind"]), request.top
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = _PREDICT[task](predictor, request, top)
-    return found | {"notes": [*found.get("notes", ()), *(str(one.message) for one in caught)]}
+    with ignore_warnings():  # the notes say what was truncated
+        return {"notes": []} | _PREDICT[task](predictor, request, top)
 
 
 def _fill(predictor: Any, request: UseRequest, top: int) -> Document:
@@ -233,6 +230,9 @@ def _embed(predictor: Any, request: UseRequest, top: int) -> Document:
     lines = [line for line in check_length(predictor, request.text).splitlines() if line.strip()]
     if len(lines) > 64:
         raise UserError(f"{len(lines)} lines; at most 64 are compared")
+    room = predictor.max_input - predictor.tokenizer.template.count()
+    sizes = [len(ids) for ids in predictor.tokenizer.encode_batch(lines)]
+    notes = [f"{quote(line)}: {size} tokens, truncated to {room}" for line, size in zip(lines, sizes, strict=True)]
     vectors = predictor.embed(lines)
     unit = normalize(vectors.float(), dim=-1)
     answer = ", ".join(f"{value:.4f}" for value in vectors[0, :8].tolist())
@@ -241,6 +241,7 @@ def _embed(predictor: Any, request: UseRequest, top: int) -> Document:
         "lines": lines,
         "vectors": tensor(vectors),
         "cosines": tensor(unit @ unit.T),
+        "notes": [note for note, size in zip(notes, sizes, strict=True) if size > room],
         "answer": f"[{answer}, …]",
     }
 

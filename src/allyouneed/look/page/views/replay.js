@@ -10,7 +10,8 @@ const checkpointApp = (app, run, step) => {
     const { model, text, ...rest } = params;
     const sent = Object.fromEntries(Object.entries(rest).filter(([, value]) => value !== null && value !== undefined));
     const more = app.offline ? {} : { request: sent };
-    return (await app.request("replay", { run, step, view: view === "use" ? undefined : view, text, ...(Object.keys(sent).length ? more : {}) })).data.document;
+    const found = await app.request("replay", { run, step, view: view === "use" ? undefined : view, text, ...(Object.keys(sent).length ? more : {}) });
+    return { ...found.data.document, python: found.python };
   };
   inner.ask = (view, params = {}) => inner.request(view, { ...app.input(), ...params });
   inner.load = async (place, view, params, draw) => {

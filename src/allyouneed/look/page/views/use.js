@@ -88,7 +88,7 @@ const stream = async (app, params, place) => {
   const shown = AYN.el("p", { class: "answer", "aria-live": "off" });
   const stop = new AbortController();
   const button = AYN.button(app.t("use.stop"), () => stop.abort());
-  AYN.clear(place, AYN.panel(app.t("use.answer"), shown, button));
+  AYN.clear(place, AYN.panel(app.t("use.answer"), shown, AYN.el("div", { class: "row" }, button)));
   place.addEventListener("ayn-leave", () => stop.abort(), { once: true });
   let text = "";
   try {
@@ -186,7 +186,7 @@ const drawCut = (app, cut, go) => AYN.el("div", { class: "stack" }, cutChart(app
   AYN.el("div", { class: "row" }, AYN.el("span", {}, app.t("use.drawn"), " ", AYN.el("b", {}, cut.drawn.end ? app.t("use.end") : AYN.tokenText(cut.drawn))),
     !cut.drawn.end && AYN.button(app.t("use.take"), () => go([cut.drawn.id]))), cutTable(app, cut));
 
-const drawNext = (app, place, part, index, prefix, go) => {
+const drawNext = (app, place, part, prefix, go) => {
   const options = { temperature: 1, ...Object.fromEntries(SAMPLING.map((name) => [name, wanted(app)[name]]).filter(([, value]) => value !== undefined)) };
   const chart = AYN.el("div", { class: "stack" });
   const ask = () => ({ ...wanted(app), ...options, method: undefined, beam: undefined, prefix, part, target: undefined });
@@ -268,17 +268,17 @@ const drawTree = (app, tree) => AYN.panel(app.t("use.tree"), AYN.el("p", { class
 const drawText = (app, found, place, again) => {
   const data = found.data;
   const params = wanted(app);
-  let at = Math.min(params.part ?? 0, Math.max(0, data.parts.length - 1));
+  let at = Math.max(0, data.parts.findIndex((part) => part.number === (params.part ?? 0)));
   const details = AYN.el("div", { class: "stack" });
   const show = (number) => {
     const part = data.parts[number];
     if (!part) return AYN.clear(details);
     const next = AYN.el("div", { class: "stack" });
-    const go = (prefix) => (ids) => (app.remember({ prefix: [...prefix, ...ids].join(","), part: number || null }), again());
+    const go = (prefix) => (ids) => (app.remember({ prefix: [...prefix, ...ids].join(","), part: part.number || null }), again());
     const onWord = (index) => {
       const begin = part.words[index]?.[0] ?? part.tokens.length;
       const prefix = part.tokens.slice(0, begin).map((one) => one.id);
-      drawNext(app, next, number, index, prefix, go(prefix));
+      drawNext(app, next, part.number, prefix, go(prefix));
     };
     AYN.clear(details, AYN.panel(app.t("use.how"), AYN.el("p", { class: "soft small", text: app.t("use.how.about") }), AYN.answerPart(app, part, { onWord }),
       part.prefix > 0 && AYN.el("div", { class: "row" }, AYN.el("span", { class: "tag warm", text: app.t("use.forced", { count: part.prefix }) }),
