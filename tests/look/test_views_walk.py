@@ -12,6 +12,7 @@ from allyouneed.look.views.document import numbers
 from allyouneed.look.views.formulas import PARTS, formula_of
 from allyouneed.look.views.model import ViewModel
 from allyouneed.look.views.walk import csv
+from inside_models import system
 from inside_models import translator as shipped
 
 TEXT = "机器学习很有趣"
@@ -54,3 +55,18 @@ def test_a_value_is_exported_whole_as_csv(translator):
     lines = list(read_csv.reader(csv(run, "encoder.0.mixer.q").splitlines()))
     assert lines[0][:4] == ["axis0", "axis1", "axis2", "0"] and len(lines) == 1 + 6 * 5
     assert [float(number) for number in lines[1 + 5 * 5 + 4][3:]] == run["encoder.0.mixer.q"][0, 5, 4].tolist()
+
+
+def test_a_paged_cache_grows_block_by_block_and_old_runs_are_dropped_by_size(monkeypatch):
+    model = system("gpt-2")
+    text = "How are you today? 今天天气很好！我们去公园"
+    plain = build_document("walk", model, text=text)["data"]["steps"]
+    data = build_document("walk", model, text=text, paged=True)["data"]
+    assert [len(step["blocks"]) for step in data["steps"]] == [
+        -(-(step["position"] + 1) // data["block_size"]) for step in data["steps"]
+    ]
+    assert data["steps"][0]["states"][0]["word"] == "paged KV cache"
+    assert [step["bytes"] for step in data["steps"]] >= [step["bytes"] for step in plain]
+    monkeypatch.setattr("allyouneed.look.views.model.MOST_BYTES", 1)
+    build_document("walk", model, text="another")
+    assert len(model._runs) == 1

@@ -18,7 +18,7 @@ from allyouneed.nn.observe import MakeValue, probing
 from allyouneed.runtime.process import refuse_after_fork
 
 Change = Callable[[Tensor], Tensor]
-KEPT = 8  # values computed on request that are kept
+KEPT = 1 << 26  # bytes of values computed on request that are kept, besides the latest
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Values(Mapping[str, Tensor]):
         if name not in self._made:
             with torch.no_grad():
                 value = found()
-            while len(self._made) >= KEPT:
+            while self._made and sum(one.nbytes for one in self._made.values()) + value.nbytes > KEPT:
                 self._made.pop(next(iter(self._made)))
             self._made[name] = value
         return self._made[name]
@@ -86,6 +86,12 @@ class Values(Mapping[str, Tensor]):
             at += 1
             name = f"{base}@{at}"
         self._values[name] = value
+
+    @property
+    def bytes(self) -> int:
+        """Of what is stored; tensors that share memory count once."""
+        stored = {value.data_ptr(): value.nbytes for value in self._values.values() if isinstance(value, Tensor)}
+        return sum(stored.values()) + sum(value.nbytes for value in self._made.values())
 
     def is_stored(self, name: str) -> bool:
         """Recorded, not computed on request."""

@@ -22,7 +22,8 @@ from allyouneed.infer.inside.truth import differences, double_run
 from allyouneed.infer.inside.why import Why, explain
 from allyouneed.nn.batch import Batch, Neighbours, Rows, Signal
 
-MATRICES = 4  # kept
+MATRICES = 8  # kept
+MOST_BYTES = 1 << 26  # of a matrix that is kept beside others
 
 
 class Candidate(NamedTuple):
@@ -101,7 +102,22 @@ class Run:
     @cached_property
     def steps(self) -> list[Step]:
         """Decoding step by step, with the states that the model keeps; of generative models."""
-        return decode_steps(self.model, self.batch, min(self.reading.given, self.batch.rows.tokens.shape[1]))
+        return decode_steps(self.model, self.batch, self._prompt)
+
+    @cached_property
+    def paged_steps(self) -> list[Step]:
+        """The same with growing caches in blocks of a pool, as in the server."""
+        return decode_steps(self.model, self.batch, self._prompt, paged=True)
+
+    @property
+    def _prompt(self) -> int:
+        """Tokens that are read at once."""
+        return min(self.reading.given, self.batch.rows.tokens.shape[1])
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the recorded values."""
+        return self.values.bytes
 
     def name(self, number: int) -> str:
         """The text of an output: a token, a class, a tag."""
@@ -143,9 +159,10 @@ class Run:
         which heads or channels; default: all heads, or a few channels."""
         key = (site, None if heads is None else tuple(heads))
         if key not in self._matrices:
-            while len(self._matrices) >= MATRICES:
-                self._matrices.pop(next(iter(self._matrices)))
-            self._matrices[key] = mixing(self.model, self.recorder, site, heads)
+            found = mixing(self.model, self.recorder, site, heads)
+            if len(self._matrices) >= MATRICES or found.weights.nbytes > MOST_BYTES:
+                self._matrices.clear()
+            self._matrices[key] = found
         return self._matrices[key]
 
     @cached_property

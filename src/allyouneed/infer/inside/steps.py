@@ -13,6 +13,7 @@ from allyouneed.infer.inside.execute import forward_pass
 from allyouneed.infer.inside.recorder import quiet
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.states.base import State, States
+from allyouneed.nn.states.paged import BLOCK, BlockPool, PagedStates
 
 WORDS = {  # what a state is called, by its class
     "KVCache": "KV cache",
@@ -42,6 +43,7 @@ class Step(NamedTuple):
     position: int
     read: int
     states: list[StateSize]
+    blocks: list[int] | None = None  # of a paged cache: the block table of the row
 
     @property
     def bytes(self) -> int:
@@ -49,8 +51,9 @@ class Step(NamedTuple):
 
 
 @forward_pass
-def decode_steps(model: Any, batch: Batch, given: int) -> list[Step]:
-    """Prefill the first `given` tokens of the target, then read one token after another, as decoding does."""
+def decode_steps(model: Any, batch: Batch, given: int, paged: bool = False) -> list[Step]:
+    """Prefill the first `given` tokens of the target, then read one token after another, as decoding does. `paged`:
+    with growing caches in blocks of a pool, as in the server."""
     if not hasattr(model, "advance") or not model.config.generates:
         raise UserError(f"a model of kind {model.config.kind} does not decode step by step")
     target = batch.rows.tokens[:1]
@@ -58,12 +61,15 @@ def decode_steps(model: Any, batch: Batch, given: int) -> list[Step]:
     found = []
     with quiet(model), torch.no_grad():
         states = start_states(model, batch)
+        if paged:
+            states = PagedStates(states, BlockPool(2 * (target.shape[1] // BLOCK + 2)))
         names = state_names(model)
         begin = 0
         for end in (given, *range(given + 1, target.shape[1] + 1)):
             marks = None if prompt is None else prompt[:, begin:end]
             model.advance(Rows(target[:, begin:end], prompt=marks), states)
-            found.append(Step(end - 1, end - begin, list(_sizes(states, names))))
+            blocks = list(states.block_tables[0]) if isinstance(states, PagedStates) else None
+            found.append(Step(end - 1, end - begin, list(_sizes(states, names)), blocks))
             begin = end
     return found
 

@@ -218,12 +218,13 @@ class Transcriber(Predictor):
             else:
                 answer = self.tokenizer.encode(str(target))
         answer = [token for token in answer if token != self.speech.end]
-        inputs = [*prompt, *answer]
+        ended = target is not None or len(answer) < self._token_limit(prompt)
+        inputs = [*prompt, *(answer if ended else answer[:-1])]
         tokens, media = frame_media(values[0].cpu(), memory.hidden.shape[1])
         return Reading(
             Batch(Rows.of([inputs]).to(self.device), Signal(values)),
             {"encoder": tokens, "decoder": tokens_of(self.tokenizer, inputs)},
-            next_tokens(inputs, self.speech.end, len(prompt)),
+            next_tokens(inputs, self.speech.end if ended else answer[-1], len(prompt)),
             given=len(prompt),
             name=output_name(self.tokenizer),
             never=tuple(self.speech.suppress),
@@ -320,7 +321,7 @@ class Transcriber(Predictor):
         token = self.speech.no_speech
         no_speech = [0.0] * len(rows) if token is None else probabilities[:, token].tolist()
         most = self.limit or 2 * round(self.speech.seconds / TICK)
-        limits = [max(1, min(most // 2, most + 1 - len(prompt))) for prompt in prompts]
+        limits = [self._token_limit(prompt) for prompt in prompts]
         rules = TimestampRules(self.speech, timed, self.device)
         spec = DecodingSpec(options.decoding(temperature, most), self.speech.end, logits_processor=rules)
         requests = [
@@ -332,6 +333,11 @@ class Transcriber(Predictor):
             self._result(options.best(request.hypotheses), probability, temperature)
             for request, probability in zip(requests, no_speech, strict=True)
         ]
+
+    def _token_limit(self, prompt: Sequence[int]) -> int:
+        """The most tokens decoded after this prompt."""
+        most = self.limit or 2 * round(self.speech.seconds / TICK)
+        return max(1, min(most // 2, most + 1 - len(prompt)))
 
     def _result(self, found: Hypothesis, no_speech: float, temperature: float) -> WindowResult:
         mean_log_prob = found.log_prob / (len(found.tokens) + 1)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 KEPT = 8  # runs of a model, the latest used
+MOST_BYTES = 1 << 30  # of their values together, if there is more than one
 
 Index = Annotated[int, Field(strict=True, ge=-(1 << 31), lt=1 << 31)]
 Text = Annotated[str, StringConstraints(strict=True)]
@@ -84,9 +85,12 @@ class ViewModel:
         run = request.run(self.predictor)
         with self._lock:
             self._runs[key] = run
-            while len(self._runs) > self.kept:
+            while len(self._runs) > self.kept or (len(self._runs) > 1 and self._bytes() > MOST_BYTES):
                 self._runs.popitem(last=False)
         return run
+
+    def _bytes(self) -> int:
+        return sum(run.bytes for run in self._runs.values())
 
     @cached_property
     def facts(self) -> dict[str, Any]:

@@ -12,7 +12,9 @@ data: {
   "answers": [{"position", "id", "text", "log_prob",          # what was chosen where (position null: whole input)
                "candidates": [{"id", "text", "log_prob"}]}],
   "steps": [{"position", "read", "bytes",                     # generative models: the states after each step
-             "states": [{"site", "kind", "word", "tensors": {"keys": [1, 8, 3, 64]}, "bytes"}]}],
+             "states": [{"site", "kind", "word", "tensors": {"keys": [1, 8, 3, 64]}, "bytes"}],
+             "blocks": [4, 3] | null}],                       # `paged`: the block table
+  "block_size": tokens of a block | null,
   "media": {"encoder": {"kind", "values": tensor, …}},        # the image or sound that a stack reads
   "tensor": the whole value of `site`, if the request names one
 }
@@ -34,6 +36,7 @@ from allyouneed.look.views.document import Document, document, tensor
 from allyouneed.look.views.formulas import formula_of
 from allyouneed.look.views.input import InputRequest
 from allyouneed.look.views.model import Index, Text, ViewModel
+from allyouneed.nn.states.paged import BLOCK
 
 FIRST = 8  # numbers shown in a box
 CANDIDATES = 5
@@ -45,10 +48,11 @@ IMAGE_SIDE = 224  # pixels of an image that are sent
 
 class WalkRequest(InputRequest):
     """`position`: the token whose numbers are shown, in every stack (the last, where a stack is shorter). `site`: a
-    value to send whole."""
+    value to send whole. `paged`: keep the states of decoding in blocks of a pool, as the server does."""
 
     position: Index = 0
     site: Text | None = None
+    paged: bool = False
 
 
 def follow(sent: Document) -> Iterator[tuple[str, Document]]:
@@ -70,7 +74,8 @@ def walk(model: ViewModel, request: WalkRequest) -> Document:
         "tokens": tokens_data(run),
         "boxes": [box(run, name, request.position) for name in run.values],
         "answers": answers_data(run),
-        "steps": steps_data(run),
+        "steps": steps_data(run, request.paged),
+        "block_size": BLOCK if request.paged else None,
         "media": media_data(run),
     }
     python = run.python
@@ -145,7 +150,7 @@ def answers_data(run: Run, top: int = CANDIDATES) -> list[Document]:
     ]
 
 
-def steps_data(run: Run) -> list[Document]:
+def steps_data(run: Run, paged: bool = False) -> list[Document]:
     if not run.decodes:
         return []
     return [
@@ -157,8 +162,9 @@ def steps_data(run: Run) -> list[Document]:
                 state._asdict() | {"tensors": {name: list(shape) for name, shape in state.tensors.items()}}
                 for state in step.states
             ],
+            "blocks": step.blocks,
         }
-        for step in run.steps
+        for step in (run.paged_steps if paged else run.steps)
     ]
 
 
