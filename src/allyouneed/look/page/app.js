@@ -227,16 +227,19 @@ const app = {
     return Object.values(AYN.views).filter((one) => app.names.includes(one.name)).sort((a, b) => a.order - b.order);
   },
 
-  drawBar() {
-    const link = (name, label, props = {}) => AYN.el("a", { href: app.hash(name, {}), ...props, on: { click: (event) => {
+  link(name, label, props = {}) {
+    return AYN.el("a", { href: app.hash(name, {}), ...props, on: { click: (event) => {
       if (event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
-      event.preventDefault();
+      event.preventDefault(); // in a notebook's frame, the hash belongs to the page around it
       app.go(name);
     } } }, label);
+  },
+
+  drawBar() {
     const nav = find("nav");
     const focused = document.activeElement?.closest?.("#nav a, #tools button")?.dataset.name;
     nav.setAttribute("aria-label", app.t("nav"));
-    AYN.clear(nav, app.shown().map((one) => link(one.name, app.t(`view.${one.name}`), { "aria-current": one.name === app.view && "page", data: { name: one.name } })));
+    AYN.clear(nav, app.shown().map((one) => app.link(one.name, app.t(`view.${one.name}`), { "aria-current": one.name === app.view && "page", data: { name: one.name } })));
     const current = nav.querySelector("[aria-current]");
     if (current) nav.scrollLeft = Math.max(0, current.offsetLeft - nav.offsetLeft - nav.clientWidth / 2 + current.clientWidth / 2);
     const dark = AYN.isDark(), other = app.lang === "zh" ? "en" : "zh";
@@ -247,8 +250,9 @@ const app = {
         AYN.svg("path", { d: "M8 1.75a6.25 6.25 0 0 1 0 12.5z", fill: "currentColor" })),
       () => app.change({ theme: dark ? "light" : "dark" }), { class: "quiet", data: { name: "theme" }, "aria-label": app.t(dark ? "theme.light" : "theme.dark") }));
     if (focused) document.querySelector(`#nav [data-name="${focused}"], #tools [data-name="${focused}"]`)?.focus();
-    find("brand").href = app.hash("", {});
-    find("skip").textContent = app.t("skip");
+    const own = (id, run) => Object.assign(find(id), { onclick: (event) => (event.preventDefault(), run()) });
+    own("brand", () => app.go(app.shown()[0]?.name)).href = app.hash("", {});
+    own("skip", () => find("main").focus()).textContent = app.t("skip");
     document.documentElement.lang = app.lang === "zh" ? "zh-Hans" : "en";
     if (app.state.theme) document.documentElement.dataset.theme = app.state.theme;
   },
@@ -319,7 +323,8 @@ const app = {
     const model = found?.model;
     AYN.clear(find("foot"), AYN.el("div", { class: "stack" }, AYN.el("div", { class: "python stack" }),
       model && AYN.el("p", { class: "facts" }, ["name", "kind", "task", "parameters", "dtype"].filter((one) => model[one] !== undefined).map((one) =>
-        AYN.el("span", {}, app.t(`model.${one}`), " ", AYN.el("b", {}, AYN.text(one === "parameters" ? Number(model[one]).toLocaleString("en") : model[one])))))));
+        AYN.el("span", {}, app.t(`model.${one}`), " ", AYN.el("b", {}, AYN.text(one === "parameters" ? Number(model[one]).toLocaleString("en") : model[one])))),
+      app.names.includes("truth") && AYN.views[app.view]?.input && app.view !== "truth" && app.link("truth", app.t("truth.link")))));
     app.python(found?.python);
   },
 

@@ -54,23 +54,23 @@ def tensor(values: Tensor, most: int = MOST, by: Literal["max", "mean"] = "max")
 
 
 def _pool(values: Tensor, axis: int, factor: int, by: str) -> Tensor:
+    """Windows of `factor` numbers along an axis; the last may be shorter."""
     if factor == 1:
         return values
     import torch
 
-    size = values.shape[axis]
-    whole = values.movedim(axis, -1)
-    if rest := -size % factor:  # the last window is filled up with its last number
-        whole = torch.cat((whole, whole[..., -1:].expand(*whole.shape[:-1], rest)), -1)
-    windows = whole.unflatten(-1, (-1, factor))
-    if by == "max":
-        high, low = windows.amax(-1), windows.amin(-1)
-        return torch.where(high >= -low, high, low).movedim(-1, axis)
-    sums = windows.sum(-1)
-    sums[..., -1] -= rest * whole[..., -1]
-    counts = torch.full_like(sums, factor)
-    counts[..., -1] -= rest
-    return (sums / counts).movedim(-1, axis)
+    whole = values.shape[axis] // factor
+    parts = [values.narrow(axis, 0, whole * factor).unflatten(axis, (whole, factor))]
+    if whole * factor < values.shape[axis]:
+        parts.append(values.narrow(axis, whole * factor, values.shape[axis] - whole * factor).unsqueeze(axis))
+    return torch.cat([_reduce(part, axis + 1, by) for part in parts], axis)
+
+
+def _reduce(values: Tensor, axis: int, by: str) -> Tensor:
+    if by == "mean":
+        return values.mean(axis)
+    low, high = values.aminmax(dim=axis)
+    return low.where(-low > high, high)
 
 
 def _bytes(values: Tensor) -> bytes:

@@ -21,6 +21,17 @@ AYN.tokenText = (token) => {
     text === "" && AYN.el("span", { class: "space", text: "∅" })];
 };
 
+/** The character that tokens of bytes (<E6><9C>) form together; null if they form none. */
+AYN.character = (texts) => {
+  const bytes = [];
+  for (const [whole, hex] of texts.join("").matchAll(/<([0-9A-F]{2})>|[^<]+|</g)) bytes.push(...(hex ? [parseInt(hex, 16)] : new TextEncoder().encode(whole)));
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(new Uint8Array(bytes));
+  } catch {
+    return null;
+  }
+};
+
 AYN.chip = (token, note, props = {}) => AYN.el("span", { ...props, class: `token ${props.class ?? ""}`.trim() }, AYN.el("span", {}, AYN.tokenText(token)), note !== undefined && AYN.el("small", { text: note }));
 
 AYN.tokens = (tokens, options = {}) => {
@@ -34,7 +45,11 @@ AYN.tokens = (tokens, options = {}) => {
   let group = null, last;
   tokens.forEach((token, index) => {
     const joined = token.group !== undefined && token.group !== null && (tokens[index + 1]?.group === token.group || (index > 0 && last === token.group));
-    if (joined && last !== token.group) root.append((group = AYN.el("span", { class: "group", role: "presentation" })));
+    if (joined && last !== token.group) {
+      const whole = AYN.character(tokens.filter((one) => one.group === token.group).map((one) => one.text));
+      root.append((group = AYN.el("span", { class: "group", role: "presentation", title: whole && AYN.plain(whole) })));
+      if (whole) group.append(AYN.el("span", { class: "whole", "aria-hidden": "true" }, AYN.text(whole.trim())));
+    }
     (joined ? group : root).append(items[index]);
     last = token.group;
   });
