@@ -24,7 +24,7 @@ import allyouneed as ayn
 from allyouneed.train import load_recipe, train
 
 PICTURE = Path(__file__).parents[2] / "docs/family/pictures/synchronous-bidirectional.svg"
-DIGITS, BASE, PAIRS, TESTS, STEPS = 5, 3, 4000, 200, 600
+DIGITS, BASE, PAIRS, TESTS, STEPS = 5, 3, 4000, 200, 350
 Pairs = list[tuple[str, str]]
 
 
