@@ -50,10 +50,10 @@ class PPOOptions(Config):
     """γ of the advantages."""
     decay: Share = 0.95
     """λ of generalised advantage estimation."""
-    value_weight: NonNegativeFloat = 0.1
-    """Weight of the value head's squared error."""
     rate: PositiveFloat = 1e-4
     """Learning rate of Adam."""
+    value_rate: PositiveFloat = 1e-2
+    """Learning rate of the value head, a linear map."""
     max_length: PositiveInt = 64
     """Longest answer in tokens."""
     max_norm: PositiveFloat = 1.0
@@ -91,7 +91,8 @@ def ppo(
     nn.init.zeros_(value.weight)
     nn.init.zeros_(value.bias)
     model: Any = folder.model
-    optimiser = torch.optim.Adam([*model.parameters(), *value.parameters()], lr=options.rate)
+    groups = [{"params": list(model.parameters())}, {"params": list(value.parameters()), "lr": options.value_rate}]
+    optimiser = torch.optim.Adam(groups, lr=options.rate)
     template, history = folder_template(folder), []
     for step in range(1, options.steps + 1):
         picked = generator(options.seed, step).integers(len(prompts), size=options.batch)
@@ -108,7 +109,7 @@ def ppo(
         for _ in range(options.passes):
             now, values, _ = log_probs_and_values(model, value, round_.rows)
             loss = surrogate(now, before[0], whitened, real, options.clip)
-            loss = loss + options.value_weight * (values - returns)[real].square().mean()
+            loss = loss + (values - returns)[real].square().mean()
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), options.max_norm)
@@ -162,7 +163,8 @@ def log_probs_and_values(model: Any, value: nn.Linear, rows: Rows) -> tuple[Tens
     labels = answer_labels(rows, layout)
     logits = widen_half(model.head(hidden))
     each = -nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE, reduction="none")
-    return each, value(widen_half(hidden)).squeeze(-1), labels != IGNORE
+    # errors of the value must not move the policy: both read the same hidden states
+    return each, value(widen_half(hidden.detach())).squeeze(-1), labels != IGNORE
 
 
 def token_rewards(own: Tensor, reference: Tensor, real: Tensor, rewards: Tensor, beta: float) -> Tensor:
