@@ -91,7 +91,10 @@ def ppo(
     nn.init.zeros_(value.weight)
     nn.init.zeros_(value.bias)
     model: Any = folder.model
-    groups = [{"params": list(model.parameters())}, {"params": list(value.parameters()), "lr": options.value_rate}]
+    groups: list[dict[str, Any]] = [
+        {"params": list(model.parameters())},
+        {"params": list(value.parameters()), "lr": options.value_rate},
+    ]
     optimiser = torch.optim.Adam(groups, lr=options.rate)
     template, history = folder_template(folder), []
     for step in range(1, options.steps + 1):
