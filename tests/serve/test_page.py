@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from threading import current_thread
 
@@ -50,6 +51,15 @@ def test_the_page_and_its_assets_are_served_with_a_strict_policy(client: httpx.C
     html = client.get("/").text
     assert "<style" not in html and html.count("<script") == 3 and 'script src="assets/page.js"' in html
     assert client.get("/assets/page.js").text == assets.script()
+
+
+def test_views_of_two_models_and_of_runs_are_shown_where_there_are_some(
+    client: httpx.Client, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with served_client({"lm": folders["lm"]}, runs=tmp_path) as (_, other):
+        alone, crowd = ((re.search(r'"views":(\[.*?\])', one.get("/").text) or [""])[1] for one in (other, client))
+    assert '"compare"' in crowd and '"replay"' not in crowd
+    assert '"replay"' in alone and '"compare"' not in alone
 
 
 @pytest.mark.parametrize("name", ["app.js", "..%2Fpage.html", "page.js%00", "%2e%2e%2f%2e%2e%2fpyproject.toml"])

@@ -52,7 +52,10 @@ def is_open(method: str, path: str) -> bool:
 async def page(request: Request) -> Response:
     from allyouneed.look.views import views
 
-    return _content(request, served_page(await asyncio.to_thread(views)), "text/html; charset=utf-8")
+    state, known = request.app.state, await asyncio.to_thread(views)
+    compares, replays = len(state.registry.entries) > 1, state.runs is not None
+    names = [one.name for one in known.values() if (compares or not one.many) and (replays or not one.runs)]
+    return _content(request, served_page(names), "text/html; charset=utf-8")
 
 
 @router.get("/assets/{name}", include_in_schema=False)

@@ -36,6 +36,7 @@ AYN.EXAMPLES = { translation: "机器学习很有趣" };
 AYN.EXAMPLE = "Attention is all you need.";
 AYN.KIND = { "image-classification": "image", "image-text": "image", transcription: "sound" };
 AYN.CACHED = 48;
+AYN.RECORDED = ["walk", "mixing", "why", "what_if"]; // views whose numbers the view "truth" checks
 
 const find = (id) => document.getElementById(id);
 
@@ -324,7 +325,7 @@ const app = {
     AYN.clear(find("foot"), AYN.el("div", { class: "stack" }, AYN.el("div", { class: "python stack" }),
       model && AYN.el("p", { class: "facts" }, ["name", "kind", "task", "parameters", "dtype"].filter((one) => model[one] !== undefined).map((one) =>
         AYN.el("span", {}, app.t(`model.${one}`), " ", AYN.el("b", {}, AYN.text(one === "parameters" ? Number(model[one]).toLocaleString("en") : model[one])))),
-      app.names.includes("truth") && AYN.views[app.view]?.input && app.view !== "truth" && app.link("truth", app.t("truth.link")))));
+      app.names.includes("truth") && AYN.RECORDED.includes(app.view) && app.link("truth", app.t("truth.link")))));
     app.python(found?.python);
   },
 
