@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from allyouneed.infer.decoding.rules import TokenRules
 from allyouneed.infer.request import Request
 
 Progress = Callable[[int, int], None]
+T = TypeVar("T")
 
 
 class DecodingEngine(Protocol):
@@ -55,12 +56,22 @@ class Decoded:
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """The engine's logits (len(tokens) + 1, vocab) for each token of an answer to this request and for the one
         after it, before penalties and bans. One row fewer where the model has no position for the last."""
-        return forced_logits(self.engine, self.request, self.spec, tokens)
+        return torch.stack(self.steps(tokens, lambda _, logits: logits))
+
+    def steps(self, tokens: Sequence[int], keep: Callable[[int, Tensor], T]) -> list[T]:
+        """`keep(step, logits)` of every row of `logits`, of which only one is held at a time."""
+        return forced_steps(self.engine, self.request, self.spec, tokens, keep)
+
+    def log_probs(self, tokens: Sequence[int]) -> list[float]:
+        """The log-probability of each of these tokens as the answer to the request."""
+        return forced_log_probs(self.engine, self.request, self.spec, tokens)
 
     def logits_after(self, tokens: Sequence[int]) -> Tensor:
         """(vocab,): the last row of `logits`, at the cost of one step."""
         prompt = [*self.request.prompt, *tokens]
-        return forced_logits(self.engine, self.request._replace(prompt=prompt), self.spec, ())[0]
+        return forced_steps(self.engine, self.request._replace(prompt=prompt), self.spec, (), lambda _, logits: logits)[
+            0
+        ]
 
     def continue_each(self, starts: Sequence[Sequence[int]], count: int) -> list[tuple[list[int], list[float]]]:
         """At most `count` tokens that continue each start of an answer greedily, and their log-probabilities."""
@@ -158,34 +169,42 @@ def forced_log_probs(
     engine: DecodingEngine, request: Request, spec: DecodingSpec, tokens: Sequence[int]
 ) -> list[float]:
     """The log-probability of each of these tokens as the answer to a request."""
-    logits = forced_logits(engine, request, spec, tokens)[: len(tokens)]
-    chosen: list[float] = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
-    return chosen
+
+    def keep(step: int, logits: Tensor) -> float:
+        return float(logits.log_softmax(-1)[tokens[step]]) if step < len(tokens) else 0.0
+
+    return forced_steps(engine, request, spec, tokens, keep)[: len(tokens)]
 
 
-def forced_logits(engine: DecodingEngine, request: Request, spec: DecodingSpec, tokens: Sequence[int]) -> Tensor:
-    """(len(tokens) + 1, vocab) float32, on the CPU: the logits of every step of the engine while it decodes exactly
-    these tokens."""
-    processor = _ForcedTokens(list(tokens))
+def forced_steps(
+    engine: DecodingEngine,
+    request: Request,
+    spec: DecodingSpec,
+    tokens: Sequence[int],
+    keep: Callable[[int, Tensor], T],
+) -> list[T]:
+    """`keep(step, logits)` of every step of the engine while it decodes exactly these tokens, and of the one after
+    them. `logits`: (vocab,) float32, on the CPU."""
+    processor = _ForcedTokens(list(tokens), keep)
     options = Decoding(method="greedy", loops=None)
     plain = DecodingSpec(options, spec.eos, counted_prompt=spec.counted_prompt, logits_processor=processor)
     wanted = request._replace(limit=len(tokens) + 1, stop=None, listener=None, observer=None)
     with _set(None):
         engine.decode([wanted], plain)
-    return torch.stack(processor.seen)
+    return processor.kept
 
 
-class _ForcedTokens:
-    """A logits processor that keeps what it sees and lets only the next of `tokens` be chosen."""
+class _ForcedTokens(Generic[T]):
+    """A logits processor that lets only the next of `tokens` be chosen."""
 
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-        self.seen: list[Tensor] = []
+    def __init__(self, tokens: list[int], keep: Callable[[int, Tensor], T]) -> None:
+        self.tokens, self.keep = tokens, keep
+        self.kept: list[T] = []
 
     def __call__(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Logits (1, vocab)."""
-        step = len(self.seen)
-        self.seen.append(logits[0].detach().float().cpu().clone())
+        step = len(self.kept)
+        self.kept.append(self.keep(step, logits[0].detach().float().cpu().clone()))
         if step == len(self.tokens):
             return logits
         only = torch.full_like(logits, -torch.inf)

@@ -74,10 +74,12 @@ def begins_word(tokenizer: Tokenizer, before: Sequence[int], token: int) -> bool
 
 def _alternatives(decoded: Decoded, target: Tokenizer, top: int) -> list[list[Document]]:
     """For each token of the answer, and for its end mark, the likeliest tokens at that step of the engine."""
-    tokens = decoded.hypotheses[0].tokens
-    log_probs = decoded.logits(tokens).log_softmax(-1)
-    best, ids = log_probs.topk(min(top, log_probs.shape[1]))
-    rows = zip(ids.tolist(), best.tolist(), strict=True)
+
+    def best(step: int, logits: Tensor) -> tuple[list[int], list[float]]:
+        found = logits.log_softmax(-1).topk(min(top, len(logits)))
+        return found.indices.tolist(), found.values.tolist()
+
+    rows = decoded.steps(decoded.hypotheses[0].tokens, best)
     return [[_choice(target, decoded.spec, token, value) for token, value in zip(*row, strict=True)] for row in rows]
 
 

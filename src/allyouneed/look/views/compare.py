@@ -82,19 +82,18 @@ def _by_word(
     target: Tokenizer, decoded: Decoded, text: str, tokens: Sequence[int], words: Sequence[tuple[int, int]]
 ) -> Document:
     """A word has the tokens that begin in it or in the space before it. `end`: of the end mark."""
-    log_probs = decoded.logits(tokens).log_softmax(-1)
-    each = [float(row[token]) for row, token in zip(log_probs, tokens, strict=False)]
+    scored = decoded.log_probs([*tokens, decoded.spec.eos])  # fewer where the model has too few positions
+    each, last = scored[: len(tokens)], scored[len(tokens)] if len(scored) > len(tokens) else None
     found = [0.0] * len(words)
     for (begin, end), log_prob in zip(target_spans(target, tokens), each, strict=False):
         middle = min(begin + (text[begin:end][:1].isspace()), max(end - 1, begin))
         word = next((n for n, (_, last) in enumerate(words) if middle < last), len(words) - 1)
         if words:
             found[word] += log_prob
-    last = log_probs[len(tokens)] if len(log_probs) > len(tokens) else None
     return {
         "log_probs": found,
         "total": sum(each),
-        "end": None if last is None else float(last[decoded.spec.eos]),
-        "tokens": len(tokens),
+        "end": last,
+        "tokens": len(each),
         "per_character": sum(each) / max(1, len(text)),
     }

@@ -216,6 +216,7 @@ const drawNext = (app, place, part, prefix, go) => {
 
 // --- the beam search ---------------------------------------------------------------------------------------------------
 
+const MOST_STEPS = 60; // of a search that are drawn
 const STEP = 150, NODE = 124, LINE = 23; // pixels between steps, of a node, between candidates
 
 const beamTree = (app, tree) => {
@@ -258,7 +259,16 @@ const beamList = (app, tree) => {
   });
 };
 
-const drawTree = (app, tree) => AYN.panel(app.t("use.tree"), AYN.el("p", { class: "soft small", text: app.t("use.tree.about", { beams: tree.beams, penalty: tree.length_penalty }) }),
+/** The first steps of a long search: nodes are in the order of steps. */
+const firstSteps = (tree) => {
+  const count = tree.step.findIndex((step) => step >= MOST_STEPS);
+  if (count < 0) return tree;
+  const columns = ["parent", "step", "token", "text", "end", "log_prob", "total", "score", "fate"];
+  return { ...tree, ...Object.fromEntries(columns.map((name) => [name, tree[name].slice(0, count)])), path: tree.path.filter((n) => n < count) };
+};
+
+const drawTree = (app, whole, tree = firstSteps(whole)) => AYN.panel(app.t("use.tree"), AYN.el("p", { class: "soft small", text: app.t("use.tree.about", { beams: tree.beams, penalty: tree.length_penalty }) }),
+  tree !== whole && AYN.el("p", { class: "note", text: app.t("use.tree.part", { count: MOST_STEPS }) }),
   AYN.el("p", { class: "legend-row small" }, ["kept", "pruned", "finished", "best"].map((one) => AYN.el("span", { class: `swatch ${one}`, text: app.t(`use.fate.${one}`) }))),
   AYN.el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": app.t("use.tree") }, beamTree(app, tree)),
   AYN.el("details", {}, AYN.el("summary", { text: app.t("use.tree.list") }), beamList(app, tree)));
