@@ -5,7 +5,7 @@
 Every world is a set of generated pages about people that do not exist: six facts each. A model is trained on recorded
 sessions in other worlds (behaviour cloning); three in ten were recorded carelessly: they look up another fact than the
 one asked for. A reward model learns from pairs of a careful and a careless session to the same question. Both then face
-a world that is new: no fact of it occurs in training. The model without browsing is trained on the questions and
+a world that is new: its facts are drawn anew. The model without browsing is trained on the questions and
 answers of the same training worlds. It prints figures and draws docs/family/pictures/webgpt.svg; the seed is fixed.
 """
 
