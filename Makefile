@@ -4,15 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all real-weights-test check docs family bench clean
+.PHONY: demo setup-test browser test test-all real-weights-test check docs family bench clean
 
 demo: $(VENV)/ready
 	$(BIN)/allyouneed demo
 
-test: $(VENV)/ready-test check
+test: setup-test check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --durations=15
 
-test-all: $(VENV)/ready-test check
+test-all: setup-test check
 	HYPOTHESIS_PROFILE=thorough OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=15
 
 check: $(VENV)/ready-test
@@ -52,6 +52,16 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(PIP) -c constraints.txt torch
 	$(PIP) -c constraints.txt -e '.[serve]'
 	touch $@
+
+# both at once: packages come from different places
+setup-test:
+	@$(MAKE) --no-print-directory -j2 $(VENV)/ready-test browser
+
+# the tests of the page drive Chromium; where it is missing and cannot be installed, they are skipped
+browser:
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } > /dev/null \
+	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } > /dev/null 2>&1 \
+	  || echo "no Chromium: the tests of the page in a browser are skipped (apt-get install chromium)"
 
 $(VENV)/ready-test: $(VENV)/ready
 	$(PIP) -c constraints.txt -e '.[test]'

@@ -99,25 +99,6 @@ def test_performer(kernel, sees, time, record_difference):
     compared(module, performer(kernel, sees == "past"), time, record_difference, "Performer")
 
 
-def test_performer_of_the_public_code(record_difference):
-    """performer-pytorch, `softmax_kernel` and `linear_attention`: eps after the maximum of ω·x is taken out."""
-
-    def kernel(x, features, axes):
-        dash = x @ features.T * D**-0.25
-        diagonal = x.square().sum(-1, keepdim=True) / 2 * D**-0.5
-        return len(features) ** -0.5 * (torch.exp(dash - diagonal - dash.amax(axes, keepdim=True).detach()) + 1e-4)
-
-    def oracle(module, x):
-        features, found = module.features.double(), []
-        for q, k, v in zip(*(heads(part) for part in dense(module.qkv, x).chunk(3, -1)), strict=True):
-            q, k = kernel(q, features, -1), kernel(k, features, (-1, -2))
-            found.append(q @ (k.T @ v) / (q @ k.sum(0))[:, None])
-        return dense(module.out, torch.cat(found, -1))
-
-    module = built(kind="performer", features=7, sees="around", eps=1e-4)
-    compared(module, oracle, 13, record_difference, "Performer")
-
-
 # --- Linformer --------------------------------------------------------------------------------------------------------
 
 
@@ -200,7 +181,7 @@ def turned(x, place, base=10000.0):
     return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()])
 
 
-def infini(segment, update, rotary, first="gated"):
+def infini(segment, update, rotary):
     def sigma(x):
         return torch.where(x > 0, x + 1, torch.exp(torch.clamp(x, max=0)))
 
@@ -218,7 +199,7 @@ def infini(segment, update, rotary, first="gated"):
                     scores = [turn(q[h][i], i) @ turn(k[h][j], j) / math.sqrt(D) for j in range(start, i + 1)]
                     near = torch.stack(scores).softmax(0) @ v[h][start : i + 1]
                     far = sigma(q[h][i]) @ memory / (sigma(q[h][i]) @ z) if start else torch.zeros_like(near)
-                    rows.append(near if first == "local" and not start else gate * far + (1 - gate) * near)
+                    rows.append(gate * far + (1 - gate) * near)
                 before, old = memory, z
                 for j in places:
                     key, value = sigma(k[h][j]), v[h][j]
@@ -237,9 +218,3 @@ def infini(segment, update, rotary, first="gated"):
 def test_infini(update, positions, time, segment, record_difference):
     module = built(kind="infini", segment=segment, update=update, positions=positions)
     compared(module, infini(segment, update, positions == "rotary"), time, record_difference, "Infini-attention")
-
-
-def test_infini_without_a_gate_on_the_empty_memory(record_difference):
-    """infini-transformer-pytorch: without past memories, attention returns what is local."""
-    module = built(kind="infini", segment=5, first="local")
-    compared(module, infini(5, "delta", False, "local"), 23, record_difference, "Infini-attention")

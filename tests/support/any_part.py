@@ -44,7 +44,6 @@ KNOWN = {
     "rope_width": 4,
     "length": 40,  # of learned positions: no test's sentence is longer
     "size": 3,
-    "far_width": HEADS,
     "left": {"kind": "convolution", "size": 3},
     "window": 4,
     "chunk": 3,
@@ -249,9 +248,6 @@ def composed() -> Iterator[tuple[str, dict]]:
         "act, summed": universal | {"halt": {"kind": "act", "result": "sum"}, "wiring": "pre-norm"},
         "act without sharing": {"repeat": 3, "halt": {"kind": "act", "threshold": 0.9}},
     }
-    given = tree()
-    together = universal | {"halt": {"kind": "act", "per": "text"}}
-    yield "encoder layers act per text", given | {"encoder": [given["encoder"][0] | together]}
     for name, keys in arrangements.items():
         given = tree()
         yield f"layers {name}", given | {side: [given[side][0] | keys] for side in STACKS}

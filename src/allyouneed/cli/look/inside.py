@@ -1,4 +1,4 @@
-"""`allyouneed look walk|truth|mixing|why|what-if|inside … -o page.html`: the views of one input as one offline file."""
+"""`allyouneed look walk|mixing|why|what-if|inside|lessons|… -o page.html`: views of one input as an offline file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
+
+import typer
 
 from allyouneed.cli.commands import accept_plugins, accept_quiet, expand_groups
 from allyouneed.cli.completion import words
@@ -16,6 +18,7 @@ from allyouneed.cli.messages import warnings_as_notes
 from allyouneed.cli.options import ComputeOptions, FromOption, ToOption, TranslatorOption, option
 from allyouneed.errors import UserError
 
+EXAMPLE = "机器学习很有趣"
 TargetOption = Annotated[
     str | None, option("--target", metavar="TEXT", help="follow this answer instead of the model's own")
 ]
@@ -55,6 +58,21 @@ def inside(text: InputArgument, *, output: PageOption, inside: InsideOptions, co
     from allyouneed.look.notebook import INSIDE
 
     _look(INSIDE, text, output, inside, compute)
+
+
+@look_app.command("lessons")
+@accept_quiet
+@accept_plugins
+@expand_groups
+def lessons(
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="the sentence that the lessons are about")] = EXAMPLE,
+    *,
+    output: PageOption,
+    inside: InsideOptions,
+    compute: ComputeOptions,
+) -> None:
+    """Write the lessons: eleven short pages through the views, in the order of "Attention Is All You Need"."""
+    _look(("lessons",), text, output, inside, compute)
 
 
 @look_app.command("walk")

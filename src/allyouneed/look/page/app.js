@@ -369,13 +369,14 @@ const app = {
     const { offline, views, documents } = data("documents");
     Object.assign(app, { offline, documents, names: views }, app.read(location.hash));
     app.drawBar();
-    if (offline) app.state.text ??= documents.find((one) => one.request?.text)?.request.text;
+    if (offline) app.useExample();
     else await app.findModels();
     const follow = (event) => {
       const next = app.read(location.hash);
       if (event.state?.own) Object.assign(next.state, { lang: app.state.lang, theme: app.state.theme }); // back keeps both
       if (app.hash(next.view, next.params, next.state) === app.hash()) return;
       Object.assign(app, next);
+      app.useExample();
       AYN.themeChanged();
       app.open();
     };
@@ -384,12 +385,17 @@ const app = {
     await app.open();
   },
 
+  /** The text, where the hash has none. */
+  useExample() {
+    const task = (app.models.find((one) => one.id === app.state.model) ?? app.models[0])?.task;
+    app.state.text ??= app.offline ? app.documents.find((one) => one.request?.text)?.request.text : AYN.EXAMPLES[task] ?? AYN.EXAMPLE;
+  },
+
   async findModels() {
     try {
       const found = await (await app.fetch("v1/models")).json();
       app.models = found.data.filter((one) => one.id === one.root);
-      const task = (app.models.find((one) => one.id === app.state.model) ?? app.models[0])?.task;
-      app.state.text ??= AYN.EXAMPLES[task] ?? AYN.EXAMPLE;
+      app.useExample();
     } catch (error) {
       AYN.clear(find("main"), app.failure(error));
     }

@@ -39,6 +39,7 @@ MODULES: tuple[str, ...] = (
     "anatomy",
     "compare",
     "replay",
+    "lessons",
 )
 
 Build = Callable[..., Document]
