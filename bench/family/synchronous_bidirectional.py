@@ -1,6 +1,6 @@
 """Synchronous bidirectional decoding: a target whose left half is easy from the left, its right half from the right.
 
-    python bench/family/synchronous_bidirectional.py      about three minutes on one core; writes
+    python bench/family/synchronous_bidirectional.py      about a minute on one core; writes
                                                           docs/family/pictures/synchronous-bidirectional.svg
 
 The source is two numbers a + b in base 3. The target is c=d: c_i = c_{i−1} + a_i (running sums from the left, modulo
