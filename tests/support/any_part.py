@@ -105,10 +105,12 @@ def variants(slot: type[Part]) -> list[Any]:
 
 
 def few(cls: type[Part], values: list[Any]) -> list[Any]:
-    """Every pattern is tried in plain attention; elsewhere one bounded and one unbounded pattern suffice. Of many
-    options (activations), the first and the last."""
+    """Every pattern is tried in plain attention; elsewhere one bounded and one unbounded pattern suffice. Of positions
+    inside positions, one that adds to scores and values. Of many options (activations), the first and the last."""
     if values and isinstance(values[0], Pattern) and cls is not Attention:
         return [pattern for pattern in values if str(pattern) in ("window(3)", "strided(3)")]
+    if issubclass(cls, Relative) and values and isinstance(values[0], Relative):
+        return [part for part in values if part.kind == "shaw"]
     return [values[0], values[-1]] if len(values) > 6 and all(isinstance(v, str) for v in values) else values
 
 

@@ -10,6 +10,8 @@ LONG = (1 << 12, 1 << 17)  # tokens; a bounded state stops growing before this
 
 def unbounded_state_problems(config: Any, kind: str) -> Iterator[str]:
     """Why it cannot. `kind`: the kind of model that supports it, and the name of its stack."""
+    if config.bounded_state:
+        return
     if config.kind != kind:
         yield f"kind: {config.kind} does not support task.memory; {kind} does"
         return

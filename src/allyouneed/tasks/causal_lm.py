@@ -33,7 +33,7 @@ class CausalLM(Task):
     """
 
     files: ClassVar[type[Files]] = TextFiles
-    kinds: ClassVar[tuple[str, ...]] = ("decoder", "decoder-decoder", "retro")
+    kinds: ClassVar[tuple[str, ...]] = ("decoder", "decoder-decoder", "recurrent-memory", "retro")
     metrics: ClassVar[dict[str, bool]] = {"perplexity": False, "loss": False}
     decoding: ClassVar[dict[str, Any]] = {"method": "sample", "top_p": 0.9}
     kind: Literal["causal-lm"] = "causal-lm"

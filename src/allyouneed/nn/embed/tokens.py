@@ -159,18 +159,22 @@ class TokenEmbedModule(EmbedModule):
             raise UserError(f"sentence of {longest} tokens exceeds the model's {self.limit} learned positions")
 
     def forward(self, given: Rows, layout: TokenLayout) -> Tensor:
-        # padding must not exceed the learned positions
-        positions = layout.positions if layout.real is None else layout.positions.where(layout.real, 0)
-        self.check_length(layout, positions)
         x: Tensor = self.tokens(given.tokens)
         x = observe(self, "tokens", x if self.scale == 1.0 else x * self.scale)
         if self.asking is not None and layout.order is not None:
             x = torch.where((layout.order < 0)[..., None], self.asking.weight.to(x.dtype), x)
+        return self.place(x, layout, given.types)
+
+    def place(self, x: Tensor, layout: TokenLayout, types: Tensor | None = None) -> Tensor:
+        """Vectors (batch, time, width), of tokens or others, with positions and types added."""
+        # padding must not exceed the learned positions
+        positions = layout.positions if layout.real is None else layout.positions.where(layout.real, 0)
+        self.check_length(layout, positions)
         added = self.positions(positions)
         if added is not None:
             x = x + observe(self, "positions", added.to(x.dtype))
         if self.types is not None:
-            x = x + self.types(torch.zeros_like(given.tokens) if given.types is None else given.types)
+            x = x + self.types(torch.zeros_like(x[..., 0], dtype=torch.long) if types is None else types)
         if self.norm is not None:
             x = self.norm(x, Context(layout))
         x = self.dropout(x)

@@ -1,6 +1,6 @@
 """Base of whole models: one or two stacks between embeddings and a head. There is no class per architecture.
 
-The kinds: encoder.py, decoder.py, encoder_decoder.py, decoder_decoder.py, two_towers.py, retro.py.
+The kinds: encoder.py, decoder.py, encoder_decoder.py, decoder_decoder.py, recurrent_memory.py, two_towers.py, retro.py.
 """
 
 from __future__ import annotations
@@ -73,6 +73,11 @@ class Model(Part, Common, slot="model"):
     @property
     def generates(self) -> bool:
         """Whether it generates text token by token."""
+        return False
+
+    @property
+    def bounded_state(self) -> bool:
+        """Whether decoding takes constant memory for texts of any length, whatever its layers cache."""
         return False
 
     def problems(self) -> Iterator[Problem]:

@@ -38,6 +38,11 @@ class Relative(Part, slot="attention positions"):
         """Features that `apply_positions` appends to every query and key."""
         return 0
 
+    @property
+    def reach(self) -> int | None:
+        """Keys at this distance and beyond have no weight; None: no limit. `RelativeModule.visible` of a trained module may be less."""
+        return None
+
     @abstractmethod
     def build(self, heads: Heads, common: Common) -> RelativeModule: ...
 
@@ -65,6 +70,10 @@ class RelativeModule(nn.Module):
     @property
     def static(self) -> Hashable:
         """A key if the bias is independent of q; modules with equal keys have equal biases."""
+        return None
+
+    def visible(self) -> int | None:
+        """Keys at this distance and beyond have no weight, so that decoding need not cache them; None: no limit."""
         return None
 
     def prepare(self, context: Context) -> None:

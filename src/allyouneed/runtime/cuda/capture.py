@@ -14,6 +14,7 @@ from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttenti
 from allyouneed.nn.models.stack import Stack
 from allyouneed.nn.patterns.core import And, Causal, Full, Or, Prefix, Window
 from allyouneed.nn.positions.alibi import AlibiModule
+from allyouneed.nn.positions.gaussian import GaussianModule
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.positions.t5_bias import BucketsModule
@@ -122,7 +123,7 @@ def _cross_attention(part: CrossAttention) -> None:
         raise Unsupported(f"{type(part.relative).__name__} has no rule for CUDA graphs in cross-attention")
 
 
-@check_capture.register(RelativeModule, RotaryModule, AlibiModule, BucketsModule)
+@check_capture.register(RelativeModule, RotaryModule, AlibiModule, BucketsModule, GaussianModule)
 def _positions(part: RelativeModule) -> None:
     """Arithmetic of positions on the device."""
 

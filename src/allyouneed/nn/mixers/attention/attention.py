@@ -31,7 +31,7 @@ from allyouneed.nn.ops.attention.dense import (
     weighted_sum,
 )
 from allyouneed.nn.ops.attention.select import select_attention
-from allyouneed.nn.patterns.core import Causal, Full, Pattern
+from allyouneed.nn.patterns.core import Causal, Full, KVWindow, Pattern
 from allyouneed.nn.positions.relative import Heads, NoRelative, Relative, RelativeModule
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache, KVState
@@ -143,7 +143,7 @@ class Attention(Mixer):
             return total if self.qk_norm is None else total + Cost(-self.qk_norm.cost(sizes.head_width).parameters)
         if cross:  # projected once per source token, not per target token
             return total + Cost(keys.parameters, state_constant=2 * kv_width * length)
-        return total + keys + cache_cost(self.pattern, self._cached_width(common, sizes), length)
+        return total + keys + cache_cost(self.pattern, self._cached_width(common, sizes), length, self.positions.reach)
 
     def _cached_width(self, common: Common, sizes: Heads) -> int:
         """Cached elements per token."""
@@ -185,12 +185,20 @@ class Attention(Mixer):
         return []
 
 
-def cache_cost(pattern: Pattern, per_token: int, length: int) -> Cost:
+def cache_cost(pattern: Pattern, per_token: int, length: int, reach: int | None = None) -> Cost:
     """KV cache of `per_token` elements for each key the pattern can reach; a ring buffer grows to its fixed size."""
-    kept = pattern.kv_window
+    kept = kv_window(pattern, reach)
     if kept is None or length < window_slots(kept):
         return Cost(state_per_token=per_token)
     return Cost(state_constant=per_token * window_slots(kept))
+
+
+def kv_window(pattern: Pattern, reach: int | None) -> KVWindow | None:
+    """Keys that decoding must cache: those the pattern allows, at distances below `reach`."""
+    kept = pattern.kv_window
+    if reach is None:
+        return kept
+    return KVWindow(0, reach) if kept is None else KVWindow(kept.first, min(reach, kept.recent))
 
 
 class SoftmaxAttention(SubLayer):
@@ -254,7 +262,7 @@ class SoftmaxAttention(SubLayer):
         return self.new_segment_state()
 
     def new_segment_state(self) -> State | None:
-        kept = self.pattern.kv_window
+        kept = kv_window(self.pattern, self.relative.visible())
         return KVCache() if kept is None else WindowKVCache(kept)
 
 
