@@ -35,7 +35,7 @@ from allyouneed.nn.states.window import MAX_TRIM
 
 
 class RecurrentMemory(GenerativeModel):
-    """Bulatov et al. 2022, "Recurrent Memory Transformer", 3.2, eq. 5-7: a text is read in segments of `segment`
+    """Bulatov et al. 2022, "Recurrent Memory Transformer", 3.2: a text is read in segments of `segment`
     tokens, each between two copies of the memory,
 
         H̃_τ = [M_τ ∘ H_τ ∘ M_τ],   M_{τ+1} = the stack's outputs at the last copy

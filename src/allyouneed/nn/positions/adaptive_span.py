@@ -20,14 +20,14 @@ MASKED = -3e4  # exp of it is exactly 0 beside any visible key, and half precisi
 
 
 class AdaptiveSpan(Relative):
-    """Sukhbaatar et al. 2019, "Adaptive Attention Span in Transformers", eq. 3-6: a head with span z weights the key at
+    """Sukhbaatar et al. 2019, "Adaptive Attention Span in Transformers", 2.2: a head with span z weights the key at
     distance x by m_z(x) = clamp((R + z − x) / R, 0, 1) before the softmax normalises, which adds log m_z(x) to the
     score; keys at distance R + z and beyond have no weight. z in [0, `span`] is learned per head, and λ times the mean
     z of the layer is added to the loss.
 
     The KV cache of a layer is a ring as long as its longest head looks back, once the model is trained; during training
     it holds `span` tokens, since spans may still grow. `vectors` are the paper's position vectors: p_x is added to the
-    key at distance x (eq. 1), shared by all heads and layers. `positions` may be any other relative positions.
+    key at distance x (2.1), shared by all heads and layers. `positions` may be any other relative positions.
     """
 
     kind: Literal["adaptive-span"] = "adaptive-span"

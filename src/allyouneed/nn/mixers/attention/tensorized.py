@@ -29,7 +29,7 @@ Size = Annotated[int, Field(gt=0)]
 
 
 class Tensorized(Mixer):
-    """Multi-linear attention (eq. 7-9): a block-term tensor decomposition of `blocks` single-block attentions,
+    """Multi-linear attention (3.1-3.2): a block-term tensor decomposition of `blocks` single-block attentions,
 
         T_c[i, j, k] = Σ_r g_cr Q_ir K_jr V_kr                Q, K, V of `rank` features, shared by all blocks
         y_i = W^O vec(mean_c T_c[i])                           over positions j, k < `length`
