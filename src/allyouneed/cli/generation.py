@@ -24,6 +24,7 @@ from allyouneed.cli.options import (
     JsonOption,
     ModelOption,
     Seq2SeqOptions,
+    TranslateOptions,
     TextFileOptions,
     ToOption,
     TranslateOptions,

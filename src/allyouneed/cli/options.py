@@ -130,6 +130,17 @@ StopOption = Annotated[
     list[str] | None, option("--stop", panel=SEARCH, metavar="TEXT", help="stop before this text; repeatable")
 ]
 
+UnlimitedOption = Annotated[
+    int | None,
+    option(
+        "--unlimited",
+        min=1,
+        panel=SEARCH,
+        metavar="K",
+        help="read texts of any length; each head attends to the K nearest source tokens (Unlimiformer)",
+    ),
+]
+
 DraftOption = Annotated[
     str | None,
     option(
@@ -228,3 +239,9 @@ class GenerateOptions(WritingOptions):
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqOptions(WritingOptions):
     no_repeat: NoRepeatOption = None
+    unlimited: UnlimitedOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateOptions(DecodingOptions):
+    unlimited: UnlimitedOption = None

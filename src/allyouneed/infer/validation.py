@@ -12,6 +12,7 @@ from allyouneed.infer.decoding.base import DecodingSpec
 from allyouneed.infer.decoding.options import MAX_TOKENS, Decoding
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
+from allyouneed.infer.retrieval.unlimited import UnlimitedModel
 from allyouneed.infer.speculative.decode import check_draft_options
 from allyouneed.infer.speculative.drafts import Draft
 from allyouneed.nn.models.base import GenerativeModel
@@ -27,7 +28,9 @@ class RequestValidator:
         sizes = getattr(config, "vocabs", None)
         self.source_size: int | None = None if sizes is None else sizes.source
         self.target_size: int | None = None if sizes is None else sizes.target
-        self.source_limit: int | None = getattr(config, "source_limit", None)
+        limit = getattr(config, "source_limit", None)
+        self.source_limit: int | None = getattr(engine.model, "source_limit", limit)
+        self.unlimited = isinstance(engine.model, UnlimitedModel)
         self.takes_source: bool | None = None
         if isinstance(config, EncoderDecoder | GenerativeModel):
             self.takes_source = isinstance(config, EncoderDecoder)
@@ -49,6 +52,8 @@ class RequestValidator:
             raise UserError("iterations: only for mask-predict; this model decodes token by token")
         if given.logits_processor is not None and not callable(given.logits_processor):
             raise UserError("logits_processor: must be callable")
+        if given.decoding.unlimited is not None and not self.unlimited:
+            raise UserError("unlimited: only for encoder-decoder models that rewrite or translate texts; remove it")
         if given.draft is not None:
             if not isinstance(given.draft, Draft):
                 raise UserError(f"draft: must be a Draft, not {type(given.draft).__name__}")

@@ -18,6 +18,27 @@ def _one_or_many(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def _keys_or_all(value: Any) -> Any:
+    """A number of keys stands for the options; 0 and false for none."""
+    if isinstance(value, bool) or value == 0:
+        return {} if value else None
+    return {"keys": value} if isinstance(value, int) else value
+
+
+class Unlimited(Config):
+    """Sources of any length, for any encoder-decoder (Unlimiformer: Bertsch et al. 2023): the source is encoded in
+    overlapping chunks, and every head of the decoder attends to the nearest of all its tokens."""
+
+    keys: Annotated[int, Field(gt=0)] = 1024
+    """Source tokens that a head attends to (top-k); the paper: as many as the model was trained with."""
+    chunk: Annotated[int, Field(gt=0)] | None = None
+    """Tokens encoded at once; default: the model's training length, within its limit."""
+    overlap: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Share of a chunk that its neighbours encode too; what is at the edge of a chunk is kept from another one."""
+    index: Literal["exact", "faiss"] = "exact"
+    """Compare with all tokens, or search an index (faiss; above 16,384 tokens its search is approximate)."""
+
+
 class Decoding(Config):
     """Beam search as in "Attention Is All You Need" (6.1: beam 4, α = 0.6, at most 50 tokens more than the source),
     greedy decoding (the likeliest token at each step), or sampling. A beam of 1 is greedy."""
@@ -58,6 +79,9 @@ class Decoding(Config):
     """Texts at which to stop; not part of the answer."""
     iterations: Annotated[int, Field(gt=0, le=1000)] | None = None
     """Rounds of mask-predict; default: 10. Other models do not have it."""
+    unlimited: Annotated[Unlimited | None, BeforeValidator(_keys_or_all)] = None
+    """Read sources of any length, attending to the nearest tokens (Unlimiformer): a number of keys, or its options;
+    default: sources are at most as long as the model's limit."""
     seed: Annotated[int, Field(ge=0, lt=1 << 64)] = 0
     """With a text's index in the request, it decides what is sampled."""
 

@@ -57,7 +57,7 @@ class Rewriting:
 
 
 class Seq2Seq(GeneratingPredictor):
-    """Rewrites texts. A text longer than the model's limit is an error.
+    """Rewrites texts. A text longer than the model's limit is an error, unless `unlimited` is set.
 
     `specials`: parse special tokens such as T5's `<extra_id_0>` in the text; otherwise they are plain text.
     """
@@ -101,10 +101,11 @@ class Seq2Seq(GeneratingPredictor):
         both = self.folder.tokenizers
         frame = default_frame(both)
         sources = [frame.source(ids) for ids in both.source.encode_batch(many, specials)]
-        for text, source in zip(many, sources, strict=True):
-            self._check(text, len(source))
+        if options.unlimited is None:
+            for text, source in zip(many, sources, strict=True):
+                self._check(text, len(source))
         found = generate_targets(
-            self.engine,
+            self.engine_for(options, drafter),
             frame,
             sources,
             options,
@@ -135,7 +136,7 @@ class Seq2Seq(GeneratingPredictor):
         if limit is not None and tokens > limit:
             raise UserError(
                 f"{quote(text)}: {tokens} tokens with special tokens, more than the model's {limit}; shorten or "
-                "split it"
+                "split it, or set unlimited (--unlimited) to attend to the nearest of them"
             )
 
     def _candidate(self, found: Hypothesis, decoding: Decoding) -> RewriteCandidate:

@@ -17,7 +17,7 @@ from allyouneed.errors import UserError, near
 from allyouneed.evaluate.translation import TranslationScores, evaluate
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
-from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.decoding.options import MAX_TOKENS, Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.inside.reading import Reading
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
@@ -80,7 +80,7 @@ class Translator(GeneratingPredictor):
 
     A line of at most `together` tokens, or of one sentence of at most `max_tokens`, is translated whole; otherwise
     sentence by sentence. A sentence of more than `max_tokens` (the training length) is translated in parts, with a
-    note.
+    note. With `unlimited`, every line is translated whole.
     """
 
     writes_whole_targets = False  # True: not token by token, so that no scheduler decodes for it
@@ -301,7 +301,9 @@ class Translator(GeneratingPredictor):
     ) -> list[Translation]:
         """From one language into another; `indices`: of the texts in the whole request."""
         protect, decoding = settings.protect, settings.decoding
-        splits = self._splitter(frame, protect, settings.glossary, settings.sentences).split(texts)
+        engine = self.engine_for(decoding, settings.draft)
+        unlimited = decoding.unlimited is not None
+        splits = self._splitter(frame, protect, settings.glossary, settings.sentences, unlimited).split(texts)
         chunks = [chunk for split in splits for chunk in split.chunks]
         keys = [
             (index, part) for index, split in zip(indices, splits, strict=True) for part in range(len(split.chunks))
@@ -315,7 +317,7 @@ class Translator(GeneratingPredictor):
             sources = [frame.source(ids) for ids in self.source.encode_batch(texts)]
             options = {"on_progress": on_progress, "sample_keys": keys, "draft": settings.draft}
             on_progress = None  # of all chunks at first; later calls repeat some
-            return generate_targets(self.engine, frame, sources, decoding, **options) if texts else []
+            return generate_targets(engine, frame, sources, decoding, **options) if texts else []
 
         def text_of(source: str, found: Hypothesis) -> str:
             text = self._text(found)
@@ -325,9 +327,11 @@ class Translator(GeneratingPredictor):
 
         def force(texts: list[str], keys: list[tuple[int, ...]], phrases: list[Counter[str]]) -> list[list[Hypothesis]]:
             sources = [frame.source(ids) for ids in self.source.encode_batch(texts)]
-            return force_phrases(self.engine, frame, self.folder.tokenizers, sources, decoding, keys, phrases)
+            return force_phrases(engine, frame, self.folder.tokenizers, sources, decoding, keys, phrases)
 
-        aligner = Aligner(self.engine, self.source, self.target, frame)
+        aligner = Aligner(engine, self.source, self.target, frame)
+        if settings.align and unlimited:
+            raise UserError("alignment reads sources within the model's limit only; remove align or unlimited")
         attention = aligner.attention if aligner.possible else None
         carrier = Carrier(decode, text_of, attention, force if self.marks_terms else None)
         answers = carrier.translate([c.template for c in chunks], spans, keys)
@@ -338,10 +342,16 @@ class Translator(GeneratingPredictor):
         return [self._assemble(split, list(islice(found, len(split.chunks))), settings, aligner) for split in splits]
 
     def _splitter(
-        self, frame: Frame, protect: bool, glossary: Glossary | None = None, sentences: bool = True
+        self,
+        frame: Frame,
+        protect: bool,
+        glossary: Glossary | None = None,
+        sentences: bool = True,
+        unlimited: bool = False,
     ) -> Splitter:
-        whole = self.together if sentences else self.max_tokens
-        return Splitter(self.source, self.max_tokens, whole, frame.marks, protect, glossary, self.scripts.read)
+        longest = MAX_TOKENS if unlimited else self.max_tokens
+        whole = self.together if sentences and not unlimited else longest
+        return Splitter(self.source, longest, whole, frame.marks, protect, glossary, self.scripts.read)
 
     def translate_stream(
         self, texts: Iterable[str], to: str | None = None, *, chunk: int = 1000, **options: Any

@@ -18,6 +18,7 @@ from allyouneed.config import Config
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.mixers.attention.long_memory import LongMemory
 from allyouneed.nn.mixers.attention.scores import ScaledDot, Scores, ScoresModule
 from allyouneed.nn.norms import Norm
 from allyouneed.nn.observe import observe
@@ -395,6 +396,8 @@ class CrossAttention(MultiHeadAttention):
         memory = context.memory
         assert memory is not None, "cross-attention needs encoder memory"
         self.scores.check(memory.layout)
+        if isinstance(memory, LongMemory):
+            return memory.attend(self, x, context, state)
         if isinstance(state, CrossKVCache) and state.keys is not None and state.values is not None:
             k, v = state.keys, state.values
         else:
