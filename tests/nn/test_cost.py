@@ -96,7 +96,7 @@ def test_state_is_as_large_as_declared(name, tokens):
     """After so many tokens of a source and of a target as long: what grows, for each token of the target; what is
     constant, once: the source's keys, and what a mixer that forgets comes to keep. In elements; float32 here."""
     config = parse(Model, CASES[name])
-    ends = any(part in name for part in ("location", "synthesizer", "tensorized"))  # scores of a table of places end where it ends
+    ends = any(part in name for part in ("location", "synthesizer", "tensorized"))  # a table of places ends somewhere
     tokens = min(tokens, 40 if ends else tokens)
     model, rows = config.build().eval(), 3
     with torch.no_grad():

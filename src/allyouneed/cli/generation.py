@@ -24,7 +24,6 @@ from allyouneed.cli.options import (
     JsonOption,
     ModelOption,
     Seq2SeqOptions,
-    TranslateOptions,
     TextFileOptions,
     ToOption,
     TranslateOptions,

@@ -12,7 +12,6 @@ from allyouneed.infer.decoding.base import DecodingSpec
 from allyouneed.infer.decoding.options import MAX_TOKENS, Decoding
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
-from allyouneed.infer.retrieval.unlimited import UnlimitedModel
 from allyouneed.infer.speculative.decode import check_draft_options
 from allyouneed.infer.speculative.drafts import Draft
 from allyouneed.nn.models.base import GenerativeModel
@@ -28,9 +27,8 @@ class RequestValidator:
         sizes = getattr(config, "vocabs", None)
         self.source_size: int | None = None if sizes is None else sizes.source
         self.target_size: int | None = None if sizes is None else sizes.target
-        limit = getattr(config, "source_limit", None)
-        self.source_limit: int | None = getattr(engine.model, "source_limit", limit)
-        self.unlimited = isinstance(engine.model, UnlimitedModel)
+        self.unlimited: bool = getattr(engine.model, "unlimited", False)  # retrieval/unlimited.py
+        self.source_limit: int | None = None if self.unlimited else getattr(config, "source_limit", None)
         self.takes_source: bool | None = None
         if isinstance(config, EncoderDecoder | GenerativeModel):
             self.takes_source = isinstance(config, EncoderDecoder)

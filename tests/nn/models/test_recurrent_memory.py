@@ -58,17 +58,20 @@ def close(found, expected):
 def test_chunks_tokens_padding_and_packing_equal_a_text_alone(name, texts, cuts, side):
     model = MODELS[name]
     expected = [alone(model, text) for text in texts]
+    together = torch.tensor([[token for text in texts for token in text]])
     with torch.no_grad():
         padded = model.logits(Batch(Rows.of(texts, pad=3, side=side)))
         segments = torch.tensor([[n + 1 for n, text in enumerate(texts) for _ in text]])
-        (packed,) = model.logits(Batch(Rows(torch.tensor([sum(texts, [])]), segments=segments)))
+        (packed,) = model.logits(Batch(Rows(together, segments=segments)))
     for row, found in zip(padded, expected, strict=True):
         close(row[: len(found)] if side == "right" else row[-len(found) :], found)
     close(packed, torch.cat(expected))
     states, seen, found = model.start(len(texts)), [0] * len(texts), [[] for _ in texts]
     turn = 0
     while seen != [len(text) for text in texts]:
-        ends = [min(len(t), at + cuts[(turn + n) % len(cuts)]) for n, (t, at) in enumerate(zip(texts, seen, strict=True))]
+        ends = [
+            min(len(t), at + cuts[(turn + n) % len(cuts)]) for n, (t, at) in enumerate(zip(texts, seen, strict=True))
+        ]
         chunks = [text[at:end] for text, at, end in zip(texts, seen, ends, strict=True)]
         turn, seen = turn + 1, ends
         if any(chunks):

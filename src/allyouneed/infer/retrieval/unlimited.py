@@ -31,7 +31,7 @@ PROBED = 32  # of those
 class UnlimitedModel(nn.Module):
     """What decoding needs of a model (`DecodableModel`): a source may have any length."""
 
-    source_limit = None
+    unlimited = True
 
     def __init__(self, model: Any, options: Unlimited, trained: int) -> None:
         """`trained`: the most tokens of a source in training."""
@@ -85,8 +85,8 @@ class SourceChunk(NamedTuple):
 
 
 def split_source(length: int, model: UnlimitedModel) -> Iterator[SourceChunk]:
-    """Chunks of the same size, each keeping what has context on both sides, as in the authors' code: the first keeps its
-    beginning, the last, which ends with the source, its end."""
+    """Chunks of the same size, each keeping what has context on both sides, as in the authors' code: the first keeps
+    its beginning, the last, which ends with the source, its end."""
     size = model.chunk
     margin = int(size * model.options.overlap / 2)
     if length <= size:
@@ -119,11 +119,12 @@ def check_model(model: Any) -> None:
     if not isinstance(model, EncoderDecoderModel):
         kind = getattr(getattr(model, "config", None), "kind", type(model).__name__)
         raise UserError(f"unlimited: needs an encoder-decoder for text, not a {kind} model")
-    if (model.config.source_embed or model.config.embed).reads is not Rows:
+    config: Any = model.config
+    if (config.source_embed or config.embed).reads is not Rows:
         raise UserError("unlimited: needs an encoder-decoder for text; this model reads images or sound")
     blocks: list[Any] = list(model.decoder.blocks)
     for number, block in enumerate(blocks):
-        cross = block.sublayers["cross"] if "cross" in block.sublayers else None
+        cross = block.sublayers.get("cross", None)
         if cross is not None and (type(cross) is not CrossAttention or not isinstance(cross.pattern, Full)):
             raise UserError(
                 f"unlimited: needs attention to all source tokens; layer {number} of the decoder has another cross"

@@ -226,17 +226,18 @@ class RecurrentMemoryModel(ModelModule):
     `MemoryTokens`."""
 
     config: RecurrentMemory
+    embed: Any  # a TokenEmbedModule
 
     def __init__(self, config: RecurrentMemory) -> None:
         super().__init__()
         self.config = config
-        self.embed: Any = config.embed.build(config, config.vocab)
+        self.embed = config.embed.build(config, config.vocab)
         self.decoder = Stack(config.decoder, config, Depth(0, count_layers(config.decoder), "decoder"))
         tied = self.embed.tokens.weight if config.embed.ties else None
         self.head = config.head.build(behind(config.decoder, config), config.vocab, tied)
         config.init.apply(self, config.width)
         with torch.no_grad():  # as large as token vectors (the authors' code)
-            size = self.embed.tokens.weight.std() * self.embed.scale
+            size: Tensor = self.embed.tokens.weight.std() * self.embed.scale
             self.memory = nn.Parameter(torch.randn(config.memory, config.width) * size)
 
     def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
@@ -289,7 +290,8 @@ class RecurrentMemoryModel(ModelModule):
         ended begin further segments with the others, which costs less than keeping them apart; their state is void."""
         count, time = new.tokens.shape
         total = [time] * count if new.lengths is None else new.lengths.tolist()
-        done, pieces = [0] * count, []
+        done = [0] * count
+        pieces: list[tuple[list[int], Tensor]] = []
         while not pieces or done != total:
             unread = [end - at for at, end in zip(done, total, strict=True)]
             prefix, begun = self.begin_segments(state, [whole or left > 0 for left in unread])

@@ -15,8 +15,9 @@ from allyouneed.nn.positions.relative import Heads, Relative, RelativeModule, di
 
 class Gaussian(Relative):
     """Gaussian Transformer (Guo et al. 2019): weights are multiplied by a Gaussian of the distance d = i − j, which in
-    log space adds −|w·d² + b| to the score. w > 0 is the precision of the Gaussian; b ≤ 0 lowers the weight of the token
-    itself, which knows its own content already, below that of its neighbours. Both are learned, one pair per head.
+    log space adds −|w·d² + b| to the score. w > 0 is the precision of the Gaussian; b ≤ 0 lowers the weight of the
+    token itself, which knows its own content already, below that of its neighbours. Both are learned, one pair per
+    head.
 
     The signs of w and b are initial values: w < 0 with b ≥ 0 is the same prior, and equal signs differ from b = 0 by a
     constant, which cancels in the softmax.

@@ -40,7 +40,8 @@ class Relative(Part, slot="attention positions"):
 
     @property
     def reach(self) -> int | None:
-        """Keys at this distance and beyond have no weight; None: no limit. `RelativeModule.visible` of a trained module may be less."""
+        """Keys at this distance and beyond have no weight; None: no limit. What a trained module says (`visible`) may
+        be less."""
         return None
 
     @abstractmethod
