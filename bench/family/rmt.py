@@ -96,9 +96,8 @@ def main() -> None:
         net = model(kind)
         curve = train(net)
         found = [accuracy(net.eval(), segments) for segments in ASKED]
-        print(
-            f"{name:24}" + "  ".join(f"{n}: {100 * one:3.0f}%" for n, one in zip(ASKED, found, strict=True)), flush=True
-        )
+        figures = [f"{n}: {100 * one:3.0f}%" for n, one in zip(ASKED, found, strict=True)]
+        print(f"{name:24}" + "  ".join(figures), flush=True)
         left.plot(*zip(*curve, strict=True), label=name)
         right.plot(ASKED, found, marker="o", label=name)
         if kind == "rmt":
@@ -112,7 +111,6 @@ def main() -> None:
     figure.tight_layout()
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(PICTURE)
-    print(f"wrote {PICTURE.relative_to(Path.cwd()) if PICTURE.is_relative_to(Path.cwd()) else PICTURE}")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python bench/family/unlimiformer.py
 
-The source is a list of entries, each a name of two tokens and a value; the target is a name and must go on with its
-value. The encoder has 64 learned positions and was trained on lists of up to 21 entries. Then lists of up to 1,365
-entries (4,095 tokens): with the list cut after 64 tokens, with attention to the nearest 64 of all tokens, and to all.
-Writes docs/family/pictures/unlimiformer.svg.
+Eight entries, each a name and its value, stand somewhere in a source of noise; the target is a name and must go on with
+its value. The encoder (a convolution, which connects neighbours, and attention) has 64 learned positions and was
+trained on sources of up to 64 tokens. Then sources of up to 8,192 tokens: cut after 64 tokens, with attention to the
+nearest 64 of all tokens, and to all of them. Writes docs/family/pictures/unlimiformer.svg.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from allyouneed.infer.retrieval.unlimited import UnlimitedModel
 from allyouneed.nn.batch import Batch, Rows
 
 PICTURE = Path(__file__).parents[2] / "docs/family/pictures/unlimiformer.svg"
-LETTERS, VALUES, LIMIT = 40, 16, 64  # 1,600 names of two letters
-VOCAB, WIDTH, STEPS, ROWS, KEYS = 2 * LETTERS + VALUES + 1, 48, 700, 64, 64
-ENTRIES = (10, 21, 42, 85, 170, 341, 682, 1365)
+NAMES, VALUES, NOISE, ENTRIES, LIMIT = 32, 16, 16, 8, 64
+VOCAB, WIDTH, STEPS, ROWS, KEYS = NAMES + VALUES + NOISE, 48, 400, 64, 64
+LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 def model() -> Any:
@@ -36,20 +36,21 @@ def model() -> Any:
         "vocab": VOCAB,
         "width": WIDTH,
         "embed": {"positions": {"kind": "learned", "length": LIMIT}},
-        "encoder": [block | {"repeat": 2, "mixer": attention}],
-        "decoder": [block | {"repeat": 2, "mixer": attention | {"pattern": "causal"}, "cross": attention}],
+        "encoder": [block | {"mixer": {"kind": "convolution", "size": 3}}, block | {"mixer": attention}],
+        "decoder": [block | {"mixer": attention | {"pattern": "causal"}, "cross": attention}],
     }
     return ayn.build(tree)
 
 
-def lists(rows: int, entries: int, dice: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Sources (rows, 3 * entries), names asked for (rows, 2) and their values (rows,)."""
-    names = torch.rand(rows, LETTERS**2, generator=dice).argsort(1)[:, :entries]
-    values = torch.randint(1, VALUES + 1, (rows, entries), generator=dice)
-    first, second = VALUES + 1 + names // LETTERS, VALUES + 1 + LETTERS + names % LETTERS
-    asked = torch.randint(0, entries, (rows, 1), generator=dice)
-    name = torch.cat((first.gather(1, asked), second.gather(1, asked)), 1)
-    return torch.stack((first, second, values), 2).flatten(1), name, values.gather(1, asked)[:, 0]
+def sources(rows: int, length: int, dice: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Sources (rows, length), names asked for (rows, 1) and their values (rows,)."""
+    tokens = torch.randint(NAMES + VALUES, VOCAB, (rows, length), generator=dice)
+    names = torch.rand(rows, NAMES, generator=dice).argsort(1)[:, :ENTRIES]
+    values = torch.randint(NAMES, NAMES + VALUES, (rows, ENTRIES), generator=dice)
+    places = 2 * torch.rand(rows, length // 2, generator=dice).argsort(1)[:, :ENTRIES]  # entries do not overlap
+    tokens = tokens.scatter(1, places, names).scatter(1, places + 1, values)
+    asked = torch.randint(0, ENTRIES, (rows, 1), generator=dice)
+    return tokens, names.gather(1, asked), values.gather(1, asked)[:, 0]
 
 
 def train(net: Any) -> None:
@@ -57,8 +58,8 @@ def train(net: Any) -> None:
     optimiser = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, STEPS)
     for step in range(STEPS):
-        entries = 4 if step < STEPS // 3 else int(torch.randint(4, 22, (1,), generator=dice))
-        source, name, value = lists(ROWS, entries, dice)
+        length = 16 if step < STEPS // 3 else 2 * int(torch.randint(ENTRIES, LIMIT // 2 + 1, (1,), generator=dice))
+        source, name, value = sources(ROWS, length, dice)
         loss = nn.functional.cross_entropy(net.logits(Batch(Rows(name), Rows(source)))[:, -1], value)
         optimiser.zero_grad()
         loss.backward()
@@ -68,10 +69,9 @@ def train(net: Any) -> None:
 
 
 @torch.no_grad()
-def accuracy(net: Any, entries: int, keys: int | None) -> float:
-    """`keys`: None: the list is cut after 64 tokens."""
-    rows = 128 if entries < 500 else 48
-    source, name, value = lists(rows, entries, torch.Generator().manual_seed(2))
+def accuracy(net: Any, length: int, keys: int | None) -> float:
+    """`keys`: None: the source is cut after 64 tokens."""
+    source, name, value = sources(64 if length > 1000 else 256, length, torch.Generator().manual_seed(2))
     if keys is None:
         logits = net.logits(Batch(Rows(name), Rows(source[:, :LIMIT])))
     else:
@@ -88,11 +88,11 @@ def main() -> None:
     net.eval()
     ways = {"cut after 64 tokens": None, f"nearest {KEYS}": KEYS, "all tokens": 1 << 20}
     figure, axes = plt.subplots(figsize=(6, 3.6))
-    print(f"{'entries':22}" + "".join(f"{n:>7}" for n in ENTRIES))
+    print(f"{'tokens':22}" + "".join(f"{n:>7}" for n in LENGTHS))
     for name, keys in ways.items():
-        found = [accuracy(net, entries, keys) for entries in ENTRIES]
+        found = [accuracy(net, length, keys) for length in LENGTHS]
         print(f"{name:22}" + "".join(f"{100 * one:6.0f}%" for one in found), flush=True)
-        axes.plot([3 * n for n in ENTRIES], found, marker="o", label=name)
+        axes.plot(LENGTHS, found, marker="o", label=name)
     axes.axvline(LIMIT, color="grey", linestyle=":")
     axes.set(xlabel="tokens of the source", xscale="log", ylabel="values answered correctly", ylim=(0, 1.03))
     axes.legend()

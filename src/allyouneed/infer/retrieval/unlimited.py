@@ -124,7 +124,7 @@ def check_model(model: Any) -> None:
         raise UserError("unlimited: needs an encoder-decoder for text; this model reads images or sound")
     blocks: list[Any] = list(model.decoder.blocks)
     for number, block in enumerate(blocks):
-        cross = block.sublayers.get("cross", None)
+        cross = block.sublayers["cross"] if "cross" in block.sublayers else None  # noqa: SIM401  # ModuleDict has no get
         if cross is not None and (type(cross) is not CrossAttention or not isinstance(cross.pattern, Full)):
             raise UserError(
                 f"unlimited: needs attention to all source tokens; layer {number} of the decoder has another cross"
