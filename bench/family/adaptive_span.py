@@ -2,7 +2,7 @@
 
     python bench/family/adaptive_span.py
 
-Character models of the pages in docs/: three layers of four heads that can look 192 characters back. With the penalty
+Character models of the pages in docs/: three layers of four heads that can look 128 characters back. With the penalty
 on spans, without it (fixed spans), loss and memory: the KV cache of a long text is measured. Writes
 docs/family/pictures/adaptive-span.svg.
 """
@@ -21,7 +21,7 @@ from allyouneed.nn.batch import Batch, Rows
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs/family/pictures/adaptive-span.svg"
-SPAN, RAMP, LENGTH, WIDTH, LAYERS, HEADS, STEPS, ROWS = 192, 16, 192, 64, 3, 4, 500, 8
+SPAN, RAMP, LENGTH, WIDTH, LAYERS, HEADS, STEPS, ROWS = 128, 16, 128, 64, 3, 4, 300, 8
 PENALTY = 1e-3
 
 

@@ -79,6 +79,7 @@ def test_the_last_layer_is_the_input_of_the_head(name: str) -> None:
             "residual",
             "reformer",
             "universal-transformer",
+            "rmt",
         )
         return
     assert len(layers) > 1 and torch.equal(layers[-1], last)

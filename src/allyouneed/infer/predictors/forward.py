@@ -270,6 +270,8 @@ class _LayerRecorder:
             raise UserError(
                 "the layers of this model pass on more than one vector per token; only the last layer is available"
             )
+        if any(one.shape[:2] != last.shape[:2] for one in self.recorded):
+            raise UserError("the layers of this model process memory tokens as well; only the last layer is available")
         return [*self.recorded[:-1], last]
 
 
