@@ -21,7 +21,7 @@ from toy_texts import BOTH, DECODER, ENCODER, RUNS, Listener, recipe
         (
             "causal-lm",
             {"model": ENCODER},
-            "causal-lm trains a model of kind decoder or decoder-decoder or retro, this is encoder",
+            "causal-lm trains a model of kind decoder or decoder-decoder or recurrent-memory or retro, this is encoder",
         ),
         ("masked-lm", {"model": BOTH}, "masked-lm trains a model of kind encoder, this is encoder-decoder"),
         ("tagging", {"task": "taging"}, "task.kind: unknown task 'taging'; did you mean 'tagging'"),
