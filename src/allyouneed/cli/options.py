@@ -220,6 +220,7 @@ class DecodingOptions:
 @dataclass(frozen=True, kw_only=True)
 class TranslateOptions(DecodingOptions):
     iterations: IterationsOption = None
+    unlimited: UnlimitedOption = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,9 +240,4 @@ class GenerateOptions(WritingOptions):
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqOptions(WritingOptions):
     no_repeat: NoRepeatOption = None
-    unlimited: UnlimitedOption = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TranslateOptions(DecodingOptions):
     unlimited: UnlimitedOption = None

@@ -32,15 +32,15 @@ class LongMemory(Memory):
     indexes: Sequence[Any] | None = None
 
     def select(self, rows: Tensor) -> LongMemory:
-        found = super().select(rows)
+        found = Memory.select(self, rows)  # a plain Memory
         indexes = None if self.indexes is None else [self.indexes[row] for row in rows.tolist()]
-        return LongMemory(found.hidden, found.layout, None, found.inputs, self.keys, indexes)
+        return LongMemory(**vars(found), keys=self.keys, indexes=indexes)
 
     def join(self, other: Memory) -> LongMemory:
-        found = super().join(other)
+        found = Memory.join(self, other)
         theirs = other.indexes if isinstance(other, LongMemory) else None
         indexes = None if self.indexes is None or theirs is None else [*self.indexes, *theirs]
-        return LongMemory(found.hidden, found.layout, None, found.inputs, self.keys, indexes)
+        return LongMemory(**vars(found), keys=self.keys, indexes=indexes)
 
     def attend(self, cross: Any, x: Tensor, context: Context, state: Any) -> Tensor:
         """What `CrossAttention` computes for x (rows, time, width), over the nearest keys. Rows are the beams of the
