@@ -72,7 +72,7 @@ class UnlimitedModel(nn.Module):
         indexes = None
         if self.options.index == "faiss":
             indexes = [build_index(states[:length]) for states, length in zip(hidden, lengths, strict=True)]
-        return LongMemory(hidden, layout, keys=self.options.keys, indexes=indexes)
+        return LongMemory(hidden, layout, tokens=source.tokens, keys=self.options.keys, indexes=indexes)
 
 
 class SourceChunk(NamedTuple):
