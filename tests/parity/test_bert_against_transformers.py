@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
 import parity as judge
@@ -56,6 +57,53 @@ def test_scores_and_gradients(name, tmp_path, record_difference):
     assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
 
 
+class RelativeSelfAttention(nn.Module):
+    """BertSelfAttention of transformers 4 with relative positions, which version 5 no longer reads: modeling_bert.py of
+    4.57, `position_embedding_type`."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.heads, self.kind, self.most = (
+            config.num_attention_heads,
+            config.position_embedding_type,
+            config.max_position_embeddings,
+        )
+        self.query, self.key, self.value = (nn.Linear(config.hidden_size, config.hidden_size) for _ in range(3))
+        self.distance_embedding = nn.Embedding(2 * self.most - 1, config.hidden_size // self.heads)
+
+    def forward(self, hidden_states, attention_mask=None, **_):
+        q, k, v = (
+            part(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        scores, place = q @ k.transpose(-1, -2), torch.arange(q.shape[2])
+        embedding = self.distance_embedding(place[:, None] - place[None, :] + self.most - 1)
+        scores = scores + torch.einsum("bhld,lrd->bhlr", q, embedding)
+        if self.kind == "relative_key_query":
+            scores = scores + torch.einsum("bhrd,lrd->bhlr", k, embedding)
+        scores = scores / q.shape[-1] ** 0.5
+        if attention_mask is not None:
+            mask = attention_mask if attention_mask.dtype != torch.bool else torch.where(attention_mask, 0.0, -1e9)
+            scores = scores + mask
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2), None
+
+
+@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
+def test_relative_positions(kind, tmp_path, record_difference):
+    model = BertForMaskedLM(BertConfig(**CASES["small"], **NO_DROPOUT, position_embedding_type=kind)).eval()
+    for layer in model.bert.encoder.layer:
+        layer.attention.self = RelativeSelfAttention(model.config)
+    model.bert.embeddings.position_embeddings.weight.data.zero_()  # version 4 does not add them
+    model.bert.embeddings.position_embeddings.weight.requires_grad_(False)
+    outputs, gradients = trials.encoder(model, tmp_path, 2)
+    record_difference("Shaw positions", "transformers 4 BertSelfAttention, written out", outputs, gradients)
+    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    config, weights = judge.saved(model, tmp_path)
+    ours = FAMILIES["bert"].convert(config, weights)
+    written, back = FAMILIES["bert"].write(ours, None, FAMILIES["bert"].unused(config, weights))
+    assert written["position_embedding_type"] == kind and all(back[name].equal(weights[name]) for name in weights)
+
+
 def test_old_names_of_norms_are_understood(tmp_path):
     model = theirs("small")
     judge.randomise(model)
@@ -68,7 +116,7 @@ def test_old_names_of_norms_are_understood(tmp_path):
 
 def test_unsupported_settings_are_refused_by_name():
     config = BertConfig(is_decoder=True, hidden_act="laplace", tie_word_embeddings=False).to_dict()
-    config["position_embedding_type"] = "relative_key"
-    named = r"(?s)position_embedding_type: 'relative_key'.*hidden_act: 'laplace'.*is_decoder: True"
+    config["position_embedding_type"] = "relative_query"
+    named = r"(?s)position_embedding_type: 'relative_query'.*hidden_act: 'laplace'.*is_decoder: True"
     with pytest.raises(UserError, match=named):
         FAMILIES["bert"].tree(config)

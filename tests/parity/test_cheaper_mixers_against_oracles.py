@@ -99,6 +99,25 @@ def test_performer(kernel, sees, time, record_difference):
     compared(module, performer(kernel, sees == "past"), time, record_difference, "Performer")
 
 
+def test_performer_of_the_public_code(record_difference):
+    """performer-pytorch, `softmax_kernel` and `linear_attention`: eps after the maximum of ω·x is taken out."""
+
+    def kernel(x, features, axes):
+        dash = x @ features.T * D**-0.25
+        diagonal = x.square().sum(-1, keepdim=True) / 2 * D**-0.5
+        return len(features) ** -0.5 * (torch.exp(dash - diagonal - dash.amax(axes, keepdim=True).detach()) + 1e-4)
+
+    def oracle(module, x):
+        features, found = module.features.double(), []
+        for q, k, v in zip(*(heads(part) for part in dense(module.qkv, x).chunk(3, -1)), strict=True):
+            q, k = kernel(q, features, -1), kernel(k, features, (-1, -2))
+            found.append(q @ (k.T @ v) / (q @ k.sum(0))[:, None])
+        return dense(module.out, torch.cat(found, -1))
+
+    module = built(kind="performer", features=7, sees="around", eps=1e-4)
+    compared(module, oracle, 13, record_difference, "Performer")
+
+
 # --- Linformer --------------------------------------------------------------------------------------------------------
 
 

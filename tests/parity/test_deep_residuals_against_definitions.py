@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import parity as judge
-from allyouneed.config import parse, preset_tree, tree_of
+from allyouneed.config import override, parse, preset_tree, tree_of
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
 from shrink import shrink
@@ -16,13 +16,13 @@ SOURCES = [[4, 9, 7, 30, 2], [8, 8], [11, 3, 6]]
 TARGETS = [[1, 5, 6], [1, 9, 12, 13, 40], [1]]
 
 
-def dual(x, sublayers, norms, weights, alpha):
+def dual(x, sublayers, norms, weights, alpha, eps=1e-5):
     """Xie et al. 2023, section 3: x ← LN(x + f(x)), d ← d + f(x), both beginning as the input; y = x + LN(d)."""
     d = x
     for f, norm in zip(sublayers, norms, strict=True):
         added = f(x)
         x, d = layer_norm(x + added, norm), d + added
-    return x + layer_norm(d, weights.at("end.norm"))
+    return x + layer_norm(d, weights.at("end.norm"), eps)
 
 
 def deep(x, sublayers, norms, weights, alpha):
@@ -57,10 +57,23 @@ def written_out(config, weights, source, target, run, alphas):
     return stack(embedded(target), config.decoder[0].repeat, heads, decoder, run, alphas[1], memory) @ tokens.T
 
 
+def test_the_last_norm_of_residual_has_an_eps_of_its_own(record_difference):
+    changes = [
+        "encoder.0.wiring={kind: resi-dual, final_eps: 0.5}",
+        "decoder.0.wiring={kind: resi-dual, final_eps: 0.5}",
+    ]
+    run = partial(dual, eps=0.5)
+    compared("ResiDual", "residual", run, 2, 2, record_difference, changes)
+
+
 @pytest.mark.parametrize(("encoder", "decoder"), [(2, 2), (1, 3)])
 @pytest.mark.parametrize(("system", "name", "run"), [("ResiDual", "residual", dual), ("DeepNet", "deepnet", deep)])
 def test_logits_gradients_and_steps(system, name, run, encoder, decoder, record_difference):
-    tree = tree_of(shrink(parse(Model, preset_tree(name))))
+    compared(system, name, run, encoder, decoder, record_difference)
+
+
+def compared(system, name, run, encoder, decoder, record_difference, changes=()):
+    tree = override(tree_of(shrink(parse(Model, preset_tree(name)))), list(changes))
     tree["encoder"][0]["repeat"], tree["decoder"][0]["repeat"] = encoder, decoder
     config = parse(Model, tree)
     model = config.build()

@@ -12,6 +12,7 @@ from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.lightweight import DynamicConvolution, LightweightConvolution
+from allyouneed.nn.mixers.lsra import LSRA
 from allyouneed.nn.models.base import Model
 from any_part import build, reference_logits, tree
 
@@ -93,6 +94,31 @@ def test_a_convolution(kind, size, sees, gated, record_difference):
     name = "Lightweight convolution" if kind is LightweightConvolution else "Dynamic convolution"
     record_difference(name, "oracle from Wu et al. 2019, sections 3-4", outputs, gradients)
     assert outputs < 1e-12 and gradients < 1e-11
+
+
+def test_unequal_halves(record_difference):
+    """MultiBranch of the authors' code: the features are split by `embed_dims`, results are concatenated."""
+    torch.manual_seed(0)
+    layer = LSRA(heads=2, size=3, far_width=8, pattern="causal").build(Common(width=WIDTH)).double().eval()
+    x = torch.randn(1, 13, WIDTH, dtype=torch.double)
+    found = layer(x, Context(TokenLayout(torch.arange(13)[None], start=0)))[0]
+    far, near = x[0].split([8, WIDTH - 8], -1)
+    parts = attention(layer.far, far, 2, causal=True), convolution(layer.near, near, 3, 2, past=True)
+    outputs, gradients = differences(found, torch.cat(parts, -1), list(layer.parameters()))
+    record_difference("Lite Transformer", "oracle from the authors' code", outputs, gradients)
+    assert outputs < 1e-12 and gradients < 1e-11
+    with pytest.raises(ConfigError, match=r"far_width: splits width 12 into 7 and 5; both must be"):
+        parse(Model, REFUSED)
+
+
+REFUSED = {
+    "kind": "encoder",
+    "vocab": 5,
+    "width": WIDTH,
+    "encoder": [
+        {"mixer": {"kind": "lsra", "heads": 2, "size": 3, "far_width": 7}, "channel": {"kind": "ffn", "hidden": 4}}
+    ],
+}
 
 
 def test_dropped_weights_are_scaled_up():

@@ -34,14 +34,30 @@ def equations(q, k, v, branches, past):
 @pytest.mark.parametrize(("segments", "dilations"), [((4, 12), (1, 3)), ((5,), (2,)), ((3, 6, 10), (1, 2, 4))])
 @pytest.mark.parametrize("time", [1, 12, 31])  # 31 is no multiple of any segment
 def test_matches_the_papers_equations(sees, segments, dilations, time, record_difference):
+    compared("modulo", lambda head, r: head % r, sees, segments, dilations, time, record_difference)
+
+
+def taken_by_the_authors_code(head, dilation):
+    """torchscale, `dense_to_sparse`: heads, padded to a multiple of r, are cut into r groups; group g takes token g."""
+    grid = torch.arange(HEADS + -HEADS % dilation).view(dilation, -1)
+    return int((grid == head).nonzero()[0, 0])
+
+
+@pytest.mark.parametrize("dilations", [(1, 2), (2, 3)])
+def test_offsets_of_the_authors_code(dilations, record_difference):
+    compared("blocks", taken_by_the_authors_code, "past", (5, 10), dilations, 31, record_difference)
+
+
+def compared(offsets, offset, sees, segments, dilations, time, record_difference):
     torch.manual_seed(0)
-    config = LongNet(heads=HEADS, head_width=HEAD_WIDTH, segments=segments, dilations=dilations, sees=sees)
+    sizes = dict(heads=HEADS, head_width=HEAD_WIDTH, segments=segments, dilations=dilations)
+    config = LongNet(**sizes, sees=sees, offsets=offsets)
     module = config.build(Common(width=12))
     x = torch.randn(2, time, 12)
     context = Context(TokenLayout.of(Rows(torch.zeros(1, time, dtype=torch.long))))
     q, k, v = (part.detach().requires_grad_() for part in module.project(x, context))
     found = module.attend(q, k, v, context, context.queries)
-    branches = [[(w, r, head % r) for w, r in zip(segments, dilations, strict=True)] for head in range(HEADS)]
+    branches = [[(w, r, offset(head, r)) for w, r in zip(segments, dilations, strict=True)] for head in range(HEADS)]
     expected = torch.stack(
         [
             torch.stack([equations(q[b, h], k[b, h], v[b, h], branches[h], sees == "past") for h in range(HEADS)])

@@ -44,6 +44,7 @@ KNOWN = {
     "rope_width": 4,
     "length": 40,  # of learned positions: no test's sentence is longer
     "size": 3,
+    "far_width": HEADS,
     "left": {"kind": "convolution", "size": 3},
     "window": 4,
     "chunk": 3,

@@ -94,6 +94,9 @@ def _against_transformers(ours: Path, theirs: Path, dtype: str | None = None) ->
     if not selfcheck.has_transformers():
         show_notes(["not compared with the original: transformers is not installed"])
         return None
+    if ignored := selfcheck.ignored_option(theirs):
+        show_notes([f"not compared with the original: the installed transformers ignores {ignored}"])
+        return None
     return selfcheck.against_transformers(ours, theirs, dtype)
 
 

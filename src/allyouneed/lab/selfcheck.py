@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from allyouneed.files.reading import read_json
 from allyouneed.folder import Folder, as_dtype
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
@@ -120,6 +121,15 @@ def _free_memory() -> float:
     except OSError:
         return float("inf")
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), float("inf"))
+
+
+def ignored_option(path: Path) -> str | None:
+    """A config key that the installed transformers no longer reads: since version 5 its BERT has absolute positions
+    only."""
+    import transformers
+
+    kind = str(read_json(path, "config.json", needed=False).get("position_embedding_type"))
+    return "position_embedding_type" if kind.startswith("relative") and int(transformers.__version__[0]) >= 5 else None
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ LAYERS = {
     "wiring.final": ANY,
     "wiring.layer_scale": (None,),
     "mixer.positions.kind": ("none", "shaw", "buckets", "rotary"),
-    "mixer.positions.*": ROTARY | {"distance|buckets|untied|bidirectional": ANY},
+    "mixer.positions.*": ROTARY | {"terms": ("key",), "distance|buckets|untied|bidirectional": ANY},
     "mixer.*": ATTENTION,
     "cross": (None,),
     "channel.kind": ("ffn", "glu"),

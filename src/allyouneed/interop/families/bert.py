@@ -11,7 +11,7 @@ from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_confi
 from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.position_offset import model_without_offset, without_offset
 from allyouneed.interop.hf.transforms import is_headless, untie_if_different
-from allyouneed.interop.hf.weight_table import EquivalentModel, Family, HfConfig, Weights
+from allyouneed.interop.hf.weight_table import EquivalentModel, Family, HfConfig, TensorTransform, Weights
 
 IGNORED_KEYS = ("directionality", "output_past", "pooler_*")
 DEFAULTS = {
@@ -61,7 +61,8 @@ def head(
 
 def encoder(config: ConfigReader, positions: Tree, mixer: Tree | None = None, inner: int | None = None) -> Tree:
     """BERT's tree with these positions, other options in its mixer, and token vectors of width `inner`."""
-    config.require("position_embedding_type", "absolute")
+    if positions["kind"] != "none":
+        config.require("position_embedding_type", "absolute")
     norm = {"kind": "layer", "eps": config["layer_norm_eps"]}
     activation, tied = config.activation("hidden_act"), config["tie_word_embeddings"]
     if inner is not None and not tied:
@@ -227,26 +228,45 @@ PRESERVED_WEIGHTS = ("*.pooler.*", "cls.seq_relationship.*", "cls.predictions.bi
 def tree(config: ConfigReader) -> Tree:
     config.set_defaults(DEFAULTS)
     config.require("uniem_embedding_strategy", "last_mean")  # M3E: mean pooling, as ours
-    found = encoder(config, learned(config))
+    terms = config.map_value("position_embedding_type", RELATIVE_TERMS, "absolute")
+    found = encoder(config, learned(config)) if terms is None else relative_encoder(config, terms)
     return found | {"head": head(config, found["head"], "tanh", ForPreTraining=found["head"])}
 
 
+RELATIVE_TERMS = {"absolute": None, "relative_key": "key", "relative_key_query": "key-query"}
+
+
+def relative_encoder(config: ConfigReader, terms: str) -> Tree:
+    """Shaw's positions in every layer, a vector for each distance that can occur, and none in the embedding."""
+    most = config["max_position_embeddings"]
+    positions = {"kind": "shaw", "distance": most - 1, "values": False, "terms": terms}
+    return encoder(config, {"kind": "none"}, {"positions": positions})
+
+
 def hf_config(ours: ModelTree) -> Tree:
+    if ours.get("encoder.mixer.positions.kind") == "shaw":
+        names = {terms: name for name, terms in RELATIVE_TERMS.items()}
+        positions = {"position_embedding_type": names.get(ours["encoder.mixer.positions.terms"])}
+        positions["max_position_embeddings"] = ours["encoder.mixer.positions.distance"] + 1
+        return config_fields(ours, "Bert") | positions
     return config_fields(ours, "Bert") | position_fields(ours)
 
 
 POOLER = """
+encoder.blocks.{n}.sublayers.mixer.relative.keys_table.weight = DISTANCES |reversed
 head.hidden.* = bert.pooler.dense.*
 head.classes.* = classifier.*
 head.tags.* = classifier.*
 """
+DISTANCES = "bert.encoder.layer.{n}.attention.self.distance_embedding.weight"  # query minus key; ours: key minus query
 FAMILY = Family(
     "bert",
     tree,
-    untied_bias(BODY + HEAD + POOLER, "cls.predictions"),
+    untied_bias(BODY + HEAD + POOLER.replace("DISTANCES", DISTANCES), "cls.predictions"),
     IGNORED_WEIGHTS,
+    {"reversed": TensorTransform(lambda table, config: table.flip(0), lambda table, config: table.flip(0))},
     prepare=normalize_names,
-    preserve=PRESERVED_WEIGHTS,
+    preserve=(*PRESERVED_WEIGHTS, "bert.embeddings.position_embeddings.weight"),  # stored beside relative positions
     hf_config=hf_config,
     finish=restore_names({"BertModel": "bert.pooler.dense"}),
     equivalent=EquivalentModel(without_offset, model_without_offset),

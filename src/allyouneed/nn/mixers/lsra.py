@@ -1,8 +1,8 @@
 """Long-short range attention (Wu, Liu, Lin, Lin, Han 2020, "Lite Transformer with Long-Short Range Attention", 4).
 
 Attention processes one half of the features, a convolution with softmax weights the other half. Each half has its own
-input and output maps, as in the authors' code, and the results are concatenated. (Their feed-forward layers are flat:
-hidden equals width.)
+input and output maps, as in the authors' code, and the results are concatenated; the halves need not be equal, as in
+their MultiBranch with `embed_dims`. (Their feed-forward layers are flat: hidden equals width.)
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class LSRA(Mixer):
     """Which keys each query of the attention may attend to; a causal one makes the convolution causal."""
     convolution: Literal["dynamic", "lightweight"] = "dynamic"
     """Filters predicted from the token, or fixed."""
+    far_width: Size | None = None
+    """Features that the attention processes, the first ones; default: half of the width."""
     gated: bool = True
     """Gate the convolution's input by a sigmoid of a second half."""
     bias: bool = True
@@ -61,21 +63,30 @@ class LSRA(Mixer):
         near = kind(size=self.size, sees=sees, gated=self.gated, **shared)
         return {"far": Attention(pattern=self.pattern, **shared), "near": near}
 
-    @staticmethod
-    def half(common: Common) -> Common:
-        return common.model_copy(update={"width": common.width // 2})
+    def widths(self, common: Common) -> tuple[int, int]:
+        """Features of attention and convolution."""
+        far = common.width // 2 if self.far_width is None else self.far_width
+        return far, common.width - far
+
+    def commons(self, common: Common) -> dict[str, Common]:
+        widths = zip(("far", "near"), self.widths(common), strict=True)
+        return {name: common.model_copy(update={"width": width}) for name, width in widths}
 
     def build(self, common: Common) -> SubLayer:
         return LSRAModule(self, common)
 
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
-        half = self.half(common)
-        return self.halves["far"].cost(half, length) + self.halves["near"].cost(half, length)
+        far, near = (self.halves[name].cost(part, length) for name, part in self.commons(common).items())
+        return far + near
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
-        if common.width % 2:
+        far, near = self.widths(common)
+        if self.far_width is not None and (near <= 0 or far % self.heads or near % self.heads):
+            split = f"splits width {common.width} into {far} and {near}"
+            return [("far_width", f"{split}; both must be positive multiples of {self.heads} heads")]
+        if self.far_width is None and common.width % 2:
             return [("kind", f"width {common.width} is odd; it must be even")]
-        if common.width // 2 % self.heads:
+        if far % self.heads:
             return [("heads", f"half of width {common.width} is not divisible by {self.heads} heads")]
         return []
 
@@ -83,11 +94,12 @@ class LSRA(Mixer):
 class LSRAModule(SubLayer):
     def __init__(self, config: LSRA, common: Common) -> None:
         super().__init__()
-        halves = config.halves
-        self.far, self.near = (halves[name].build(config.half(common)) for name in ("far", "near"))
+        halves, commons = config.halves, config.commons(common)
+        self.widths = config.widths(common)
+        self.far, self.near = (halves[name].build(commons[name]) for name in ("far", "near"))
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        left, right = x.chunk(2, -1)
+        left, right = x.split(self.widths, -1)
         kept = state.parts if isinstance(state, NestedStates) else {}
         return torch.cat((self.far(left, context, kept.get("far")), self.near(right, context, kept.get("near"))), -1)
 

@@ -35,7 +35,11 @@ class Performer(Mixer):
     """`kernel: softmax` uses φ(x)_r = exp(ω_r·x − ‖x‖²/2) with x scaled by head_width^−1/4 (eq. 5-7: positive
     features), `relu` uses φ(x)_r = max(0, ω_r·x) (2.2, "generalized attention"). The ω are orthogonal in blocks of
     head_width with the norms of Gaussian vectors (2.4) and shared by all heads of a layer. They are not trained:
-    they are drawn once and stored with the model, or redrawn after every `redraw` training passes (4.2)."""
+    they are drawn once and stored with the model, or redrawn after every `redraw` training passes (4.2).
+
+    `eps` is added to every feature of the softmax kernel, as in the public code (performer-pytorch, `softmax_kernel`,
+    1e-4), so that weights trained there give the same numbers: exp(ω·x − ‖x‖²/2 − max ω·x) + eps, where the maximum is
+    over the features of a query, and over the features of all keys. It needs all keys, so `sees: around`."""
 
     supports_cross: ClassVar[bool] = True
 
@@ -50,6 +54,8 @@ class Performer(Mixer):
     """Positive features of the softmax kernel, or ReLU features."""
     sees: Literal["past", "around"] = "past"
     """`past`: causal; `around`: bidirectional. A source is always seen as a whole."""
+    eps: Annotated[float, Field(ge=0)] = 0.0
+    """Added to each feature of the softmax kernel, as in the public code (1e-4); needs `sees: around`."""
     redraw: Size | None = None
     """Redraw the random features after this many training passes; default: never."""
     bias: bool = True
@@ -94,7 +100,10 @@ class Performer(Mixer):
         return 2 * each + 2 * sizes.inner * self.features + 2 * sums
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
-        return self.attention.problems(common)
+        found = self.attention.problems(common)
+        if self.eps and (self.sees != "around" or self.kernel != "softmax"):
+            found.append(("eps", "needs sees: around and kernel: softmax; a running maximum would change its weight"))
+        return found
 
 
 def orthogonal_features(count: int, width: int) -> Tensor:
@@ -116,7 +125,7 @@ class _Features(SubLayer):
         sizes = config.sizes(common)
         self.heads = self.kv_heads = sizes.heads
         self.head_width, self.inner = sizes.head_width, sizes.inner
-        self.kernel, self.redraw = config.kernel, config.redraw
+        self.kernel, self.redraw, self.eps = config.kernel, config.redraw, config.eps
         self.register_buffer("bits", orthogonal_features(config.features, sizes.head_width).view(torch.int32))
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
         self.out = common.linear.build(self.inner, common.width, config.bias)
@@ -142,11 +151,18 @@ class _Features(SubLayer):
 
     def exponents(self, x: Tensor) -> Tensor:
         """log φ (batch, heads, time, m) of the softmax kernel, or ω·x of the relu kernel; at least fp32."""
+        found, norm = self.products(x)
+        return found if self.kernel == "relu" else found - norm
+
+    def products(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """ω·x (batch, heads, time, m) and ‖x‖²/2 (batch, heads, time, 1), x scaled."""
         x = _to_fp32(x) * self.head_width**-0.25
-        found = x @ self.features.to(x.dtype).T
-        return found if self.kernel == "relu" else found - x.square().sum(-1, keepdim=True) / 2
+        return x @ self.features.to(x.dtype).T, x.square().sum(-1, keepdim=True) / 2
 
     def queries(self, q: Tensor) -> Tensor:
+        if self.eps:  # the maximum is that of ω·x, since a factor no longer cancels
+            found, norm = self.products(q)
+            return (found - norm - found.detach().amax(-1, keepdim=True)).exp() + self.eps
         found = self.exponents(q)
         if self.kernel == "relu":
             return found.relu() + RELU_FLOOR
@@ -157,8 +173,13 @@ class _Features(SubLayer):
 
         A common factor of all keys cancels in the normalisation.
         """
-        found = self.exponents(k)
         hidden = None if real is None else ~real[:, None, :, None]
+        if self.eps:
+            found, norm = self.products(k)
+            shown = found.detach() if hidden is None else found.detach().masked_fill(hidden, float("-inf"))
+            features = (found - norm - shown.amax((-1, -2), keepdim=True)).exp() + self.eps
+            return features if hidden is None else features.masked_fill(hidden, 0), top
+        found = self.exponents(k)
         if self.kernel == "relu":
             found = found.relu() + RELU_FLOOR
             return found if hidden is None else found.masked_fill(hidden, 0), top

@@ -66,6 +66,7 @@ class RelativeModule(nn.Module):
     one_per_stack: Hashable = None  # layers of a stack with equal keys share one module
     score_scale: float = 1.0  # multiplies the scale of the scores
     adds_bias: bool = False
+    adds_key_bias: bool = False
     adds_values: bool = False
 
     @property
@@ -86,6 +87,10 @@ class RelativeModule(nn.Module):
 
     def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         """Added to the scores; broadcasts to (batch, heads, queries, keys). q is the output of `apply_positions`."""
+        raise NotImplementedError
+
+    def key_bias(self, k: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
+        """Added to the scores as `bias` is, but computed from the keys (batch, heads, keys, head_width)."""
         raise NotImplementedError
 
     def values(self, weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:

@@ -220,9 +220,15 @@ class DeepNorm(Chained):
 
 class ResiDual(Chained):
     """Xie et al. 2023, "ResiDual", section 3: a second stream sums the sub-layer outputs and is normalised once at the
-    end: x ← LayerNorm(x + Sublayer(x)), d ← d + Sublayer(x), result x + LayerNorm(d)."""
+    end: x ← LayerNorm(x + Sublayer(x)), d ← d + Sublayer(x), result x + LayerNorm(d).
+
+    `final_eps` is the eps of that last norm, where it differs from the model's; the authors' code sets one of its own
+    for half precision, in which d is scaled down.
+    """
 
     kind: Literal["resi-dual"] = "resi-dual"
+    final_eps: Annotated[float, Field(ge=0)] | None = None
+    """eps of the norm of the second stream at the end; default: that of the model's norm."""
 
     def begin(self, x: Tensor) -> Any:
         return x, x
@@ -236,16 +242,17 @@ class ResiDual(Chained):
         return both
 
     def end(self, common: Common) -> nn.Module | None:
-        return ResiDualEnd(common)
+        return ResiDualEnd(self, common)
 
     def end_cost(self, common: Common) -> Cost:
         return common.norm.cost(common.width)
 
 
 class ResiDualEnd(nn.Module):
-    def __init__(self, common: Common) -> None:
+    def __init__(self, config: ResiDual, common: Common) -> None:
         super().__init__()
-        self.norm = common.norm.build(common.width)
+        own = {} if config.final_eps is None else {"eps": config.final_eps}
+        self.norm = common.norm.model_copy(update=own).build(common.width)
 
     def forward(self, stream: tuple[Tensor, Tensor], context: Context) -> Tensor:
         x, dual = stream

@@ -108,7 +108,7 @@ def check_sublayer(part: Any) -> None:
 @check_capture.register(SelfAttention)
 def _self_attention(part: SelfAttention) -> None:
     check_capture(part.relative)
-    if part.own_score:
+    if part.own_score or part.relative.adds_key_bias:
         raise Unsupported(f"{type(part.scores).__name__} has no rule for CUDA graphs")
     if part.caches_hidden:
         raise Unsupported("a cache of hidden states has no fixed-shape form")
@@ -117,7 +117,7 @@ def _self_attention(part: SelfAttention) -> None:
 
 @check_capture.register(CrossAttention)
 def _cross_attention(part: CrossAttention) -> None:
-    if part.own_score:
+    if part.own_score or part.relative.adds_key_bias:
         raise Unsupported(f"{type(part.scores).__name__} has no rule for CUDA graphs")
     if type(part.relative) is not RelativeModule:
         raise Unsupported(f"{type(part.relative).__name__} has no rule for CUDA graphs in cross-attention")

@@ -215,15 +215,20 @@ class SoftmaxAttention(SubLayer):
         self.pattern_text = str(pattern)  # a string key: torch.compile cannot hash a Pattern
 
     def score_mod(self) -> ScoreMod:
-        relative = self.relative
+        relative, score = self.relative, self.scores.score if self.own_score else None
         return ScoreMod(
             scale=self.scores.scale * relative.score_scale,
-            score=self.scores.score if self.own_score else None,
+            score=self.score_with_key_bias if relative.adds_key_bias else score,
             bias=relative.bias if relative.adds_bias else None,
             cap=self.soft_cap,
             values=relative.values if relative.adds_values else None,
             static=relative.static,
         )
+
+    def score_with_key_bias(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        """q·k and what the relative positions add to it from the keys, scaled: (batch, heads, queries, keys)."""
+        scale = self.scores.scale * self.relative.score_scale
+        return (q @ k.transpose(-1, -2)) * scale + self.relative.key_bias(k, queries, keys, scale)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         """(batch, heads, queries, width of v)"""

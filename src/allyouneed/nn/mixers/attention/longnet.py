@@ -1,9 +1,10 @@
 """LongNet's dilated attention (Ding et al. 2023, "LongNet: Scaling Transformers to 1,000,000,000 Tokens").
 
 A branch (w, r) cuts the sentence into segments of w; within a segment every r-th token attends to every r-th token.
-Head j starts at token j mod r, so all tokens take part in some head ("multi-head dilated attention"). Branches are
-combined by α_i = s_i / Σ s_j, s_i the denominator of branch i's softmax ("dilated attention", last equation). This
-equals one softmax over the keys of all branches, each key counted once per branch that reaches it.
+Head j starts at token j mod r, so all tokens take part in some head ("multi-head dilated attention"); with `offsets:
+blocks` at token j // ⌈heads / r⌉, as in the authors' code (torchscale, dilated_attention.py). Branches are combined by
+α_i = s_i / Σ s_j, s_i the denominator of branch i's softmax ("dilated attention", last equation). This equals one
+softmax over the keys of all branches, each key counted once per branch that reaches it.
 
 The authors' code stops gradients at α; here they flow through it, as in the equation. The last segment may be shorter
 than w and is not padded with keys.
@@ -59,6 +60,8 @@ class LongNet(Mixer):
     """Segment length w of each branch."""
     dilations: Annotated[tuple[Size, ...], Field(min_length=1)]
     """Dilation r of each branch; as many as `segments`."""
+    offsets: Literal["modulo", "blocks"] = "modulo"
+    """The first token of head j in a segment: j mod r (the paper), or j // ⌈heads / r⌉ (the authors' code)."""
     sees: Literal["past", "around"] = "past"
     """`past`: causal; `around`: bidirectional."""
     positions: Relative = NoRelative()
@@ -83,9 +86,12 @@ class LongNet(Mixer):
         sizes = {"heads": self.heads, "head_width": self.head_width}
         return Attention(pattern=pattern, positions=self.positions, bias=self.bias, dropout=self.dropout, **sizes)
 
+    def offset(self, head: int, dilation: int) -> int:
+        return head % dilation if self.offsets == "modulo" else head // -(-self.heads // dilation)
+
     def branches(self, head: int) -> tuple[Pattern, ...]:
         found = [
-            SegmentDilated(segment=w, dilation=r, offset=head % r)
+            SegmentDilated(segment=w, dilation=r, offset=self.offset(head, r))
             for w, r in zip(self.segments, self.dilations, strict=True)
         ]
         return tuple(Causal() & one if self.causal else one for one in found)
