@@ -200,7 +200,7 @@ def turned(x, place, base=10000.0):
     return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()])
 
 
-def infini(segment, update, rotary):
+def infini(segment, update, rotary, first="gated"):
     def sigma(x):
         return torch.where(x > 0, x + 1, torch.exp(torch.clamp(x, max=0)))
 
@@ -218,7 +218,7 @@ def infini(segment, update, rotary):
                     scores = [turn(q[h][i], i) @ turn(k[h][j], j) / math.sqrt(D) for j in range(start, i + 1)]
                     near = torch.stack(scores).softmax(0) @ v[h][start : i + 1]
                     far = sigma(q[h][i]) @ memory / (sigma(q[h][i]) @ z) if start else torch.zeros_like(near)
-                    rows.append(gate * far + (1 - gate) * near)
+                    rows.append(near if first == "local" and not start else gate * far + (1 - gate) * near)
                 before, old = memory, z
                 for j in places:
                     key, value = sigma(k[h][j]), v[h][j]
@@ -237,3 +237,9 @@ def infini(segment, update, rotary):
 def test_infini(update, positions, time, segment, record_difference):
     module = built(kind="infini", segment=segment, update=update, positions=positions)
     compared(module, infini(segment, update, positions == "rotary"), time, record_difference, "Infini-attention")
+
+
+def test_infini_without_a_gate_on_the_empty_memory(record_difference):
+    """infini-transformer-pytorch: without past memories, attention returns what is local."""
+    module = built(kind="infini", segment=5, first="local")
+    compared(module, infini(5, "delta", False, "local"), 23, record_difference, "Infini-attention")

@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from allyouneed.config import parse, preset_tree
+from allyouneed.config import ConfigError, parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context, TokenLayout
+from allyouneed.nn.mixers.conv_ffn import ConvolutionalFFN
 from allyouneed.nn.models.base import Model
 from any_part import build
 
@@ -75,6 +78,8 @@ def universal(stack, x, memory, result, threshold, steps=5):
     for step in range(steps):
         x = torch.stack([x[t] + waves(t, width) + waves(step, width) for t in range(time)])
         chances = [torch.sigmoid(halting.unit.weight[0] @ x[t] + halting.bias[0]) for t in range(time)]
+        if halting.config.per == "text":  # tensor2tensor, `act_type == "global"`: reduce_mean over positions
+            chances = [sum(chances) / time] * time
         x = transform(block, x, memory)
         for t in range(time):
             if halted[t]:
@@ -128,6 +133,56 @@ def test_outputs_ponder_cost_and_gradients(result, threshold, record_difference)
     gradients = max((a - b).abs().max().item() / max(1.0, b.abs().max().item()) for a, b in pairs)
     assert gradients < 1e-6
     record_difference("Universal Transformer", "oracle from appendix C", outputs, gradients)
+
+
+def test_halting_per_text(record_difference):
+    """All tokens of a text halt at the same step, whatever stands beside it in the batch."""
+    given = tree("blend", 0.9)
+    given["encoder"][0]["halt"] |= {"per": "text", "bias": -0.5}
+    model = build(given).train()
+    with torch.no_grad():
+        model.encoder.recurrences["0"].halting.unit.weight.mul_(8)
+    batch = Batch(Rows.of([t for _, t in PAIRS]), Rows.of([s for s, _ in PAIRS], side="left"))
+    found = model.head(model(batch))
+    expected, read, _ = zip(*(oracle(model, s, t, "blend", 0.9) for s, t in PAIRS), strict=True)
+    assert all(len(set(updates.tolist())) == 1 for updates, _ in read) and len({int(n[0]) for n, _ in read}) > 1
+    outputs = max((found[i, : len(e)] - e).abs().max().item() for i, e in enumerate(expected))
+    weights = list(model.parameters())
+    own, theirs = (
+        sum(one.sin().sum() for one in rows)
+        for rows in ([f[: len(e)] for f, e in zip(found, expected, strict=True)], expected)
+    )
+    pairs = zip(torch.autograd.grad(own, weights), torch.autograd.grad(theirs, weights), strict=True)
+    gradients = max((a - b).abs().max().item() / max(1.0, b.abs().max().item()) for a, b in pairs)
+    record_difference("Universal Transformer", "oracle from tensor2tensor's act_type global", outputs, gradients)
+    assert outputs < 1e-6 and gradients < 1e-6
+    given["decoder"][0]["halt"] |= {"per": "text"}
+    with pytest.raises(ConfigError, match="halt: a decoder must not look at later tokens"):
+        parse(Model, given)
+
+
+def sepconv(module, x, size, past):
+    """tensor2tensor, `separable_conv`: a filter per feature, then a map of the features; zeros beyond the ends."""
+    first, rows = -(size - 1) if past else -((size - 1) // 2), []
+    for t in range(len(x)):
+        seen = [(j, t + first + j) for j in range(size) if 0 <= t + first + j < len(x)]
+        rows.append(sum(module.taps[:, j] * x[place] for j, place in seen))
+    return dense(module.out, torch.stack(rows))
+
+
+@pytest.mark.parametrize("sees", ["past", "around"])
+def test_a_convolutional_transition(sees, record_difference):
+    """`sepconv_relu_sepconv` of the authors' code, kernels of 3 and 5."""
+    torch.manual_seed(0)
+    layer = ConvolutionalFFN(hidden=13, sees=sees).build(Common(width=8))
+    x = torch.randn(1, 9, 8)
+    found = layer(x, Context(TokenLayout(torch.arange(9)[None], start=0)))[0]
+    past = sees == "past"
+    expected = sepconv(layer.down, sepconv(layer.up, x[0], 3, past).relu(), 5, past)
+    pairs = zip(*(torch.autograd.grad(y.sin().sum(), list(layer.parameters())) for y in (found, expected)), strict=True)
+    outputs, gradients = (found - expected).abs().max().item(), max((a - b).abs().max().item() for a, b in pairs)
+    record_difference("Universal Transformer", "oracle from tensor2tensor's sepconv_relu_sepconv", outputs, gradients)
+    assert outputs < 1e-12 and gradients < 1e-11
 
 
 def test_the_preset_is_one_layer_a_side():

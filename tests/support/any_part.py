@@ -251,6 +251,9 @@ def composed() -> Iterator[tuple[str, dict]]:
         "act, summed": universal | {"halt": {"kind": "act", "result": "sum"}, "wiring": "pre-norm"},
         "act without sharing": {"repeat": 3, "halt": {"kind": "act", "threshold": 0.9}},
     }
+    given = tree()
+    together = universal | {"halt": {"kind": "act", "per": "text"}}
+    yield "encoder layers act per text", given | {"encoder": [given["encoder"][0] | together]}
     for name, keys in arrangements.items():
         given = tree()
         yield f"layers {name}", given | {side: [given[side][0] | keys] for side in STACKS}

@@ -105,6 +105,10 @@ class Channel(Part, slot="channel mixer"):
         """Results are independent of the rest of the batch (not so for experts with a capacity)."""
         return True
 
+    def leak(self) -> str | None:
+        """Why it looks at later tokens, so that it cannot be part of a decoder; None where it does not."""
+        return None
+
     def outputs(self, common: Common) -> int:
         """Output features, as for a mixer."""
         return common.width

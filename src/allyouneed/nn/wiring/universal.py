@@ -25,6 +25,10 @@ Locate = Callable[[Tensor, int], Tensor]  # adds position and step embeddings
 class Halt(Part, slot="halting"):
     """Decides per token after how many steps to stop."""
 
+    def leak(self) -> str | None:
+        """Why it looks at later tokens, so that it cannot be part of a decoder; None where it does not."""
+        return None
+
     @abstractmethod
     def build(self, width: int) -> Halting: ...
 
@@ -72,7 +76,8 @@ class ACT(Halt):
     (Graves, eq. 13). `bias`: initial logit of p, approximately.
 
     `result: blend` is the authors' code, weight · state + (1 − weight) · result so far, from zero; `sum` is Graves'
-    weighted sum, completed by the last step.
+    weighted sum, completed by the last step. `per: text` halts all tokens of a text at once, by the mean of their p
+    (the authors' `act_type: global`); it is not for decoders.
     """
 
     kind: Literal["act"] = "act"
@@ -84,6 +89,11 @@ class ACT(Halt):
     """Initial logit of the halting probability, approximately."""
     result: Literal["blend", "sum"] = "blend"
     """`blend`: as in the authors' code; `sum`: Graves' weighted sum."""
+    per: Literal["token", "text"] = "token"
+    """Whether each token halts by itself, or all tokens of a text at once (`act_type: global` of the authors' code)."""
+
+    def leak(self) -> str | None:
+        return "it halts by the mean of all tokens of a text; set per: token" if self.per == "text" else None
 
     def build(self, width: int) -> Halting:
         return ACTModule(self, width)
@@ -110,6 +120,7 @@ class ACTModule(Halting):
         for number, step in enumerate(steps):
             x = locate(x, number)
             p = (self.unit(x).squeeze(-1) + self.bias).to(exact).sigmoid()  # (batch, time)
+            p = p if self.config.per == "token" else mean_of_text(p, context)
             halts = running & (spent + p > self.config.threshold)
             if self.config.result == "sum" and number == len(steps) - 1:
                 halts = running
@@ -127,3 +138,14 @@ class ACTModule(Halting):
             count = pondered.numel() if real is None else real.sum().clamp(min=1)
             context.losses.append(self.config.ponder * pondered.sum() / count)
         return result
+
+
+def mean_of_text(p: Tensor, context: Context) -> Tensor:
+    """(batch, time): for every token, the mean over the tokens of its text; padding counts as a text of its own."""
+    segments = context.queries.segments
+    if segments is None:
+        return p.mean(1, keepdim=True).expand_as(p)
+    zeros = p.new_zeros(len(p), int(segments.max()) + 1)
+    segments = segments.expand_as(p)
+    sums, counts = (zeros.scatter_add(1, segments, part) for part in (p, torch.ones_like(p)))
+    return (sums / counts.clamp(min=1)).gather(1, segments)

@@ -36,7 +36,8 @@ class Infini(Mixer):
     reads A_mem = σ(Q) M / (σ(Q) z), σ = ELU + 1, from the memory M, z of all earlier segments (eq. 3). A complete
     segment updates the memory: `update: linear`, M ← M + σ(K)ᵀ V (eq. 4); `delta`, M ← M + σ(K)ᵀ (V − σ(K) M / (σ(K)
     z)) (eq. 5); z ← z + Σ σ(k). Each head has a gate, A = sigmoid(β) A_mem + (1 − sigmoid(β)) A_dot (eq. 6). An
-    empty memory returns zeros.
+    empty memory returns zeros; `first: local` leaves the gate out there, A = A_dot, as the public code does
+    (infini-transformer-pytorch, which returns local attention where there are no past memories).
 
     Rotary `positions` apply to local attention, not to the memory (3.1). Positions are counted from the start of the
     segment: distances are unchanged and angles stay small in a text of any length.
@@ -51,6 +52,8 @@ class Infini(Mixer):
     """Tokens of a segment."""
     update: Literal["linear", "delta"] = "delta"
     """Memory update: eq. 4 (`linear`) or eq. 5 (`delta`)."""
+    first: Literal["gated", "local"] = "gated"
+    """The first segment, whose memory is empty: gated like the others, or local attention alone."""
     positions: Relative = NoRelative()
     """Relative positions of the local attention; they do not apply to the memory (3.1)."""
     bias: bool = True
@@ -104,6 +107,7 @@ class InfiniModule(SubLayer):
         sizes = config.sizes(common)
         self.heads = self.kv_heads = sizes.heads
         self.head_width, self.segment, self.update = sizes.head_width, config.segment, config.update
+        self.first = config.first
         self.rotary = config.positions.build(sizes, common)
         self.qkv = common.linear.build(common.width, [sizes.inner] * 3, config.bias)
         self.gate = nn.Parameter(torch.empty(sizes.heads))  # β
@@ -124,7 +128,10 @@ class InfiniModule(SubLayer):
             near, far = state.append(q, k, v, context)
         else:
             near, far = self.over_segments(q, k, v, unpacked.real, context)
-        gate = self.gate.sigmoid()[:, None, None].to(near.dtype)
+        gate = self.gate.sigmoid()[:, None, None].to(near.dtype)  # (heads, 1, 1)
+        if self.first == "local":
+            positions = unpacked.gather(context.queries.positions.expand(len(x), -1)[..., None])
+            gate = gate * (positions >= self.segment)[:, None].to(gate.dtype)  # (sentences, heads, time, 1)
         y = observe(self, "heads", gate * far.to(near.dtype) + (1 - gate) * near)
         mixed: Tensor = self.out(unpacked.scatter(y.transpose(1, 2).flatten(2), x))
         return mixed
