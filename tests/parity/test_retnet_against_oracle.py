@@ -49,7 +49,7 @@ def closed(module, x, heads):
     return dense(module.out, gate * gate.sigmoid() * rms(torch.stack(heads, 1)).flatten(1))
 
 
-def parallel(module, x):
+def parallel(module, x, absolute=False):
     """Eq. 5 and "retention score normalization": all three divisions, row by row."""
     (q, k, v), time = heads_of(module, x), len(x)
     found = []
@@ -60,7 +60,8 @@ def parallel(module, x):
             fading = fading / fading.sum().sqrt()
             meet = [(turned(q[n, head], n) * turned(k[m, head], m).conj()).real.sum() for m in range(n + 1)]
             scores = torch.stack(meet) * fading
-            scores = scores / scores.sum().detach().abs().clamp(min=1)
+            total = scores.abs().sum() if absolute else scores.sum().abs()  # the authors' code: clamp(min=1, max=5e4)
+            scores = scores / total.detach().clamp(min=1, max=5e4 if absolute else None)
             rows.append(sum(scores[m] * v[m, head] for m in range(n + 1)))
         found.append(torch.stack(rows))
     return closed(module, x, found)
@@ -128,6 +129,17 @@ def test_recurrent_and_parallel_forms_agree_up_to_eps():
     module, x = one(Retention(heads=HEADS, head_norm={"kind": "rms", "eps": 0.0, "weight": False}), 63)
     expected = recurrent(module, x)  # its norm has an eps of 1e-6
     torch.testing.assert_close(ours(module, x), expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("time", [1, 9, 33])
+def test_the_normaliser_of_the_authors_parallel_form(time, record_difference):
+    module, x = one(Retention(heads=HEADS, value_width=VALUES, normaliser="absolute"), time)
+    found, expected = ours(module, x), parallel(module, x, absolute=True)
+    weights = list(module.parameters())
+    pairs = zip(*(torch.autograd.grad(y.sin().sum(), weights) for y in (found, expected)), strict=True)
+    outputs, gradients = difference(found, expected), max(difference(a, b) for a, b in pairs)
+    record_difference("RetNet", "oracle from torchscale's parallel_forward", outputs, gradients)
+    assert outputs < 1e-9 and gradients < 1e-9
 
 
 @pytest.mark.parametrize("time", [5, 63])

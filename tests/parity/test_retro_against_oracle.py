@@ -18,7 +18,7 @@ R = 2 * M
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
-def narrowed():
+def narrowed(null=False):
     tree = tree_of(parse(Model, preset_tree("retro")))
     tree |= {"vocab": VOCAB, "width": WIDTH, "embed": tree["embed"] | {"positions": {"kind": "sinusoidal"}}}
     for side in ("encoder", "decoder"):
@@ -30,7 +30,7 @@ def narrowed():
                     layer[slot] |= {"heads": HEADS, "head_width": HEAD}
             layer["mixer"]["positions"] = {"kind": "none"}
             if side == "decoder" and layer["cross"] is not None:
-                layer["cross"]["chunk"] = M
+                layer["cross"] |= {"chunk": M, "null": null}
     return parse(Model, override(tree, []))
 
 
@@ -87,6 +87,10 @@ def cca(module, h, encoded):
     found = torch.zeros_like(h)
     for u, block in encoded.items():
         keys, values = (block @ module.kv.weight.T).chunk(2, -1)
+        if module.null is not None:  # RETRO-pytorch, `null_kv`: one more key and value, which no mask hides
+            keys, values = (
+                torch.cat([null.reshape(1, -1), rest]) for null, rest in zip(module.null, (keys, values), strict=True)
+            )
         for i in range(1, M + 1):
             place = u * M + i - 1  # counted from 1
             if place <= len(h):
@@ -108,9 +112,9 @@ def oracle(model, tokens, neighbours):
             if encoded is None:  # p = min(P)
                 chunks = {u: read[(u - 1) * M : u * M] for u in neighbours}
                 encoded = {
-                    u: torch.cat([encoder(model, one, chunks[u]) for one in found])
+                    u: torch.cat([h[:0], *(encoder(model, one, chunks[u]) for one in found)])
                     for u, found in neighbours.items()
-                    if found
+                    if found or parts["cross"].null is not None
                 }
             h = h + cca(parts["cross"], read, encoded)
         h = h + ffw(parts["channel"], rms(h, norms.pop(0).weight))
@@ -131,7 +135,16 @@ def drawn(time, seed):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("time", [3, 4, 11, 33])
 def test_logits_and_gradients_are_those_of_the_paper(time, dtype, record_difference):
-    model = build(narrowed()).to(dtype)
+    compared(time, dtype, record_difference, narrowed(), "oracle from the paper")
+
+
+@pytest.mark.parametrize("time", [11, 33])
+def test_a_null_key_and_value(time, record_difference):
+    compared(time, torch.float64, record_difference, narrowed(null=True), "oracle with RETRO-pytorch's null_kv")
+
+
+def compared(time, dtype, record_difference, config, judge):
+    model = build(config).to(dtype)
     tokens, found = drawn(time, time)
     given = Neighbours.of([[[one.tolist() for one in chunk] for chunk in found]], K, R, pad=5)
     ours = model.logits(Batch(Rows(tokens[None]), given))[0]
@@ -147,5 +160,5 @@ def test_logits_and_gradients_are_those_of_the_paper(time, dtype, record_differe
             assert one is None or not one.any(), name
             continue
         gradients = max(gradients, difference(one, other))
-    record_difference("RETRO", "oracle from the paper", outputs, gradients)
+    record_difference("RETRO", judge, outputs, gradients)
     assert outputs < TOLERANCE[dtype] and gradients < TOLERANCE[dtype]

@@ -20,17 +20,21 @@ from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.norms import Norm, RMSNorm
 from allyouneed.nn.observe import observe
+from allyouneed.nn.ops.attention.dense import dense_mask
 from allyouneed.nn.ops.retention import accumulator_dtype, chunkwise, fold, initial_state
 from allyouneed.nn.ops.unpack import unpack_rows
-from allyouneed.nn.positions.relative import Heads
+from allyouneed.nn.patterns.core import Causal
+from allyouneed.nn.positions.relative import Heads, distances
 from allyouneed.nn.positions.rotary import Rotary
 from allyouneed.nn.positions.rotary_scaling import Inclusive
 from allyouneed.nn.states.base import State
+from allyouneed.nn.states.kv_cache import KVCache, KVState
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
 
+MAX_SUM = 5e4  # of the authors' code, which clamps the sum of absolute scores
 ROTARY = Rotary(order="interleaved", scaling=Inclusive())  # Θ of eq. 5, with the angles of the authors' code
 
 
@@ -89,16 +93,28 @@ class Retention(_Retaining):
     swish(X W_G) and projected by W_O (eq. 3, 8). Values are twice as wide as keys (section 3.1).
 
     o_n is divided by max(|Σ_m score_nm|, √Σ_m γ^{n−m}) (section 2.2, "retention score normalization"); the norm cancels
-    this up to its eps, and it carries no gradient.
+    this up to its eps, and it carries no gradient. `normaliser: absolute` divides by Σ_m |score_nm| instead, as the
+    parallel form of the authors' code does (torchscale, multiscale_retention.py); that sum is no recurrence, so
+    decoding caches keys and values.
     """
 
     kind: Literal["retention"] = "retention"
+    normaliser: Literal["sum", "absolute"] = "sum"
+    """Divide by the sum of the scores (the paper), or by that of their absolute values (the authors' parallel form)."""
 
     def values(self, keys: int) -> int:
         return 2 * keys
 
     def build(self, common: Common) -> RetentionModule:
-        return MultiScaleRetentionModule(self, common)
+        return (MultiScaleRetentionModule if self.normaliser == "sum" else AbsoluteRetentionModule)(self, common)
+
+    def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
+        total = super().cost(common, length, cross)
+        if self.normaliser == "sum":
+            return total
+        inner, features = self.heads * self.sizes(common)[0], self.features(common)
+        pairs = 2 * features * Causal().mean_keys(length) - 4 * inner * self.sizes(common)[1]
+        return Cost(total.parameters, total.flops + pairs, state_per_token=features)
 
 
 class GatedRetention(_Retaining):
@@ -147,15 +163,19 @@ class RetentionModule(SubLayer):
         q, k, v = map(self.split, (self.q(x), self.k(x) * self.keys**-0.5, self.v(x)))
         q, k, v = self.rotary.apply_positions(q, k, v, context)
         q, k, v, log = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v), self.decay(x)
+        heads = observe(self, "heads", self.retain(q, k, v, log, context, state).to(x.dtype))
+        y = self.norm(heads, context)
+        mixed: Tensor = self.out(nn.functional.silu(self.gate(x)) * y.transpose(1, 2).flatten(2))
+        return mixed
+
+    def retain(self, q: Tensor, k: Tensor, v: Tensor, log: Tensor, context: Context, state: State | None) -> Tensor:
+        """The input of the norm, (batch, heads, time, value width)."""
         if state is None:
             o, r = self.over_sentences(q, k, v, log, context)
         else:
             assert isinstance(state, Recurrent)
             o, r = self.continue_from(state, q, k, v, log, context)
-        heads = observe(self, "heads", self.normalise(o, r, context).to(x.dtype))
-        y = self.norm(heads, context)
-        mixed: Tensor = self.out(nn.functional.silu(self.gate(x)) * y.transpose(1, 2).flatten(2))
-        return mixed
+        return self.normalise(o, r, context)
 
     def half_life(self, x: Tensor) -> Tensor:
         """Of the mean decay, where it differs from token to token."""
@@ -218,6 +238,28 @@ class MultiScaleRetentionModule(RetentionModule):
         steps = context.queries.positions[:, None] + 1  # (batch or 1, 1, time)
         mass = torch.expm1(steps * log) / torch.expm1(log)  # Σ_{m≤n} γ^{n−m}
         return o / r.detach().abs().maximum(mass.sqrt())[..., None]
+
+
+class AbsoluteRetentionModule(MultiScaleRetentionModule):
+    """The parallel form over all pairs: scores are divided by max(Σ_m |score_nm|, √Σ_m γ^{n−m}), at most MAX_SUM times
+    the latter."""
+
+    def retain(self, q: Tensor, k: Tensor, v: Tensor, log: Tensor, context: Context, state: State | None) -> Tensor:
+        queries = keys = context.queries
+        if isinstance(state, KVState):
+            k, v, keys = state.append(k, v, context)
+        allowed = dense_mask(Causal(), queries, keys)  # (batch or 1, 1, queries, keys)
+        decay = (log[..., None] * distances(queries.positions, keys.positions)[:, None]).masked_fill(
+            ~allowed, -torch.inf
+        )
+        fading = decay.exp()
+        scores = (q @ k.transpose(-1, -2)) * fading.to(q.dtype)
+        mass = fading.sum(-1, keepdim=True).clamp(min=1).sqrt()
+        total = scores.detach().abs().sum(-1, keepdim=True, dtype=mass.dtype).maximum(mass).minimum(MAX_SUM * mass)
+        return scores @ v / total
+
+    def new_state(self) -> State:
+        return KVCache()
 
 
 class GatedRetentionModule(RetentionModule):

@@ -167,9 +167,10 @@ def stack_problems(
         elif layer.cross is not None:
             for key, text in layer.cross.cross_problems(common):
                 yield (name, number, "cross", key), text
-        for slot, part in (("channel", layer.channel), ("halt", layer.halt)):
-            if decodes and part is not None and (why := part.leak()) is not None:
-                yield (name, number, slot), f"a decoder must not look at later tokens: {why}"
+        later = {"channel": layer.channel and layer.channel.leak(), "halt": layer.halt and layer.halt.leak()}
+        for slot, reason in later.items():
+            if decodes and reason is not None:
+                yield (name, number, slot), f"a decoder must not look at later tokens: {reason}"
         if decodes and layer.mixer is not None and layer.mixer.supports_self and not layer.mixer.causal:
             why = layer.mixer.leak()
             text = "a decoder must not attend to later tokens" + (f", but {why}" if why else "")

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -57,7 +57,10 @@ def neighbour_memory(hidden: Tensor, real: Tensor, chunks: int, chunk: int) -> R
 
 class ChunkedCross(Mixer):
     """CCA(H, E): token i of chunk u (counted from 1) attends to E_{u−1}, the last token to E_u (2.4); one softmax over
-    all tokens of all neighbours of the chunk."""
+    all tokens of all neighbours of the chunk.
+
+    `null` adds a learned key and value that every token after the first complete chunk may attend to, also where
+    nothing was retrieved, as in the public code (RETRO-pytorch, `null_kv`)."""
 
     supports_cross: ClassVar[bool] = True
     supports_self: ClassVar[bool] = False
@@ -74,6 +77,8 @@ class ChunkedCross(Mixer):
     """Tokens of a chunk (m)."""
     qk_norm: Norm | None = None
     """Norm of queries and keys, per head; default: none."""
+    null: bool = False
+    """Add a learned key and value, to attend to nothing that was retrieved (the public code)."""
     bias: bool = True
     """Whether the linear maps have a bias."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -98,11 +103,17 @@ class ChunkedCross(Mixer):
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
         """As a translation cross: each token attends to one source chunk."""
         seen = self.attention.cost(common, min(self.chunk, length), cross=True)
-        return replace(seen, state_constant=self.attention.cost(common, length, cross=True).state_constant)
+        kept = replace(seen, state_constant=self.attention.cost(common, length, cross=True).state_constant)
+        return kept + self.null_cost(common)
+
+    def null_cost(self, common: Common) -> Cost:
+        sizes = self.attention.sizes(common)
+        size = 2 * sizes.kv_heads * sizes.head_width
+        return Cost(parameters=size, flops=4 * sizes.inner) if self.null else Cost()
 
     def retrieval_cost(self, common: Common, block: int) -> Cost:
         """With `block` tokens retrieved per chunk, whose keys and values are projected and cached."""
-        seen = self.attention.cost(common, block, cross=True)
+        seen = self.attention.cost(common, block, cross=True) + self.null_cost(common)
         flops = seen.flops + self.source_flops(common) * block / self.chunk
         return Cost(seen.parameters, flops, state_per_token=seen.state_constant / self.chunk)
 
@@ -148,22 +159,33 @@ class ChunkedCrossAttention(CrossAttention):
     def __init__(self, config: ChunkedCross, common: Common) -> None:
         super().__init__(config.attention, common)
         self.chunk = config.chunk
+        shape = (2, self.kv_heads, 1, self.head_width)
+        self.null = nn.Parameter(torch.empty(shape)) if config.null else None  # a key and a value per head
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.null is not None:
+            nn.init.normal_(self.null)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         build, memory = context.memory_builder, context.memory
         if build is not None:
             memory = context.memoize("built memory", lambda: build(x, context, state))
-        if memory is None:  # nothing retrieved yet
+        if memory is None and self.null is None:  # nothing retrieved yet
             return torch.zeros_like(x)
-        k, v = self.keys_and_values(memory, context, state)
         q = self.split(self.q(x))
         q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
+        if memory is None:
+            return self.with_null(q, None, None, None, context)
+        k, v = self.keys_and_values(memory, context, state)
         beams, repeated = len(q) // len(k), memory
         if beams > 1:
             copies = torch.arange(len(k), device=k.device).repeat_interleave(beams)
             k, v = k.index_select(0, copies), v.index_select(0, copies)
             repeated = context.memoize(("beams of memory", beams), lambda: memory.select(copies))
         q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
+        if self.null is not None:
+            return self.with_null(q, k, v, repeated, context)
         score_mod = self.score_mod()
         self.record_weights(q, k, context, repeated, score_mod)
         show(self, "mask", lambda: mask(self.chunk, context.queries, repeated.layout))
@@ -174,6 +196,29 @@ class ChunkedCrossAttention(CrossAttention):
         attended = observe(self, "heads", execute(q, k, v, self.dropout if self.training else 0.0, score_mod))
         out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return out * has_keys[..., None].to(out.dtype)  # without keys the bias of `out` must not leak through
+
+    def with_null(
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, memory: Memory | None, context: Context
+    ) -> Tensor:
+        """Attention to the retrieved keys of the chunk and to the null key, with a dense mask."""
+        assert self.null is not None
+        queries = context.queries
+        null_k, null_v = self.null.to(q.dtype).expand(len(q), -1, -1, -1, -1).unbind(1)
+        allowed = (last_complete_chunk(self.chunk, queries) >= 0)[:, None, :, None]  # (batch or 1, 1, time, 1)
+        places = torch.zeros(1, 1, dtype=torch.long, device=q.device)
+        seen = allowed
+        if k is not None and v is not None and memory is not None:
+            found = mask(self.chunk, queries, memory.layout)
+            rows = max(len(found), len(allowed))
+            seen = torch.cat((allowed.expand(rows, -1, -1, -1), found.expand(rows, -1, -1, -1)), -1)
+            null_k, null_v = torch.cat((null_k, k), 2), torch.cat((null_v, v), 2)
+            before = memory.layout.positions
+            places = torch.cat((places.expand(len(before), -1), before), 1)
+            self.record_weights(q, k, context, memory, self.score_mod())
+        attend = DenseAttention(seen, queries.positions, places)
+        attended = attend(q, null_k, null_v, self.dropout if self.training else 0.0, self.score_mod())
+        out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
+        return out * allowed[:, 0].to(out.dtype)
 
     def keys_and_values(self, memory: Memory, context: Context, state: State | None) -> tuple[Tensor, Tensor]:
         if not isinstance(state, RetrievedKeyValues):
