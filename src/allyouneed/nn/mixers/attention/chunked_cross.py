@@ -214,7 +214,11 @@ class ChunkedCrossAttention(CrossAttention):
             null_k, null_v = torch.cat((null_k, k), 2), torch.cat((null_v, v), 2)
             before = memory.layout.positions
             places = torch.cat((places.expand(len(before), -1), before), 1)
-            self.record_weights(q, k, context, memory, self.score_mod())
+            request = None if context.record is None else context.record.get(self)
+            if request is not None:  # of the retrieved keys; what is missing to 1 goes to the null key
+                args = (q, null_k, seen, queries.positions, places, self.score_mod())
+                weights = attention_weights(*args)[..., 1:]
+                request.weights.append(weights if request.heads is None else weights[:, list(request.heads)])
         attend = DenseAttention(seen, queries.positions, places)
         attended = attend(q, null_k, null_v, self.dropout if self.training else 0.0, self.score_mod())
         out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
