@@ -69,6 +69,8 @@ def _dict(tree: dict[str, Any], ratio: float) -> dict[str, Any]:
         found["top"] = min(tree["top"], 2)
         if found["router"]["groups"] is not None:
             found["router"]["groups"] |= {"count": 2, "top": 1}
+    if tree.get("kind") == "recurrent-memory":
+        found["segment"] = LONGEST  # one pass per layer; tests/nn/models/test_recurrent_memory.py has several segments
     if tree.get("kind") == "lsh":
         found["buckets"] = 4  # so that some of a few tokens share a bucket
     if tree.get("kind") == "patches":
