@@ -25,7 +25,8 @@ PENALTY = {"no penalty": 0.0, "penalty 0.002": 2e-3}
 
 def model(penalty: float) -> Any:
     torch.manual_seed(0)
-    positions = {"kind": "adaptive-span", "span": SPAN, "ramp": RAMP, "penalty": penalty, "vectors": True}
+    spans = {"span": SPAN, "ramp": RAMP, "initial": 1.0, "penalty": penalty}
+    positions = {"kind": "adaptive-span", "vectors": True} | spans
     layer = {
         "repeat": LAYERS,
         "wiring": "pre-norm",

@@ -37,7 +37,7 @@ class AdaptiveSpan(Relative):
     """R: tokens over which the mask falls from 1 to 0."""
     penalty: Annotated[float, Field(ge=0)] = 2e-6
     """λ: added to the loss of each layer, per token of its mean span."""
-    initial: Annotated[float, Field(ge=0, le=1)] = 1.0
+    initial: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Initial z as a fraction of `span`; 0 in the authors' code."""
     vectors: bool = False
     """Learn a vector per distance, added to the keys."""
