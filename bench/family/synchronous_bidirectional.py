@@ -24,7 +24,7 @@ import allyouneed as ayn
 from allyouneed.train import load_recipe, train
 
 PICTURE = Path(__file__).parents[2] / "docs/family/pictures/synchronous-bidirectional.svg"
-DIGITS, BASE, PAIRS, TESTS, STEPS = 5, 3, 4000, 200, 600
+DIGITS, BASE, PAIRS, TESTS, STEPS = 4, 3, 2500, 100, 300
 Pairs = list[tuple[str, str]]
 
 
@@ -53,8 +53,8 @@ def fit(folder: Path, name: str, synchronous: bool, pairs: Pairs) -> Any:
         "tokenizer": {"vocab": 280},
         "task": "synchronous-translation" if synchronous else "translation",
         "model": model(synchronous),
-        "batch": {"rows": 6, "row": 64},
-        "schedule": {"kind": "constant", "peak": 0.002, "warmup": 100},
+        "batch": {"rows": 4, "row": 64},
+        "schedule": {"kind": "constant", "peak": 0.003, "warmup": 50},
         "steps": steps,
         "save": {"every": steps, "keep": 1},
         "validate": {"every": steps, "sentences": 1},

@@ -85,6 +85,8 @@ def test_options_of_decoding_by_token_are_refused(folders: dict[str, Path], kind
         translator.translate(TEXTS[0], temperature=0.5)
     with pytest.raises(UserError, match="draft: not supported"):
         translator.translate(TEXTS[0], draft="lookup", method="greedy")
+    with pytest.raises(UserError, match=f"align: not supported by {kind}"):
+        translator.translate_full(TEXTS, align=True)
 
 
 def test_a_server_translates_and_refuses_what_needs_tokens(folders: dict[str, Path]) -> None:

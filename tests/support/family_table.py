@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from allyouneed.config import PRESETS, Part, parse, preset_names, preset_tree
 from allyouneed.nn.models.base import Model
+from family_names import CHINESE, PAGES
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE = ROOT / "docs/results/parity.json", ROOT / "docs/family.md"
@@ -28,6 +29,7 @@ Every system is a preset over the same parts, verified against a reference imple
 equations with the same random weights. The last columns give the largest difference of any output and any gradient,
 relative to the largest entry where that exceeds one. `make family` writes this page from the measurements of the parity
 tests ([results/parity.json](results/parity.json)); `allyouneed models` lists the cost of each preset.
+[Unlimiformer](family/unlimiformer.md) (无限长输入 Transformer) is a way to decode with any encoder-decoder, not a preset.
 
 | system | presets | parts | paper | reference | outputs | gradients |
 |---|---|---|---|---|---|---|
@@ -90,9 +92,16 @@ def page(results: list[dict[str, Any]]) -> str:
         judges = sorted({result["judge"] for result in measured[system]})
         mine = [[result for result in measured[system] if result["judge"] == judge] for judge in judges]
         figures = ["<br>".join(worst(some, what) for some in mine) for what in ("outputs", "gradients")]
-        cells = [system, ", ".join(f"`{name}`" for name in names), links, paper, "<br>".join(judges), *figures]
+        cells = [title(system), ", ".join(f"`{name}`" for name in names), links, paper, "<br>".join(judges), *figures]
         lines.append("| " + " | ".join(cells) + " |")
     return HEAD + "\n".join(lines) + "\n" + TAIL
+
+
+def title(system: str) -> str:
+    """The system, linked to its page if it has one, and its Chinese name."""
+    page = PAGES.get(system)
+    linked = system if page is None else f"[{system}](family/{page}.md)"
+    return linked if system not in CHINESE else f"{linked}<br>{CHINESE[system]}"
 
 
 def worst(results: list[dict[str, Any]], what: str) -> str:

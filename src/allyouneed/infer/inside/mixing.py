@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -33,7 +34,7 @@ DIRECTIONS = 16  # random directions per token
 ROWS = 64  # perturbed inputs at once
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mixing:
     """`weights` (heads, queries, keys): of the heads, or of the channels, numbered `heads`. `residual`: the largest
     |Σ_j M_ij v_j − out_i|, relative to the largest |out_i|; None for Jacobians. `constant`: there is a part of the
@@ -50,7 +51,7 @@ class Mixing:
     sampled: bool = False
     half_life: list[float] | None = None
 
-    @property
+    @cached_property
     def average(self) -> Tensor:
         """(queries, keys), over the heads; magnitudes where weights may be negative."""
         return self.weights.mean(0) if self.how == "attention" else self.weights.abs().mean(0)

@@ -160,6 +160,8 @@ class Translator(GeneratingPredictor):
         calibration. `sentences`: false to translate a line as a whole, if it does not exceed the training length.
         """
         texts = check_texts(texts, "translate_full")
+        if align and self.writes_whole_targets:
+            raise UserError(f"align: not supported by {self.folder.task['kind']}; remove it")
         protect = self.protects if protect is None else protect
         terms = Glossary.of(glossary)
         if terms is not None and not protect:

@@ -22,6 +22,7 @@ data: {
 from __future__ import annotations
 
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -80,8 +81,6 @@ def mixing(model: ViewModel, request: MixingRequest) -> Document:
         "heads": found.heads,
         "count": found.count,
         "half_life": None if found.half_life is None else [found.half_life[head] for head in found.heads],
-        "grid": tensor(found.weights, most=max(GRID, len(found.heads))),  # heads are never pooled
-        "average": tensor(found.average),
         "residual": found.residual,
         "limit": LIMIT,
         "constant": found.constant,
@@ -89,13 +88,24 @@ def mixing(model: ViewModel, request: MixingRequest) -> Document:
         "routing": routing_data(run, site),
         "rollout": rollout_data(run, stack) if request.rollout else None,
     }
-    data |= pattern_data(run, site)
+    data |= heads_data(found) | pattern_data(run, site)
     data |= {
         "head": request.head,
         "matrix": None if request.head is None else tensor(one_head(run, found, request.head)),
     }
     chosen = "" if request.head is None else f", heads=[{request.head}]"
     return document("mixing", model, request, f"{run.python}.matrix({site!r}{chosen})", data)
+
+
+_heads_data: WeakKeyDictionary[Mixing, Document] = WeakKeyDictionary()
+
+
+def heads_data(found: Mixing) -> Document:
+    """All heads small, and their mean: the same whatever head is shown large, so they are made once."""
+    if found not in _heads_data:
+        grid = tensor(found.weights, most=max(GRID, len(found.heads)))  # heads are never pooled
+        _heads_data[found] = {"grid": grid, "average": tensor(found.average)}
+    return _heads_data[found]
 
 
 def one_head(run: Run, found: Mixing, head: int) -> Tensor:
