@@ -35,7 +35,7 @@ def documents(page: Path) -> list[dict]:
 
 def test_inside_writes_every_view_of_a_sentence_and_what_clicks_lead_to(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    assert run(folder, page, "inside", TEXT) == 0
+    assert run(folder, page, "inside", TEXT, "--target", "a") == 0
     found = documents(page)
     assert list(dict.fromkeys(one["view"] for one in found)) == ["walk", "truth", "mixing", "why", "what_if", "value"]
     walk = found[0]["data"]
