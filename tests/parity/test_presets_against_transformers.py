@@ -60,7 +60,11 @@ REFERENCES = {
         ),
         128_989_632,
     ),
-    "bitnet-b1.58-2b": ("BitNetForCausalLM", dict(tie_word_embeddings=True), 2_412_820_480),
+    "bitnet-b1.58-2b": (
+        "BitNetForCausalLM",
+        dict(tie_word_embeddings=True, quantization_config=dict(quant_method="bitnet", linear_class="autobitlinear")),
+        2_412_820_480,
+    ),
     "bloom-560m": ("BloomForCausalLM", dict(hidden_size=1024, n_layer=24, n_head=16), 559_214_592),
 }
 
