@@ -106,6 +106,7 @@ def main() -> None:
     left.set(xlabel="update", ylabel="digits answered correctly", ylim=(0, 1.03))
     right.set(xlabel="segments between the digits and the question", xscale="log", ylim=(0, 1.03))
     right.set_xticks(ASKED, [str(n) for n in ASKED])
+    right.minorticks_off()
     right.axvline(max(STEPS), color="grey", linestyle=":")
     left.legend()
     figure.tight_layout()

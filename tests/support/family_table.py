@@ -29,7 +29,7 @@ Every system is a preset over the same parts, verified against a reference imple
 equations with the same random weights. The last columns give the largest difference of any output and any gradient,
 relative to the largest entry where that exceeds one. `make family` writes this page from the measurements of the parity
 tests ([results/parity.json](results/parity.json)); `allyouneed models` lists the cost of each preset.
-[Unlimiformer](family/unlimiformer.md) (无限长输入 Transformer) is a way to decode with any encoder-decoder, not a preset.
+[Unlimiformer](family/unlimiformer.md) (无限长输入 Transformer) is an option of decoding, not a preset.
 
 | system | presets | parts | paper | reference | outputs | gradients |
 |---|---|---|---|---|---|---|
