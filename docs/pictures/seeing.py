@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from PIL import Image
+
 from allyouneed.models import shipped
 from browser import Tab, chromium
 from served import serving
@@ -32,7 +34,9 @@ def main() -> None:
             mark = "&" if "?" in view else "?"
             tab.open(f"{running.url}/#/{view}{mark}lang={language}&theme={theme}")
             tab.check()
-            tab.page.screenshot(path=HERE / f"seeing-{name}.png")
+            path = HERE / f"seeing-{name}.png"
+            tab.page.screenshot(path=path)
+            Image.open(path).convert("RGB").quantize(96, dither=Image.Dither.NONE).save(path, optimize=True)
             tab.context.close()
             print(f"seeing-{name}.png")
 

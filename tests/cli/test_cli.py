@@ -752,7 +752,7 @@ def test_positions_are_drawn_in_the_terminal_and_as_a_file(ask, refused, tmp_pat
     assert "key − query from -63 to 0" in ask("look", "positions", "alibi").out
     assert ask("look", "positions", "sinusoidal", "--output", tmp_path / "p.png").code == 0
     assert (tmp_path / "p.png").stat().st_size > 5000
-    assert "allowed: alibi" in refused("look", "positions", "alibu")
+    assert "allowed: adaptive-span, alibi" in refused("look", "positions", "alibu")
 
 
 def test_the_demo_requires_a_folder(refused, tmp_path):

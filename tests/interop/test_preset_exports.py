@@ -28,6 +28,7 @@ THEIRS = {
     "gpt2-large": ["gpt2", "gpt_bigcode"],
     "gpt2-medium": ["gpt2", "gpt_bigcode"],
     "gpt2-xl": ["gpt2", "gpt_bigcode"],
+    "instructgpt-1.3b": ["gpt2", "gpt_bigcode"],
     "llama-15m": ["llama", "mistral"],
     "llama-7b": ["llama", "mistral"],
     "longformer-base": ["longformer"],
@@ -47,13 +48,25 @@ THEIRS = {
     "transformer-small": ["marian"],
     "transformer-tiny": ["marian"],
     "vit-base-16": ["vit"],
+    "webgpt-760m": ["gpt2", "gpt_bigcode"],
     "whisper-base": ["whisper"],
     "whisper-tiny": ["whisper"],
     "xlm-15": ["xlm"],
     "xlnet-base": ["xlnet"],
 }
 # sizes of others of the list, and one that transformers cannot load without another library
-AGAIN = ("bert-large", "gpt2-large", "gpt2-medium", "gpt2-xl", "llama-7b", "t5-base", "transformer-big", "whisper-base")
+AGAIN = (
+    "instructgpt-1.3b",
+    "webgpt-760m",
+    "bert-large",
+    "gpt2-large",
+    "gpt2-medium",
+    "gpt2-xl",
+    "llama-7b",
+    "t5-base",
+    "transformer-big",
+    "whisper-base",
+)
 COMPARED = [(n, f) for n, all_of_them in THEIRS.items() for f in all_of_them if n not in AGAIN and f != "bitnet"]
 PAD, END = 1, 2
 NUMBERS = dict(pad_token_id=PAD, bos_token_id=0, eos_token_id=END, decoder_start_token_id=0)

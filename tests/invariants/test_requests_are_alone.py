@@ -34,7 +34,9 @@ def requests(count: int) -> list[tuple[Request, Decoding]]:
     return found
 
 
-@pytest.mark.parametrize("name", DECODES)
+@pytest.mark.parametrize(
+    "name", [name if n % 3 == 0 else pytest.param(name, marks=pytest.mark.slow) for n, name in enumerate(DECODES)]
+)
 def test_the_answer_does_not_depend_on_other_requests(name: str) -> None:
     engine = Engine(case(name), 1, 2, 0)
     cases = requests(6)

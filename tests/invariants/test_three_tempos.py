@@ -13,6 +13,7 @@ from any_part import (
     CASES,
     DECODER_CASES,
     LONGEST,
+    STATE_CASES,
     VOCAB,
     build,
     case,
@@ -103,7 +104,7 @@ moves = st.lists(
 )
 
 
-@every_case
+@pytest.mark.parametrize("name", STATE_CASES)
 @few
 @given(
     st.lists(st.tuples(sentence, st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=4)), min_size=1, max_size=3),

@@ -25,7 +25,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def running(browser: Any) -> Iterator[Running]:
-    with serving({"translator": shipped()}) as found:
+    with serving({"translator": shipped(), "another": shipped()}) as found:  # two, so that compare is offered
         yield found
 
 

@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from allyouneed.serve.errors import LIBRE_ROUTES, ApiError, internal_error, log, log_failure
@@ -25,6 +26,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 SHOWN = 2000  # bytes of a body in the log
+DISCARD, DISCARD_SECONDS = 4, 1.0  # of a body that is refused, so many times the limit is read, for so long
 ALWAYS = ("/healthz", "/readyz", "/metrics")  # answered by a busy or stopping server too
 
 
@@ -107,6 +109,7 @@ class Gate:
         most = self.limits.upload_bytes if upload else self.limits.body_bytes
         declared = header(headers, b"content-length")
         if declared.isdigit() and int(declared[:20]) > most:
+            await self._discard(receive, DISCARD * most)
             raise _too_large(declared, most)
         parts: list[bytes] = []
         size = 0
@@ -119,6 +122,7 @@ class Gate:
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > most:
+                        await self._discard(receive, DISCARD * most)
                         raise _too_large(size, most)
                     if self.buffered + size > self.limits.buffered_bytes:
                         raise ApiError("the server is busy with large requests; try again", 429, retry_after=1)
@@ -126,6 +130,17 @@ class Gate:
                         return b"".join(parts)
         except TimeoutError:
             raise ApiError(f"the body did not arrive within {self.limits.body_seconds:g} s", 408) from None
+
+    async def _discard(self, receive: Receive, most: int) -> None:
+        """Read what a client is still sending, within bounds: a connection that is closed with unread data is reset,
+        and the client may never see the answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(DISCARD_SECONDS, self.limits.body_seconds)):
+                while most > 0:
+                    message = await receive()
+                    if not message.get("more_body"):
+                        return
+                    most -= len(message.get("body", b""))
 
     async def _run(self, scope: Message, body: bytes, receive: Receive, answer: Answer) -> None:
         replay = Replay(body)

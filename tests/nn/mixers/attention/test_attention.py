@@ -141,7 +141,8 @@ def test_attention_dropout_works_in_training_only():
 
 
 def test_every_attention_module_records_weights():
-    """Every requested module that attends records weights that sum to one."""
+    """Every requested module that attends records weights that sum to one, or to less where a null key takes the
+    rest."""
     for name in CASES:
         model = case(name)
         record = {module: WeightRequest() for module in attention_modules(model)}
@@ -149,6 +150,9 @@ def test_every_attention_module_records_weights():
         for weights in (found for wanted in record.values() for found in wanted.weights):
             sums = weights[0, :, : len(TARGETS[0])].sum(-1)
             nothing_seen = sums == 0
+            if "null=True" in name:
+                assert (sums <= 1 + 1e-6).all() and not nothing_seen.all()
+                continue
             torch.testing.assert_close(sums[~nothing_seen], torch.ones_like(sums[~nothing_seen]))
 
 
