@@ -4,16 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo setup-test browser test pytest test-all real-weights-test check docs family bench clean
+.PHONY: demo setup-test browser test test-all real-weights-test check docs family bench clean
 
 demo: $(VENV)/ready
 	$(BIN)/allyouneed demo
 
-test: setup-test
-	@$(MAKE) --no-print-directory -j2 check pytest
-
-# three workers on two cores: some tests wait for other processes
-pytest: $(VENV)/ready-test
+test: setup-test check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" --durations=15
 
 test-all: setup-test check
