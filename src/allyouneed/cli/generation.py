@@ -240,22 +240,22 @@ def chat(
     _ = chatter.chat_template  # an error, before anything is typed
     if reward is not None:
         options |= {"best_of": best_of, "reward": predictor_with(reward, compute, "score", "score answers")}
-    said: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
+    conversation: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
     for number, (_, text) in enumerate(open_input(messages, TextFileOptions()).items):
         if not text.strip():
             continue
-        said.append({"role": "user", "content": text})
+        conversation.append({"role": "user", "content": text})
         if as_json or reward is not None:
-            full = chatter.chat_full(said, first=number, **options)
+            full = chatter.chat_full(conversation, first=number, **options)
             answer = full.text
             if not as_json:
                 print(answer, flush=True)
                 show_status(f"reward {full.rewards[0]:.4f}, the best of {len(full.rewards)}")
         else:
-            answer = _print_stream(chatter.stream_chat(said, first=number, **options), "")
-        said.append({"role": "assistant", "content": answer})
+            answer = _print_stream(chatter.stream_chat(conversation, first=number, **options), "")
+        conversation.append({"role": "assistant", "content": answer})
     if as_json:
-        print(json.dumps({"messages": said}, ensure_ascii=False))
+        print(json.dumps({"messages": conversation}, ensure_ascii=False))
 
 
 def browse(

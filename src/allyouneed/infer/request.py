@@ -16,7 +16,7 @@ class StopCondition(Protocol):
 
 
 class BeamObserver(Protocol):
-    """Is told the candidates of every step of a beam search, and which of them continue (decoding/beam_record.py)."""
+    """Receives the candidates of every step of a beam search, and which of them continue (decoding/beam_record.py)."""
 
     def add_step(self, spec: Any, length: int, candidates: Sequence[Any], rows: Sequence[int]) -> None: ...
 
