@@ -21,13 +21,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from prepare import reason_to_drop
 
-import allyouneed as ayn
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.translation.frames import forbidden_tokens
+from allyouneed.interop.load import load
+from allyouneed.nn.models.precision import widen
 
 LANGUAGES = ("de", "fr", "zh")
 # domain and the share of its pairs to translate, in the order of use
@@ -69,9 +71,10 @@ def parallel(data: Path, domain: str, share: float) -> Iterator[Text]:
             yield Text(other, language, "en", False)
 
 
-def texts(data: Path, part: int, parts: int) -> Iterator[list[Text]]:
+def texts(data: Path, part: int, parts: int, only_monolingual: bool) -> Iterator[list[Text]]:
     """Slices of equal size; of each stage in random order, so that all directions advance together."""
-    for stage in (monolingual(data), *(parallel(data, *domain) for domain in DOMAINS.items())):
+    domains = {} if only_monolingual else DOMAINS
+    for stage in (monolingual(data), *(parallel(data, *domain) for domain in domains.items())):
         own = list(dict.fromkeys(stage))[part::parts]
         random.Random(0).shuffle(own)
         yield from (own[n : n + SLICE] for n in range(0, len(own), SLICE))
@@ -79,8 +82,9 @@ def texts(data: Path, part: int, parts: int) -> Iterator[list[Text]]:
 
 class Teacher:
     def __init__(self, folder: str, device: str, budget: int) -> None:
-        self.translator = ayn.load(folder, device, task="translation", dtype="bfloat16" if device == "cuda" else None)
-        assert isinstance(self.translator, Translator)
+        found = load(folder, as_stored=True)
+        found.model = widen(found.model).to(device, torch.bfloat16 if device == "cuda" else None)
+        self.translator = Translator(found)
         self.source, self.target = self.translator.source, self.translator.target
         self.frames = {to: self.translator.frame(to) for to in ("en", *LANGUAGES)}
         target = self.target
@@ -114,6 +118,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th text, for several processes")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no slice after this time")
+    parser.add_argument("--only-monolingual", action="store_true", help="no text of the pairs")
     parser.add_argument("--worst", type=float, default=0.05, help="share of a direction to drop, by log-probability")
     parser.add_argument("--budget", type=int, default=64 * 1024, help="tokens decoded together")
     given = parser.parse_args()
@@ -122,7 +127,7 @@ def main() -> None:
     teacher = Teacher(given.model, given.device, given.budget)
     rows: dict[tuple[str, str, str], list[tuple[float, str, str]]] = {}
     counts: Counter[str] = Counter()
-    for some in texts(given.data, part, parts):
+    for some in texts(given.data, part, parts, given.only_monolingual):
         if time.perf_counter() - began > given.seconds:
             break
         for one, translation, score in teacher.translate(some):

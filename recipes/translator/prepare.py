@@ -129,8 +129,9 @@ def write(path: Path, pairs: list[Pair]) -> None:
 
 def write_cases(output: Path, language: str, pairs: list[Pair]) -> None:
     """One pair in 25 again, by direction: ALL CAPS and Title Case on both sides, or lower case and no full stop in the
-    source only. Chinese has no case."""
-    chosen = [pair for pair in pairs if hashlib.md5("".join(pair).encode()).digest()[0] % 25 == 0]
+    source only. German, whose nouns lose most, has one pair in three in lower case. Chinese has no case."""
+    numbered = [(hashlib.md5("".join(pair).encode()).digest(), pair) for pair in pairs]
+    chosen = [pair for number, pair in numbered if number[0] % 25 == 0]
     directions = [("en", language)] if language == "zh" else [("en", language), (language, "en")]
     for here, there in directions:
         found = []
@@ -143,6 +144,9 @@ def write_cases(output: Path, language: str, pairs: list[Pair]) -> None:
                 found.append((title(source), target if there == "zh" else title(target)))
             else:
                 found.append((source.lower().rstrip(". "), target))
+        if here == "de":
+            german = [pair[::-1] for number, pair in numbered if number[1] % 3 == 0]
+            found += [(source.lower(), target) for source, target in german]
         write(output / f"{here}-{there}.cases.tsv.gz", found)
 
 

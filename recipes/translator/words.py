@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from dictionaries import Entries, judged, load
+from dictionaries import OBJECT, Entries, judged, load
 
 DOMAINS = {"everyday": 200_000, "general": 60_000, "parliament": 60_000, "stories": 40_000}  # pairs that are counted
 FREQUENT = 8000  # words of each language
@@ -37,23 +37,27 @@ def read(data: Path, language: str) -> Iterator[tuple[str, str]]:
                     yield english, other
 
 
-def words_of(text: str, language: str, known: set[str]) -> set[str]:
-    """The words of a sentence that the dictionary has, in the form that `judged` gives. Chinese: longest first."""
+def words_of(text: str, language: str, known: set[str]) -> dict[str, str]:
+    """The words of a sentence that the dictionary has: the form that `judged` gives, and the spelling. Chinese: longest
+    first."""
     if language != "zh":
-        return {word for found in WORD.findall(text) if (word := judged(found, language)) in known}
-    found = set()
+        return {word: found for found in WORD.findall(text) if (word := judged(found, language)) in known}
+    found = {}
     for run in HAN.findall(text):
         at = 0
         while at < len(run):
             size = next((n for n in range(LONGEST, 1, -1) if run[at : at + n] in known), 1)
-            found.add(run[at : at + size])
+            word = run[at : at + size]
+            if word in known:
+                found[word] = word
             at += size
-    return found & known
+    return found
 
 
 def single(entries: Entries, here: str, there: str) -> dict[str, dict[str, str]]:
-    """Translations of each single word, by their comparison form; multi-word ones are left out."""
+    """Translations of each single word, by their comparison form; of several words only where there is no other."""
     found: dict[str, dict[str, str]] = {}
+    longer: dict[str, dict[str, str]] = {}
     for word, translations in entries.items():
         plain = judged(word, here)
         if not plain or " " in plain:
@@ -63,7 +67,9 @@ def single(entries: Entries, here: str, there: str) -> dict[str, dict[str, str]]
             if form and " " not in form:
                 bare = one.split(" ")[-1] if " " in one else one
                 found.setdefault(plain, {}).setdefault(form, bare)
-    return found
+            elif 1 <= form.count(" ") <= 2 and OBJECT.search(one) is None:
+                longer.setdefault(plain, {}).setdefault(form, one)
+    return longer | found
 
 
 def choose(
@@ -89,19 +95,24 @@ def main() -> None:
         books = single(there, "en", language), single(back, language, "en")
         counts: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         both: Counter[tuple[str, str]] = Counter()
+        spellings: dict[tuple[int, str], Counter[str]] = {}
         known = set(books[0]), set(books[1])
         for pair in read(given.data, language):
             found = words_of(pair[0], "en", known[0]), words_of(pair[1], language, known[1])
-            counts[0].update(found[0])
-            counts[1].update(found[1])
+            counts[0].update(list(found[0]))
+            counts[1].update(list(found[1]))
+            for number, some in enumerate(found):
+                for form, spelling in some.items():
+                    spellings.setdefault((number, form), Counter())[spelling] += 1
             both.update((word, other) for word in found[0] for other in found[1] if other in books[0][word])
         for here, other, number in (("en", language, 0), (language, "en", 1)):
             table = both if number == 0 else Counter({(right, left): n for (left, right), n in both.items()})
             pairs = []
             for word, translation in choose(books[number], counts[number], counts[1 - number], table):
-                pairs.append((word, translation))
+                usual = spellings[number, word].most_common(1)[0][0]
+                pairs += dict.fromkeys((one, translation) for one in (usual, word))
                 if here != "zh":
-                    pairs.append((word[:1].upper() + word[1:], translation[:1].upper() + translation[1:]))
+                    pairs.append((usual[:1].upper() + usual[1:], translation[:1].upper() + translation[1:]))
             text = "".join(f"{left}\t{right}\n" for left, right in pairs)
             (given.output / f"{here}-{other}.words.tsv.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
             print(f"{here}-{other}: {len(pairs):,} pairs")
