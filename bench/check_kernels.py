@@ -32,6 +32,7 @@ from allyouneed.nn.ops import retention as retain
 from allyouneed.nn.ops.wkv import LEAST, initial_state, prefix_states, wkv_output
 from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED
 from allyouneed.runtime.cuda.bias_gradients import ROWS
+from check_state_spaces import state_spaces
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 # batch, heads, time, keys, values
@@ -434,13 +435,15 @@ def slopes(check: Check, cuda: bool) -> None:
                 check.side_by_side(sizes, dtype, ordered)
 
 
-JOBS = {"sums": sums, "decoding": decoding, "entropies": entropies, "slopes": slopes}
+JOBS = {"sums": sums, "state-spaces": state_spaces, "decoding": decoding, "entropies": entropies, "slopes": slopes}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--only", choices=list(JOBS), help="recurrent mixers; decoding; cross-entropy; backward passes")
+    parser.add_argument(
+        "--only", choices=list(JOBS), help="recurrent mixers; Mamba; decoding; cross-entropy; backward passes"
+    )
     given = parser.parse_args()
     check = Check(given.device)
     for name, job in JOBS.items():

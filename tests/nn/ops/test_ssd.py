@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from allyouneed.nn.ops.ssd import CHUNK, advance, chunked, quadratic, recurrent
+from allyouneed.nn.ops.ssd import CHUNK, chunked, quadratic, recurrent
 
 
 def inputs(time, heads=6, groups=2, states=5, width=4):
@@ -24,8 +24,6 @@ def test_chunks_are_the_recurrence(time):
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
     own, theirs = (torch.autograd.grad(y.sin().sum() + h.cos().sum(), given) for y, h in (found, expected))
     torch.testing.assert_close(own, theirs, atol=1e-11, rtol=1e-11)
-    x, log, b, _, state = given
-    torch.testing.assert_close(advance(x, log, b, state), expected[1], atol=1e-12, rtol=0)
 
 
 def test_one_matrix_of_all_pairs_is_the_recurrence():

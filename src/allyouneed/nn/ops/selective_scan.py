@@ -5,8 +5,8 @@ algorithm 2, S6).
 
 `selective_scan` gives y of all tokens and the last state, in at least single precision. It is computed in segments of
 `SEGMENT` tokens, whose h (batch, tokens, N, features) is recomputed in the backward pass instead of stored; within a
-segment by `linear_recurrence`, which runs √tokens pieces at once and then joins them. A kernel for GPUs would replace
-`selective_scan`, as kernels/triton/retention.py replaces `chunkwise`.
+segment by `linear_recurrence`, which runs √tokens pieces at once and then joins them. `selective_ssm` is the whole
+state space of a Mamba mixer, time steps and skip included; a kernel on GPUs (kernels/triton/selective_scan.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,29 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from allyouneed.kernels import usable
+
 SEGMENT = 128  # tokens whose states are held at once
+
+
+def selective_ssm(
+    x: Tensor, steps: Tensor, bias: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, state: Tensor,
+    real: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """C_t · h_t + D ⊙ x_t of every token with Δ = softplus(steps + bias), and the state after each row's last real one.
+
+    Shapes as in `selective_scan`; bias, skip (D) (features,). `real` (batch, time) bool is left-aligned; outputs after
+    it are undefined. Computed in the dtype of `state`.
+    """
+    if usable(x) and x.numel():
+        from allyouneed.kernels.triton.selective_scan import selective_scan as kernel
+
+        return kernel(x, steps, bias, a, b, c, skip, state, None if real is None else real.sum(1))
+    x, steps, bias, a, b, c, skip = (part.to(state.dtype) for part in (x, steps, bias, a, b, c, skip))
+    dt = nn.functional.softplus(steps + bias)
+    dt = dt if real is None else dt * real[..., None]
+    y, state = selective_scan(x, dt, a, b, c, state)
+    return y + skip * x, state
 
 
 def selective_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

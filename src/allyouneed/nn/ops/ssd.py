@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.kernels import usable
-from allyouneed.nn.ops.retention import chunkwise
 
 CHUNK = 64  # about the head width, where both halves cost the same
 
@@ -47,8 +46,7 @@ def chunked(x: Tensor, log: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tupl
     if not time:
         return x, state
     if usable(x):
-        y, _ = chunkwise(_per_head(c, x), _per_head(b, x), x, log, (state, torch.zeros_like(state[..., 0])))
-        return y, advance(x, log, b, state)
+        return by_kernel(x, log, b, c, state)
     size = min(CHUNK, time)
 
     def cut(part: Tensor) -> Tensor:
@@ -71,11 +69,13 @@ def chunked(x: Tensor, log: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tupl
     return y.flatten(3, 4)[:, :, :, :time].flatten(1, 2), h.transpose(-1, -2).flatten(1, 2)
 
 
-def advance(x: Tensor, log: Tensor, b: Tensor, state: Tensor) -> Tensor:
-    """The state after these tokens."""
-    decayed = (_after(log).exp()[..., None].to(x.dtype) * x).unflatten(1, (b.shape[1], -1))
-    new = b.transpose(-1, -2)[:, :, None] @ decayed  # (batch, groups, heads of a group, N, head width)
-    return state * log.sum(-1).exp()[..., None, None] + new.flatten(1, 2).to(state.dtype)
+def by_kernel(x: Tensor, log: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """`chunked` by retention's kernel: C are its queries, B its keys, x its values."""
+    from allyouneed.kernels.triton.retention import retention
+
+    unused = torch.zeros_like(state[..., 0])  # retention's sum of keys
+    y, _, (state, _) = retention(_per_head(c, x), _per_head(b, x), x, log, (state, unused))
+    return y, state
 
 
 def _decay(log: Tensor) -> Tensor:
@@ -93,4 +93,5 @@ def _after(log: Tensor) -> Tensor:
 
 
 def _per_head(part: Tensor, x: Tensor) -> Tensor:
-    return part.repeat_interleave(x.shape[1] // part.shape[1], 1)
+    """A view where all heads are one group."""
+    return part[:, :, None].expand(-1, -1, x.shape[1] // part.shape[1], -1, -1).flatten(1, 2)

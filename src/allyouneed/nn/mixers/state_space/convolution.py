@@ -5,6 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from allyouneed.kernels import usable
+
+UNROLLED = 8  # most taps that the GPU kernel takes
+
 
 class ShortConvolution(nn.Module):
     """y_t = silu(Σ_j w_j ⊙ x_{t−size+1+j} + b). Not a `weight`, which inits would draw as a matrix."""
@@ -25,17 +29,27 @@ class ShortConvolution(nn.Module):
     def forward(self, x: Tensor, before: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """y (batch, time, features), given the last size − 1 inputs before x; and the last ones after each row's real
         tokens. `real` (batch, time) bool is left-aligned."""
+        last = self._last(x, before, real)
+        if usable(x) and x.numel() and self.size <= UNROLLED:
+            from allyouneed.kernels.triton.short_convolution import short_convolution
+
+            return short_convolution(x, before, self.taps, self.shift), last
         seen = torch.cat((before.to(x.dtype), x), 1)
         shift = None if self.shift is None else self.shift.to(x.dtype)
         y = nn.functional.conv1d(
             seen.transpose(1, 2), self.taps.to(x.dtype)[:, None], shift, groups=self.features
         ).transpose(1, 2)
-        if real is None:
-            last = seen[:, x.shape[1] :]
-        else:
-            index = real.sum(1)[:, None] + torch.arange(self.size - 1, device=x.device)  # (batch, size − 1)
-            last = seen.gather(1, index[..., None].expand(-1, -1, self.features))
         return nn.functional.silu(y), last
+
+    def _last(self, x: Tensor, before: Tensor, real: Tensor | None) -> Tensor:
+        """The last size − 1 of the inputs before x and the real ones of x."""
+        count, time = self.size - 1, x.shape[1]
+        if real is None:
+            return x[:, time - count :] if time >= count else torch.cat((before[:, time:].to(x.dtype), x), 1)
+        index = (real.sum(1)[:, None] + torch.arange(count, device=x.device))[..., None]  # (batch, size − 1, 1)
+        old = before.to(x.dtype).gather(1, index.clamp(max=count - 1).expand(-1, -1, self.features))
+        new = x.gather(1, (index - count).clamp(min=0).expand(-1, -1, self.features)) if time else old
+        return torch.where(index < count, old, new)
 
     def begin(self, batch: int, like: Tensor) -> Tensor:
         return like.new_zeros(batch, self.size - 1, self.features)

@@ -15,7 +15,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.state_space.convolution import ShortConvolution, draw_steps
 from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.retention import accumulator_dtype
-from allyouneed.nn.ops.selective_scan import selective_scan
+from allyouneed.nn.ops.selective_scan import selective_ssm
 from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
@@ -108,12 +108,9 @@ class MambaModule(SubLayer):
         steps, b, c = self.select(x).split([self.rank, self.states, self.states], -1)
         steps = nn.functional.linear(steps, self.step_map.to(steps.dtype))
         with torch.autocast(u.device.type, enabled=False):
-            exact = h.dtype
-            dt = nn.functional.softplus(steps.to(exact) + self.step_bias.to(exact))
-            dt = dt if real is None else dt * real[..., None]
-            x = observe(self, "v", x)
-            y, h = selective_scan(x.to(exact), dt, -self.a_log.to(exact).exp().T, b.to(exact), c.to(exact), h)
-            y = observe(self, "heads", y + self.skip.to(exact) * x.to(exact))
+            x, a = observe(self, "v", x), -self.a_log.to(h.dtype).exp().T
+            y, h = selective_ssm(x, steps, self.step_bias, a, b, c, self.skip, h, real)
+            y = observe(self, "heads", y)
         mixed: Tensor = self.out(y.to(x.dtype) * nn.functional.silu(z))
         return mixed, (last, h)
 

@@ -1,0 +1,138 @@
+"""The short convolution of state spaces on GPUs, forward and backward: y_t = silu(Σ_j w_j ⊙ x_{t−S+1+j} + bias) of S
+taps per feature; the definition is in `nn/mixers/state_space/convolution.py`.
+
+x (batch, time, features), its features contiguous; `before` (batch, S − 1, features) are the inputs before it. Only
+inputs are saved for backward. Sums over tokens are made per program, then by torch. All arithmetic is fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+TOKENS, FEATURES = 8, 64  # of a tile
+TILES = 8  # per program in backward
+WARPS = 4
+
+
+@triton.jit
+def _load(x, before, row, at, feature, time, features, x_row, x_time, SIZE: tl.constexpr):
+    """Inputs of the tokens `at`, of which −1, −2, … are the last ones before."""
+    column, exists = feature[None, :], (feature < features)[None, :]
+    here = x + row * x_row + at[:, None].to(tl.int64) * x_time + column
+    now = tl.load(here, mask=exists & ((at >= 0) & (at < time))[:, None], other=0.0).to(tl.float32)
+    past = before + (row * (SIZE - 1) + at[:, None] + SIZE - 1) * features + column
+    return now + tl.load(past, mask=exists & ((at >= 1 - SIZE) & (at < 0))[:, None], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _convolve(
+    x, before, weight, bias, y, time, features, x_row, x_time,
+    SIZE: tl.constexpr, BIAS: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
+):  # fmt: skip
+    feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
+    at = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    row = tl.program_id(2).to(tl.int64)
+    exists = feature < features
+    total = tl.zeros((TOKENS, FEATURES), tl.float32)
+    if BIAS:
+        total += tl.load(bias + feature, mask=exists, other=0.0).to(tl.float32)[None, :]
+    for j in tl.static_range(SIZE):
+        tap = tl.load(weight + feature * SIZE + j, mask=exists, other=0.0).to(tl.float32)
+        total += tap[None, :] * _load(x, before, row, at + (j + 1 - SIZE), feature, time, features, x_row, x_time, SIZE)
+    found = total / (1.0 + tl.exp(-total))
+    here = y + (row * time + at[:, None]) * features + feature[None, :]
+    tl.store(here, found.to(y.dtype.element_ty), mask=(at < time)[:, None] & exists[None, :])
+
+
+@triton.jit
+def _slopes(
+    x, before, weight, bias, dy, dx, d_before, d_weight, d_bias, time, features, x_row, x_time,
+    SIZE: tl.constexpr, BIAS: tl.constexpr, TILES: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
+):  # fmt: skip
+    """Tokens are counted from the first of `before`. The gradient of input t comes from outputs t, …, t + SIZE − 1,
+    whose own sums reach from input t − SIZE + 1 to t + SIZE − 1."""
+    feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
+    row, exists = tl.program_id(2).to(tl.int64), feature < features
+    shift = tl.zeros((FEATURES,), tl.float32)
+    if BIAS:
+        shift += tl.load(bias + feature, mask=exists, other=0.0).to(tl.float32)
+    taps, on_taps, on_bias = (), (), tl.zeros((FEATURES,), tl.float32)
+    for j in tl.static_range(SIZE):
+        taps += (tl.load(weight + feature * SIZE + j, mask=exists, other=0.0).to(tl.float32)[None, :],)  # type: ignore[assignment]
+        on_taps += (tl.zeros((FEATURES,), tl.float32),)  # type: ignore[assignment]
+    for number in range(TILES):
+        at = (tl.program_id(0) * TILES + number) * TOKENS + tl.arange(0, TOKENS) - (SIZE - 1)
+        inputs = ()
+        for j in tl.static_range(2 * SIZE - 1):
+            then = at + (j + 1 - SIZE)
+            inputs += (_load(x, before, row, then, feature, time, features, x_row, x_time, SIZE),)  # type: ignore[assignment]
+        found = tl.zeros((TOKENS, FEATURES), tl.float32)
+        for k in tl.static_range(SIZE):
+            total = tl.zeros((TOKENS, FEATURES), tl.float32) + shift[None, :]
+            for j in tl.static_range(SIZE):
+                total += taps[j] * inputs[k + j]
+            then = at + k
+            inside = ((then >= 0) & (then < time))[:, None] & exists[None, :]
+            here = dy + (row * time + then[:, None]) * features + feature[None, :]
+            change = tl.load(here, mask=inside, other=0.0).to(tl.float32)
+            share = 1.0 / (1.0 + tl.exp(-total))
+            change *= share * (1.0 + total * (1.0 - share))
+            found += taps[SIZE - 1 - k] * change
+            if k == 0:
+                on_bias += tl.sum(change, 0)
+                sums = ()
+                for j in tl.static_range(SIZE):
+                    sums += (on_taps[j] + tl.sum(change * inputs[j], 0),)  # type: ignore[assignment]
+                on_taps = sums
+        now = ((at >= 0) & (at < time))[:, None] & exists[None, :]
+        tl.store(dx + (row * time + at[:, None]) * features + feature[None, :], found.to(dx.dtype.element_ty), mask=now)
+        past = d_before + (row * (SIZE - 1) + at[:, None] + SIZE - 1) * features + feature[None, :]
+        tl.store(past, found.to(d_before.dtype.element_ty), mask=(at < 0)[:, None] & exists[None, :])
+    here = (row * tl.num_programs(0) + tl.program_id(0)) * features + feature
+    tl.store(d_bias + here, on_bias, mask=exists)
+    for j in tl.static_range(SIZE):
+        tl.store(d_weight + here * SIZE + j, on_taps[j], mask=exists)
+
+
+class _ShortConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        (batch, time, features), size = x.shape, weight.shape[1]
+        ctx.save_for_backward(x, before, weight, bias)
+        y = torch.empty(batch, time, features, dtype=x.dtype, device=x.device)
+        _convolve[(triton.cdiv(time, TOKENS), triton.cdiv(features, FEATURES), batch)](
+            x, before, weight, weight if bias is None else bias, y, time, features, *x.stride()[:2],
+            size, bias is not None, TOKENS, FEATURES, num_warps=WARPS,
+        )  # fmt: skip
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, before, weight, bias = ctx.saved_tensors
+        (batch, time, features), size = x.shape, weight.shape[1]
+        dx = torch.empty(batch, time, features, dtype=x.dtype, device=x.device)
+        d_before = torch.empty_like(before)
+        programs = triton.cdiv(time + size - 1, TOKENS * TILES)
+        d_weight, d_bias = (
+            torch.empty(batch, programs, *shape, device=x.device) for shape in ((features, size), (features,))
+        )
+        _slopes[(programs, triton.cdiv(features, FEATURES), batch)](
+            x, before, weight, weight if bias is None else bias, dy.contiguous(), dx, d_before, d_weight, d_bias,
+            time, features, *x.stride()[:2], size, bias is not None, TILES, TOKENS, FEATURES, num_warps=WARPS,
+        )  # fmt: skip
+        on_bias = None if bias is None else d_bias.sum((0, 1)).to(bias.dtype)
+        return dx, d_before, d_weight.sum((0, 1)).to(weight.dtype), on_bias
+
+
+def short_convolution(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """y (batch, time, features) in the dtype of x; weight (features, taps), a few of them: loops are unrolled."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    y: Tensor = _ShortConvolution.apply(x, before.to(x.dtype).contiguous(), weight.contiguous(), bias)
+    return y
