@@ -1,23 +1,29 @@
 """Tokens per second over HTTP and of `Engine` alone, on one GPU in the same run.
 
-    python bench/serve_gpu.py                        # the shape of TinyLlama in bf16; 64, 256 and 512 clients
-    python bench/serve_gpu.py --tiny --clients 8     # anywhere, to see that it runs
-    python bench/serve_gpu.py --tiny --profile       # host time of the server by function
+    python bench/serve_gpu.py                             # the shape of TinyLlama in bf16; 64 and 256 clients
+    python bench/serve_gpu.py --fake-step-ms 3            # anywhere: a tiny model whose steps take so long
+    python bench/serve_gpu.py --fake-step-ms 3 --profile  # and CPU time by function
 
 Random weights, 128 prompt tokens, 256 forced new ones, greedy. `Engine.decode` gets as many requests at once as there
 are clients. Over HTTP each client sends its next request when it has the answer to the last one; whole answers and
-streams are measured separately. The load generator (http_load.py) is a process of its own. Required: 0.85 of `Engine`.
+streams are measured separately, of a server in one process and of one with API processes. The load generator
+(http_load.py) is a process of its own. Required: 0.85 of `Engine`.
+
+After each row, where the time goes (serve_probe.py), per scheduler step, which is a run of up to 8 decode steps: its
+length; of that the time in which the engine's thread waits for the device, prefills, reads tokens; the time between
+steps; and CPU seconds per second of the processes.
 
 A machine without network needs these wheels besides torch (its own CPU is Linux on x86-64 as well):
 
     pip download --python-version 3.12 --only-binary=:all: -c constraints.txt -d wheels \\
-      fastapi uvicorn python-multipart prometheus-client jinja2 uvloop
-    pip install --no-index --find-links wheels fastapi uvicorn python-multipart prometheus-client jinja2 uvloop
+      fastapi uvicorn python-multipart prometheus-client jinja2 uvloop httptools
+    pip install --no-index --find-links wheels \\
+      fastapi uvicorn python-multipart prometheus-client jinja2 uvloop httptools
 
 which bring annotated-doc, annotated-types, anyio, click, h11, idna, markupsafe, opentelemetry-api, pydantic,
 pydantic-core, starlette, typing-extensions and typing-inspection. Where our own dependencies are missing as well, add
 numpy, pyyaml, typer, rich, tokenizers, safetensors, sacrebleu, zstandard and (from its source archive)
-opencc-python-reimplemented to both commands. uvloop is optional.
+opencc-python-reimplemented to both commands. uvloop and httptools are optional.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,10 +39,11 @@ import time
 import urllib.request
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+import serve_probe
 from allyouneed.config import override, parse
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies, train
 from allyouneed.folder import Folder
@@ -43,13 +51,14 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
 from allyouneed.nn.models.base import Model
+from allyouneed.serve.workers.supervisor import default_api_processes
 from decode_gpu import tree
 from http_load import Call, Job, LoadProcess, Result, percentile
 from serve import free_port
 
 GIVEN, NEW, REQUIRED = 128, 256, 0.85
-TINY = ["width=64", "decoder[0].repeat=2", "decoder[0].mixer.heads=4", "decoder[0].mixer.kv_heads=2"]
-TINY += ["decoder[0].channel.hidden=128"]
+TINY = ["width=16", "decoder[0].repeat=1", "decoder[0].mixer.heads=1", "decoder[0].mixer.kv_heads=1"]
+TINY += ["decoder[0].channel.hidden=16"]
 
 
 def tokenizer_of(vocab: int) -> Any:
@@ -94,16 +103,21 @@ def engine_speed(folder: Folder, clients: int, rounds: int) -> float:
 
 
 class Server:
-    def __init__(self, folder: Path, rows: int, device: str, profile: Path | None = None) -> None:
-        self.port = free_port()
+    """`allyouneed serve`, with so many API processes; 0: all in one process."""
+
+    def __init__(self, folder: Path, rows: int, api: int, given: argparse.Namespace) -> None:
+        self.port, self.api, self.rows = free_port(), api, rows
+        self.probe = Path(tempfile.mkdtemp(prefix="serve-probe-"))
         command = [sys.executable, "-m", "allyouneed", "serve", f"llama={folder}", "--port", str(self.port)]
-        command += ["--rows", str(rows), "--device", device]
-        if profile is not None:
-            command[1:3] = ["-c", PROFILED.format(str(profile))]
-        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        command += ["--rows", str(rows), "--device", given.device, "--api-processes", str(api)]
+        environment = serve_probe.environment(self.probe, given.fake_step_ms, given.profile)
+        with open(self.probe / "log.txt", "w") as log:
+            self.process = subprocess.Popen(command, stderr=log, env=environment)
+
+    def wait(self) -> None:
         while not self.ready():
             if self.process.poll() is not None:
-                raise SystemExit(f"{' '.join(command)}: does not start")
+                raise SystemExit("the server does not start:\n" + (self.probe / "log.txt").read_text()[-3000:])
             time.sleep(0.1)
 
     def ready(self) -> bool:
@@ -113,27 +127,57 @@ class Server:
         except OSError:
             return False
 
+    def processes(self) -> list[int]:
+        """The server's own, or those of its supervisor."""
+        found = [self.process.pid]
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = file.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == self.process.pid:
+                found.append(int(file.parent.name))
+        return found
+
+    def snapshot(self) -> Snapshot:
+        totals = serve_probe.read_totals(self.probe)
+        cpu = {pid: cpu_seconds(pid) for pid in self.processes()}
+        return Snapshot(totals, cpu)
+
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(60)
 
 
-PROFILED = """
-import cProfile, pstats, sys, threading, time
-from allyouneed.serve.engine import loop
-profiles = [cProfile.Profile(time.thread_time), cProfile.Profile(time.thread_time)]
-run = loop.EngineLoop._run
-loop.EngineLoop._run = lambda self: profiles[0].runcall(run, self)
-from allyouneed.cli import main
-try:
-    profiles[1].runcall(main, sys.argv[1:])
-except SystemExit:
-    pass
-with open({!r}, "w") as file:
-    for name, profile in zip(("engine loop", "event loop"), profiles):
-        print(name, file=file)
-        pstats.Stats(profile, stream=file).sort_stats("tottime").print_stats(40)
-"""
+class Snapshot(NamedTuple):
+    totals: dict[int, dict[str, float]]
+    cpu: dict[int, float]
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def breakdown(before: Snapshot, after: Snapshot, seconds: float, tokens: int) -> str:
+    engine, found = next(((pid, one) for pid, one in after.totals.items() if one.get("steps")), (0, {}))
+    old = before.totals.get(engine, {})
+    new = {name: value - old.get(name, 0.0) for name, value in found.items()}
+    steps = max(1.0, new.get("steps", 0.0))
+
+    def ms(name: str) -> str:
+        return f"{name} {1000 * new.get(name, 0.0) / steps:.2f}"
+
+    cpu = {pid: after.cpu[pid] - before.cpu.get(pid, 0.0) for pid in after.cpu}
+    others = sorted((value for pid, value in cpu.items() if pid != engine), reverse=True)
+    shown = ", ".join(f"{value / seconds:.2f}" for value in others if value / seconds >= 0.01)
+    names = ("step", "wait", "launch", "collect", "prefill", "gap", "report", "deliver", "step cpu")
+    return (
+        f"  ms per scheduler step: {', '.join(map(ms, names))} ({new.get('steps', 0):.0f} steps, "
+        f"{new.get('rows', 0) / steps:.0f} rows; {new.get('prefill calls', 0):.0f} with prefill)\n"
+        f"  CPU/s: engine process {cpu.get(engine, 0.0) / seconds:.2f}; others {shown or '-'}; all "
+        f"{1e6 * sum(cpu.values()) / tokens:.1f} us per token"
+    )
 
 
 def over_http(server: Server, load: LoadProcess, clients: int, rounds: int, vocab: int, stream: bool) -> Result:
@@ -146,18 +190,47 @@ def over_http(server: Server, load: LoadProcess, clients: int, rounds: int, voca
     return result
 
 
+def measure(server: Server, load: LoadProcess, given: argparse.Namespace, alone: float, vocab: int) -> list[float]:
+    ratios, clients = [], server.rows
+    over_http(server, load, clients, 1, vocab, False)  # captures graphs
+    for stream in (False, True):
+        before = server.snapshot()
+        result = over_http(server, load, clients, given.rounds, vocab, stream)
+        after = server.snapshot()
+        tokens = len(result.answers) * NEW
+        speed = tokens / result.seconds
+        first, end = result.latencies("first"), result.latencies("end")
+        events = sum(one.events for one in result.answers) / tokens
+        shown = f"{percentile(first, 0.5):.3f} s | {percentile(first, 0.95):.3f} s" if stream else "|"
+        ratios.append(speed / alone)
+        what = "streams" if stream else "whole answers"
+        print(
+            f"| | {server.api} | {what} | {speed:,.0f} | {ratios[-1]:.2f} | {shown} | "
+            f"{percentile(end, 0.5):.2f} s | {percentile(end, 0.95):.2f} s | "
+            f"{f'{events:.2f}' if stream else ''} |\n{breakdown(before, after, result.seconds, tokens)}",
+            flush=True,
+        )
+    return ratios
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, nargs="+", default=[64, 256, 512])
+    parser.add_argument("--clients", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--rounds", type=int, default=3, help="requests of each client")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="a small model")
-    parser.add_argument("--profile", action="store_true", help="print the server's host time by function")
+    parser.add_argument("--api-processes", type=int, nargs="+", help="default: none, and what a GPU gets by default")
+    parser.add_argument("--fake-step-ms", type=float, help="decode steps compute nothing and take so long")
+    parser.add_argument("--profile", action="store_true", help="print CPU time by function")
     given = parser.parse_args()
+    given.tiny = given.tiny or given.fake_step_ms is not None
+    modes = [0, default_api_processes(["cuda"])] if given.api_processes is None else given.api_processes
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     began = time.perf_counter()
+    if given.fake_step_ms is not None:
+        serve_probe.fake_steps(given.fake_step_ms / 1000)
     with tempfile.TemporaryDirectory() as scratch:
-        path, profile = Path(scratch) / "model", Path(scratch) / "profile.txt"
+        path = Path(scratch) / "model"
         folder = build(given, path)
         vocab = folder.tokenizers.target.size
         print(f"model built and saved after {time.perf_counter() - began:.0f} s", flush=True)
@@ -167,34 +240,29 @@ def main() -> None:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        print("\n| clients | | tokens/s | of Engine | first token p50 | p95 | answer p50 | p95 | events/token |")
-        print("|---:|---|---:|---:|---:|---:|---:|---:|---:|", flush=True)
         load, ratios = LoadProcess(), []
-        for clients in given.clients:
-            print(f"| {clients} | `Engine` | {alone[clients]:,.0f} | | | | | | |", flush=True)
-            server = Server(path, clients, given.device, profile if given.profile else None)
-            try:
-                over_http(server, load, clients, 1, vocab, False)  # captures graphs
-                for stream in (False, True):
-                    result = over_http(server, load, clients, given.rounds, vocab, stream)
-                    speed = len(result.answers) * NEW / result.seconds
-                    first, end = result.latencies("first"), result.latencies("end")
-                    events = sum(one.events for one in result.answers) / len(result.answers) / NEW
-                    shown = f"{percentile(first, 0.5):.3f} s | {percentile(first, 0.95):.3f} s" if stream else "|"
-                    ratios.append(speed / alone[clients])
-                    print(
-                        f"| | {'streams' if stream else 'whole answers'} | {speed:,.0f} | {ratios[-1]:.2f} | {shown} | "
-                        f"{percentile(end, 0.5):.2f} s | {percentile(end, 0.95):.2f} s | "
-                        f"{f'{events:.2f}' if stream else ''} |",
-                        flush=True,
-                    )
-            finally:
-                server.stop()
+        servers = [Server(path, clients, api, given) for clients in given.clients for api in modes]
+        for server in servers:
+            server.wait()
+        print(f"servers ready after {time.perf_counter() - began:.0f} s", flush=True)
+        head = (
+            "clients | API processes | | tokens/s | of Engine | first token p50 | p95 | answer p50 | p95 | events/token"
+        )
+        print(f"\n| {head} |\n|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|", flush=True)
+        for server in servers:
+            if server.api == modes[0]:
+                print(f"| {server.rows} | | `Engine` | {alone[server.rows]:,.0f} | | | | | | |", flush=True)
+            found = measure(server, load, given, alone[server.rows], vocab)
+            ratios += found if server.api or modes == [0] else []
+            server.stop()
             if given.profile:
-                print(profile.read_text())
+                for file in sorted(server.probe.glob("profile-*")):
+                    print(f"{file.name}, {server.api} API processes\n{file.read_text()[:6000]}")
+            shutil.rmtree(server.probe)
         load.close()
     where = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
-    print(f"\n{where}, torch {torch.__version__}; least ratio {min(ratios):.2f} (required {REQUIRED}); ", end="")
+    what = "with API processes" if any(modes) else "in one process"
+    print(f"\n{where}, torch {torch.__version__}; least ratio {what} {min(ratios):.2f} (required {REQUIRED}); ", end="")
     print(f"{time.perf_counter() - began:.0f} s in all")
 
 

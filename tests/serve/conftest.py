@@ -21,9 +21,22 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def server(folders: dict[str, Path]) -> Iterator[Running]:
+def one_process(folders: dict[str, Path]) -> Iterator[Running]:
     with serving(folders, aliases={"gpt": "lm"}) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def api_process(folders: dict[str, Path]) -> Iterator[Running]:
+    with serving(folders, aliases={"gpt": "lm"}, split=True) as running:
+        yield running
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Running:
+    """In one process; tests with `BOTH_SERVERS` run with HTTP and engine apart, too."""
+    found: Running = request.getfixturevalue(getattr(request, "param", "one_process"))
+    return found
 
 
 @pytest.fixture

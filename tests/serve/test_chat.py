@@ -14,7 +14,7 @@ import allyouneed as ayn
 from allyouneed.serve.engine.chat_template import ChatTemplate
 from allyouneed.serve.errors import ApiError
 from allyouneed.serve.settings import Limits
-from served import Running, golden
+from served import BOTH_SERVERS, Running, golden
 
 MESSAGES = [{"role": "system", "content": "The quick"}, {"role": "user", "content": "How are you today?"}]
 PROMPT = "<s>system: The quick\nuser: How are you today?\nassistant:"
@@ -25,6 +25,7 @@ def chat(folders: dict[str, Path]) -> Any:
     return ayn.load(folders["chat"])
 
 
+@BOTH_SERVERS
 def test_the_openai_client(server: Running, chat: Any) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     ids = chat.tokenizer.encode(PROMPT, specials=True)
@@ -47,6 +48,7 @@ def test_the_openai_client(server: Running, chat: Any) -> None:
     assert refused.value.code == "no_chat_template"
 
 
+@BOTH_SERVERS
 def test_the_stream_is_openais_byte_by_byte(client: httpx.Client, chat: Any) -> None:
     body = {"model": "chat", "messages": MESSAGES, "temperature": 0, "max_tokens": 4, "stream": True}
     answer = client.post("/v1/chat/completions", json=body)
@@ -98,6 +100,7 @@ def test_hostile_templates_end_in_time_with_one_message(chat: Any, source: str, 
         template.close()
 
 
+@BOTH_SERVERS
 @pytest.mark.parametrize(
     ("body", "message"),
     [

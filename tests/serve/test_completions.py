@@ -14,7 +14,7 @@ import torch
 
 import allyouneed as ayn
 from allyouneed.infer.translation.checks import drop_invalid
-from served import Running, golden
+from served import BOTH_SERVERS, Running, golden
 
 PROMPTS = ["The quick", "I am", "How are you today?", "你好", "", " 1 2 3", "Tous les", "lazy dog"]
 
@@ -35,6 +35,7 @@ def texts(answer: dict[str, Any]) -> list[str]:
     return [choice["text"] for choice in answer["choices"]]
 
 
+@BOTH_SERVERS
 def test_strangers_share_steps_and_each_gets_the_answer_of_the_library(server: Running, lm: Any) -> None:
     expected = lm.generate(PROMPTS, method="greedy", max_length=24, loops=0)
     with httpx.Client(base_url=server.url, timeout=60) as client, ThreadPoolExecutor(16) as pool:
@@ -58,6 +59,7 @@ def test_one_request_with_many_prompts_and_choices(client: httpx.Client, lm: Any
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
 
 
+@BOTH_SERVERS
 @pytest.mark.parametrize("kind", ["translator", "seq2seq"])
 def test_an_encoder_decoder_reads_the_prompt_as_its_source(
     client: httpx.Client, folders: dict[str, Path], kind: str
@@ -77,6 +79,7 @@ def test_an_encoder_decoder_reads_the_prompt_as_its_source(
         assert drop_invalid(streamed_text) == predict(sources[0], max_length=12, method="greedy", loops=0)
 
 
+@BOTH_SERVERS
 def test_token_ids_stop_strings_and_beams(client: httpx.Client, lm: Any) -> None:
     ids = [*lm.tokenizer.opening, *lm.tokenizer.encode("I am")]
     whole = texts(complete(client, prompt="I am", temperature=0, max_tokens=20))[0]
@@ -90,6 +93,7 @@ def test_token_ids_stop_strings_and_beams(client: httpx.Client, lm: Any) -> None
     assert texts(beams) == [one.text for one in full.candidates]
 
 
+@BOTH_SERVERS
 def test_logprobs_and_echo_are_those_of_a_forward_pass(client: httpx.Client, lm: Any) -> None:
     answer = complete(client, prompt="The quick", temperature=0, max_tokens=4, logprobs=3, echo=True)
     found = answer["choices"][0]["logprobs"]
@@ -107,6 +111,7 @@ def test_logprobs_and_echo_are_those_of_a_forward_pass(client: httpx.Client, lm:
     assert scored["logprobs"]["text_offset"][:2] == [0, 0]
 
 
+@BOTH_SERVERS
 def test_bias_and_penalties_change_the_choice(client: httpx.Client, lm: Any) -> None:
     plain = complete(client, prompt="I am", temperature=0, max_tokens=12, logprobs=0)["choices"][0]
     (generated,) = lm.engine.complete(
@@ -119,6 +124,7 @@ def test_bias_and_penalties_change_the_choice(client: httpx.Client, lm: Any) -> 
     assert len(set(spread["choices"][0]["logprobs"]["tokens"])) > len(set(plain["logprobs"]["tokens"]))
 
 
+@BOTH_SERVERS
 def test_exact_requests_are_answered_as_alone(client: httpx.Client, lm: Any) -> None:
     lm.exact = True
     try:
@@ -132,6 +138,7 @@ def test_exact_requests_are_answered_as_alone(client: httpx.Client, lm: Any) -> 
     assert answer.headers["x-exact"] == "true" and texts(answer.json()) == [expected]
 
 
+@BOTH_SERVERS
 def test_the_stream_is_openais_byte_by_byte(client: httpx.Client, lm: Any) -> None:
     body = {"model": "gpt", "prompt": "I am", "temperature": 0, "max_tokens": 5, "stream": True}
     answer = client.post("/v1/completions", json=body | {"stream_options": {"include_usage": True}})
@@ -150,6 +157,7 @@ def test_the_stream_is_openais_byte_by_byte(client: httpx.Client, lm: Any) -> No
     assert answer.headers["content-type"].startswith("text/event-stream")
 
 
+@BOTH_SERVERS
 def test_the_openai_client(server: Running, lm: Any) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     assert {"lm", "gpt"} <= {model.id for model in client.models.list()}
@@ -179,6 +187,7 @@ def test_what_is_no_number_is_refused_by_name(client: httpx.Client, name: str) -
         assert name in answer.json()["error"]["message"] and answer.json()["error"]["param"], (value, answer.text)
 
 
+@BOTH_SERVERS
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -20,14 +20,15 @@ from allyouneed.infer.running_batch import RunningBatch
 from allyouneed.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
 from allyouneed.serve.engine.loop import CROWD, CallCancelled, EngineLoop, TokenOutlet
 from allyouneed.serve.engine.registry import parse_folders
-from served import Running, served_client, until
+from served import BOTH_WAYS, Running, served_client, until
 
 LONG = {"model": "lm", "prompt": "x", "max_tokens": 240, "temperature": 0}
 
 
+@BOTH_WAYS
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_slot_within_a_step(folders: dict[str, Path], stream: bool) -> None:
-    with served_client({"lm": folders["lm"]}) as (running, client):
+def test_a_client_that_leaves_frees_its_slot_within_a_step(folders: dict[str, Path], stream: bool, split: bool) -> None:
+    with served_client({"lm": folders["lm"]}, split=split) as (running, client):
         client.post("/v1/completions", json=LONG | {"max_tokens": 1})
         loop = running.model("lm").loop
         scheduler = loop.schedulers[False]
@@ -81,10 +82,11 @@ def test_a_call_whose_client_leaves_ends_quietly(folders: dict[str, Path], caplo
         assert "never retrieved" not in caplog.text and "CallCancelled" not in caplog.text
 
 
+@BOTH_WAYS
 def test_a_failed_step_fails_its_requests_and_the_server_lives(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, split: bool
 ) -> None:
-    with served_client({"lm": folders["lm"]}) as (_, client):
+    with served_client({"lm": folders["lm"]}, split=split) as (_, client):
         good = client.post("/v1/completions", json=LONG | {"max_tokens": 5})
         with monkeypatch.context() as patch:
             patch.setattr(RunningBatch, "append_tokens", lambda *_: 1 / 0)
@@ -107,10 +109,13 @@ def test_a_short_request_does_not_wait_for_a_long_one(server: Running, client: h
         assert json.loads([line for line in lines if line.startswith("data: {")][-1][6:])["choices"]
 
 
-def test_models_are_loaded_when_asked_for_and_the_least_recent_is_unloaded(folders: dict[str, Path]) -> None:
+@BOTH_WAYS
+def test_models_are_loaded_when_asked_for_and_the_least_recent_is_unloaded(
+    folders: dict[str, Path], split: bool
+) -> None:
     three = {name: folders[name] for name in ("lm", "seq2seq", "translator")}
     size = max((path / "model.safetensors").stat().st_size for path in three.values())
-    with served_client(three, default="seq2seq", memory=2 * size) as (running, client):
+    with served_client(three, default="seq2seq", memory=2 * size, split=split) as (running, client):
 
         def ask(**body: Any) -> str:
             answer = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2, "temperature": 0} | body)
@@ -126,7 +131,7 @@ def test_models_are_loaded_when_asked_for_and_the_least_recent_is_unloaded(folde
         assert ask(model="translator") == "translator" and loaded() == {"seq2seq", "translator"}
         assert ask(model="lm") == "lm" and loaded() == {"lm", "translator"}
         assert len(client.get("/v1/models").json()["data"]) == 3
-    with served_client(three, memory=size // 2) as (_, client):
+    with served_client(three, memory=size // 2, split=split) as (_, client):
         refused = client.post("/v1/completions", json={"prompt": "x"})
         assert refused.status_code == 503 and "limit" in refused.json()["error"]["message"]
 

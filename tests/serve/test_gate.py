@@ -20,7 +20,7 @@ import warm_python
 from allyouneed.cli import main
 from allyouneed.serve.security import Keys, check_binding
 from allyouneed.serve.settings import Limits, Settings
-from served import Running, raw, served_client, serving, until
+from served import BOTH_SERVERS, Running, raw, served_client, serving, until
 
 LONG = {"model": "lm", "prompt": "x", "max_tokens": 200, "temperature": 0}
 
@@ -85,6 +85,7 @@ def test_no_cors(client: httpx.Client) -> None:
     assert text.status_code == 400  # what a page could send without asking first
 
 
+@BOTH_SERVERS
 def test_bodies_that_are_no_requests(client: httpx.Client) -> None:
     def status(content: bytes, **headers: str) -> int:
         found = client.post("/v1/completions", content=content, headers={"content-type": "application/json"} | headers)
@@ -98,6 +99,7 @@ def test_bodies_that_are_no_requests(client: httpx.Client) -> None:
     assert status(b'{"prompt": "' + b"x" * (3 << 20) + b'"}') == 400
 
 
+@BOTH_SERVERS
 def test_the_http_layer(server: Running) -> None:
     host = b"Host: localhost\r\n"
     assert b" 431 " in raw(server.port, b"GET / HTTP/1.1\r\n" + host + b"X: " + b"a" * 100_000 + b"\r\n\r\n")

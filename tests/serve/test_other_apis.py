@@ -19,7 +19,7 @@ import allyouneed as ayn
 from allyouneed.serve.errors import ApiError
 from allyouneed.serve.settings import Limits
 from allyouneed.serve.tasks import read_image
-from served import Running
+from served import BOTH_SERVERS, Running
 
 TEXTS = ["How are you today?", "你好，世界。", "lazy dog", "The quick brown fox"]
 
@@ -73,6 +73,7 @@ def test_rerank(client: httpx.Client, folders: dict[str, Path], model: str) -> N
     assert [(one["index"], one["text"]) for one in theirs] == [(n, texts[n]) for n in order]
 
 
+@BOTH_SERVERS
 def test_text_embeddings_inference(client: httpx.Client, vectors: Any) -> None:
     body = {"model": "embedder", "inputs": TEXTS, "normalize": False}
     assert client.post("/embed", json=body).json() == [pytest.approx(row, abs=1e-5) for row in vectors.tolist()]
@@ -149,6 +150,7 @@ def test_tokens(client: httpx.Client, folders: dict[str, Path]) -> None:
     assert client.post("/detokenize", json={"model": "lm", "tokens": [99999]}).status_code == 400
 
 
+@BOTH_SERVERS
 def test_the_ollama_client(server: Running, folders: dict[str, Path], vectors: Any) -> None:
     client = ollama.Client(host=server.url)
     assert "lm" in {model.model for model in client.list().models}

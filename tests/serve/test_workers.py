@@ -119,9 +119,10 @@ def test_a_port_that_is_taken_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_real_workers(folders: dict[str, Path]) -> None:
-    """Metrics are sums, a killed worker comes back, and SIGTERM under load loses nothing."""
-    command = [sys.executable, "-m", "allyouneed", "serve", f"lm={folders['lm']}", "--port", "0", "--workers", "2"]
+@pytest.mark.parametrize(("option", "count"), [("--workers", 2), ("--api-processes", 3)])
+def test_real_workers(folders: dict[str, Path], option: str, count: int) -> None:
+    """Metrics are sums, a killed worker (or engine process) comes back, and SIGTERM under load loses nothing."""
+    command = [sys.executable, "-m", "allyouneed", "serve", f"lm={folders['lm']}", "--port", "0", option, "2"]
     process = subprocess.Popen([*command, "--device", "cpu"], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     url = process.stderr.readline().split()[3]
@@ -139,16 +140,17 @@ def test_real_workers(folders: dict[str, Path]) -> None:
         return httpx.post(url + "/v1/completions", json=body, timeout=60).json()["choices"]
 
     try:
-        until(lambda: len(pids()) == 2, 120)
+        until(lambda: len(pids()) == count, 120)
         with ThreadPoolExecutor(16) as pool:
             expected = ask()
             assert list(pool.map(ask, range(31))) == [expected] * 31
             counted = [line for line in get("/metrics").text.splitlines() if line.startswith("vllm:request_success")]
             assert sum(float(line.rsplit(" ", 1)[1]) for line in counted) == 32
-            dead, alive = pids()
+            dead, *alive = pids()
             os.kill(dead, signal.SIGKILL)
-            until(lambda: len(pids()) == 2 and dead not in pids(), 120)
-            assert alive in pids()
+            until(lambda: pids()[1:] == alive and dead not in pids(), 120)
+            until(lambda: len(pids()) == count)
+            assert ask() == expected
             streams = [httpx.stream("POST", url + "/v1/completions", json=body | {"stream": True}) for _ in range(8)]
             opened = [one.__enter__() for one in streams]
             lines = [answer.iter_lines() for answer in opened]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import torch
 
 from allyouneed import build
@@ -20,11 +22,16 @@ from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabula
 from allyouneed.folder import Folder
 from allyouneed.serve.app import create_app
 from allyouneed.serve.gate import Gate
+from allyouneed.serve.listener import listen_unix
 from allyouneed.serve.server import Server, listen
 from allyouneed.serve.settings import Settings
+from allyouneed.serve.workers.api_process import create_api
+from allyouneed.serve.workers.engine_process import EngineServer
 from infer_fixtures import TEXT
 from toy_texts import BOTH, DECODER, ENCODER
 
+BOTH_SERVERS = pytest.mark.parametrize("server", ["one_process", "api_process"], indirect=True)
+BOTH_WAYS = pytest.mark.parametrize("split", [False, True], ids=["one_process", "api_process"])
 TEMPLATE = """\
 {{ bos_token or '<s>' }}{% for message in messages %}
 {{ message.role }}: {{ message.content }}
@@ -95,12 +102,54 @@ class Running:
         self.socket.close()
 
 
+class SplitRunning(Running):
+    """The same with HTTP and the engine apart, as in an API process and an engine process: two event loops, connected
+    by a Unix socket."""
+
+    def __init__(self, folders: dict[str, Path], settings: Settings, default: str | None, aliases: Any) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        path = Path(self.folder.name) / "engine"
+        self.make_engine = lambda: EngineServer(create_app(folders, settings, default, aliases, preload=False))
+        self.engine_socket = listen_unix(path)
+        self.start_engine()
+        super().__init__(create_api(folders, settings, [path], default, aliases), settings)
+
+    def start_engine(self) -> None:
+        begun = threading.Event()
+
+        async def serve() -> None:
+            self.engine, self.engine_loop = self.make_engine(), asyncio.get_running_loop()
+            begun.set()
+            await self.engine.serve(self.engine_socket.dup())
+
+        self.engine_thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+        self.engine_thread.start()
+        begun.wait()
+
+    @property
+    def registry(self) -> Any:
+        return self.engine.registry
+
+    def stop_engine(self) -> None:
+        self.engine_loop.call_soon_threadsafe(self.engine.stopping.set)
+        self.engine_thread.join(30)
+
+    def stop(self) -> None:
+        super().stop()
+        self.stop_engine()
+        self.engine_socket.close()
+        self.folder.cleanup()
+
+
 @contextmanager
 def serving(
-    folders: dict[str, Path], default: str | None = None, aliases: Any = None, **settings: Any
-) -> Iterator[Running]:
+    folders: dict[str, Path], default: str | None = None, aliases: Any = None, split: bool = False, **settings: Any
+) -> Iterator[Any]:
     chosen = Settings(port=0, **settings)
-    running = Running(create_app(folders, chosen, default, aliases, preload=False), chosen)
+    if split:
+        running: Running = SplitRunning(folders, chosen, default, aliases)
+    else:
+        running = Running(create_app(folders, chosen, default, aliases, preload=False), chosen)
     try:
         yield running
     finally:
@@ -108,7 +157,7 @@ def serving(
 
 
 @contextmanager
-def served_client(folders: dict[str, Path], **settings: Any) -> Iterator[tuple[Running, httpx.Client]]:
+def served_client(folders: dict[str, Path], **settings: Any) -> Iterator[tuple[Any, httpx.Client]]:
     with serving(folders, **settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
         yield running, client
 

@@ -57,6 +57,16 @@ def serve(
     workers: Annotated[
         int | None, option(panel=SIZES, metavar="N", min=1, help="processes behind the port; default: one per device")
     ] = None,
+    api_processes: Annotated[
+        int | None,
+        option(
+            panel=SIZES,
+            metavar="N",
+            min=0,
+            help="processes for HTTP and text besides those that compute; 0: none; default: none on a CPU, up to 8 "
+            "for a GPU",
+        ),
+    ] = None,
     kv_memory: Annotated[
         str | None,
         option(
@@ -96,7 +106,7 @@ def serve(
     from allyouneed.serve.engine.registry import check_names, parse_folders
     from allyouneed.serve.security import check_binding
     from allyouneed.serve.settings import Settings
-    from allyouneed.serve.workers.supervisor import Supervisor, Task
+    from allyouneed.serve.workers.supervisor import Supervisor, Task, default_api_processes
 
     logging.basicConfig(
         level=logging.WARNING if is_quiet() else logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr
@@ -133,9 +143,10 @@ def serve(
     aliases = dict(_pair(one, "--alias") for one in alias or [])
     task = Task(parse_folders(folders or []), settings, default, aliases, is_quiet())
     check_names(task.folders, default, aliases)
-    if count > 1:
-        supervisor = Supervisor(task, count, devices)
-        _show_address(*supervisor.address, f"{count} workers")
+    api = default_api_processes(devices) if api_processes is None else api_processes
+    if count > 1 or api:
+        supervisor = Supervisor(task, count, devices, api_processes=api)
+        _show_address(*supervisor.address, f"{api} API, {count} engine processes" if api else f"{count} workers")
         supervisor.run()
         return
     try:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from allyouneed import __version__
 from allyouneed.errors import UserError
-from allyouneed.look.views.replay import Runs
 from allyouneed.runtime.process import short_switch_interval
 from allyouneed.serve import health, ollama, page, tasks, tei, tokens
 from allyouneed.serve.engine.registry import ModelRegistry
@@ -28,6 +27,9 @@ from allyouneed.serve.settings import Settings
 from allyouneed.serve.translation import deepl, deepl_glossaries, libretranslate
 from allyouneed.serve.translation.glossaries import GlossaryStore
 from allyouneed.serve.workers.phases import Phases
+
+if TYPE_CHECKING:
+    from allyouneed.look.views.replay import Runs
 
 ROUTERS = (
     health,
@@ -71,16 +73,26 @@ def create_app(
     app = FastAPI(title="allyouneed", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.settings, app.state.metrics, app.state.registry, app.state.phases = settings, metrics, registry, phases
     app.state.glossaries = GlossaryStore(settings.glossaries, settings.limits)
-    app.state.runs = None if settings.runs is None else Runs(settings.runs)
+    app.state.runs = None if settings.runs is None else _runs(settings.runs)
     for module in ROUTERS:
         app.include_router(module.router)
+    add_error_handlers(app)
+    gate = Gate(app, settings, metrics)
+    app.state.gate = gate
+    return gate
+
+
+def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(UserError, _user_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)  # the gate logs it
-    gate = Gate(app, settings, metrics)
-    app.state.gate = gate
-    return gate
+
+
+def _runs(folder: Path) -> Runs:
+    from allyouneed.look.views.replay import Runs  # imports torch
+
+    return Runs(folder)
 
 
 async def _preload(registry: ModelRegistry, wanted: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from pathlib import Path
 
 from allyouneed.errors import UserError
 from allyouneed.serve.settings import Settings
@@ -30,6 +31,18 @@ def listeners(settings: Settings, count: int) -> list[socket.socket]:
     found = [_bind(settings.host, port, shared=True) for _ in range(count)]
     for one in found:
         one.listen(BACKLOG)
+    return found
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """A listening socket in the file system, for processes on this machine."""
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        found.bind(str(path))
+    except OSError as error:  # too long
+        found.close()
+        raise UserError(f"{path}: cannot listen: {error}; set TMPDIR to a shorter path") from None
+    found.listen(BACKLOG)
     return found
 
 

@@ -273,7 +273,7 @@ async def _answer(
     started = time.monotonic_ns()
     first = 0
     run = Generation(model, prompts, options, client)
-    run.start(streams=stream is not False)
+    await run.start(streams=stream is not False)
     text = ""
     if stream is False:
         (choice, *_) = await run.collect()

@@ -16,7 +16,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from allyouneed.errors import UserError
-from allyouneed.infer.inside.execute import executing
 from allyouneed.look.assets import SERVED_POLICY, script, served_page, style
 from allyouneed.serve.errors import ApiError, over_limit
 from allyouneed.serve.responses import to_json
@@ -101,6 +100,8 @@ async def look(name: str, body: dict[str, Any], request: Request) -> Response:
 
 
 def _build(view: Any, model: ViewModel, asked: Any) -> Any:
+    from allyouneed.infer.inside.execute import executing  # imports torch
+
     with executing(model.compute):
         return view.build(model, asked)
 

@@ -32,6 +32,12 @@ def begin_request() -> list[str]:
     return found
 
 
+def forget_ignored() -> None:
+    """Another process answers this request, and names them."""
+    if (noted := _ignored.get()) is not None:
+        noted.clear()
+
+
 def check_fields(
     given: Mapping[str, Any], known: Collection[str], unused: Collection[str] = (), what: str = ""
 ) -> None:

@@ -98,8 +98,7 @@ class GraphRunner:
 
     def collect(self, run: Run) -> None:
         """Wait for a run and hand out its tokens; slots of finished requests are free."""
-        if run.copied is not None:
-            run.copied.synchronize()
+        run.wait()
         self.free += self.search.process(run.first, run.record.numpy())
 
     def clear(self) -> None:
@@ -117,6 +116,11 @@ class Run:
         if record.is_pinned():
             self.copied = torch.cuda.Event()
             self.copied.record()
+
+    def wait(self) -> None:
+        """Until the record is on the host."""
+        if self.copied is not None:
+            self.copied.synchronize()
 
 
 class GraphBatch:

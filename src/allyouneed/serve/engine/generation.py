@@ -11,9 +11,8 @@ from allyouneed.serve.errors import ApiError, over_limit
 
 if TYPE_CHECKING:
     from allyouneed.infer.decoding.base import Hypothesis
+    from allyouneed.serve.engine.generating import GeneratingModel, SequenceJob
     from allyouneed.serve.engine.logits_rules import TokenRecord
-    from allyouneed.serve.engine.loop import DecodingJob
-    from allyouneed.serve.engine.served_model import ServedModel
     from allyouneed.serve.engine.text_models import EncodedPrompt
     from allyouneed.serve.sampling import GenerationOptions
 
@@ -63,7 +62,7 @@ class Usage:
 
 
 async def encode_prompts(
-    model: ServedModel, prompts: Sequence[str | list[int]], options: GenerationOptions, specials: bool = False
+    model: GeneratingModel, prompts: Sequence[str | list[int]], options: GenerationOptions, specials: bool = False
 ) -> list[EncodedPrompt]:
     def encode() -> list[EncodedPrompt]:
         return [model.text.encode(prompt, options, specials) for prompt in prompts]
@@ -76,13 +75,13 @@ class Generation:
     sequences."""
 
     def __init__(
-        self, model: ServedModel, prompts: Sequence[EncodedPrompt], options: GenerationOptions, client: str
+        self, model: GeneratingModel, prompts: Sequence[EncodedPrompt], options: GenerationOptions, client: str
     ) -> None:
         self.model, self.prompts, self.options, self.client = model, prompts, options, client
         if (count := len(prompts) * options.draws) > (most := model.settings.limits.sequences):
             raise over_limit("sequences (prompts times n or best_of)", count, most, "n")
-        self.queue: asyncio.Queue[Any] = asyncio.Queue()
-        self.jobs: list[DecodingJob] = []
+        self.queue: Any = asyncio.Queue()  # of (number, tokens) and, at the end of a sequence, (number, None)
+        self.jobs: Sequence[SequenceJob] = ()
         self.choices = [Choice(number, 0) for number in range(len(prompts)) for _ in range(options.draws)]
         for number, choice in enumerate(self.choices):
             choice.index = number % options.draws
@@ -92,19 +91,12 @@ class Generation:
         prompt = sum(len(prompt.shown) for prompt in self.prompts)
         return Usage(prompt, sum(choice.tokens for choice in self.choices))
 
-    def start(self, streams: bool) -> None:
+    async def start(self, streams: bool) -> None:
         """Submit all sequences, or none if one is refused."""
-        text, loop = self.model.text, self.model.loop
-        wanted = []
-        for number, choice in enumerate(self.choices):
-            key, prompt = (choice.prompt, choice.index), self.prompts[choice.prompt]
-            wanted.append(text.sequence(loop, prompt, self.options, number, key, self.queue, streams, self.client))
-        self.jobs = loop.submit(wanted, self.options.exact)
+        self.jobs = await self.model.submit(self, streams)
 
     def cancel(self) -> None:
-        for job in self.jobs:
-            job.cancel()
-        self.model.loop.wake()
+        self.model.cancel(self.jobs)
 
     async def collect(self) -> list[Choice]:
         """Whole answers, the best `n` of each prompt, in order."""
@@ -194,7 +186,7 @@ class Generation:
         job = self.jobs[number]
         if job.error is not None:
             raise job.error
-        if not job.state.done:
+        if not job.done:
             raise ApiError("the sequence was cancelled", 503, code="cancelled")
 
 

@@ -66,6 +66,10 @@ class DecodingJob:
     def hypotheses(self) -> list[Hypothesis]:
         return self.state.hypotheses
 
+    @property
+    def done(self) -> bool:
+        return self.state.done
+
     def cancel(self) -> None:
         self.state.cancel()
 
@@ -81,10 +85,11 @@ class NewSequence(NamedTuple):
 class TokenOutlet:
     """Tokens of one sequence on their way to the event loop: the queue gets (`number`, tokens)."""
 
-    def __init__(self, loop: EngineLoop, queue: asyncio.Queue[Any], number: int) -> None:
+    def __init__(self, loop: EngineLoop, queue: Any, number: int) -> None:
         self.loop, self.queue, self.number = loop, queue, number
         self.tokens: list[Any] = []
         self.first = True  # nothing has been delivered
+        self.paced = getattr(queue, "paced", True)  # each delivery costs this process an event
 
     def add(self, token: Any) -> None:
         if not self.tokens:
@@ -113,7 +118,7 @@ class EngineLoop:
         self.jobs: dict[bool, list[DecodingJob]] = {}  # submitted and not ended
         self.block_totals = BlockTotals()  # that the metrics have
         self.forward = ForwardQueue()
-        self.outbox: list[tuple[asyncio.Queue[Any], Any]] = []
+        self.outbox: list[tuple[Any, Any]] = []  # (queue, item)
         self.outlets: list[TokenOutlet] = []  # with tokens to deliver
         self.delivered = 0.0  # when all of them were
         self.calls: deque[ForwardJob] = deque()
@@ -227,7 +232,7 @@ class EngineLoop:
         with self.changed:
             self.changed.notify()
 
-    def post(self, queue: asyncio.Queue[Any], item: Any) -> None:
+    def post(self, queue: Any, item: Any) -> None:
         """Called in the loop's thread: put an item into a queue of the event loop, after this step."""
         self.outbox.append((queue, item))
 
@@ -340,12 +345,14 @@ class EngineLoop:
         """Tokens first, then what is posted. All at once if there are few or some time has passed; else only those of
         answers that begin or end."""
         ending, now = {id(queue) for queue, _ in self.outbox}, time.monotonic()
-        count = len(self.outlets)
+        count = sum(one.paced for one in self.outlets)
         if count <= CROWD or now - self.delivered > count * EVENT_SECONDS:
             due, self.outlets, self.delivered = self.outlets, [], now
         else:
-            due = [one for one in self.outlets if one.first or id(one.queue) in ending]
-            self.outlets = [one for one in self.outlets if not one.first and id(one.queue) not in ending]
+            due, later = list[TokenOutlet](), list[TokenOutlet]()
+            for one in self.outlets:
+                (due if one.first or not one.paced or id(one.queue) in ending else later).append(one)
+            self.outlets = later
         outbox = [(one.queue, one.take()) for one in due] + self.outbox
         self.outbox = []
         if outbox and not self.event_loop.is_closed():
@@ -363,6 +370,6 @@ class EngineLoop:
         self.schedulers.clear()
 
 
-def _put_all(outbox: list[tuple[asyncio.Queue[Any], Any]]) -> None:
+def _put_all(outbox: list[tuple[Any, Any]]) -> None:
     for queue, item in outbox:
         queue.put_nowait(item)

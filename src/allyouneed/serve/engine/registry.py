@@ -32,7 +32,7 @@ class Entry:
     path: Path
     created: int
     bytes: int = 0
-    model: ServedModel | None = None
+    model: Any = None  # a `ServedModel`; in an API process, a `RemoteModel`
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     used: int = 0
     last_used: float = 0.0

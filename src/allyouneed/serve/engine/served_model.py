@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cached_property
@@ -34,11 +34,12 @@ from allyouneed.runtime.memory import available_memory
 from allyouneed.runtime.process import ignore_warnings
 from allyouneed.serve.engine.chat_template import ChatTemplate
 from allyouneed.serve.engine.forward import CHUNK
-from allyouneed.serve.engine.loop import Call, CallCancelled, EngineLoop, current_call
-from allyouneed.serve.engine.text_models import EncodedPrompt, TextModel, text_model
+from allyouneed.serve.engine.generating import GeneratingModel
+from allyouneed.serve.engine.generation import Generation
+from allyouneed.serve.engine.loop import Call, CallCancelled, DecodingJob, EngineLoop, current_call
+from allyouneed.serve.engine.text_models import TextModel, text_model
 from allyouneed.serve.errors import ApiError, log_failure
 from allyouneed.serve.metrics import Metrics
-from allyouneed.serve.sampling import GenerationOptions
 from allyouneed.serve.settings import Settings
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ PREFILL_BUDGET = {"cuda": 8192}  # prompt tokens read in one step: as many as ta
 MEMORY_SHARE = 0.25  # of the free memory, for the blocks of a model
 
 
-class ServedModel:
+class ServedModel(GeneratingModel):
     def __init__(
         self, name: str, path: Path, predictor: Predictor, settings: Settings, metrics: Metrics, event_loop: Any
     ) -> None:
@@ -136,6 +137,15 @@ class ServedModel:
         return {"task": self.task, "max_model_len": self.max_model_len}
 
     @cached_property
+    def description(self) -> dict[str, Any] | None:
+        """What another process needs to encode prompts and decode answers (workers/remote_model.py). None: it cannot;
+        only language models in folders are that simple."""
+        if not isinstance(self.predictor, Generator) or not self.path.is_dir():
+            return None
+        hash = self.predictor.folder.tokenizers.hash
+        return {"tokenizer_hash": hash, "answers": self.predictor.answers, "max_model_len": self.max_model_len}
+
+    @cached_property
     def embedder(self) -> Embedder:
         """The model itself, or the body of a pretrained one under a pooling head; they share their weights."""
         if isinstance(self.predictor, Embedder):
@@ -162,20 +172,17 @@ class ServedModel:
             raise CallCancelled
         return self.loop.run(function).result()[0]
 
-    async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], options: GenerationOptions, extra: Mapping[str, Any]
-    ) -> EncodedPrompt:
-        """The prompt of a chat, by the folder's template."""
-        text, template = self.text, self.template
-        if template is None or not text.continues:
-            raise ApiError(
-                f"the model {self.name} has no chat template; use /v1/completions",
-                param="model",
-                code="no_chat_template",
-            )
-        values = {"add_generation_prompt": True, **extra}
-        ids = await asyncio.to_thread(template.encode, messages, values)
-        return text.encode(ids, options)
+    async def submit(self, generation: Generation, streams: bool) -> list[DecodingJob]:
+        wanted = []
+        for number, choice in enumerate(generation.choices):
+            key, prompt = (choice.prompt, choice.index), generation.prompts[choice.prompt]
+            wanted.append(self.text.sequence(self.loop, prompt, generation, number, key, streams))
+        return self.loop.submit(wanted, generation.options.exact)
+
+    def cancel(self, jobs: Sequence[DecodingJob]) -> None:
+        for job in jobs:
+            job.cancel()
+        self.loop.wake()
 
     def wrong_task(self, what: str) -> ApiError:
         return ApiError(f"the model {self.name} (task {self.task}) cannot {what}", param="model", code="wrong_task")

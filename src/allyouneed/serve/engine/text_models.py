@@ -5,12 +5,11 @@ A language model continues its prompt; an encoder-decoder (T5, BART, Marian, tra
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +30,9 @@ from allyouneed.serve.engine.logits_rules import LogitsRules, TokenRecord, recor
 from allyouneed.serve.engine.loop import EngineLoop, NewSequence, TokenOutlet
 from allyouneed.serve.errors import ApiError, too_long
 from allyouneed.serve.sampling import GenerationOptions
+
+if TYPE_CHECKING:
+    from allyouneed.serve.engine.generation import Generation
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat")
 HEAD_ROWS = 256  # positions whose logits are computed at once
@@ -101,16 +103,15 @@ class TextModel(ABC):
         self,
         loop: EngineLoop,
         prompt: EncodedPrompt,
-        options: GenerationOptions,
+        generation: Generation,
         number: int,
         key: tuple[int, ...],
-        queue: asyncio.Queue[Any],
         streams: bool,
-        client: str,
     ) -> NewSequence:
         """What to submit for one answer. The queue gets (`number`, a list of `TokenRecord`) after every step if it
         `streams` or if log-probabilities are recorded, and (`number`, None) at the end. `key`: decides samples, with
         the seed."""
+        options, queue = generation.options, generation.queue
         spec, limit = self.spec(prompt, options)
         rules = self._rules(options)
         record = TokenRecord if rules is None else rules.record
@@ -130,7 +131,7 @@ class TextModel(ABC):
                 prompt.source,
                 StopStrings(self.tokenizer, options.stop) if options.stop else None,
                 listen if streams or options.logprobs is not None else None,
-                client=client,
+                client=generation.client,
             ),
             spec,
             lambda _: loop.post(queue, (number, None)),

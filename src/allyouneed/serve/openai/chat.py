@@ -122,7 +122,7 @@ class ChatCompletion:
     async def whole(self, registry: Any) -> dict[str, Any]:
         async with registry.use(self.body.model) as model:
             run = Generation(model, [await self._prompt(model)], self.options, self.client)
-            run.start(streams=False)
+            await run.start(streams=False)
             choices = [
                 {
                     "index": choice.index,
@@ -139,7 +139,7 @@ class ChatCompletion:
         nothing = {"usage": None} if usage else {}
         async with registry.use(self.body.model) as model:
             run = Generation(model, [await self._prompt(model)], self.options, self.client)
-            run.start(streams=True)
+            await run.start(streams=True)
 
             def part(index: int, delta: dict[str, Any], finish: str | None, logprobs: Any = None) -> dict[str, Any]:
                 choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}

@@ -104,7 +104,7 @@ class Completion:
                 usage = Usage(sum(len(prompt.shown) for prompt in self.encoded), 0)
             else:
                 run = Generation(model, self.encoded, self.options, self.client)
-                run.start(streams=False)
+                await run.start(streams=False)
                 choices = await run.collect()
                 usage = run.usage
             found = [self._choice(model, one, one.text, one.records, one.finish, True) for one in choices]
@@ -129,7 +129,7 @@ class Completion:
                     yield self._object(model, [choice]) | nothing
             else:
                 run = Generation(model, self.encoded, self.options, self.client)
-                run.start(streams=True)
+                await run.start(streams=True)
                 begun: set[tuple[int, int]] = set()
                 async for delta in run.stream():
                     own = (delta.choice.prompt, delta.choice.index)

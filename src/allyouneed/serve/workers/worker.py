@@ -1,5 +1,5 @@
-"""One of several worker processes (supervisor.py): `python -m allyouneed.serve.workers.worker`. What it serves is a
-line of JSON on its standard input; when that is closed, the supervisor is gone, and the worker stops."""
+"""One of the processes of a server (supervisor.py): `python -m allyouneed.serve.workers.worker`. What it serves is a
+line of JSON on its standard input; when that is closed, the supervisor is gone, and the process stops."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from allyouneed.config import parse
 from allyouneed.serve.app import create_app
-from allyouneed.serve.server import Server
 from allyouneed.serve.settings import Settings
 from allyouneed.serve.workers.phases import FOLDER_VARIABLE, Phases
 
@@ -22,16 +22,43 @@ from allyouneed.serve.workers.phases import FOLDER_VARIABLE, Phases
 def main() -> None:
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         task = json.loads(stdin.readline())
-    number = task["worker"]
+    number, role = task["worker"], task["role"]
     level = logging.WARNING if task["quiet"] else logging.INFO
-    logging.basicConfig(level=level, format=f"%(asctime)s worker {number}: %(message)s", stream=sys.stderr)
+    name = f"worker {number}" if role == "worker" else f"{role} process {number}"
+    logging.basicConfig(level=level, format=f"%(asctime)s {name}: %(message)s", stream=sys.stderr)
     settings: Settings = parse(Settings, task["settings"], "serve")
     phases = Phases(Path(os.environ[FOLDER_VARIABLE]), task["workers"], number)
     folders = {name: Path(path) for name, path in task["folders"].items()}
-    gate = create_app(folders, settings, task["default"], task["aliases"], phases=phases)
     threading.Thread(target=_stop_without_supervisor, daemon=True).start()
     with socket.socket(fileno=task["listener"]) as listener:
-        Server(gate, settings, supervised=True).run(sockets=[listener])
+        if role == "engine":
+            _serve_engine(folders, settings, task, phases, listener)
+        else:
+            _serve_http(folders, settings, task, phases, listener)
+
+
+def _serve_http(
+    folders: dict[str, Path], settings: Settings, task: dict[str, Any], phases: Phases, listener: socket.socket
+) -> None:
+    from allyouneed.serve.server import Server
+
+    if task["role"] == "api":
+        from allyouneed.serve.workers.api_process import create_api
+
+        sockets = [Path(path) for path in task["engines"]]
+        gate = create_api(folders, settings, sockets, task["default"], task["aliases"], phases)
+    else:
+        gate = create_app(folders, settings, task["default"], task["aliases"], phases=phases)
+    Server(gate, settings, supervised=True).run(sockets=[listener])
+
+
+def _serve_engine(
+    folders: dict[str, Path], settings: Settings, task: dict[str, Any], phases: Phases, listener: socket.socket
+) -> None:
+    from allyouneed.serve.workers.engine_process import run
+
+    gate = create_app(folders, settings, task["default"], task["aliases"], phases=phases)
+    run(gate, listener, settings.grace_seconds)
 
 
 def _stop_without_supervisor() -> None:

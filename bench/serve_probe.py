@@ -1,0 +1,167 @@
+"""What serve_gpu.py measures inside server processes, and the fake steps it rehearses with. Loaded by every Python
+process it starts (`environment`); patches the engine as soon as that is imported.
+
+Environment: SERVE_PROBE: a folder; each process that steps an engine writes its totals there, twice a second.
+SERVE_FAKE_STEP_MS: a decode step computes nothing and takes this long, as on a GPU: the host waits, without Python's
+lock, only for the record of the run before. SERVE_PROFILE: a folder for profiles by function, in CPU time.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import os
+import pstats
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+TARGETS = ("allyouneed.serve.engine.loop", "allyouneed.infer.cuda_graph.scheduler_slots")
+totals: dict[str, float] = {}
+
+
+def environment(folder: Path, fake_step_ms: float | None, profile: bool) -> dict[str, str]:
+    """Of processes that are to be measured."""
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.path.append({str(HERE)!r})\nimport serve_probe\n")
+    found = {"SERVE_PROBE": str(folder), "PYTHONPATH": os.pathsep.join([str(folder), *sys.path[1:]])}
+    found |= {} if fake_step_ms is None else {"SERVE_FAKE_STEP_MS": str(fake_step_ms)}
+    return dict(os.environ) | found | ({"SERVE_PROFILE": str(folder)} if profile else {})
+
+
+def read_totals(folder: Path) -> dict[int, dict[str, float]]:
+    """By process."""
+    time.sleep(0.6)  # so that all have written them
+    found = {}
+    for file in folder.glob("totals-*.json"):
+        found[int(file.stem.partition("-")[2])] = json.loads(file.read_text())
+    return found
+
+
+def timed(owner: Any, name: str, key: str, skip: Callable[..., bool] | None = None) -> None:
+    """Count calls and seconds of a method."""
+    function = getattr(owner, name)
+
+    def measured(self: Any, *args: Any, **more: Any) -> Any:
+        if skip is not None and skip(self, *args):
+            return function(self, *args, **more)
+        began = time.perf_counter()
+        try:
+            return function(self, *args, **more)
+        finally:
+            totals[key] = totals.get(key, 0.0) + time.perf_counter() - began
+            totals[f"{key} calls"] = totals.get(f"{key} calls", 0) + 1
+
+    setattr(owner, name, measured)
+
+
+def patch_engine() -> None:
+    from allyouneed.infer.cuda_graph.runner import GraphRunner, Run
+    from allyouneed.infer.scheduler import Scheduler
+    from allyouneed.serve.engine.loop import EngineLoop
+
+    if "SERVE_FAKE_STEP_MS" in os.environ:
+        fake_steps(float(os.environ["SERVE_FAKE_STEP_MS"]) / 1000)
+    timed(Run, "wait", "wait")
+    timed(GraphRunner, "launch", "launch")
+    timed(GraphRunner, "collect", "collect")
+    timed(Scheduler, "_prefill", "prefill")
+    timed(EngineLoop, "_report", "report")
+    timed(EngineLoop, "_deliver", "deliver")
+    step, run = EngineLoop._step, EngineLoop._run
+    last = [0.0]
+
+    def measured(self: Any, exact: bool, scheduler: Any) -> None:
+        if scheduler.idle and not self.jobs[exact]:
+            last[0] = 0.0
+            return step(self, exact, scheduler)
+        began, cpu = time.perf_counter(), time.thread_time()
+        if last[0]:
+            totals["gap"] = totals.get("gap", 0.0) + began - last[0]
+        step(self, exact, scheduler)
+        last[0] = time.perf_counter() if self.jobs[exact] else 0.0
+        totals["step"] = totals.get("step", 0.0) + time.perf_counter() - began
+        totals["steps"] = totals.get("steps", 0) + 1
+        totals["step cpu"] = totals.get("step cpu", 0.0) + time.thread_time() - cpu
+        totals["rows"] = totals.get("rows", 0) + len(scheduler.active)
+
+    def profiled(self: Any) -> None:
+        profile_call("engine thread", run, self)
+
+    EngineLoop._step = measured  # type: ignore[method-assign]
+    if "SERVE_PROFILE" in os.environ:
+        EngineLoop._run = profiled  # type: ignore[method-assign]
+    threading.Thread(target=write_totals, daemon=True).start()
+
+
+def write_totals() -> None:
+    file = Path(os.environ["SERVE_PROBE"]) / f"totals-{os.getpid()}.json"
+    while True:
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(totals))
+        new.replace(file)
+        time.sleep(0.25)
+
+
+def fake_steps(seconds: float) -> None:
+    import torch
+
+    from allyouneed.infer.cuda_graph.runner import GraphRunner, GraphRunnerCache, Run
+
+    busy = [0.0]  # until then
+
+    class Event:
+        def __init__(self, steps: int) -> None:
+            self.at = busy[0] = max(busy[0], time.perf_counter()) + steps * seconds
+
+        def synchronize(self) -> None:
+            time.sleep(max(0.0, self.at - time.perf_counter()))
+
+    def launch(self: Any, count: int) -> Run:
+        record = torch.randint(10, 300, self.search.record[:count].shape).float()
+        self.steps += count
+        run = Run(self.steps - count, record)
+        run.copied = Event(count)  # type: ignore[assignment]
+        return run
+
+    def admits(self: Any, requests: Any) -> bool:
+        return bool(self.suits(requests[0].spec, [state.request for state in requests]))
+
+    GraphRunner.launch = launch  # type: ignore[method-assign]
+    GraphRunnerCache.admits = admits  # type: ignore[method-assign]
+
+
+def profile_call(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    profile = cProfile.Profile(time.thread_time)
+    try:
+        return profile.runcall(function, *args)
+    finally:
+        with open(Path(os.environ["SERVE_PROFILE"]) / f"profile-{name}-{os.getpid()}.txt", "w") as file:
+            pstats.Stats(profile, stream=file).sort_stats("tottime").print_stats(35)
+
+
+def profile_event_loops() -> None:
+    import asyncio
+
+    run = asyncio.Runner.run
+    asyncio.Runner.run = lambda self, *args, **more: profile_call("event loop", lambda: run(self, *args, **more))  # type: ignore[method-assign]
+
+
+def is_loaded(name: str) -> bool:
+    module = sys.modules.get(name)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
+
+
+def watch() -> None:
+    while not all(map(is_loaded, TARGETS)):
+        time.sleep(0.005)
+    patch_engine()
+
+
+if "SERVE_PROBE" in os.environ:
+    threading.Thread(target=watch, daemon=True).start()
+    if "SERVE_PROFILE" in os.environ:
+        profile_event_loops()

@@ -1,0 +1,73 @@
+"""What the routes that generate text need of a model: one of this process (served_model.py), or one of an engine
+process (workers/remote_model.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from allyouneed.serve.errors import ApiError
+
+if TYPE_CHECKING:
+    from allyouneed.infer.decoding.base import Hypothesis
+    from allyouneed.serve.engine.chat_template import ChatTemplate
+    from allyouneed.serve.engine.generation import Generation
+    from allyouneed.serve.engine.text_models import EncodedPrompt, TextModel
+    from allyouneed.serve.sampling import GenerationOptions
+    from allyouneed.serve.settings import Settings
+
+
+class SequenceJob(Protocol):
+    """A submitted sequence. Once it has ended: it is `done`, or has an `error`, or was cancelled."""
+
+    @property
+    def error(self) -> BaseException | None: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def hypotheses(self) -> list[Hypothesis]: ...
+
+
+class GeneratingModel(ABC):
+    name: str
+    settings: Settings
+
+    @property
+    @abstractmethod
+    def text(self) -> TextModel: ...
+
+    @property
+    @abstractmethod
+    def template(self) -> ChatTemplate | None: ...
+
+    @property
+    @abstractmethod
+    def max_model_len(self) -> int: ...
+
+    @abstractmethod
+    async def submit(self, generation: Generation, streams: bool) -> Sequence[SequenceJob]:
+        """Submit its sequences, one for each of its choices, or none if one is refused. Its queue gets their tokens if
+        it `streams` or records log-probabilities, and their ends."""
+
+    @abstractmethod
+    def cancel(self, jobs: Sequence[Any]) -> None:
+        """Of `submit`; no effect on those that have ended."""
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: GenerationOptions, extra: Mapping[str, Any]
+    ) -> EncodedPrompt:
+        """The prompt of a chat, by the folder's template."""
+        text, template = self.text, self.template
+        if template is None or not text.continues:
+            raise ApiError(
+                f"the model {self.name} has no chat template; use /v1/completions",
+                param="model",
+                code="no_chat_template",
+            )
+        values = {"add_generation_prompt": True, **extra}
+        ids = await asyncio.to_thread(template.encode, messages, values)
+        return text.encode(ids, options)
