@@ -32,6 +32,7 @@ from allyouneed.nn.ops import retention as retain
 from allyouneed.nn.ops.wkv import LEAST, initial_state, prefix_states, wkv_output
 from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED
 from allyouneed.runtime.cuda.bias_gradients import ROWS
+from check_experts import experts
 from check_state_spaces import state_spaces
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -435,7 +436,14 @@ def slopes(check: Check, cuda: bool) -> None:
                 check.side_by_side(sizes, dtype, ordered)
 
 
-JOBS = {"sums": sums, "state-spaces": state_spaces, "decoding": decoding, "entropies": entropies, "slopes": slopes}
+JOBS = {
+    "sums": sums,
+    "state-spaces": state_spaces,
+    "experts": experts,
+    "decoding": decoding,
+    "entropies": entropies,
+    "slopes": slopes,
+}
 
 
 def main() -> int:

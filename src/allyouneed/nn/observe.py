@@ -66,6 +66,11 @@ def probing(probe: Probe) -> Iterator[None]:
             _active -= 1
 
 
+def is_observed() -> bool:
+    """Whether a probe watches this thread."""
+    return bool(_active) and _probe.get() is not None
+
+
 def observe(part: Any, name: str, value: Any) -> Any:
     return value if not _active or (probe := _probe.get()) is None else probe.observe(part, name, value)
 

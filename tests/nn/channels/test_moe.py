@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Rows
+from allyouneed.nn.channels import moe as mixture
 from allyouneed.nn.channels.feedforward import FFN, GLU
 from allyouneed.nn.channels.moe import ExpertGroups, MoE, Router
 from allyouneed.nn.common import Common
@@ -132,6 +133,33 @@ def test_outputs_losses_and_gradients_match_the_definition(name, lengths):
         for left, right in zip(found_gradients, expected_gradients, strict=True):
             left, right = (torch.zeros(1) if side is None else side for side in (left, right))
             torch.testing.assert_close(*torch.broadcast_tensors(left.double(), right.double()), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_all_experts_at_once_match_the_definition(name, monkeypatch):
+    """The form for GPUs: it keeps padding and choices beyond the capacity, with weight 0."""
+    built, (x, context) = module(**VARIANTS[name], balance=1.0), batch(13, 0, 7)
+    real, parameters = context.queries.real, [x, *built.parameters()]
+    expected = [built(x, context), *context.losses]
+    context.losses.clear()
+    monkeypatch.setattr(mixture, "usable", lambda x: True)
+    monkeypatch.setattr(built, "run_each", None)
+    found = [built(x, context), *context.losses]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert found[0][~real].eq(0).all() or built.shared is not None
+    for one, other in zip(found, expected, strict=True):
+        pairs = [
+            torch.autograd.grad(y.sin().sum(), parameters, allow_unused=True, retain_graph=True) for y in (one, other)
+        ]
+        for left, right in zip(*pairs, strict=True):
+            left, right = (torch.zeros_like(x[0, 0, 0]) if side is None else side for side in (left, right))
+            torch.testing.assert_close(*torch.broadcast_tensors(left, right), rtol=1e-10, atol=1e-10)
+
+
+def test_observed_normed_and_nested_experts_run_one_by_one():
+    assert module().grouped_maps() is not None
+    assert module(expert=FFN(hidden=5, norm=True)).grouped_maps() is None
+    assert module(expert=MoE(experts=2, expert=SMALL)).grouped_maps() is None
 
 
 @settings(max_examples=30)

@@ -60,8 +60,13 @@ class FFNModule(SubLayer):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        hidden = observe(self, "hidden", self.dropout(self.activation(self.up(x))))  # (batch, time, hidden)
+        hidden = observe(self, "hidden", self.hidden(self.up(x)))  # (batch, time, hidden)
         return self.project_out(hidden if self.norm is None else self.norm(hidden, context))
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The hidden layer, given its map's output."""
+        found: Tensor = self.dropout(self.activation(x))
+        return found
 
     def project_out(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.down(hidden)
@@ -121,7 +126,11 @@ class GLUModule(SubLayer):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        hidden = self.dropout(gated(self.gate_up(x), self.activation, self.fused))  # (batch, time, hidden)
-        hidden = observe(self, "hidden", hidden)
+        hidden = observe(self, "hidden", self.hidden(self.gate_up(x)))  # (batch, time, hidden)
         mixed: Tensor = self.down(hidden if self.norm is None else self.norm(hidden, context))
         return mixed
+
+    def hidden(self, both: Tensor) -> Tensor:
+        """The hidden layer, given both factors concatenated."""
+        found: Tensor = self.dropout(gated(both, self.activation, self.fused))
+        return found

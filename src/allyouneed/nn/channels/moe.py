@@ -1,7 +1,8 @@
 """Mixture of experts: each token uses a few of many channel mixers.
 
 An expert is any part of the channel slot, built by `expert.build`. Tokens are sorted by expert and each expert runs
-once on its tokens: compute grows with the experts in use, not with their number.
+once on its tokens: compute grows with the experts in use, not with their number. On a GPU, experts made of dense maps
+run all at once (nn/ops/experts.py), by shapes that do not depend on the routing: nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from allyouneed.config import Config
+from allyouneed.kernels import usable
+from allyouneed.nn.channels.feedforward import FFNModule, GLUModule
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.observe import observe, show
+from allyouneed.nn.linear.dense import MergedLinear
+from allyouneed.nn.observe import is_observed, observe, show
+from allyouneed.nn.ops.experts import Groups, arrival, collect, count, grouped_linear, spread
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Channel, SubLayer
 
@@ -141,12 +146,17 @@ class MoE(Channel):
         return found
 
 
+# of all experts: the maps to the hidden layer, those from it, and an expert for what is between, which has no weights
+ExpertMaps = tuple[list[nn.Linear], list[nn.Linear], Any]
+
+
 class Routing(NamedTuple):
     weights: Tensor  # (tokens, top)
     experts: Tensor  # (tokens, top)
     shares: Tensor  # (tokens, experts): scores that sum to 1
     logits: Tensor  # (tokens, experts)
     load: Tensor  # (experts): tokens per expert
+    real: Tensor | None = None  # (tokens,) bool; None: all
 
 
 class RouterModule(nn.Module):
@@ -159,7 +169,8 @@ class RouterModule(nn.Module):
         self.linear = nn.Linear(width, config.experts, config.router.bias)
         self.register_buffer("correction", None if self.config.correction is None else torch.zeros(config.experts))
 
-    def forward(self, x: Tensor, context: Context | None = None) -> Routing:
+    def forward(self, x: Tensor, context: Context | None = None, real: Tensor | None = None) -> Routing:
+        """x (tokens, width); those that are not `real` (tokens,) count nowhere, and their choice has no meaning."""
         config, exact = self.config, torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             x, weight = x.to(exact), self.linear.weight.to(exact)
@@ -173,7 +184,9 @@ class RouterModule(nn.Module):
         weights = scores.gather(-1, experts)
         if config.normalise:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be 0
-        load = experts.flatten().bincount(minlength=scores.shape[-1])
+        load = count(
+            experts.flatten(), scores.shape[-1], None if real is None else real[:, None].expand_as(experts).flatten()
+        )
         counts = self.training and len(x) and (context is None or not context.is_recomputing)
         if self.correction is not None and config.correction is not None and counts:
             self.correction += config.correction * (load.float().mean() - load).sign()
@@ -182,7 +195,7 @@ class RouterModule(nn.Module):
         show(self, "", lambda: logits)
         show(self, "experts", lambda: experts)
         show(self, "shares", lambda: shares)
-        return Routing(weights, experts, shares, logits, load)
+        return Routing(weights, experts, shares, logits, load, real)
 
     def choose(self, scores: Tensor) -> Tensor:
         """(tokens, experts) scores to expert indices, best first: (tokens, top)."""
@@ -198,9 +211,9 @@ class RouterModule(nn.Module):
     def loss(self, choice: Routing, balance: float) -> Tensor:
         """Load-balancing loss: experts · Σ over experts of (share of choices) · (mean share of scores); plus the
         z-loss."""
-        chosen = choice.load.to(choice.shares.dtype) / choice.load.sum()
-        loss = balance * len(chosen) * (chosen * choice.shares.mean(0)).sum()
-        return loss + self.config.z_loss * choice.logits.logsumexp(-1).square().mean()
+        chosen = choice.load.to(choice.shares.dtype) / choice.load.sum().clamp(min=1)
+        loss = balance * len(chosen) * (chosen * _mean(choice.shares, choice.real)).sum()
+        return loss + self.config.z_loss * _mean(choice.logits.logsumexp(-1).square(), choice.real)
 
 
 class MoEModule(SubLayer):
@@ -219,30 +232,52 @@ class MoEModule(SubLayer):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         real = context.queries.real
-        tokens = x.flatten(0, 1) if real is None else x[real]  # (tokens, width), without padding
-        choice = self.router(tokens, context)
+        rows = torch.arange(x.shape[0], device=x.device)[:, None].expand(x.shape[:2]).flatten()  # of each token
+        maps = self.grouped_maps() if usable(x) else None
+        if maps is not None:
+            tokens, kept = x.flatten(0, 1), None if real is None else real.flatten()
+            tokens = tokens if kept is None else tokens.masked_fill(~kept[:, None], 0.0)
+            choice = self.choose(tokens, context, kept)
+            mixed = self.run_groups(tokens, choice, self.kept(choice, rows, len(x)), maps).view_as(x)
+        else:
+            tokens = x.flatten(0, 1) if real is None else x[real]  # (tokens, width), without padding
+            choice = self.choose(tokens, context)
+            kept = self.kept(choice, rows if real is None else rows[real.flatten()], len(x))
+            mixed = self.run_each(tokens, choice, kept, context)
+            mixed = mixed.view_as(x) if real is None else torch.zeros_like(x).index_put((real,), mixed)
+        return mixed if self.shared is None else mixed + self.shared(x, context, state)
+
+    def choose(self, tokens: Tensor, context: Context, real: Tensor | None = None) -> Routing:
+        choice: Routing = self.router(tokens, context, real)
         if self.training and context.losses is not None and len(tokens):
             context.losses.append(self.router.loss(choice, self.balance))
-        rows = torch.arange(len(x), device=x.device)[:, None].expand(x.shape[:2])  # the row of each token
-        mixed = self.dispatch(tokens, rows.flatten() if real is None else rows[real], choice, context)
-        mixed = mixed.view_as(x) if real is None else torch.zeros_like(x).index_put((real,), mixed)
-        return mixed if self.shared is None else mixed + self.shared(x, context, state)
+        return choice
 
     def new_state(self) -> State | None:
         return None if self.shared is None else self.shared.new_state()
 
-    def dispatch(self, tokens: Tensor, rows: Tensor, choice: Routing, context: Context) -> Tensor:
-        # first choices of all tokens, then second ones, …
-        chosen_experts, load = choice.experts.t().flatten(), choice.load
-        order = chosen_experts.argsort(stable=True)  # by expert, in order of arrival
-        if self.capacity is not None:
-            kept = _arrival(chosen_experts) < math.ceil(self.capacity * len(tokens) / len(load))
-        elif self.row_capacity is not None:
-            kept = _arrival(chosen_experts + len(load) * rows.repeat(choice.experts.shape[1])) < self.row_capacity
-        else:
-            kept = None
+    def kept(self, choice: Routing, rows: Tensor, batch: int) -> Tensor | None:
+        """(top, tokens) bool: choices within the capacity, where first choices come first; None: all. `rows` (tokens,):
+        which of the `batch` rows each token is in."""
+        chosen, tokens, experts = choice.experts.t(), len(choice.experts), len(choice.load)
+        if self.capacity is None and self.row_capacity is None:
+            return None
+        groups, size = chosen, experts
+        if self.row_capacity is not None:
+            groups, size = chosen + experts * rows, experts * batch
+        if choice.real is not None:  # padding takes no room: a group of its own
+            groups, size = groups.masked_fill(~choice.real, size), size + 1
+        many: Tensor | int = tokens if choice.real is None else choice.real.sum(dtype=torch.double)
+        limit = self.row_capacity if self.capacity is None else _ceil(self.capacity * many / experts)
+        return (arrival(groups.flatten(), size) < limit).view_as(chosen)
+
+    def run_each(self, tokens: Tensor, choice: Routing, kept: Tensor | None, context: Context) -> Tensor:
+        """The definition: expert after expert."""
+        chosen, load = choice.experts.t().flatten(), choice.load
+        order = chosen.argsort(stable=True)  # by expert, in order of arrival
         if kept is not None:
-            order, load = order[kept[order]], chosen_experts[kept].bincount(minlength=len(load))
+            order = order[kept.flatten()[order]]
+            load = count(chosen[order], len(load))
         token_ids, weights = order % max(len(tokens), 1), choice.weights.t().flatten()[order]
         mixed = torch.zeros_like(tokens)
         parts = tokens[token_ids].split(load.tolist())
@@ -253,13 +288,42 @@ class MoEModule(SubLayer):
         ]
         return mixed.index_add(0, token_ids, (torch.cat(found) * weights[:, None]).to(mixed.dtype)) if found else mixed
 
+    def run_groups(self, tokens: Tensor, choice: Routing, kept: Tensor | None, maps: ExpertMaps) -> Tensor:
+        """All experts at once. Choices beyond the capacity and those of padding are computed too, with weight 0."""
+        weights = choice.weights.t()  # (top, tokens)
+        weights = weights if kept is None else weights * kept
+        weights = weights if choice.real is None else weights * choice.real
+        groups = Groups.of(choice.experts.t(), len(self.experts))
+        up, down, first = maps
+        hidden = first.hidden(grouped_linear(spread(tokens, groups), up, groups.ends))
+        found = collect(grouped_linear(hidden, down, groups.ends), groups)  # (top, tokens, width)
+        return (found * weights[..., None]).sum(0).to(tokens.dtype)
 
-def _arrival(groups: Tensor) -> Tensor:
-    """Number of earlier entries with the same value."""
-    order = groups.argsort(stable=True)
-    sizes = groups.unique(return_counts=True)[1]
-    firsts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-    return torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device) - firsts)
+    def grouped_maps(self) -> ExpertMaps | None:
+        """The two maps of every expert, if each is a feed-forward network of dense ones, and nothing observes them."""
+        if is_observed():
+            return None
+        up, down = [], []
+        for expert in self.experts:
+            if not isinstance(expert, FFNModule | GLUModule) or expert.norm is not None:
+                return None
+            up.append(expert.up if isinstance(expert, FFNModule) else expert.gate_up)
+            down.append(expert.down)
+        if not all(type(one) in (nn.Linear, MergedLinear) and type(one.weight) is nn.Parameter for one in (*up, *down)):
+            return None  # quantized, or distributed over devices
+        return up, down, self.experts[0]
+
+
+def _ceil(number: Tensor | float) -> Tensor | int:
+    return number.ceil() if isinstance(number, Tensor) else math.ceil(number)
+
+
+def _mean(values: Tensor, real: Tensor | None) -> Tensor:
+    """Over the real tokens (dim 0)."""
+    if real is None:
+        return values.mean(0)
+    shape = (-1,) + (1,) * (values.dim() - 1)
+    return (values * real.view(shape)).sum(0) / real.sum().clamp(min=1)
 
 
 def _flat_context(tokens: Tensor, context: Context) -> Context:
