@@ -156,8 +156,10 @@ def test_all_experts_at_once_match_the_definition(name, monkeypatch):
             torch.testing.assert_close(*torch.broadcast_tensors(left, right), rtol=1e-10, atol=1e-10)
 
 
-def test_observed_normed_and_nested_experts_run_one_by_one():
-    assert module().grouped_maps() is not None
+def test_normed_and_nested_experts_run_one_by_one(monkeypatch):
+    assert module().grouped_maps() is not None and not module().traceable
+    monkeypatch.setattr(mixture, "usable", lambda x: True)
+    assert module().traceable and not module(expert=FFN(hidden=5, norm=True)).traceable
     assert module(expert=FFN(hidden=5, norm=True)).grouped_maps() is None
     assert module(expert=MoE(experts=2, expert=SMALL)).grouped_maps() is None
 

@@ -230,6 +230,13 @@ class MoEModule(SubLayer):
                 f"{type(config.expert).__name__} has a state and cannot be an expert, whose tokens leave their rows"
             )
 
+    @property
+    def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
+        """Not with a capacity: rows of a captured decode step that are not in use would take room."""
+        limited = self.capacity is not None or self.row_capacity is not None
+        shared = self.shared is None or self.shared.traceable
+        return shared and not limited and usable(self.router.linear.weight) and self.grouped_maps() is not None
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         real = context.queries.real
         rows = torch.arange(x.shape[0], device=x.device)[:, None].expand(x.shape[:2]).flatten()  # of each token
