@@ -275,7 +275,7 @@ class MoEModule(SubLayer):
         if choice.real is not None:  # padding takes no room: a group of its own
             groups, size = groups.masked_fill(~choice.real, size), size + 1
         many: Tensor | int = tokens if choice.real is None else choice.real.sum(dtype=torch.double)
-        limit = self.row_capacity if self.capacity is None else _ceil(self.capacity * many / experts)
+        limit = _ceil(self.capacity * many / experts) if self.capacity is not None else self.row_capacity or 0
         return (arrival(groups.flatten(), size) < limit).view_as(chosen)
 
     def run_each(self, tokens: Tensor, choice: Routing, kept: Tensor | None, context: Context) -> Tensor:
@@ -310,7 +310,8 @@ class MoEModule(SubLayer):
         """The two maps of every expert, if each is a feed-forward network of dense ones, and nothing observes them."""
         if is_observed():
             return None
-        up, down = [], []
+        up: list[Any] = []
+        down: list[Any] = []
         for expert in self.experts:
             if not isinstance(expert, FFNModule | GLUModule) or expert.norm is not None:
                 return None
