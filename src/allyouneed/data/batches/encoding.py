@@ -81,6 +81,8 @@ class TextEncoding(Encoding):
         ]
         for number, example in enumerate(chunk):
             row: EncodedRow = [side[number] for side in sides]
+            if getattr(example, "bpe_dropout", None) is not None:
+                row = self._segment_randomly(example)
             to = getattr(example, "to", None)
             if to is not None:  # multilingual models read the target language first
                 row[0] = [next(iter(self.tokenizers.values())).language(to), *row[0]]
@@ -91,6 +93,10 @@ class TextEncoding(Encoding):
             dropped = self.drop_if_too_long(tokens)
             more = self.extra_columns(example)
             yield dropped or (more if isinstance(more, Dropped) else row + more)
+
+    def _segment_randomly(self, example: Any) -> EncodedRow:
+        texts = zip(self.tokenizers.values(), example.texts, strict=True)
+        return [tokenizer.bpe_dropout(example.bpe_dropout).encode(t, example.segmentation) for tokenizer, t in texts]
 
     def extra_columns(self, example: Any) -> EncodedRow | Dropped:
         """The columns besides the texts."""

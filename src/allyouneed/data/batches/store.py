@@ -213,7 +213,12 @@ class Store:
         return cls._build(folder, fingerprint, files, filters, encoding, progress)
 
 
-LATER_KEYS = ("header", "quotes")  # of files; unknown to older versions, whose fingerprints stay valid
+LATER_KEYS = (
+    "header",
+    "quotes",
+    "bpe_dropout",
+    "segmentations",
+)  # of files; unknown to older versions, whose fingerprints stay valid
 
 
 class InputHashes:

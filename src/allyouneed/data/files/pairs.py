@@ -20,12 +20,13 @@ from allyouneed.data.files.readers import (
 from allyouneed.data.files.tables import Column, TableFiles, read_rows
 from allyouneed.errors import UserError
 
+SEGMENTATIONS = 8
 Tag = Annotated[str, StringConstraints(pattern=r"^[^\W\d_][\w-]*$")]
 
 
 class Pair(NamedTuple):
     """Two sentences and their origin; `to`: target language, for multilingual models; `weight`: how many times an epoch
-    reads the pair."""
+    reads the pair; `bpe_dropout` and `segmentation`: of a random segmentation, its rate and number."""
 
     source: str
     target: str
@@ -34,6 +35,8 @@ class Pair(NamedTuple):
     to: str | None = None
     from_: str | None = None
     weight: float = 1.0
+    bpe_dropout: float | None = None
+    segmentation: int = 0
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -41,7 +44,7 @@ class Pair(NamedTuple):
 
     @property
     def metadata(self) -> str:
-        return self.to or ""
+        return (self.to or "") + (f" {self.segmentation}" if self.segmentation else "")
 
 
 class PairFiles(TableFiles):
@@ -67,12 +70,18 @@ class PairFiles(TableFiles):
     """Target language, for multilingual models."""
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """How many times an epoch reads each pair; 0.5: with probability 1/2."""
+    bpe_dropout: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Segment the training texts at random: each BPE merge is left out with this probability; usual: 0.1."""
+    segmentations: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """With `bpe_dropout`: how many segmentations of each pair are prepared; an epoch reads one of them (default: 8)."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         together, apart = self.path is not None, (self.source is not None, self.target is not None)
         if together == any(apart) or any(apart) != all(apart):
             raise ValueError("give either 'path' (pairs in one file) or both 'source' and 'target' (aligned files)")
+        if self.segmentations is not None and self.bpe_dropout is None:
+            raise ValueError("'segmentations' counts random segmentations; set 'bpe_dropout' as well, or remove it")
         if not together:
             for name in ("columns", "header", "quotes"):
                 if getattr(self, name) is not None:
@@ -94,6 +103,15 @@ class PairFiles(TableFiles):
         return list(zip(left, right, strict=True))
 
     def read(self, report: Report) -> Iterator[Pair]:
+        if self.bpe_dropout is None:
+            yield from self._read(report)
+            return
+        count = self.segmentations or SEGMENTATIONS
+        for pair in self._read(report):
+            each = pair._replace(weight=pair.weight / count, bpe_dropout=self.bpe_dropout)
+            yield from (each._replace(segmentation=number) for number in range(count))
+
+    def _read(self, report: Report) -> Iterator[Pair]:
         besides = self.to, self.from_, self.weight
         if self.path is None:
             for left, right in self._aligned():

@@ -25,6 +25,7 @@ from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files, Report
 from allyouneed.data.languages import find as find_language
 from allyouneed.data.tokenizers.bounds import MAX_BYTES, parse_tokenizer
+from allyouneed.data.tokenizers.bpe_dropout import BPEDropout
 from allyouneed.data.tokenizers.byte_level import BYTE_OF, BYTES, show_bytes
 from allyouneed.data.tokenizers.errors import translate_errors
 from allyouneed.data.tokenizers.plain import plain, unknown_id
@@ -121,6 +122,7 @@ class Tokenizer:
         self._size = int(max(inner.get_vocab(with_added_tokens=True).values(), default=-1)) + 1  # ids may have gaps
         self._size = self._size if known is None else min(known, self._size)
         self.notes = list(notes)
+        self._dropouts: dict[float, BPEDropout] = {}
         added = inner.get_added_tokens_decoder()
         self._added = {
             number: str(token.content) for number, token in added.items() if token.special or template is None
@@ -236,6 +238,15 @@ class Tokenizer:
                     found[number] = self._plain.encode(texts[number], add_special_tokens=False).ids
         if self._known is not None:  # pieces that the model has no embedding for
             found = [[self._unknown if i >= self._known and i not in self._added else i for i in ids] for ids in found]
+        return found
+
+    def bpe_dropout(self, rate: float) -> BPEDropout:
+        """Random segmentations, each merge left out with the probability `rate`; the same object every time."""
+        if self.foreign:
+            raise UserError("bpe_dropout: needs a tokenizer trained here (`tokenizer: {kind: bpe}`), not a foreign one")
+        found = self._dropouts.get(rate)
+        if found is None:
+            found = self._dropouts[rate] = BPEDropout(self._inner, rate)
         return found
 
     def _encode_with_offsets(self, text: str) -> Any:
@@ -419,6 +430,8 @@ class Vocabularies:
         def texts(sides: slice, report: Report) -> Iterator[str]:
             examples = (example for entry in files for example in entry.read(report))
             for example in examples if filters is None else filters.apply(examples, report):
+                if getattr(example, "segmentation", 0):
+                    continue  # the same text again
                 for _ in range(max(1, round(getattr(example, "weight", 1)))):  # about as often as an epoch reads it
                     yield from example.texts[sides]
 
