@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from allyouneed.config import parse
 from allyouneed.data.batches.encoding import TextEncoding
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.filters import Filters
@@ -15,6 +17,7 @@ from allyouneed.data.files.readers import Report
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, train
 from allyouneed.data.tokenizers.bpe_dropout import BPEDropout
 from allyouneed.errors import UserError
+from allyouneed.train import Recipe
 
 TEXTS = ["the lower newest widest lowest 机器学习很有趣, and the widest newer one"] * 4 + ["lowering and newering"] * 3
 
@@ -60,6 +63,13 @@ def test_an_epoch_reads_one_segmentation_of_each_pair(tokenizer: Tokenizer, tmp_
 def test_errors(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="set 'bpe_dropout' as well"):
         PairFiles(path="a.tsv", segmentations=4)
+    tree: Any = {
+        "model": "transformer-tiny",
+        "output": "run",
+        "data": {"train": "a.tsv", "valid": {"path": "b.tsv", "bpe_dropout": 0.1}},
+    }
+    with pytest.raises(UserError, match="'bpe_dropout' is for train only"):
+        parse(Recipe, tree)
     unigram = train(TokenizerConfig(kind="unigram", vocab=330), TEXTS)
     with pytest.raises(UserError, match="needs a tokenizer of kind bpe, and this one is unigram"):
         unigram.bpe_dropout(0.1)

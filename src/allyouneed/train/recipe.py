@@ -254,6 +254,11 @@ class Recipe(Config):
             raise ValueError(f"data: {self.task_kind} does not support 'weight'; translation and prefix-lm do")
         if set(weighed) - {"train"}:
             raise ValueError("data: 'weight' is for train only; remove it from valid and test")
+        random = {split for split in SPLITS for e in getattr(self.data, split) if getattr(e, "bpe_dropout", None)}
+        if random and self.task_kind != "translation":
+            raise ValueError(f"data: {self.task_kind} does not support 'bpe_dropout'; translation does")
+        if random - {"train"}:
+            raise ValueError("data: 'bpe_dropout' is for train only; remove it from valid and test")
         if self.max_tokens > min(self.capacities):
             raise ValueError(
                 f"data.max_tokens is {self.max_tokens}, but a row of batch holds {min(self.capacities)}; "
