@@ -238,6 +238,8 @@ class Context:
     # builds the memory from the input of the first layer that needs it (RETRO)
     memory_builder: MemoryBuilder | None = None
     replay: Replay | None = None  # set if the layer will be recomputed for its gradients
+    # a step of fixed shape (runtime/cuda): nothing may wait for the device, positions are known to be within limits
+    static: bool = False
 
     def memoize(self, key: Hashable, make: Callable[[], T]) -> T:
         """Compute a value once per forward pass for all layers."""

@@ -45,14 +45,13 @@ def trace(stack: Stack, width: int, states: bool, dtype: torch.dtype = torch.flo
     return program
 
 
-def require_traced_model(model: Any) -> None:
-    if getattr(getattr(model, "head", None), "reads_source", False):
-        raise Unsupported(f"{type(model.head).__name__} reads the encoder's output in every step")
+def require_traced_model(model: Any, kinds: tuple[type, ...] = TRACED_MODELS) -> None:
+    """Raises `Unsupported` where a model is none of these or does not decode token by token."""
     config = getattr(model, "config", None)
     head: Any = getattr(config, "head", None)
     if not getattr(head, "causal", True):
         raise Unsupported(f"{head.kind} does not decode token by token")
-    if type(model) in TRACED_MODELS:
+    if type(model) in kinds:
         return
     if not getattr(config, "generates", False):
         raise Unsupported(f"{getattr(config, 'kind', type(model).__name__)} models do not decode")

@@ -99,7 +99,7 @@ class PrefillRunner:
         states = start(self.model, Rows(sources, lengths) if size.sources else size.rows)
         if size.prompts:
             prefill(self.model, states, Rows(prompts))
-        self.states.load(self.model.decoder, slots, states, counts)
+        self.states.load(slots, states, counts)
         self.search.reset_slots(slots, limits, last)
 
     def capture(self, inputs: Tensor, size: Size) -> Graph:

@@ -37,7 +37,7 @@ class GraphRunner:
 
     def __init__(self, model: Any, spec: DecodingSpec, slots: int, capacity: int, sources: int) -> None:
         self.model = model
-        self.states = StaticStates(model.decoder, slots, spec.decoding.rows, capacity, sources)
+        self.states = StaticStates(model, slots, spec.decoding.rows, capacity, sources)
         self.decode_step = DecodeStep(model, self.states)
         self.search = device_search(spec, self.states, model.config.vocabs.target)
         self.free = list(range(slots))
@@ -47,11 +47,13 @@ class GraphRunner:
         self.host_records = [torch.empty(record.shape, device="cpu", pin_memory=cuda) for _ in range(2)]
         self.prefill_runner = PrefillRunner(model, self.states, self.search)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
-        if cuda:
-            with torch.cuda.device_of(record):
+        with torch.cuda.device_of(record), torch.no_grad():
+            if cuda:
                 self.graphs = {1: capture_warm(self._step), RUN_STEPS: capture_warm(self._run, tries=0)}
-            self.states.device_lengths.zero_()  # forget the tokens of the warm-up
-            self.search.record_step.zero_()
+            else:
+                self._step()  # allocates the states, as a warm-up does
+        self.states.device_lengths.zero_()  # forget the tokens of the warm-up
+        self.search.record_step.zero_()
 
     def _step(self) -> None:
         self.search.step(self.decode_step(self.search.last_tokens))
@@ -64,11 +66,13 @@ class GraphRunner:
         """Give requests slots, with the first `lengths` tokens of these states (all by default) as their past; they
         continue from the last token of their prompts."""
         slots = [self.free.pop() for _ in requests]
-        counts = past.lengths if lengths is None else lengths
+        if lengths is not None:
+            past.trim(lengths)
+        counts = past.lengths
         last = [state.request.prompt[-1] for state in requests]
         numbers = torch.tensor([slots, [state.limit for state in requests], last, list(counts)])
         slot, limit, token, read = numbers.to(self.states.device)
-        self.states.load(self.model.decoder, slot, past, read)
+        self.states.load(slot, past, read)
         self.search.reset_slots(slot, limit, token)
         self.search.assign(slots, requests, self.steps)
 
@@ -289,4 +293,6 @@ def rows_in_memory(model: Any, capacity: int) -> int:
     if device.type != "cuda":
         return MAX_ROWS
     free, _ = torch.cuda.mem_get_info(device)
-    return int(free) // 2 // max(1, StaticStates.bytes_per_token(model.decoder) * capacity)
+    cost = model.config.cost(capacity)
+    size = (cost.state_per_token * capacity + cost.state_constant) * next(model.parameters()).itemsize
+    return int(free) // 2 // max(1, int(size))

@@ -29,6 +29,7 @@ class Stack(nn.Module):
 
     def __init__(self, layers: Sequence[Layer], common: Common, depth: Depth) -> None:
         super().__init__()
+        self.width = common.width
         blocks: list[Block] = []
         self.spans: list[range] = []
         for layer in layers:

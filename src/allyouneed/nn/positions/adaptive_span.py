@@ -141,7 +141,8 @@ class AdaptiveSpanModule(RelativeModule):
         """q·p_x for each pair, from one product with all distances that occur: (batch, heads, queries, keys)"""
         assert self.vectors is not None
         away = away.clamp(max=self.config.span - 1)  # the others are masked
-        table = self.vectors.weight[: int(away.max()) + 1] if away.numel() else self.vectors.weight
+        several = away.numel() and q.shape[2] > 1  # one query needs no range of distances, looked up on the host
+        table = self.vectors.weight[: int(away.max()) + 1] if several else self.vectors.weight
         scores = q @ table.to(q.dtype).T  # (batch, heads, queries, distances)
         return scores.gather(-1, away.expand(*scores.shape[:3], -1))
 

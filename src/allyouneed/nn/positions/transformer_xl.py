@@ -89,11 +89,24 @@ class TransformerXLModule(RelativeModule):
             away = away.clamp(min=0)  # keys ahead are masked
         if self.clamp is not None:
             away = away.clamp(-self.clamp, self.clamp)
+        query = q + (self.biases.place - self.biases.content).to(q.dtype)
+        if queries.shape[1] == 1:
+            return self.score_one(query, away) * scale
         first, last = int(away.min()), int(away.max())
         every = self.sinusoids(torch.arange(first, last + 1, device=q.device)).to(self.biases.place.dtype)
-        query = q + (self.biases.place - self.biases.content).to(q.dtype)
         scores = self.score_distances(query, every) * scale  # (batch, heads, queries, distances)
         return scores.gather(-1, (away - first).expand(*scores.shape[:3], -1))
+
+    def score_one(self, query: Tensor, away: Tensor) -> Tensor:
+        """Of one query per row (batch, heads, 1, head_width), for each key: no range of distances is looked up on the
+        host."""
+        every = self.sinusoids(away[:, 0, 0]).to(self.biases.place.dtype)  # (batch or 1, keys, width)
+        heads = query.shape[1]
+        if type(self.far) is nn.Linear:
+            weight = self.far.weight.unflatten(0, (heads, -1)).to(query.dtype)  # (heads, head_width, width)
+            return query @ weight @ every[:, None].to(query.dtype).mT
+        far = self.far(every).unflatten(-1, (heads, -1)).transpose(1, 2)  # (batch or 1, heads, keys, head_width)
+        return query @ far.to(query.dtype).mT
 
     def score_distances(self, query: Tensor, every: Tensor) -> Tensor:
         """query · W_R · R for each distance, cheaper product first: decoding has fewer queries than distances. Only a

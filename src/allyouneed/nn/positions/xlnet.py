@@ -62,7 +62,8 @@ class XLNetRelativeModule(TransformerXLModule):
     def apply_positions(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         layout = context.queries
         types = torch.zeros_like(layout.positions) if layout.types is None else layout.types
-        own_type = nn.functional.one_hot(types, self.types).to(q.dtype)[:, None]  # (batch or 1, 1, time, types)
+        known = torch.arange(self.types, device=types.device)  # one_hot() would read the largest one on the host
+        own_type = (types[..., None] == known).to(q.dtype)[:, None]  # (batch or 1, 1, time, types)
         same, other = self.kinds.vectors.to(q.dtype)
         # (batch, heads, time, 1)
         same_type_score = ((q + self.kinds.bias.to(q.dtype)) * (same - other)).sum(-1, keepdim=True)

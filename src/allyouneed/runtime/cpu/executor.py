@@ -44,6 +44,8 @@ class LoweredModel:
 def lower_model(model: Any) -> LoweredModel:
     """Instructions of a model, which may be on the meta device. Raises `Unsupported` where no sub-layer has any."""
     require_traced_model(model)
+    if getattr(model.head, "reads_source", False):
+        raise Unsupported(f"{type(model.head).__name__} reads the encoder's output in every step")
     types = {weight.dtype for weight in model.parameters()} - set(FORMATS)
     if types:
         raise Unsupported(f"its weights are {', '.join(sorted(str(t).removeprefix('torch.') for t in types))}")

@@ -1,6 +1,7 @@
-"""Whether a model's decode step can be captured in a CUDA graph: every part has a fixed shape and never waits for the
-host. Each part answers by a rule; one without a rule is captured if it keeps no state and its forward does not branch
-on data (`traceable`). A rule raises `Unsupported` with the reason."""
+"""Whether a model's decode step can be captured in a CUDA graph: every state has a fixed-shape form (static_cache.py,
+constant_states.py), and no part waits for the host. A part is captured unless a rule raises `Unsupported` with the
+reason; tests/runtime/cuda/test_every_part.py proves it for every part there is. Of a part from outside that waits for
+the host after all, the capture fails, and the engine decodes without graphs (infer/cuda_graph/runner.py)."""
 
 from __future__ import annotations
 
@@ -8,21 +9,32 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from allyouneed.nn.channels.moe import MoEModule
 from allyouneed.nn.embed.tokens import TokenEmbedModule
-from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
+from allyouneed.nn.mixers.attention.mla import LatentAttentionModule
+from allyouneed.nn.mixers.attention.scores import LocationModule
+from allyouneed.nn.mixers.attention.synchronous import SynchronousAttention
+from allyouneed.nn.mixers.attention.synthesizer import SynthesizerModule
+from allyouneed.nn.mixers.attention.tensorized import TensorizedModule
+from allyouneed.nn.mixers.branches import NestedStates
+from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.models.stack import Stack
-from allyouneed.nn.patterns.core import And, Causal, Full, Or, Prefix, Window
+from allyouneed.nn.patterns.core import And, Causal, Full, Or, Pattern, Prefix, Window
 from allyouneed.nn.positions.alibi import AlibiModule
 from allyouneed.nn.positions.gaussian import GaussianModule
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.positions.t5_bias import BucketsModule
-from allyouneed.nn.states.kv_cache import KVCache
-from allyouneed.runtime.cuda.static_cache import make_static_state
+from allyouneed.nn.states.base import State
+from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
+from allyouneed.runtime.cuda import constant_states  # registers fixed-shape forms
+from allyouneed.runtime.cuda.static_cache import make_static_state, plain_state, step_layers, step_stacks
 from allyouneed.runtime.program import Unsupported
 from allyouneed.runtime.rules import Blocker, Rules
-from allyouneed.runtime.trace import require_traced_model, trace
+from allyouneed.runtime.trace import TRACED_MODELS, require_traced_model, trace
+
+assert constant_states.__name__
 
 check_capture = Rules("rule for CUDA graphs")
 
@@ -34,109 +46,72 @@ def can_capture(model: Any) -> bool:
 
 def can_capture_prefill(model: Any) -> bool:
     """Whether the prefill of a model whose step can be captured can be, too: no padding after a prompt leaves a trace
-    in its states."""
+    in its states, and no layout is looked up on the host."""
     return next(prefill_blockers(model), None) is None
 
 
 def step_blockers(model: Any) -> Iterator[Blocker]:
     try:
-        require_traced_model(model)
+        require_traced_model(model, (*TRACED_MODELS, DecoderDecoderModel))
+        check_capture_of(model.embed)
     except Unsupported as reason:
         yield Blocker("", str(reason))
         return
-    for name in ("embed", "head"):
-        yield from _blockers(name, getattr(model, name))
-    yield from stack_blockers("decoder", model.decoder, model.config.width)
+    for name, stack in step_stacks(model):
+        for path, part in parts_of(name, stack):
+            try:
+                check_capture_of(part)
+            except Unsupported as reason:
+                yield Blocker(path, str(reason))
+        if (untraceable := _untraceable(stack)) is not None:
+            yield Blocker(name, untraceable)
 
 
-def prefill_blockers(model: Any) -> Iterator[Blocker]:
-    if getattr(model, "source_embed", None) is not None:
-        yield from _blockers("source_embed", model.source_embed)
-    if hasattr(model, "encoder"):
-        yield from stack_blockers("encoder", model.encoder, model.config.width)
-    for number, layer in enumerate(model.decoder.new_states()):
-        for name, state in layer.items():
-            if not isinstance(state, KVCache):
-                yield Blocker(f"decoder.blocks.{number}.{name}", f"{type(state).__name__} would keep padding")
-
-
-def stack_blockers(name: str, stack: Stack, width: int) -> Iterator[Blocker]:
-    if len(stack.recurrences):
-        yield Blocker(f"{name}.recurrences", "recurrence in depth has no rule for CUDA graphs")
-        return
+def parts_of(name: str, stack: Stack) -> Iterator[tuple[str, Any]]:
     for number, block in enumerate(stack.blocks):
         for slot, part in block.sublayers.items():  # type: ignore[union-attr, operator]
-            yield from _blockers(f"{name}.blocks.{number}.{slot}", part)
-    if (reason := _untraceable(stack, width)) is not None:
-        yield Blocker(name, reason)
+            yield f"{name}.blocks.{number}.{slot}", part
 
 
 _traced: weakref.WeakKeyDictionary[Stack, str | None] = weakref.WeakKeyDictionary()
 
 
-def _untraceable(stack: Stack, width: int) -> str | None:
+def _untraceable(stack: Stack) -> str | None:
     if stack not in _traced:
         try:
-            trace(stack, width, states=True)
+            trace(stack, stack.width, states=True)
             _traced[stack] = None
         except Unsupported as reason:
             _traced[stack] = str(reason)
     return _traced[stack]
 
 
-def _blockers(path: str, part: Any) -> Iterator[Blocker]:
-    try:
-        check_sublayer(part) if check_capture.get(part) is None else check_capture(part)
-    except Unsupported as reason:
-        yield Blocker(path, str(reason))
+def check_capture_of(part: Any) -> None:
+    """Of a part and all that is in it."""
+    for state in _nested(plain_state(part)):
+        if make_static_state.get(state) is None:
+            raise Unsupported(f"{type(state).__name__} has no {make_static_state.purpose}")
+    for module in part.modules():
+        if check_capture.get(module) is not None:
+            check_capture(module)
 
 
-def check_sublayer(part: Any) -> None:
-    """A part without a rule."""
-    if not hasattr(part, "new_state"):
-        raise Unsupported(f"{type(part).__name__} has no rule for CUDA graphs")
-    try:
-        state = part.new_state()
-    except ValueError:  # it cannot decode; as part of an encoder it need not
-        state = None
-    if state is not None and make_static_state.get(part) is None:
-        raise Unsupported(f"{type(part).__name__} has no fixed-shape state")
-    if not part.traceable:
-        raise Unsupported(f"the forward of {type(part).__name__} branches on data")
+def _nested(state: State | None) -> Iterator[State]:
+    if state is None:
+        return
+    yield state
+    for inside in state.parts.values() if isinstance(state, NestedStates) else ():
+        yield from _nested(inside)
 
 
-@check_capture.register(SelfAttention)
-def _self_attention(part: SelfAttention) -> None:
-    check_capture(part.relative)
-    if part.own_score or part.relative.adds_key_bias:
-        raise Unsupported(f"{type(part.scores).__name__} has no rule for CUDA graphs")
-    if part.caches_hidden:
-        raise Unsupported("a cache of hidden states has no fixed-shape form")
-    check_capture(part.pattern)
+@check_capture.register(MoEModule)
+def _experts(part: MoEModule) -> None:
+    raise Unsupported(f"the forward of {type(part).__name__} branches on data")
 
 
-@check_capture.register(CrossAttention)
-def _cross_attention(part: CrossAttention) -> None:
-    if part.own_score or part.relative.adds_key_bias:
-        raise Unsupported(f"{type(part.scores).__name__} has no rule for CUDA graphs")
-    if type(part.relative) is not RelativeModule:
-        raise Unsupported(f"{type(part.relative).__name__} has no rule for CUDA graphs in cross-attention")
-
-
-@check_capture.register(RelativeModule, RotaryModule, AlibiModule, BucketsModule, GaussianModule)
-def _positions(part: RelativeModule) -> None:
-    """Arithmetic of positions on the device."""
-
-
-@check_capture.register(Causal, Full, Window, Prefix)
-def _pattern(pattern: Any) -> None:
-    """Arithmetic of positions on the device: nothing is looked up on the host."""
-
-
-@check_capture.register(And, Or)
-def _combined(pattern: And | Or) -> None:
-    check_capture(pattern.left)
-    check_capture(pattern.right)
+@check_capture.register(SynchronousAttention)
+def _synchronous(part: SynchronousAttention) -> None:
+    raise Unsupported(f"{type(part).__name__} decodes two directions at once")
 
 
 @check_capture.register(TokenEmbedModule)
@@ -145,9 +120,43 @@ def _embed(part: TokenEmbedModule) -> None:
         raise Unsupported("query embeddings have no rule for CUDA graphs")
 
 
-@check_capture.register(VocabularyHeadModule)
-def _head(part: VocabularyHeadModule) -> None:
-    if part.transform is not None:
-        raise Unsupported("a head with a transform has no rule for CUDA graphs")
-    if part.product is not None:
-        raise Unsupported(f"{type(part.product).__name__} has no rule for CUDA graphs")
+def position_limit(model: Any) -> int | None:
+    """The most tokens of a text or source for which all parts have weights; a captured step cannot check it."""
+    found = [part.length for part in model.modules() if isinstance(part, SynthesizerModule | TensorizedModule)]
+    found += [part.weight.shape[-1] for part in model.modules() if isinstance(part, LocationModule)]
+    return min(found, default=None)
+
+
+# --- prefill ----------------------------------------------------------------------------------------------------------
+
+
+def prefill_blockers(model: Any) -> Iterator[Blocker]:
+    stacks = [*step_stacks(model), *([("encoder", model.encoder)] if hasattr(model, "encoder") else [])]
+    for name, stack in stacks:
+        for path, part in parts_of(name, stack):
+            if not _prefills_on_device(part):
+                yield Blocker(path, f"the forward of {type(part).__name__} branches on data")
+        if len(stack.recurrences):
+            yield Blocker(name, "recurrence in depth branches on data")
+    for layer in step_layers(model):
+        for name, part in layer.items():
+            state = plain_state(part)
+            if state is not None and type(state) not in (KVCache, CrossKVCache):
+                yield Blocker(name, f"{type(state).__name__} would keep padding")
+
+
+POSITIONS = (RelativeModule, RotaryModule, AlibiModule, BucketsModule, GaussianModule)
+
+
+def _prefills_on_device(part: Any) -> bool:
+    if type(part) in (SelfAttention, CrossAttention, LatentAttentionModule):
+        own = part.own_score or part.relative.adds_key_bias or getattr(part, "caches_hidden", False)
+        return not own and type(part.relative) in POSITIONS and _is_arithmetic(part.pattern)
+    return bool(part.traceable)
+
+
+def _is_arithmetic(pattern: Pattern) -> bool:
+    """Computed from positions on the device: nothing is looked up on the host."""
+    if isinstance(pattern, And | Or):
+        return _is_arithmetic(pattern.left) and _is_arithmetic(pattern.right)
+    return isinstance(pattern, Causal | Full | Window | Prefix)

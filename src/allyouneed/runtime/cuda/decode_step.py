@@ -5,19 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from allyouneed.nn.context import Context, TokenLayout
+from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
+from allyouneed.nn.models.stack import Stack
 from allyouneed.runtime.cuda.kernels import (
     NORMS,
     StepSetup,
     add_norm,
     embed_kernel,
+    head_kernel,
     kernel,
     move_constants,
     rotation_key,
+    shared_cache,
     total,
 )
 from allyouneed.runtime.cuda.static_cache import StaticStates
@@ -30,43 +34,65 @@ Values = dict[int, Tensor]  # (rows, width), or partial sums (parts, rows, width
 Step = Callable[[Values, Tensor, Context], None]  # values, positions (rows,), context
 
 
+class Stage(NamedTuple):
+    """The operations of one stack, its output, and what follows it."""
+
+    steps: list[Step]
+    output: int
+    after: Callable[[Tensor, Tensor, Context], None] | None = None
+
+
 class DecodeStep:
     """Captured by `GraphRunner`; on a CPU it runs the same operations with torch."""
 
     def __init__(self, model: Any, states: StaticStates) -> None:
         self.model, self.states = model, states
-        for module in model.modules():
-            if move_constants.get(module) is not None:
-                move_constants(module, states.device)
+        move_constants(model, states.device)
         self.setup = StepSetup(states)
-        program = trace(model.decoder, model.config.width, states=True, dtype=next(model.decoder.parameters()).dtype)
+        self.stages = self.make_stages(model)
+        self.head = head_kernel(model.head)
+        self.embed = embed_kernel(model.embed, self.setup)
+
+    def make_stages(self, model: Any) -> list[Stage]:
+        """The stacks that the stream runs through; between two of them, their shared cache."""
+        layers: list[Any] = self.states.layers
+        if not isinstance(model, DecoderDecoderModel):
+            return [self.make_stage(model.decoder, layers)]
+        count = len(model.first.blocks)
+        first, second = self.make_stage(model.first, layers[:count]), self.make_stage(model.second, layers[count + 1 :])
+        return [first._replace(after=shared_cache(model, self.setup, layers[count]["keys"])), second]
+
+    def make_stage(self, stack: Stack, layers: list[Any]) -> Stage:
+        program = trace(stack, stack.width, states=True, dtype=self.states.dtype)
         ops = fuse_add_norm(program, lambda part: type(part) in NORMS)
         partial_sums = summands(ops, program.output)
-        self.steps: list[Step] = [self.prepare(op, op.output in partial_sums) for op in ops]
-        self.output = program.output
-        self.head = kernel(model.head, self.setup, None, partial=False)
-        self.embed = embed_kernel(model.embed, self.setup)
+        return Stage([self.prepare(op, layers, op.output in partial_sums) for op in ops], program.output)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Token ids (rows,) to the scores (rows, vocab) of the next token."""
         states = self.states
         x, positions, rotation = self.embed(tokens)
-        context = Context(TokenLayout(positions[:, None]), states.static_layout, states.memory, x[:, None])
+        layout = TokenLayout(positions[:, None])
+        context = Context(layout, states.static_layout, states.memory, x[:, None], static=True)
         if rotation is not None:
             context.memo[rotation_key(next(iter(self.setup.rotations)))] = rotation
-        values = {0: x}
-        for step in self.steps:
-            step(values, positions, context)
-        return self.head(values[self.output], positions, context)
+        for stage in self.stages:
+            values = {0: x}
+            for step in stage.steps:
+                step(values, positions, context)
+            x = values[stage.output]
+            if stage.after is not None:
+                stage.after(x, positions, context)
+        return self.head(x, positions, context)
 
-    def prepare(self, op: FusedOp, partial_sum: bool) -> Step:
+    def prepare(self, op: FusedOp, layers: list[Any], partial_sum: bool) -> Step:
         """`partial_sum`: the output may be one."""
         if isinstance(op, AddNorm):
             return partial(_add_norm, op)
         if isinstance(op, Add):
             return partial(_add, op)
         if isinstance(op, Call):
-            state = find_states(op.state, self.states.layers)
+            state = find_states(op.state, layers)
             return partial(_call, op, kernel(op.part, self.setup, state, partial_sum))
         return partial(_apply, op)
 

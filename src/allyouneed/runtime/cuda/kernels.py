@@ -15,12 +15,14 @@ from allyouneed.kernels import usable
 from allyouneed.nn.activations import fused_name
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.channels.feedforward import FFNModule, GLUModule, gated
-from allyouneed.nn.context import Context, TokenLayout
+from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.embed.tokens import TokenEmbedModule
 from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
 from allyouneed.nn.linear.dense import MergedLinear
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
 from allyouneed.nn.mixers.attention.scores import ScoresModule
+from allyouneed.nn.mixers.attention.shared_kv import SharedAttention
+from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.norms import LayerNormModule, RMSNormModule
 from allyouneed.nn.patterns.core import And, Causal, Full, Pattern, Window
 from allyouneed.nn.positions.alibi import AlibiModule
@@ -93,10 +95,17 @@ def _self_attention(part: SelfAttention, setup: StepSetup, state: Any, partial: 
         rotation = None
         if isinstance(relative, RotaryModule):
             rotation = row_rotation(relative, setup, positions, context)
-        seen = state.attend(part.scores.prepare(q), (k, v), positions, part.score_mod().scale, rotation)
+        seen = state.attend(prepare_scores(part, q), (k, v), positions, part.score_mod().scale, rotation)
         return linear(seen.flatten(1), part.out, partial=partial)
 
     return run
+
+
+def prepare_scores(part: SelfAttention | CrossAttention, q: Tensor) -> Tensor:
+    """Queries (rows, heads, head_width), or partial sums where they are left as they are."""
+    if type(part.scores).prepare is ScoresModule.prepare:
+        return q
+    return part.scores.prepare(q[:, :, None])[:, :, 0]
 
 
 def row_rotation(relative: RotaryModule, setup: StepSetup, positions: Tensor, context: Context) -> Tensor:
@@ -108,12 +117,25 @@ def rotation_key(key: Any) -> Any:
     return (*key, "one")
 
 
+def shared_cache(model: DecoderDecoderModel, setup: StepSetup, cache: Any) -> Callable[[Tensor, Tensor, Context], None]:
+    """Store the keys and values of the new tokens, which all layers of the second stack read."""
+    reader = next(part for part in model.second.modules() if isinstance(part, SharedAttention))
+
+    def run(x: Tensor, positions: Tensor, context: Context) -> None:
+        keys, values, layout = cache.append(*model.keys(x[:, None], context, reader), context)
+        context.memory = Memory(x[:, None], layout, (keys, values))
+
+    return run
+
+
 @make_kernel.register(CrossAttention)
 def _cross_attention(part: CrossAttention, setup: StepSetup, state: Any, partial: bool) -> Kernel:
     check_attention(part, setup.states.capacity)
+    if not isinstance(part.pattern, Full):
+        raise Unsupported("the attention kernel attends to whole sources")
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
-        q = part.scores.prepare(linear(x, part.q).unflatten(-1, (-1, part.head_width)))
+        q = prepare_scores(part, linear(x, part.q).unflatten(-1, (-1, part.head_width)))
         seen = attend_source(q, state, setup.states, part.score_mod().scale)
         return linear(seen.flatten(1), part.out, partial=partial)
 
@@ -122,6 +144,8 @@ def _cross_attention(part: CrossAttention, setup: StepSetup, state: Any, partial
 
 def check_attention(part: SelfAttention | CrossAttention, capacity: int) -> None:
     """Only softmax(q·k) over all keys, rotated by halves or not at all."""
+    if getattr(part, "caches_hidden", False):
+        raise Unsupported("a cache of hidden states has no fused kernel")
     if part.sub_norm is not None or part.q_norm is not None:
         raise Unsupported("norms inside attention have no fused kernel")
     if not part.score_mod().plain or not sees_all(part.pattern, capacity) or part.head_width % 2:
@@ -184,14 +208,12 @@ def embed_kernel(embed: TokenEmbedModule, setup: StepSetup) -> Embed:
     return fused if bare and usable(weight) else plain
 
 
-@make_kernel.register(VocabularyHeadModule)
-def _head(head: VocabularyHeadModule, setup: StepSetup, state: None, partial: bool) -> Kernel:
-    if head.maxout is not None:
-        raise Unsupported("maxout has no fused kernel")
+def head_kernel(head: Any) -> Kernel:
+    plain = type(head) is VocabularyHeadModule and head.maxout is None and head.transform is None
 
-    def run(x: Tensor, *_: Any) -> Tensor:
-        if not is_narrow(x, head.weight):
-            found: Tensor = head(x)
+    def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        if not plain or head.product is not None or not is_narrow(x, head.weight):
+            found: Tensor = head(head.read_source(x[:, None], context))[:, 0]
             return found
         from allyouneed.kernels.triton.small_batch_linear import linear as small_batch
 
@@ -248,14 +270,12 @@ def add_norm(x: Tensor, more: Tensor | None, norm: Any, context: Context, keep: 
 
 # --- constants --------------------------------------------------------------------------------------------------------
 
-move_constants = Rules("constants to move")  # nothing may come from the host while a graph is captured
 
-
-@move_constants.register(RotaryModule)
-def _rotary_constants(module: RotaryModule, device: torch.device) -> None:
-    module.frequencies = module.frequencies.to(device)
-
-
-@move_constants.register(AlibiModule)
-def _alibi_constants(module: AlibiModule, device: torch.device) -> None:
-    module.device_slopes = torch.tensor(module.slopes, dtype=torch.float64, device=device)
+def move_constants(model: nn.Module, device: torch.device) -> None:
+    """Nothing may come from the host while a graph is captured: what modules hold beside parameters and buffers."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor) and value.device != device:
+                setattr(module, name, value.to(device))
+        if isinstance(module, AlibiModule):
+            module.device_slopes = torch.tensor(module.slopes, dtype=torch.float64, device=device)

@@ -16,29 +16,87 @@ from torch import Tensor
 
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
+from allyouneed.nn.mixers.attention.shared_kv import SharedKeys
+from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
+from allyouneed.nn.models.stack import Stack
 from allyouneed.nn.ops.attention.decode import BlockTable, decode_attention
+from allyouneed.nn.positions.relative import RelativeModule
+from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.states.base import State, States
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache, KVState
 from allyouneed.nn.states.window import WindowKVCache
+from allyouneed.nn.sublayer import SubLayer
 from allyouneed.runtime.rules import Rules
 
 
-class StaticKVCache(KVState):
-    """Keys and values (rows, heads, capacity, head_width) of one layer, written in place."""
+class Prefilled(NamedTuple):
+    """Requests that were prefilled: their slots (n,), the rows of each (n, group), and their encoded sources."""
 
-    def __init__(self, states: StaticStates, keys: Tensor, values: Tensor) -> None:
-        self.states, self.keys, self.values = states, keys, values
+    slots: Tensor
+    rows: Tensor
+    memory: Memory | None
+
+
+class StaticTokens:
+    """Tensors (rows, heads, capacity, features) of every token, written in place; allocated by the first write, before
+    a graph is captured, unless they are given."""
+
+    def __init__(self, states: StaticStates, stored: Sequence[Tensor] = ()) -> None:
+        self.states, self.stored = states, tuple(stored)
+
+    def allocate(self, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """`like`: tensors (n, heads, time, features) of other rows."""
+        if not self.stored:
+            rows, capacity = self.states.rows, self.states.capacity
+            self.stored = tuple(x.new_zeros(rows, x.shape[1], capacity, x.shape[3]) for x in like)
+        return self.stored
+
+    def write(self, new: Sequence[Tensor], positions: Tensor) -> None:
+        """One token per row: tensors (rows, heads, 1, features), positions (rows,)."""
+        for stored, one in zip(self.allocate(new), new, strict=True):
+            stored[self.states.row_ids, :, positions] = one[:, :, 0].to(stored.dtype)
+
+    def read(self) -> tuple[Tensor, ...]:
+        """Every row's tokens, in order of their positions."""
+        if self.states.group == 1:
+            return self.stored
+        return tuple(self.states.table.gather(stored) for stored in self.stored)
+
+    def load(self, given: Prefilled, past: Sequence[Tensor], positions: Tensor | None = None) -> None:
+        """Copy the tokens (n, heads, time, features) of prefilled rows into the first row of each slot, at `positions`
+        (n, time) or from position 0 on."""
+        rows = given.rows[:, 0]
+        for stored, old in zip(self.allocate(past), past, strict=True):
+            if positions is None:
+                stored[rows, :, : old.shape[2]] = old.to(stored.dtype)
+            else:
+                stored[rows[:, None], :, positions] = old.transpose(1, 2).to(stored.dtype)
+
+    @property
+    def bytes(self) -> int:
+        return sum(stored.numel() * stored.itemsize for stored in self.stored)
+
+
+class StaticKVCache(KVState):
+    """Keys and values (rows, heads, capacity, head_width) of one layer."""
+
+    def __init__(self, states: StaticStates, stored: Sequence[Tensor] = ()) -> None:
+        self.states, self.tokens = states, StaticTokens(states, stored)
+
+    @property
+    def keys(self) -> Tensor:
+        return self.tokens.stored[0]
+
+    @property
+    def values(self) -> Tensor:
+        return self.tokens.stored[1]
 
     def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, TokenLayout]:
         """One token per row."""
         assert context.slots is not None and keys.shape[2] == 1
-        rows, positions = self.states.row_ids, context.queries.positions[:, 0]
-        self.keys[rows, :, positions] = keys[:, :, 0].to(self.keys.dtype)
-        self.values[rows, :, positions] = values[:, :, 0].to(self.values.dtype)
-        if self.states.group == 1:
-            return self.keys, self.values, context.slots
-        table = self.states.table
-        return table.gather(self.keys), table.gather(self.values), context.slots
+        self.tokens.write((keys, values), context.queries.positions[:, 0])
+        keys, values = self.tokens.read()
+        return keys, values, context.slots
 
     def attend(
         self, q: Tensor, new: tuple[Tensor, Tensor], positions: Tensor, scale: float, rotation: Tensor | None
@@ -53,19 +111,16 @@ class StaticKVCache(KVState):
     def load(self, given: Prefilled, past: State) -> None:
         """Copy a prefilled cache into the first row of each slot."""
         assert isinstance(past, KVCache | WindowKVCache)
-        rows = given.rows[:, 0]
         if past.keys is None or past.values is None:
             return
         if isinstance(past, KVCache):
-            self.keys[rows, :, : past.end] = past.keys[:, :, : past.end]
-            self.values[rows, :, : past.end] = past.values[:, :, : past.end]
+            self.tokens.load(given, (past.keys[:, :, : past.end], past.values[:, :, : past.end]))
             return
         held = past.stored_layout()
         assert held.real is not None
         # empty slots go to the last position, which is written before it is read
         positions = held.positions.where(held.real, self.states.capacity - 1)
-        self.keys[rows[:, None], :, positions] = past.keys[:, :, : held.time].transpose(1, 2)
-        self.values[rows[:, None], :, positions] = past.values[:, :, : held.time].transpose(1, 2)
+        self.tokens.load(given, (past.keys[:, :, : held.time], past.values[:, :, : held.time]), positions)
 
     def select(self, rows: Tensor) -> None:
         pass  # the block table moves
@@ -75,7 +130,7 @@ class StaticKVCache(KVState):
 
     @property
     def bytes(self) -> int:
-        return (self.keys.numel() + self.values.numel()) * self.keys.itemsize
+        return self.tokens.bytes
 
 
 class StaticCrossKVCache(CrossKVCache):
@@ -95,49 +150,84 @@ class StaticCrossKVCache(CrossKVCache):
         self.values[given.slots, :, : keys.shape[2]] = values
 
 
-class Prefilled(NamedTuple):
-    """Requests that were prefilled: their slots (n,), the rows of each (n, group), and their encoded sources."""
-
-    slots: Tensor
-    rows: Tensor
-    memory: Memory | None
+# rule(state, part, states) -> the fixed-shape form of a part's state, with `load(given: Prefilled, past: State)`
+make_static_state = Rules("fixed-shape form")
 
 
-# rule(part, states, dtype) -> a state of a fixed shape, with `load(given: Prefilled, past: State)`
-make_static_state = Rules("fixed-shape state")
+PLAIN = (RelativeModule, RotaryModule)  # positions that add no features to keys
 
 
-@make_static_state.register(SelfAttention)
-def _kv_cache(part: SelfAttention, states: StaticStates, dtype: torch.dtype) -> StaticKVCache:
+@make_static_state.register(KVCache, WindowKVCache)
+def _kv_cache(state: State, part: Any, states: StaticStates) -> StaticKVCache:
+    """Of attention at once, since its kernels write into it; elsewhere when a token is first stored."""
+    if type(part) is not SelfAttention or part.caches_hidden or type(part.relative) not in PLAIN:
+        return StaticKVCache(states)
     sizes = (2, states.rows, part.kv_heads, states.capacity, part.head_width)
-    return StaticKVCache(states, *torch.zeros(sizes, dtype=dtype, device=states.device))
+    return StaticKVCache(states, tuple(torch.zeros(sizes, dtype=states.dtype, device=states.device)))
 
 
-@make_static_state.register(CrossAttention)
-def _cross_kv_cache(part: CrossAttention, states: StaticStates, dtype: torch.dtype) -> StaticCrossKVCache:
+@make_static_state.register(CrossKVCache)
+def _cross_kv_cache(state: State, part: CrossAttention, states: StaticStates) -> StaticCrossKVCache:
     sizes = (2, states.slot_count, part.kv_heads, states.source_capacity, part.head_width)
-    return StaticCrossKVCache(part, *torch.zeros(sizes, dtype=dtype, device=states.device))
+    return StaticCrossKVCache(part, *torch.zeros(sizes, dtype=states.dtype, device=states.device))
+
+
+def step_stacks(model: Any) -> list[tuple[str, Stack]]:
+    """The stacks that a new token runs through, by name."""
+    names = ("first", "second") if isinstance(model, DecoderDecoderModel) else ("decoder",)
+    return [(name, getattr(model, name)) for name in names]
+
+
+def step_layers(owner: Any) -> list[dict[str, Any]]:
+    """The parts of a model's decoder, or of a stack, that may keep states: by name, for each entry of its
+    `States.layers`."""
+    if isinstance(owner, Stack):
+        return [dict(block.sublayers.items()) for block in owner.blocks]  # type: ignore[union-attr, operator]
+    if isinstance(owner, DecoderDecoderModel):
+        return [*step_layers(owner.first), {"keys": owner.keys}, *step_layers(owner.second)]
+    return step_layers(owner.decoder)
+
+
+# plain states whose fixed-shape forms hold all that their parts need of a source
+OWN_SOURCE: set[type] = {CrossKVCache}
+
+
+def plain_state(part: Any) -> State | None:
+    """What a part keeps while it decodes; None also where it cannot decode."""
+    if isinstance(part, SharedKeys):
+        return KVCache()
+    if not isinstance(part, SubLayer):
+        return None
+    try:
+        found: State | None = part.new_state()
+    except ValueError:
+        return None
+    return found
 
 
 class StaticStates(States):
-    """States of a `stack` of decoder blocks: `slot_count` slots of `group` rows, with `capacity` tokens of each row and
-    `source_capacity` tokens of a source (0: no source). `device_lengths` (rows,) are its lengths on the device."""
+    """States of a model, or of a stack of decoder blocks: `slot_count` slots of `group` rows, with `capacity` tokens of
+    each row and `source_capacity` tokens of a source (0: no source). `device_lengths` (rows,) are its lengths on the
+    device. Encoded sources are kept as a whole if a part or the head reads them in every step."""
 
     joins = False
 
-    def __init__(self, stack: Any, slots: int, group: int, capacity: int, sources: int) -> None:
-        weight = next(stack.parameters())
-        device, dtype = weight.device, weight.dtype
+    def __init__(self, owner: Any, slots: int, group: int, capacity: int, sources: int) -> None:
+        weight = next(owner.parameters())
+        device, self.dtype = weight.device, weight.dtype
+        self.width: int = owner.width if isinstance(owner, Stack) else owner.config.width
         self.slot_count, self.capacity, self.source_capacity = slots, capacity, sources
         self.rows = rows = slots * group
         self.row_ids = torch.arange(rows, device=device)
         self.device_lengths = torch.zeros(rows, dtype=torch.long, device=device)
+        parts = step_layers(owner)
+        plain = [{name: plain_state(part) for name, part in layer.items()} for layer in parts]
         memory: Memory | None = None
         if sources:
-            real = torch.zeros(slots, sources, dtype=torch.long, device=device)
-            real[:, 0] = 1
-            layout = TokenLayout(torch.arange(sources, device=device)[None], real, start=0)
-            memory = Memory(torch.zeros(slots, 0, 0, device=device), layout)
+            crosses = [layer["cross"] for layer in plain if "cross" in layer]
+            read = getattr(getattr(owner, "head", None), "reads_source", False)
+            read = read or any(type(state) not in OWN_SOURCE for state in crosses)
+            memory = self._empty_memory(self.width if read else 0, device)
         super().__init__([], rows, device, memory)
         self.group = group
         self.static_layout = TokenLayout(torch.arange(capacity, device=device)[None])
@@ -146,16 +236,23 @@ class StaticStates(States):
         self.table = BlockTable(self.block_table, 0 if group == 1 else 1, 1 if group == 1 else None)
         self.source_table = BlockTable((self.row_ids // group).int()[:, None].contiguous(), 0, group)
         self.source_lengths = torch.ones(rows, dtype=torch.long, device=device)
-        heads = [getattr(part, "kv_heads", 1) for block in stack.blocks for part in block.sublayers.values()]
+        heads = [getattr(part, "kv_heads", 1) for layer in parts for part in layer.values()]
         self.counters = torch.zeros(rows * max(heads), dtype=torch.int32, device=device)
         self.layers = [
-            {
-                name: make_static_state(part, self, dtype)
-                for name, part in block.sublayers.items()
-                if make_static_state.get(part) is not None
-            }
-            for block in stack.blocks
+            {name: make_static_state(state, parts[n][name], self) for name, state in layer.items() if state is not None}
+            for n, layer in enumerate(plain)
         ]
+
+    def _empty_memory(self, width: int, device: torch.device) -> Memory:
+        """Of sources that are one token long; of no `width` if nobody reads them."""
+        sizes = (self.slot_count, self.source_capacity)
+        real = torch.zeros(sizes, dtype=torch.long, device=device)
+        real[:, 0] = 1
+        layout = TokenLayout(torch.arange(self.source_capacity, device=device)[None], real, start=0)
+        if not width:
+            return Memory(torch.zeros(self.slot_count, 0, 0, device=device), layout)
+        hidden, inputs = torch.zeros(2, *sizes, width, dtype=self.dtype, device=device)
+        return Memory(hidden, layout, None, inputs, torch.zeros(sizes, dtype=torch.long, device=device))
 
     @property
     def lengths(self) -> list[int]:
@@ -171,7 +268,7 @@ class StaticStates(States):
         """All positions: there is no other shape."""
         return self.static_layout
 
-    def load(self, stack: Any, slots: Tensor, past: States, counts: Tensor) -> None:
+    def load(self, slots: Tensor, past: States, counts: Tensor) -> None:
         """Copy prefilled states, a row each, into these slots; `counts`: how many of their tokens to keep."""
         rows = slots[:, None] * self.group + torch.arange(self.group, device=self.device)  # (slots, group)
         self.device_lengths[rows] = counts[:, None].expand_as(rows)
@@ -185,6 +282,10 @@ class StaticStates(States):
             segments[:, :time] = 1 if real is None else real
             self.memory.layout.segments[slots] = segments
             self.source_lengths[rows] = segments.sum(1)[:, None].expand_as(rows)
+            kept = zip(*((m.hidden, m.inputs, m.tokens) for m in (self.memory, memory)), strict=True)
+            for own, given_source in kept:
+                if own is not None and given_source is not None and own.numel():
+                    own[slots, :time] = given_source.to(own.dtype)
         given = Prefilled(slots, rows, memory)
         for layer, others in zip(self.layers, past.layers, strict=True):
             static: dict[str, Any] = {**layer}
@@ -194,6 +295,10 @@ class StaticStates(States):
     def reorder(self, rows: Tensor) -> None:
         """Row i continues row `rows[i]` of its own slot, which has as many tokens."""
         self.block_table.copy_(self.block_table.index_select(0, rows))
+        for layer in self.layers:
+            for state in layer.values():
+                if not state.shared:
+                    state.select(rows)
 
     def select(self, rows: Sequence[int]) -> None:
         """Reorder rows within their slots."""
@@ -213,12 +318,6 @@ class StaticStates(States):
         raise NotImplementedError(
             "the shape of static states is fixed: their rows cannot be repeated, copied or dropped"
         )
-
-    @staticmethod
-    def bytes_per_token(stack: Any) -> int:
-        """Of one row."""
-        parts = [part for block in stack.blocks for part in block.sublayers.values() if isinstance(part, SelfAttention)]
-        return sum(2 * part.kv_width for part in parts) * next(stack.parameters()).itemsize
 
 
 def attend_source(q: Tensor, state: CrossKVCache, states: StaticStates, scale: float) -> Tensor:

@@ -181,13 +181,17 @@ class InfiniModule(SubLayer):
 
     def update_memory(self, memory: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
         """The memory updated by one segment: eq. 4, 5"""
+        return memory + self.added(memory, k, v, real)
+
+    def added(self, memory: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
+        """What tokens of the segment after `memory` add to it."""
         with torch.autocast(k.device.type, enabled=False):
             new = v.to(memory.dtype)
             if self.update == "delta":
                 new = new - self.read(memory, k)
             keys = elu(k.to(memory.dtype)) + 1
             keys = keys if real is None else keys * real[:, None, :, None]
-            return memory + keys.transpose(-1, -2) @ torch.cat((new, torch.ones_like(new[..., :1])), -1)
+            return keys.transpose(-1, -2) @ torch.cat((new, torch.ones_like(new[..., :1])), -1)
 
     def new_state(self) -> State:
         return CompressiveMemory(self)

@@ -60,7 +60,8 @@ class SharedAttention(MultiHeadAttention):
         q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
         unused = q.new_zeros(1, 1, 1, self.head_width)
         q, _, _ = self.relative.apply_positions(q, unused, unused, context)
-        self.scores.check(memory.layout)
+        if not context.static:
+            self.scores.check(memory.layout)
         return self.attend_and_project(q, *memory.shared, context, memory.layout)
 
     def new_state(self) -> State | None:

@@ -206,7 +206,8 @@ class SynthesizerModule(SoftmaxAttention):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         keys = context.queries
-        self.check(keys)
+        if not context.static:
+            self.check(keys)
         v = self.split(self.v(x))
         parts = [] if self.hidden is None else [self.split(self.hidden(x)).relu()]
         parts += [] if self.q is None else [self.split(self.q(x))]

@@ -81,7 +81,8 @@ class TensorizedModule(SubLayer):
             self.cores.copy_(torch.randn(self.cores.shape).softmax(-1) * self.rank**0.5)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        self.check(context.queries)
+        if not context.static:
+            self.check(context.queries)
         q, k, v = self.qkv(x).chunk(3, -1)  # each (batch, time, rank)
         if isinstance(state, KVState):
             k, v, keys = state.append(k[:, None], v[:, None], context)
