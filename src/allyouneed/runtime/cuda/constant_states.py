@@ -91,11 +91,16 @@ class StaticRecentTokens(RecentTokens):
     fixed: Fixed | None = None
 
     def append(self, x: Tensor, context: Context) -> Tensor:
-        if self.fixed is None:
-            self.fixed = Fixed([x.new_zeros(len(x), self.back, x.shape[2])])
-        both = torch.cat((self.fixed.tensors[0], x), 1)
-        self.fixed.write([both[:, 1:]])
+        tokens = self.buffer(x)
+        both = torch.cat((tokens, x), 1)
+        tokens.copy_(both[:, 1:])
         return both
+
+    def buffer(self, like: Tensor) -> Tensor:
+        """The stored inputs, for tokens like these (rows, 1, width)."""
+        if self.fixed is None:
+            self.fixed = Fixed([like.new_zeros(len(like), self.back, like.shape[2])])
+        return self.fixed.tensors[0]
 
     def load(self, given: Prefilled, past: State) -> None:
         assert isinstance(past, RecentTokens) and self.fixed is not None
