@@ -1,16 +1,23 @@
 """Checks that need a GPU: FlexAttention over block masks equals the dense mask, gradients included (packed rows, long
 rows of sparse patterns in any token order, LongNet's joined branches); small models of many presets give the same
-forward and backward pass as on CPU; decoding with CUDA graphs gives the answers of the eager engine. `check_kernels.py`
+forward and backward pass as on CPU; every registered part decodes by a captured step with the logits of the plain path
+on CPU; decoding with CUDA graphs gives the answers of the plain engine on CPU, by every method. `check_kernels.py`
 checks our own kernels.
 
-    python bench/check_gpu.py [packed] [padded] [equal] [models] [graphs]
+    python bench/check_gpu.py [packed] [padded] [equal] [models] [steps] [graphs] [--seconds 90]
+    python bench/check_gpu.py steps graphs --only mamba,mla      names that contain one of these
+    python bench/check_gpu.py steps graphs --device cpu --tiny   rehearsal, without captures, of a few cases
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -118,26 +125,112 @@ def models() -> None:
             print(f"model {name:30s} FAILED: {type(failure).__name__}: {str(failure)[:300]}", flush=True)
 
 
-def cuda_graphs() -> None:
-    """fp32: the same tokens; bf16: how many answers are equal."""
-    sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-    from graph_runner import DECODINGS, MODELS, engine_of, make_requests, token_lists
+# --- decoding ---------------------------------------------------------------------------------------------------------
 
+# ‖found − exact‖ / ‖exact‖ of the logits, against the plain path in double precision
+BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 8e-2}
+# a rounded number may decide otherwise in half precision: a bucket, an expert, a ternary weight, a halting step
+DISCRETE = ("lsh", "moe", "bit", "act")
+
+
+class Options:
+    """Of the command line."""
+
+    seconds, device, tiny = 90.0, "cuda", False
+    only: tuple[str, ...] = ()
+    begun = time.perf_counter()
+
+    @classmethod
+    def wants(cls, name: str) -> bool:
+        return not cls.only or any(word in name for word in cls.only)
+
+    @classmethod
+    def late(cls) -> bool:
+        return time.perf_counter() - cls.begun > cls.seconds
+
+
+def captured(step: Callable[[], None]) -> Callable[[], None]:
+    if Options.device == "cpu":
+        return step
+    from allyouneed.infer.cuda_graph.prefill import capture_warm
+
+    return capture_warm(step, tries=1).replay
+
+
+def steps() -> None:
+    """Every registered part: a captured step in fp32 and bf16 against the plain path on CPU in double precision."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+    from allyouneed.runtime.cuda.capture import step_blockers
+    from any_part import CASES, case
+    from static_steps import SOURCES, decode_both
+
+    names = [name for name in CASES if not name.startswith("encoder") and Options.wants(name)]
+    names = names[:: max(1, len(names) // 12)] if Options.tiny else names
+    worst, wrong, blocked, done = dict.fromkeys(BOUNDS, 0.0), 0, 0, 0
+    for name in names:
+        if Options.late():
+            print(f"steps: no time left for {len(names) - done} of {len(names)} cases", flush=True)
+            break
+        done += 1
+        exact: Any = case(name)
+        if list(step_blockers(exact)):
+            blocked += 1
+            continue
+        for dtype, bound in BOUNDS.items():
+            try:
+                with torch.no_grad():
+                    other = copy.deepcopy(exact).to(Options.device, dtype)
+                    decoded = decode_both(exact, other, SOURCES, captured)
+                found, wanted = decoded.found.double(), decoded.wanted
+                error = float((found - wanted).norm() / wanted.norm())
+                loose = dtype is torch.bfloat16 and any(word in name for word in DISCRETE)
+                worst[dtype] = worst[dtype] if loose else max(worst[dtype], error)
+                if not (error < bound or loose) or decoded.before != decoded.after:
+                    wrong += 1
+                    print(f"steps {name[:90]:90s} {str(dtype)[6:]} {error:.1e}  DIFFERS", flush=True)
+            except Exception as failure:  # check the others as well
+                wrong += 1
+                print(f"steps {name[:70]:70s} {str(dtype)[6:]} FAILED {type(failure).__name__}: {str(failure)[:200]}",
+                      flush=True)  # fmt: skip
+    found_text = ", ".join(f"{str(dtype)[6:]} {error:.1e}" for dtype, error in worst.items())
+    print(f"steps: {done - blocked} cases captured, {blocked} not, {wrong} wrong; largest error: {found_text}"
+          f"  {'ok' if not wrong else 'DIFFERS'}", flush=True)  # fmt: skip
+
+
+def cuda_graphs() -> None:
+    """fp32: the same tokens as the plain engine on CPU; bf16: how many answers are equal."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+    from graph_runner import DECODINGS, MODELS, decode_in_slots, engine_of, make_requests, token_lists
+
+    wrong = 0
     for name in MODELS:
-        for method, decoding in DECODINGS.items():
-            engine = engine_of(name)
-            requests = make_requests(engine, 19)
-            plain = token_lists(engine.decode(requests, decoding))
-            engine.model.cuda()
-            assert engine.graphs.suits(engine.spec(decoding))
-            # the first prefills are plain, the second ones captured, the third ones replayed
-            turns = [token_lists(engine.decode(requests, decoding)) for _ in range(3)]
-            engine.model.bfloat16()
-            half = token_lists(engine.decode(requests, decoding))
-            same = min(sum(a == b for a, b in zip(plain, found, strict=True)) for found in turns)
-            equal = sum(a == b for a, b in zip(plain, half, strict=True))
-            good = "ok" if same == len(plain) else "DIFFERS"
-            print(f"graphs {name:14s} {method:12s} {same} of {len(plain)} (bf16: {equal})  {good}", flush=True)
+        if not Options.wants(name):
+            continue
+        engine = engine_of(name)
+        requests = make_requests(engine, 5 if Options.tiny else 19)
+        plain = {method: token_lists(engine.decode(requests, decoding)) for method, decoding in DECODINGS.items()}
+        for dtype in (torch.float32, torch.bfloat16):
+            engine.model.to(Options.device, dtype)
+            for method, decoding in DECODINGS.items():
+                if Options.late() or (dtype is torch.bfloat16 and method not in ("greedy", "beam")):
+                    continue
+                try:
+                    # the first prefills are plain, the second ones captured, the third ones replayed
+                    turns = 3 if dtype is torch.float32 and method in ("greedy", "beam") else 1
+                    found = [token_lists(decode_in_slots(engine, requests, decoding)) for _ in range(turns)]
+                except Exception as failure:
+                    wrong += 1
+                    print(f"graphs {name:14s} {method:12s} FAILED {type(failure).__name__}: {str(failure)[:200]}",
+                          flush=True)  # fmt: skip
+                    continue
+                same = min(sum(a == b for a, b in zip(plain[method], one, strict=True)) for one in found)
+                good = same == len(requests) or dtype is torch.bfloat16
+                wrong += not good
+                if not good or dtype is torch.bfloat16:
+                    print(f"graphs {name:14s} {method:12s} {str(dtype)[6:]} {same} of {len(requests)}"
+                          f"{'' if good else '  DIFFERS'}", flush=True)  # fmt: skip
+    print(f"graphs: {len(MODELS)} models × {len(DECODINGS)} methods, {wrong} wrong"
+          f"{', out of time' if Options.late() else ''}  {'ok' if not wrong else 'DIFFERS'}", flush=True)  # fmt: skip
 
 
 def packed_rows() -> None:
@@ -174,9 +267,28 @@ CHECKS = {
     "padded": lambda: sparse("padded", padded([1100, 700])),
     "equal": lambda: sparse("equal", TokenLayout.of(Rows(torch.zeros(1, 1024, dtype=torch.long, device="cuda")))),
     "models": models,
+    "steps": steps,
     "graphs": cuda_graphs,
 }
 
-if __name__ == "__main__":
-    for check in sys.argv[1:] or CHECKS:
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checks", nargs="*", help=", ".join(CHECKS))
+    parser.add_argument("--seconds", type=float, default=90, help="of the checks of decoding, together")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", default="", help="words in the names of cases and models, separated by commas")
+    parser.add_argument("--tiny", action="store_true", help="few cases, to rehearse")
+    given = parser.parse_args()
+    if unknown := [check for check in given.checks if check not in CHECKS]:
+        parser.error(f"unknown check {unknown[0]!r} (known: {', '.join(CHECKS)})")
+    Options.seconds, Options.device, Options.tiny = given.seconds, given.device, given.tiny
+    Options.only = tuple(word for word in given.only.split(",") if word)
+    for check in given.checks or CHECKS:
+        if check == "steps":
+            Options.begun = time.perf_counter()
         CHECKS[check]()
+
+
+if __name__ == "__main__":
+    main()

@@ -33,25 +33,18 @@ def test_a_model_of_known_parts_is_native_and_captured(name: str) -> None:
 
 
 PARTS = {
-    "retnet-1.3b": (
-        "decoder.blocks.0-23.mixer (MultiScaleRetentionModule has no native",
-        "decoder.blocks.0-23.mixer (MultiScaleRetentionModule has",
-    ),
+    "retnet-1.3b": ("decoder.blocks.0-23.mixer (MultiScaleRetentionModule has no native", CAPTURED),
     "mixtral-8x7b": (
         "decoder.blocks.0-31.channel (MoEModule has no",
         "decoder.blocks.0-31.channel (the forward of MoE",
     ),
     "t5-small": ("decoder.blocks.0-5.mixer (attention scores other than", CAPTURED),
-    "universal-transformer": (
-        "no sub-layer is native: recurrence in depth",
-        "decoder.recurrences (recurrence in depth",
-    ),
-    "reformer": (
-        "wiring (torch.cat has no native instruction)",
-        "decoder.blocks.2,6,10.mixer (LSHAttention has no fixed",
-    ),
+    "universal-transformer": ("no sub-layer is native: recurrence in depth", CAPTURED),
+    "reformer": ("wiring (torch.cat has no native instruction)", CAPTURED),
+    "adaptive-span": ("AdaptiveSpan", CAPTURED),
     "bert-base": ("encoder models do not decode", "encoder models do not decode"),
-    "yoco-3b": ("decoder-decoder models have no traced decode step", "have no traced decode step"),
+    "yoco-3b": ("decoder-decoder models have no traced decode step", CAPTURED),
+    "retro": ("have no traced decode step", "retro models have no traced decode step"),
 }
 
 

@@ -292,7 +292,7 @@ DECODER_CASES = [
 ]
 
 
-def _first_of_each_kind(begins: tuple[str, ...]) -> list[str]:
+def first_of_each_kind(begins: tuple[str, ...]) -> list[str]:
     """Of the cases that begin with one of these, the first of each kind of part."""
     first: dict[str, str] = {}
     for name in CASES:
@@ -310,16 +310,16 @@ def _slow_unless(wanted: list[str], begins: tuple[str, ...]) -> list[Any]:
 
 
 # For tests of everything else: of the mixers in an encoder, one of each kind; most repeat the decoder's.
-MOST_CASES = _slow_unless(_first_of_each_kind(("encoder mixer",)), ("encoder mixer",))
+MOST_CASES = _slow_unless(first_of_each_kind(("encoder mixer",)), ("encoder mixer",))
 # For long tests of states: one of each kind of mixer; `make test-all` tries every option.
 _STATEFUL = ("mixer", "cross mixer")
 STATE_CASES = [
     pytest.param(name, marks=pytest.mark.slow) if name.startswith("encoder") else name
-    for name in [*_first_of_each_kind(_STATEFUL), *(one for one in CASES if not one.startswith(_STATEFUL))]
+    for name in [*first_of_each_kind(_STATEFUL), *(one for one in CASES if not one.startswith(_STATEFUL))]
 ] + [
     pytest.param(name, marks=pytest.mark.slow)
     for name in CASES
-    if name.startswith(_STATEFUL) and name not in _first_of_each_kind(_STATEFUL)
+    if name.startswith(_STATEFUL) and name not in first_of_each_kind(_STATEFUL)
 ]
 
 

@@ -37,6 +37,11 @@ MODELS = {
     "translation": ("transformer-tiny", []),
     "t5": ("t5-small", [*SMALL, *CROSS, "encoder[0].mixer.head_width=8", "decoder[0].mixer.head_width=8",
                         "decoder[0].cross.head_width=8"]),
+    "retention": ("llama-15m", [*SMALL, "decoder[0].mixer={kind: retention, heads: 4}"]),
+    "rwkv": ("rwkv-4-169m", [f"vocab={VOCAB}", "width=32", "decoder[0].repeat=2", "decoder[0].channel.hidden=48"]),
+    "mla": ("llama-15m", [*SMALL, "decoder[0].mixer={kind: mla, heads: 4, kv_rank: 16, nope_width: 8, rope_width: 4, "
+                          "value_width: 8, pattern: causal}"]),
+    "infini": ("llama-15m", [*SMALL, "decoder[0].mixer={kind: infini, heads: 4, segment: 6}"]),
 }  # fmt: skip
 DECODINGS = {
     "beam": Decoding(beam=3, best=3, max_length=13),

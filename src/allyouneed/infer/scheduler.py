@@ -327,7 +327,8 @@ class Scheduler:
         queue.drop_admitted()
         if not queue:
             return
-        captured = self.graphs is not None and self.graphs.admits(queue.waiting)
+        graphs, waiting = self.graphs, queue.waiting
+        captured = graphs is not None and graphs.admits(waiting) and graphs.prepare(waiting[::-1])
         batch = queue.waiting[::-1] if captured else queue.next_batch(most=1 if self.engine.exact else None)
         self.active = self.active + batch
         self.streams_offline = any(state.streams for state in batch)

@@ -49,7 +49,8 @@ def test_repeated_calls_decode_the_same(name: str, sizes: list[Size]) -> None:
         for _ in range(3):
             found = decode_in_slots(engine, requests, DECODINGS[decoding])
             assert token_lists(found) == token_lists(plain)
-    whole = name not in ("window", "wide-window", "prefix")  # padding would evict tokens from a window
+    # padding would evict tokens from a window, and stay in a carry
+    whole = name not in ("window", "wide-window", "prefix", "retention", "rwkv", "infini")
     assert bool(sizes) == whole
     if whole:
         assert {size.rows for size in sizes} >= {4, 8} if name == "translation" else len(sizes) > 6

@@ -8,6 +8,7 @@ begins with the last one.
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
 from allyouneed.nn.states.base import States
-from allyouneed.runtime.cuda.capture import can_capture
+from allyouneed.runtime.cuda.capture import can_capture, position_limit
 from allyouneed.runtime.cuda.decode_step import DecodeStep
 from allyouneed.runtime.cuda.static_cache import StaticStates
 
@@ -210,6 +211,7 @@ class GraphRunnerCache:
 
     def __init__(self, engine: ModelRunner) -> None:
         self.engine, self.requested = engine, 0
+        self.refused: str | None = None  # why a capture has failed; there are no others then
         self.kept: OrderedDict[Shape, GraphRunner] = OrderedDict()
 
     def admits(self, requests: Sequence[RequestState]) -> bool:
@@ -222,6 +224,8 @@ class GraphRunnerCache:
     def suits(self, spec: DecodingSpec, requests: Sequence[Request] = ()) -> bool:
         """Whether model and specification have steps of a fixed shape that do not depend on the host."""
         engine, decoding = self.engine, spec.decoding
+        if self.refused is not None:
+            return False
         if spec.draft is not None or spec.logits_processor is not None:
             return False
         if decoding.repetition_penalty != 1 or decoding.no_repeat is not None:
@@ -229,13 +233,37 @@ class GraphRunnerCache:
         on_host = (request.stop is not None or request.observer is not None for request in requests)
         if decoding.method == "beam" and decoding.beam > 1 and any(on_host):
             return False
-        return not engine.bidirectional_prompt and engine.retrieve is None and can_capture(engine.model)
+        if engine.bidirectional_prompt or engine.retrieve is not None or not can_capture(engine.model):
+            return False
+        limit = position_limit(engine.model)
+        sizes = (max(len(r.prompt) + engine.token_limit(r), len(r.source or ())) for r in requests)
+        return limit is None or max(sizes, default=0) <= limit
+
+    def prepare(self, requests: Sequence[RequestState]) -> bool:
+        """Make the runner for these requests, unless there is one; False: it cannot be captured."""
+        key = self.shape(requests)
+        if key in self.kept:
+            return True
+        self.drop_stale(key)
+        try:
+            self.keep(key, self.make(key))
+        except Exception as error:
+            self.refuse(error)
+        return self.refused is None
+
+    def refuse(self, error: Exception) -> None:
+        """After a capture that has failed: a part waits for the host, or a kernel does not compile here."""
+        self.refused = f"{type(error).__name__}: {error}"
+        warnings.warn(f"decoding without CUDA graphs, since capturing one failed: {self.refused}", stacklevel=2)
+
+    def drop_stale(self, key: Shape) -> None:
+        for stale in [shape for shape in list(self.kept) if shape.weights != key.weights]:
+            self.kept.pop(stale, None)
 
     def batch(self, requests: Sequence[RequestState]) -> GraphBatch:
         """A batch for these requests of one specification, largest first; no other batch uses its runner meanwhile."""
         key = self.shape(requests)
-        for stale in [shape for shape in list(self.kept) if shape.weights != key.weights]:
-            self.kept.pop(stale, None)
+        self.drop_stale(key)
         runner = self.kept.pop(key, None) or self.make(key)
         return GraphBatch(runner, self.engine, requests, self, key)
 

@@ -54,7 +54,12 @@ class SchedulerSlots:
                     plain += some
                     continue
                 count = min(shape.slots, slots)
-                runner = GraphRunner(self.engine.model, shape.kind, count, shape.capacity, shape.sources)
+                try:
+                    runner = GraphRunner(self.engine.model, shape.kind, count, shape.capacity, shape.sources)
+                except Exception as error:
+                    self.graphs.refuse(error)
+                    plain += some
+                    continue
                 self.batches[shape] = GraphBatch(runner, self.engine)
             free = len(self.batches[shape].runner.free)
             some, plain = some[:free], plain + some[free:]

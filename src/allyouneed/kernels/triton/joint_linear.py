@@ -1,6 +1,6 @@
 """Several linear maps of the same rows in one launch, limited by reading the weights: what a recurrent mixer projects
-from a token. The input of each map may be mixed with the previous token first (RWKV's token shift, Peng et al. 2023, eq.
-11-13): μ ⊙ x + (1 − μ) ⊙ before, with a μ for each map. Accumulation is fp32. The definition: `linear` of each map.
+from a token. The input of each map may be mixed with the previous token first (RWKV's token shift, Peng et al. 2023,
+eq. 11-13): μ ⊙ x + (1 − μ) ⊙ before, with a μ for each map. Accumulation is fp32. The definition: `linear` of each map.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Attention of one new token per row over cached latents (DeepSeek-AI 2024, "DeepSeek-V2", 2.1.2: W^UK absorbed into the
-queries, W^UV into the output), so that a step reads each token's latent once for all heads.
+"""Attention of one new token per row over cached latents (DeepSeek-AI 2024, "DeepSeek-V2", 2.1.2: W^UK absorbed into
+the queries, W^UV into the output), so that a step reads each token's latent once for all heads.
 
 The cache is (blocks, 1, slots, rank + rope): the normalised latent and the rotated key that all heads share; the latent
 is also the value. Block tables and splits are those of decode_attention.py. One program per row, group of heads and

@@ -102,7 +102,8 @@ def retention_step(
     pairs = max(1, min(triton.next_power_of_2(keys // 2), 4096 // wide))
     gated = temperature is not None
     _retention_step[(rows, heads)](
-        q, k, v, gate, decay, rotation if floor is None else floor, rotation, s, z, v if norm.weight is None else norm.weight, out,
+        q, k, v, gate, decay, rotation if floor is None else floor, rotation, s, z,
+        v if norm.weight is None else norm.weight, out,
         q.stride(0), k.stride(0), v.stride(0), gate.stride(0), decay.stride(0), temperature or 1.0, norm.eps,
         norm.offset, scale, HEADS=heads, KEYS=keys, VALUES=values, PAIRS=pairs, WIDE=wide, GATED=gated,
         WEIGHT=norm.weight is not None, OVERLAP=overlaps(v.device), launch_pdl=overlaps(v.device), num_warps=4,

@@ -1,8 +1,8 @@
 """States of a constant size in a fixed-shape form: tensors (rows, …) that every step overwrites.
 
-Plain states also keep recent inputs, so that tokens can be trimmed; these need not, for a slot is filled anew by `load`.
-Their tensors are allocated by the first step, before a graph is captured (`GraphRunner`), and hold the values of rows
-that have seen no token: `Fresh` remembers them for requests that start with an empty past.
+Plain states also keep recent inputs, so that tokens can be trimmed; these need not, for `load` fills a slot anew. Their
+tensors are allocated by the first step, before a graph is captured (`GraphRunner`), as rows that have seen no token:
+`Fixed.fresh` remembers them for requests that start with an empty past.
 """
 
 from __future__ import annotations

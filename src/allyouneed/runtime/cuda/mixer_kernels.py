@@ -1,5 +1,5 @@
-"""Decode kernels of latent attention, retention and RWKV: one launch projects a token, one runs the mixer over its state
-in place, one projects the result. On a CPU, or in a form that they do not cover, the parts themselves run."""
+"""Decode kernels of latent attention, retention and RWKV: one launch projects a token, one runs the mixer over its
+state in place, one projects the result. On a CPU, or in a form that they do not cover, the parts themselves run."""
 
 from __future__ import annotations
 

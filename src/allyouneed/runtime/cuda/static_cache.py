@@ -193,14 +193,15 @@ OWN_SOURCE: set[type] = {CrossKVCache}
 
 
 def plain_state(part: Any) -> State | None:
-    """What a part keeps while it decodes; None also where it cannot decode."""
+    """What a part keeps while it decodes; None also where it cannot decode, or where it depends on weights that a meta
+    model does not have (adaptive spans)."""
     if isinstance(part, SharedKeys):
         return KVCache()
     if not isinstance(part, SubLayer):
         return None
     try:
         found: State | None = part.new_state()
-    except ValueError:
+    except (ValueError, RuntimeError):
         return None
     return found
 
