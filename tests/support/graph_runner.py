@@ -51,6 +51,8 @@ DECODINGS = {
     "sample": Decoding(method="sample", min_p=0.1, seed=3, max_length=17),
     "least": Decoding(method="greedy", min_length=6, max_length=12),
     "least-beam": Decoding(beam=3, min_length=4, max_length=12),
+    "penalties": Decoding(method="sample", repetition_penalty=1.4, no_repeat=2, min_p=0.05, seed=7, max_length=15),
+    "penalties-beam": Decoding(beam=3, repetition_penalty=1.3, no_repeat=3, max_length=13),
 }
 
 

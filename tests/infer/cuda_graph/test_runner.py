@@ -4,6 +4,7 @@ same code runs with kernels and captured graphs (bench/check_kernels.py, bench/c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -153,8 +154,12 @@ def test_what_needs_the_plain_path() -> None:
     engine = engine_of("llama")
     state = RequestState(make_requests(engine, 1)[0], engine.spec(DECODINGS["greedy"]), 1000)
     assert not engine.graphs.admits([state])  # no GPU here
-    assert not engine.graphs.suits(engine.spec(Decoding(method="greedy", repetition_penalty=1.2)))
-    assert not engine.graphs.suits(engine.spec(Decoding(method="greedy", no_repeat=2)))
+    spec = engine.spec(DECODINGS["greedy"])
+    assert not engine.graphs.suits(replace(spec, logits_processor=lambda logits, tokens: logits))
+    assert engine.graphs.suits(spec)
+    with pytest.warns(UserWarning, match="capturing one failed: RuntimeError: no"):
+        engine.graphs.refuse(RuntimeError("no"))
+    assert not engine.graphs.suits(spec)
 
 
 FIT = "gpt2 llama-7b mistral-7b bloom-560m t5-small marian bart-base transformer-base transformer-big deepnet residual"

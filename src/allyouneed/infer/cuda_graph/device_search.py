@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState, make_hypothesis, matches_stop
+from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.decoding.penalties import penalize
 from allyouneed.infer.decoding.repetition import find_loop, has_check, is_check_due, is_looping
 from allyouneed.infer.decoding.rules import (
     Candidates,
@@ -64,6 +66,37 @@ class StepHistory:
         return self.steps[first_step - self.begin : first_step - self.begin + count]
 
 
+class TokenHistory:
+    """The tokens of each row, its prompt included, for penalties: `tokens` (rows, capacity + 1), of which those of the
+    prompt (rows,) and as many as were generated are known."""
+
+    def __init__(self, states: StaticStates, options: Decoding) -> None:
+        self.options, self.slots, self.group = options, states.slot_count, states.group
+        self.tokens = torch.zeros(states.rows, states.capacity + 1, dtype=torch.long, device=states.device)
+        self.prompts = torch.zeros(states.rows, dtype=torch.long, device=states.device)
+
+    def assign(self, slots: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        tokens = torch.zeros(len(slots), self.tokens.shape[1], dtype=torch.long)
+        for row, prompt in zip(tokens, prompts, strict=True):
+            row[: len(prompt)] = torch.tensor(list(prompt))
+        at = torch.tensor(list(slots), device=self.tokens.device)
+        self.tokens.view(self.slots, self.group, -1)[at] = tokens.to(self.tokens.device)[:, None]
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.tokens.device)
+        self.prompts.view(self.slots, self.group)[at] = lengths[:, None]
+
+    def penalize(self, logits: Tensor, lengths: Tensor) -> Tensor:
+        """`lengths` (rows,): tokens generated so far."""
+        return penalize(logits, self.tokens, self.prompts + lengths, self.options)
+
+    def append(self, tokens: Tensor, lengths: Tensor) -> None:
+        """The tokens that follow the first `lengths` generated ones; all (rows,)."""
+        places = (self.prompts + lengths).clamp(max=self.tokens.shape[1] - 1)
+        self.tokens.scatter_(1, places[:, None], tokens[:, None])
+
+    def reorder(self, rows: Tensor) -> None:
+        self.tokens.copy_(self.tokens.index_select(0, rows))
+
+
 class DeviceSearch(ABC):
     """On the device: `last_tokens` (rows,); `lengths` (tokens generated) and `limits` (slots,); `record` (RUN_STEPS, …)
     and its `record_step`. On the host: `occupied`, the request of each slot."""
@@ -79,6 +112,7 @@ class DeviceSearch(ABC):
         self.lengths = torch.zeros(slots, dtype=torch.long, device=self.device)
         self.limits = torch.ones(slots, dtype=torch.long, device=self.device)
         self.record_step = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.token_history = TokenHistory(states, self.options) if self.options.has_penalties else None
         self.occupied: dict[int, SlotRequest] = {}
         self.first_steps, self.host_limits = np.zeros((2, slots), dtype=np.int64)
         self.is_occupied = np.zeros(slots, dtype=bool)
@@ -104,6 +138,8 @@ class DeviceSearch(ABC):
         self.occupied |= {slot: SlotRequest(state, first_step) for slot, state in zip(slots, requests, strict=True)}
         self.first_steps[slots], self.is_occupied[slots] = first_step, True
         self.host_limits[slots] = [state.limit for state in requests]
+        if self.token_history is not None:
+            self.token_history.assign(slots, [state.request.prompt for state in requests])
 
     def release(self, slots: list[int]) -> None:
         for slot in slots:
@@ -152,7 +188,8 @@ class DeviceIndependentSearch(DeviceSearch):
         self.uniforms.view(self.states.slot_count, self.group, -1)[on_device] = streams.to(self.device)
 
     def step(self, logits: Tensor) -> None:
-        if self.uniforms is None and self.group == 1 and not self.spec.force_eos and usable(logits):
+        plain = self.uniforms is None and self.token_history is None and not self.spec.force_eos
+        if plain and self.group == 1 and usable(logits):
             from allyouneed.kernels.triton.topk import argmax_step
 
             least = self.rules.min_tokens
@@ -164,10 +201,13 @@ class DeviceIndependentSearch(DeviceSearch):
             lengths, limits = (x.repeat_interleave(self.group) for x in (lengths, limits))
         logits = logits.float()
         uniforms = None if self.uniforms is None else uniforms_at(self.uniforms, lengths)
-        tokens = choose_tokens(self.rules.ban_tokens(logits, lengths), self.options, uniforms)
+        allowed = logits if self.token_history is None else self.token_history.penalize(logits, lengths)
+        tokens = choose_tokens(self.rules.ban_tokens(allowed, lengths), self.options, uniforms)
         log_probs = token_log_probs(logits, tokens)
         if self.spec.force_eos:
             tokens, log_probs = force_eos_at_limit(tokens, log_probs, lengths, limits, self.spec.eos)
+        if self.token_history is not None:
+            self.token_history.append(tokens, lengths)
         self.last_tokens.copy_(tokens)
         self.lengths.add_(1)
         self.write_record(torch.stack((tokens.to(log_probs.dtype), log_probs)))
@@ -249,23 +289,32 @@ class DeviceBeamSearch(DeviceSearch):
     def candidates(self, logits: Tensor) -> Candidates:
         """The best candidates of each slot, twice as many as beams."""
         count, spec, least = 2 * self.beams, self.spec, self.rules.min_tokens
-        if usable(logits) and not spec.force_eos and count.bit_count() == 1 and count <= min(32, logits.shape[1]):
+        plain = self.token_history is None and not spec.force_eos
+        if plain and usable(logits) and count.bit_count() == 1 and count <= min(32, logits.shape[1]):
             from allyouneed.kernels.triton.topk import topk
 
             best, tokens, normaliser = topk(logits, self.bans, self.lengths, least, count)
             log_probs, tokens = (part.unflatten(0, (-1, self.beams)) for part in (best - normaliser, tokens))
             return best_candidates(log_probs, tokens, self.scores, count)
-        logits = logits.float().unflatten(0, (-1, self.beams))  # (slots, beams, vocab)
+        logits = logits.float()
+        if self.token_history is not None:  # penalties apply to log-probabilities, as in host search
+            each = self.lengths.repeat_interleave(self.beams)
+            logits = self.token_history.penalize(logits.log_softmax(-1), each)
+        logits = logits.unflatten(0, (-1, self.beams))  # (slots, beams, vocab)
         short: Short = "some" if least > 0 else "none"
-        lengths, limits = self.lengths, self.limits
-        return beam_candidates(logits, self.scores, count, lengths, limits, self.rules, spec.force_eos, short)
+        rules = (self.lengths, self.limits, self.rules, spec.force_eos, short, self.token_history is not None)
+        return beam_candidates(logits, self.scores, count, *rules)
 
     def step(self, logits: Tensor) -> None:
         found = self.candidates(logits)
         ended = self.rules.is_eos(found.tokens) | (self.limits <= self.lengths + 1)[:, None]
         finished, scores, parents, tokens, log_probs = beam_step(found, ended, self.beams)
         self.scores.copy_(scores)
-        self.states.reorder((self.first_rows + parents).flatten())
+        rows = (self.first_rows + parents).flatten()
+        self.states.reorder(rows)
+        if self.token_history is not None:
+            self.token_history.reorder(rows)
+            self.token_history.append(tokens.flatten(), self.lengths.repeat_interleave(self.beams))
         self.last_tokens.copy_(tokens.flatten())
         self.lengths.add_(1)
         candidates = [part[:, : self.beams].float() for part in (*found, finished)]

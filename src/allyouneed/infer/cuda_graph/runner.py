@@ -228,8 +228,6 @@ class GraphRunnerCache:
             return False
         if spec.draft is not None or spec.logits_processor is not None:
             return False
-        if decoding.repetition_penalty != 1 or decoding.no_repeat is not None:
-            return False
         on_host = (request.stop is not None or request.observer is not None for request in requests)
         if decoding.method == "beam" and decoding.beam > 1 and any(on_host):
             return False

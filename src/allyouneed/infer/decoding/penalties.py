@@ -61,3 +61,27 @@ def ngram_completions(history: Sequence[int], size: int) -> list[int]:
     last = list(history[len(history) - size + 1 :])
     starts = range(len(history) - size + 1)
     return [history[at + size - 1] for at in starts if list(history[at : at + size - 1]) == last]
+
+
+def penalize(logits: Tensor, history: Tensor, counts: Tensor, options: Decoding) -> Tensor:
+    """`Penalties.apply` for tensors: the first `counts` (rows,) tokens of `history` (rows, capacity) are known. Shapes
+    are fixed, and nothing is read on the host."""
+    columns = torch.arange(history.shape[1], device=history.device)
+    if options.repetition_penalty != 1:
+        seen = _mark(logits, history, columns < counts[:, None])
+        factor = options.repetition_penalty
+        logits = torch.where(seen, torch.where(logits < 0, logits * factor, logits / factor), logits)
+    if (size := options.no_repeat) is not None and size <= history.shape[1]:
+        last = (counts[:, None] - size + 1 + columns[: size - 1]).clamp(min=0)
+        ngrams = history.unfold(1, size, 1)  # (rows, starts, size)
+        again = (ngrams[..., :-1] == history.gather(1, last)[:, None]).all(-1)
+        known = columns[: ngrams.shape[1]] + size <= counts[:, None]
+        logits = logits.masked_fill(_mark(logits, ngrams[..., -1], again & known), -torch.inf)
+    return logits
+
+
+def _mark(logits: Tensor, tokens: Tensor, marked: Tensor) -> Tensor:
+    """(rows, vocab) bool: the marked ones of these tokens (rows, n)."""
+    rows, vocab = logits.shape
+    mask = torch.zeros(rows, vocab + 1, dtype=torch.bool, device=logits.device)
+    return mask.scatter_(1, tokens.where(marked, vocab), True)[:, :vocab]

@@ -1,4 +1,5 @@
-"""One token per row through a recurrence, its state updated in place: retention with its norm and gate, and RWKV's wkv.
+"""One token per row through a recurrence, its state updated in place: retention with its norm and gate, RWKV's wkv, and
+the gates of LSTM and GRU.
 
 Retention (Sun et al. 2023, eq. 6, 8; Sun et al. 2024, eq. 4): S ← γ S + kᵀ v, z ← γ z + k, o = q S; then the norm of
 each head and swish(gate). Definitions: nn/mixers/retention.py, nn/mixers/rwkv.py. Values that only one program reads
@@ -188,5 +189,59 @@ def gate_shift(x: Tensor, before: Tensor, gate: Tensor, y: Tensor) -> Tensor:
     _gate_shift[(rows, triton.cdiv(width, block))](
         x, before, gate, y, out, x.stride(0), gate.stride(0), y.stride(0), width, BLOCK=block,
         OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), num_warps=2,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _tanh(x):
+    return 2.0 * tl.sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
+def _rnn_gates(seen, kept, h, c, out, hidden, LSTM: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = f < hidden
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    kind, at = out.dtype.element_ty, row * hidden + f
+    if LSTM:
+        a, b = seen + row * 4 * hidden + f, kept + row * 4 * hidden + f
+        i = tl.load(a, mask=inside, other=0.0).to(tl.float32) + tl.load(b, mask=inside, other=0.0).to(tl.float32)
+        a, b = a + hidden, b + hidden
+        forget = tl.load(a, mask=inside, other=0.0).to(tl.float32) + tl.load(b, mask=inside, other=0.0).to(tl.float32)
+        a, b = a + hidden, b + hidden
+        new = tl.load(a, mask=inside, other=0.0).to(tl.float32) + tl.load(b, mask=inside, other=0.0).to(tl.float32)
+        a, b = a + hidden, b + hidden
+        o = tl.load(a, mask=inside, other=0.0).to(tl.float32) + tl.load(b, mask=inside, other=0.0).to(tl.float32)
+        cell = tl.sigmoid(forget) * tl.load(c + at, mask=inside, other=0.0).to(tl.float32)
+        cell += tl.sigmoid(i) * _tanh(new)
+        tl.store(c + at, cell.to(kind), mask=inside)
+        found = tl.sigmoid(o) * _tanh(cell)
+    else:
+        a, b = seen + row * 3 * hidden + f, kept + row * 3 * hidden + f
+        r = tl.load(a, mask=inside, other=0.0).to(tl.float32) + tl.load(b, mask=inside, other=0.0).to(tl.float32)
+        a, b = a + hidden, b + hidden
+        z = tl.load(a, mask=inside, other=0.0).to(tl.float32) + tl.load(b, mask=inside, other=0.0).to(tl.float32)
+        a, b = a + hidden, b + hidden
+        new = tl.load(a, mask=inside, other=0.0).to(tl.float32)
+        new += tl.sigmoid(r) * tl.load(b, mask=inside, other=0.0).to(tl.float32)
+        z = tl.sigmoid(z)
+        found = (1.0 - z) * _tanh(new) + z * tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(h + at, found.to(kind), mask=inside)
+    tl.store(out + at, found.to(kind), mask=inside)
+
+
+def rnn_gates(seen: Tensor, kept: Tensor, h: Tensor, c: Tensor | None) -> Tensor:
+    """The gates of an LSTM (with a cell c) or a GRU, as torch orders them, projected from the input and from the state
+    (rows, gates · hidden); h and c (rows, hidden) are updated, and h is the result."""
+    rows, hidden = h.shape
+    assert all(x.is_contiguous() for x in (seen, kept, h)) and (c is None or c.is_contiguous())
+    out, block = torch.empty_like(h), 256
+    _rnn_gates[(rows, triton.cdiv(hidden, block))](
+        seen, kept, h, h if c is None else c, out, hidden, LSTM=c is not None, BLOCK=block,
+        OVERLAP=overlaps(h.device), launch_pdl=overlaps(h.device), num_warps=2,
     )  # fmt: skip
     return out

@@ -15,6 +15,7 @@ from allyouneed.nn.context import Context
 from allyouneed.nn.mixers.attention.mla import LatentAttentionModule
 from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.mixers.retention import GatedRetentionModule, MultiScaleRetentionModule, RetentionModule
+from allyouneed.nn.mixers.rnn import RNNModule
 from allyouneed.nn.mixers.rwkv import RWKVChannelModule, RWKVModule, token_shift
 from allyouneed.nn.norms import RMSNormModule
 from allyouneed.nn.positions.relative import RelativeModule
@@ -140,6 +141,35 @@ def _rwkv_channel(part: RWKVChannelModule, setup: StepSetup, state: Any, partial
     return run
 
 
+# --- LSTM and GRU -----------------------------------------------------------------------------------------------------
+
+
+@make_kernel.register(RNNModule)
+def _rnn(part: RNNModule, setup: StepSetup, state: Any, partial: bool) -> Kernel:
+    """Two linear maps and the gates: cuDNN would copy all weights in every step to have them side by side."""
+    require_kernels(setup)
+    rnn = part.rnn
+
+    def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        from allyouneed.kernels.triton.recurrent_step import rnn_gates
+
+        carry = state.carry(len(x), x[:, None])
+        bias = (rnn.bias_ih_l0, rnn.bias_hh_l0) if rnn.bias else (None, None)
+        seen = product(x, rnn.weight_ih_l0, bias[0])  # type: ignore[arg-type]
+        kept = product(carry[0], rnn.weight_hh_l0, bias[1])  # type: ignore[arg-type]
+        return rnn_gates(seen, kept, carry[0], carry[1] if len(carry) > 1 else None)
+
+    return run
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if not is_narrow(x, weight):
+        return nn.functional.linear(x, weight, bias)
+    from allyouneed.kernels.triton.small_batch_linear import linear as small_batch
+
+    return small_batch(x, weight, bias)
+
+
 # --- latent attention -------------------------------------------------------------------------------------------------
 
 
@@ -150,7 +180,8 @@ def _latent_attention(part: LatentAttentionModule, setup: StepSetup, state: Any,
     config, relative, states = part.config, part.relative, setup.states
     if not part.score_mod().plain or not sees_all(part.pattern, states.capacity):
         raise Unsupported("the attention kernel computes softmax(q·k) over all keys")
-    if type(part.k) is not nn.Linear or type(part.v) is not nn.Linear or config.rope_width % 2:
+    up_key, up_value = part.k, part.v
+    if type(up_key) is not nn.Linear or type(up_value) is not nn.Linear or config.rope_width % 2:
         raise Unsupported("only plain linear maps can be absorbed")
     if isinstance(relative, RotaryModule):
         rotary = relative.config
@@ -175,8 +206,8 @@ def _latent_attention(part: LatentAttentionModule, setup: StepSetup, state: Any,
         if type(part.scores).prepare is not ScoresModule.prepare:
             q = part.scores.prepare(q[:, :, None])[:, :, 0]
         nope, rope = q.split(part.widths, -1)
-        to_key = part.k.weight.unflatten(0, (config.heads, -1))  # (heads, nope, kv_rank)
-        to_value = part.v.weight.unflatten(0, (config.heads, -1))  # (heads, value, kv_rank)
+        to_key = up_key.weight.unflatten(0, (config.heads, -1))  # (heads, nope, kv_rank)
+        to_value = up_value.weight.unflatten(0, (config.heads, -1))  # (heads, value, kv_rank)
         (cache, _) = state.tokens.allocate((new[:, None, None], new[:, None, None, :0]))
         rotation = row_rotation(relative, setup, positions, context) if isinstance(relative, RotaryModule) else None
         interleaved = isinstance(relative, RotaryModule) and relative.config.order == "interleaved"
