@@ -85,8 +85,9 @@ class TokenHistory:
         self.prompts.view(self.slots, self.group)[at] = lengths[:, None]
 
     def penalize(self, logits: Tensor, lengths: Tensor) -> Tensor:
-        """`lengths` (rows,): tokens generated so far."""
-        return penalize(logits, self.tokens, self.prompts + lengths, self.options)
+        """`lengths` (rows,): tokens generated so far; rows that have ended go on counting."""
+        counts = (self.prompts + lengths).clamp(max=self.tokens.shape[1])
+        return penalize(logits, self.tokens, counts, self.options)
 
     def append(self, tokens: Tensor, lengths: Tensor) -> None:
         """The tokens that follow the first `lengths` generated ones; all (rows,)."""

@@ -154,8 +154,8 @@ class StaticHashedKeyValues(HashedKeyValues):
 
 
 class StaticCompressiveMemory(CompressiveMemory):
-    """Infini-attention's memory of the segments before the current one; keys and values of the current one (rows,
-    heads, segment, head_width); and `following`: the memory with its tokens so far, which becomes the memory when the
+    """Infini-attention's memory of the segments before the current one; rotated keys and values of the current one
+    (rows, heads, segment, head_width); and `following`: the memory with its tokens so far, which becomes the memory when the
     segment ends. Within a segment the memory is constant, so that each token is added once (eq. 4, 5 token by token).
     """
 
@@ -163,18 +163,22 @@ class StaticCompressiveMemory(CompressiveMemory):
 
     def append(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         module, segment = self.module, self.module.segment
-        if self.fixed is None:
-            empty, kept = module.initial_memory(k), k.new_zeros(len(k), k.shape[1], segment, k.shape[3])
-            self.fixed = Fixed([empty, empty, kept, kept])
-        memory, following, keys, values = self.fixed.tensors
+        memory, following, keys, values = self.buffers(k)
         place, slots = context.memoize(("place in segment", segment), lambda: _place_in_segment(segment, context))
         memory.copy_(torch.where((place == 0)[..., None, None], following, memory))
         following.copy_(following + module.added(memory, k, v))
         rows = torch.arange(len(k), device=k.device)
-        keys[rows, :, place[:, 0]], values[rows, :, place[:, 0]] = k[:, :, 0], v[:, :, 0]
-        rotated = module.rotate(q, place, True, context), module.rotate(keys, slots, False, context)
-        near = sdpa(*rotated, values, (slots <= place)[:, None, None])
+        keys[rows, :, place[:, 0]] = module.rotate(k, place, False, context)[:, :, 0]
+        values[rows, :, place[:, 0]] = v[:, :, 0]
+        near = sdpa(module.rotate(q, place, True, context), keys, values, (slots <= place)[:, None, None])
         return near, module.read(memory, q)
+
+    def buffers(self, k: Tensor) -> tuple[Tensor, ...]:
+        """All tensors, for keys like these (rows, heads, 1, head_width)."""
+        if self.fixed is None:
+            empty, kept = self.module.initial_memory(k), k.new_zeros(*k.shape[:2], self.module.segment, k.shape[3])
+            self.fixed = Fixed([empty, empty, kept, kept])
+        return self.fixed.tensors
 
     def load(self, given: Prefilled, past: State) -> None:
         assert isinstance(past, CompressiveMemory) and self.fixed is not None
@@ -201,7 +205,8 @@ class StaticCompressiveMemory(CompressiveMemory):
             k, v = (nn.functional.pad(x, (0, 0, 0, missing)) for x in (k, v))
             keys, values = torch.where(here, k, keys), torch.where(here, v, values)
             memory = torch.where((current > number)[:, None, None, None], after, memory)
-        return memory, following, keys, values
+        context = Context(TokenLayout(known[None]))
+        return memory, following, module.rotate(keys, known[None], False, context), values
 
     def select(self, rows: Tensor) -> None:
         if self.fixed is not None:

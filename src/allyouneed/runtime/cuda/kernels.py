@@ -151,12 +151,15 @@ def check_attention(part: SelfAttention | CrossAttention, capacity: int) -> None
     if not part.score_mod().plain or not sees_all(part.pattern, capacity) or part.head_width % 2:
         raise Unsupported("the attention kernel computes softmax(q·k) over all keys")
     if isinstance(part.relative, RotaryModule):
-        rotary = part.relative.config
-        whole = part.relative.width == part.head_width
-        if not whole or rotary.order != "halves" or rotary.xpos is not None or rotary.values:
-            raise Unsupported("the attention kernel rotates whole heads by halves")
+        check_rotary(part.relative, part.head_width)
     elif type(part.relative) is not RelativeModule:
         raise Unsupported(f"{type(part.relative).__name__} has no fused kernel")
+
+
+def check_rotary(rotary: RotaryModule, head_width: int) -> None:
+    config = rotary.config
+    if rotary.width != head_width or config.order != "halves" or config.xpos is not None or config.values:
+        raise Unsupported("the attention kernel rotates whole heads by halves")
 
 
 def sees_all(pattern: Pattern, capacity: int) -> bool:

@@ -12,15 +12,28 @@ from torch.nn.functional import embedding
 
 from allyouneed.kernels import usable
 from allyouneed.nn.context import Context
+from allyouneed.nn.mixers.attention.infini import MIN_WEIGHT, InfiniModule
 from allyouneed.nn.mixers.attention.mla import LatentAttentionModule
 from allyouneed.nn.mixers.attention.scores import ScoresModule
+from allyouneed.nn.mixers.performer import MIN_WEIGHT as LEAST
+from allyouneed.nn.mixers.performer import RELU_FLOOR, PerformerModule
 from allyouneed.nn.mixers.retention import GatedRetentionModule, MultiScaleRetentionModule, RetentionModule
 from allyouneed.nn.mixers.rnn import RNNModule
 from allyouneed.nn.mixers.rwkv import RWKVChannelModule, RWKVModule, token_shift
 from allyouneed.nn.norms import RMSNormModule
+from allyouneed.nn.ops.attention.decode import decode_attention
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
-from allyouneed.runtime.cuda.kernels import Kernel, StepSetup, is_narrow, linear, make_kernel, row_rotation, sees_all
+from allyouneed.runtime.cuda.kernels import (
+    Kernel,
+    StepSetup,
+    check_rotary,
+    is_narrow,
+    linear,
+    make_kernel,
+    row_rotation,
+    sees_all,
+)
 from allyouneed.runtime.program import Unsupported
 
 
@@ -137,6 +150,59 @@ def _rwkv_channel(part: RWKVChannelModule, setup: StepSetup, state: Any, partial
         before = state.buffer(x[:, None])[:, 0]
         hidden, gate = joint(x, [part.up, part.r], ("relu-squared", "sigmoid"), before, [part.mix_k, part.mix_r])
         return gate_shift(x, before, gate, linear(hidden, part.down))
+
+    return run
+
+
+# --- feature sums and compressive memory ------------------------------------------------------------------------------
+
+
+@make_kernel.register(PerformerModule)
+def _performer(part: PerformerModule, setup: StepSetup, state: Any, partial: bool) -> Kernel:
+    require_kernels(setup)
+    if part.eps or len(part.bits) * part.head_width > 1 << 15:
+        raise Unsupported("the performer kernel holds all features of a head at once")
+
+    def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        from allyouneed.kernels.triton.memory_step import performer_step
+
+        sums, tops = state.carry(len(x), x[:, None])
+        floor = RELU_FLOOR if part.kernel == "relu" else None
+        mixed = performer_step(linear(x, part.qkv), part.features, sums, tops, floor, LEAST)
+        return linear(mixed, part.out, partial=partial)
+
+    return run
+
+
+@make_kernel.register(InfiniModule)
+def _infini(part: InfiniModule, setup: StepSetup, state: Any, partial: bool) -> Kernel:
+    """Attention to the keys of the segment, then the memory and the gate between both."""
+    require_kernels(setup)
+    rotary, states, segment = part.rotary, setup.states, part.segment
+    if part.head_width > 128 or part.head_width % 2:
+        raise Unsupported("the memory kernel holds the memory of a head at once")
+    if isinstance(rotary, RotaryModule):
+        check_rotary(rotary, part.head_width)
+        rotation_table(setup, rotary)
+
+    def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        from allyouneed.kernels.triton.memory_step import infini_step
+
+        qkv = linear(x, part.qkv)
+        q, k, v = (y.unflatten(-1, (-1, part.head_width)) for y in qkv.chunk(3, -1))
+        memory, following, keys, values = state.buffers(k[:, :, None])
+        places = context.memoize(("place in segment of a row", segment), lambda: positions % segment)
+        rotation = None
+        if isinstance(rotary, RotaryModule):
+            key = (*rotary.key, "place", segment)
+            rotation = context.memoize(key, lambda: embedding(places, setup.rotations[rotary.key]))
+        scale, table = part.head_width**-0.5, states.own_rows
+        near = decode_attention(q, keys, values, places, scale, table, (k, v), rotation, states.counters)
+        mixed = infini_step(
+            qkv, near, places, positions, part.gate, memory, following, segment, part.update == "delta",
+            part.first == "local", MIN_WEIGHT,
+        )  # fmt: skip
+        return linear(mixed, part.out, partial=partial)
 
     return run
 

@@ -235,6 +235,7 @@ class StaticStates(States):
         entries = 1 if group == 1 else capacity
         self.block_table = self.row_ids.int()[:, None].expand(rows, entries).contiguous()
         self.table = BlockTable(self.block_table, 0 if group == 1 else 1, 1 if group == 1 else None)
+        self.own_rows = BlockTable(self.row_ids.int()[:, None].contiguous(), 0, 1)  # of caches that beams do not share
         self.source_table = BlockTable((self.row_ids // group).int()[:, None].contiguous(), 0, group)
         self.source_lengths = torch.ones(rows, dtype=torch.long, device=device)
         heads = [getattr(part, "kv_heads", 1) for layer in parts for part in layer.values()]

@@ -1,0 +1,147 @@
+"""One token per row and a memory of a matrix per head, updated in place: the feature sums of Performer (Choromanski et
+al. 2021, eq. 4, 5) and the compressive memory of Infini-attention (Munkhdalai et al. 2024, eq. 3-5, 7). Definitions:
+nn/mixers/performer.py, nn/mixers/attention/infini.py; the form of the states: runtime/cuda/constant_states.py.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from allyouneed.kernels import overlaps
+
+
+@triton.jit
+def _feature_logs(x, features, f, known, m, real, WIDTH: tl.constexpr, NORM: tl.constexpr):
+    """ω·x of all features ω (m, width), less ‖x‖²/2 if `NORM`."""
+    tile = tl.load(features + m[:, None] * WIDTH + f[None, :], mask=real[:, None] & known[None, :], other=0.0)
+    found = tl.sum(tile * x[None, :], 1)
+    if NORM:
+        found -= tl.sum(x * x, 0) / 2
+    return found
+
+
+@triton.jit
+def _performer_step(
+    q, k, v, features, sums, tops, out, row_stride, scale, floor, least,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, WIDE: tl.constexpr, MANY: tl.constexpr,
+    RELU: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One row and head: the sums are (features, width + 1), the last column that of the weights."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    f, m = tl.arange(0, WIDE), tl.arange(0, MANY)
+    known, real = f < WIDTH, m < FEATURES
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    at = row * row_stride + head * WIDTH + f
+    key = tl.load(k + at, mask=known, other=0.0).to(tl.float32) * scale
+    value = tl.load(v + at, mask=known, other=0.0).to(tl.float32)
+    logs = _feature_logs(key, features, f, known, m, real, WIDTH, not RELU)
+    fade = 1.0
+    if RELU:
+        keys = tl.where(real, tl.maximum(logs, 0.0) + floor, 0.0)
+    else:
+        logs = tl.where(real, logs, float("-inf"))
+        old = tl.load(tops + row * HEADS + head)
+        top = tl.maximum(old, tl.max(logs, 0))
+        fade = tl.exp(old - top)
+        keys = tl.exp(logs - top)
+        tl.store(tops + row * HEADS + head, top)
+    query = tl.load(q + at, mask=known, other=0.0).to(tl.float32) * scale
+    logs = _feature_logs(query, features, f, known, m, real, WIDTH, not RELU)
+    if RELU:
+        queries = tl.where(real, tl.maximum(logs, 0.0) + floor, 0.0)
+    else:
+        logs = tl.where(real, logs, float("-inf"))
+        queries = tl.exp(logs - tl.max(logs, 0))
+    line = sums + ((row * HEADS + head) * FEATURES + m) * (WIDTH + 1)
+    spot, both = line[:, None] + f[None, :], real[:, None] & known[None, :]
+    new = tl.load(spot, mask=both, other=0.0) * fade + keys[:, None] * value[None, :]
+    tl.store(spot, new, mask=both)
+    mass = tl.load(line + WIDTH, mask=real, other=0.0) * fade + keys
+    tl.store(line + WIDTH, mass, mask=real)
+    found = tl.sum(queries[:, None] * new, 0) / tl.maximum(tl.sum(queries * mass, 0), least)
+    tl.store(out + (row * HEADS + head) * WIDTH + f, found.to(out.dtype.element_ty), mask=known)
+
+
+def performer_step(
+    qkv: Tensor, features: Tensor, sums: Tensor, tops: Tensor, floor: float | None, least: float
+) -> Tensor:
+    """qkv (rows, 3 · heads · width), features ω (m, width) fp32; `sums` (rows, heads, m, width + 1) and `tops` (rows,
+    heads, 1, 1) are updated. `floor`: of ReLU features, which are max(0, ω·x) + floor; None: positive features. The
+    result: (rows, heads · width)."""
+    rows, heads, count, wide = sums.shape
+    width, inner = wide - 1, heads * (wide - 1)
+    assert sums.is_contiguous() and tops.is_contiguous() and features.is_contiguous() and qkv.stride(1) == 1
+    q, k, v = qkv.split(inner, -1)
+    out = torch.empty(rows, inner, dtype=qkv.dtype, device=qkv.device)
+    _performer_step[(rows, heads)](
+        q, k, v, features, sums, tops, out, qkv.stride(0), width**-0.25, floor or 0.0, least, HEADS=heads, WIDTH=width,
+        FEATURES=count, WIDE=triton.next_power_of_2(width), MANY=triton.next_power_of_2(count), RELU=floor is not None,
+        OVERLAP=overlaps(qkv.device), launch_pdl=overlaps(qkv.device), num_warps=8,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _infini_step(
+    q, k, v, near, places, positions, gates, memory, following, out, row_stride, segment, least,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, DELTA: tl.constexpr, LOCAL: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One row and head: memory and `following` are (width, width + 1), the last column the normaliser z."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    f = tl.arange(0, WIDE)
+    known = f < WIDTH
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    begins = tl.load(places + row) == 0
+    at = row * row_stride + head * WIDTH + f
+    key, query = tl.load(k + at, mask=known, other=0.0), tl.load(q + at, mask=known, other=0.0)
+    key, query = key.to(tl.float32), query.to(tl.float32)
+    key = tl.where(known, tl.where(key > 0, key + 1.0, tl.exp(key)), 0.0)  # elu + 1
+    query = tl.where(known, tl.where(query > 0, query + 1.0, tl.exp(query)), 0.0)
+    value = tl.load(v + at, mask=known, other=0.0).to(tl.float32)
+    base = ((row * HEADS + head) * WIDTH + f) * (WIDTH + 1)
+    spot, both = base[:, None] + f[None, :], known[:, None] & known[None, :]
+    next_sums = tl.load(following + spot, mask=both, other=0.0)
+    next_z = tl.load(following + base + WIDTH, mask=known, other=0.0)
+    sums = tl.load(memory + spot, mask=both, other=0.0)
+    z = tl.load(memory + base + WIDTH, mask=known, other=0.0)
+    sums, z = tl.where(begins, next_sums, sums), tl.where(begins, next_z, z)
+    tl.store(memory + spot, sums, mask=both & begins)
+    tl.store(memory + base + WIDTH, z, mask=known & begins)
+    if DELTA:
+        value -= tl.sum(key[:, None] * sums, 0) / tl.maximum(tl.sum(key * z, 0), least)
+    tl.store(following + spot, next_sums + key[:, None] * value[None, :], mask=both)
+    tl.store(following + base + WIDTH, next_z + key, mask=known)
+    far = tl.sum(query[:, None] * sums, 0) / tl.maximum(tl.sum(query * z, 0), least)
+    gate = tl.sigmoid(tl.load(gates + head).to(tl.float32))
+    if LOCAL:
+        gate = tl.where(tl.load(positions + row) >= segment, gate, 0.0)
+    target = (row * HEADS + head) * WIDTH + f
+    found = gate * far + (1.0 - gate) * tl.load(near + target, mask=known, other=0.0).to(tl.float32)
+    tl.store(out + target, found.to(out.dtype.element_ty), mask=known)
+
+
+def infini_step(
+    qkv: Tensor, near: Tensor, places: Tensor, positions: Tensor, gates: Tensor, memory: Tensor, following: Tensor,
+    segment: int, delta: bool, local: bool, least: float,
+) -> Tensor:  # fmt: skip
+    """`near` (rows, heads, width) is the local attention, `places` (rows,) the position in the segment. `memory` and
+    `following` (rows, heads, width, width + 1) are updated. The result: (rows, heads · width)."""
+    rows, heads, width, _ = memory.shape
+    assert all(x.is_contiguous() for x in (near, memory, following)) and qkv.stride(1) == 1
+    q, k, v = qkv.split(heads * width, -1)
+    out = torch.empty(rows, heads * width, dtype=qkv.dtype, device=qkv.device)
+    _infini_step[(rows, heads)](
+        q, k, v, near, places, positions, gates, memory, following, out, qkv.stride(0), segment, least, HEADS=heads,
+        WIDTH=width, WIDE=triton.next_power_of_2(width), DELTA=delta, LOCAL=local, OVERLAP=overlaps(qkv.device),
+        launch_pdl=overlaps(qkv.device), num_warps=4,
+    )  # fmt: skip
+    return out
