@@ -137,8 +137,9 @@ def joint_linear(
     tile = {"OUTPUTS": 4, "INPUTS": 512, "num_warps": 2, "num_stages": 2}
     if rows == 1 and inputs >= 1024:
         tile |= {"OUTPUTS": 2, "INPUTS": 1024}
-    if rows > 1:
-        tile = {"OUTPUTS": 64, "INPUTS": 64, "num_warps": 4, "num_stages": 4}
+    if rows > 1:  # enough programs to occupy the GPU
+        few = total * triton.cdiv(rows, 64) < 64 * 132
+        tile = {"OUTPUTS": 32 if few else 64, "INPUTS": 128, "num_warps": 4, "num_stages": 4}
     blocks = sum(triton.cdiv(size, tile["OUTPUTS"]) for size in sizes)
     _joint[(blocks, triton.cdiv(rows, among))](
         x, x if before is None else before, *padded, *shares, *shifts, out, rows, total, x.stride(0), inputs,

@@ -114,8 +114,9 @@ def _infini_step(
     sums = tl.load(memory + spot, mask=both, other=0.0)
     z = tl.load(memory + base + WIDTH, mask=known, other=0.0)
     sums, z = tl.where(begins, next_sums, sums), tl.where(begins, next_z, z)
-    tl.store(memory + spot, sums, mask=both & begins)
-    tl.store(memory + base + WIDTH, z, mask=known & begins)
+    if begins:
+        tl.store(memory + spot, sums, mask=both)
+        tl.store(memory + base + WIDTH, z, mask=known)
     if DELTA:
         value -= tl.sum(key[:, None] * sums, 0) / tl.maximum(tl.sum(key * z, 0), least)
     tl.store(following + spot, next_sums + key[:, None] * value[None, :], mask=both)
