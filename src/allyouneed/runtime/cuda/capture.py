@@ -106,7 +106,11 @@ def _nested(state: State | None) -> Iterator[State]:
 
 @check_capture.register(MoEModule)
 def _experts(part: MoEModule) -> None:
-    raise Unsupported(f"the forward of {type(part).__name__} branches on data")
+    """All at once by kernels; expert after expert, the host reads how many tokens each has."""
+    if part.capacity is not None or part.row_capacity is not None:
+        raise Unsupported("rows that are not in use would take room in the experts' capacity")
+    if part.grouped_maps() is None:
+        raise Unsupported("experts other than dense feed-forward networks run one after another")
 
 
 @check_capture.register(SynchronousAttention)

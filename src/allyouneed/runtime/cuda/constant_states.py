@@ -155,8 +155,8 @@ class StaticHashedKeyValues(HashedKeyValues):
 
 class StaticCompressiveMemory(CompressiveMemory):
     """Infini-attention's memory of the segments before the current one; rotated keys and values of the current one
-    (rows, heads, segment, head_width); and `following`: the memory with its tokens so far, which becomes the memory when
-    the segment ends. Within a segment the memory is constant, so that each token is added once (eq. 4, 5 by token).
+    (rows, heads, segment, head_width); and `following`: the memory with its tokens so far, which becomes the memory
+    when the segment ends. Within a segment the memory is constant, so that each token is added once (eq. 4, 5).
     """
 
     fixed: Fixed | None = None  # memory, following, keys, values
