@@ -436,11 +436,64 @@ def slopes(check: Check, cuda: bool) -> None:
                 check.side_by_side(sizes, dtype, ordered)
 
 
+# a decode step of a model of each kind
+HEADS_OF = {"heads": 2}
+LATENT = {"kv_rank": 20, "nope_width": 8, "rope_width": 6, "value_width": 10, "pattern": "causal"}
+MIXERS: dict[str, dict[str, object]] = {
+    "retention": HEADS_OF | {"value_width": 10, "head_norm": {"kind": "rms"}},
+    "gated-retention": HEADS_OF,
+    "rwkv": {"hidden": 40},
+    "mla": {"heads": 18} | LATENT,
+    "performer": HEADS_OF | {"features": 20},
+    "infini": HEADS_OF | {"segment": 3, "positions": "rotary"},
+    "lstm": {},
+    "gru": {"bias": False},
+}
+
+
+def mixers(check: Check, cuda: bool) -> None:
+    """Decode steps by kernels against the parts in double precision: logits of all steps."""
+    import allyouneed as ayn
+    from allyouneed.nn.ops.attention import decode
+    from allyouneed.runtime.cuda import mixer_kernels
+    from allyouneed.runtime.cuda.decode_step import DecodeStep
+    from allyouneed.runtime.cuda.static_cache import StaticStates
+
+    def run(model: torch.nn.Module, rows: int, group: int) -> Tensor:
+        states = StaticStates(model, rows // group, group, 140, 0)
+        step, found = DecodeStep(model, states), []
+        for number in range(4):
+            tokens = (torch.arange(rows, device=states.device) * 7 + number) % 50
+            found.append(step(tokens).double().cpu())
+            states.reorder(states.row_ids // group * group + (states.row_ids + number) % 3 % group)
+        return torch.stack(found)
+
+    print("decode steps of mixers")
+    usual = mixer_kernels.usable
+    for kind, keys in MIXERS.items():
+        torch.manual_seed(1)
+        channel = {"kind": "rwkv-channel" if kind == "rwkv" else "ffn", "hidden": 48}
+        layer = {"repeat": 2, "wiring": "pre-norm", "mixer": {"kind": kind} | keys, "channel": channel}
+        model = ayn.build({"kind": "decoder", "vocab": 50, "width": 24, "decoder": [layer]}).eval()
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.25)
+        for rows, group in ((1, 1), (5, 5)) if cuda else ((3, 3),):
+            for dtype in (torch.float32, torch.bfloat16) if cuda else (torch.float32,):
+                with torch.no_grad():
+                    exact = run(model.cpu().double(), rows, group)
+                    if not cuda:
+                        mixer_kernels.usable = decode.usable = lambda x: x.dtype is torch.float32
+                    found = run(model.to(check.device, dtype), rows, group)
+                    mixer_kernels.usable = decode.usable = usual
+                check.report(f"{kind}, {rows} rows of {group} {str(dtype)[6:]}", [found], [exact], 3 * LIMITS[dtype])
+
+
 JOBS = {
     "sums": sums,
     "state-spaces": state_spaces,
     "experts": experts,
     "decoding": decoding,
+    "mixers": mixers,
     "entropies": entropies,
     "slopes": slopes,
 }

@@ -62,8 +62,9 @@ class DecodeStep:
         if not isinstance(model, DecoderDecoderModel):
             return [self.make_stage(model.decoder, layers)]
         count = len(model.first.blocks)
+        self.setup.shared = layers[count]["keys"]
         first, second = self.make_stage(model.first, layers[:count]), self.make_stage(model.second, layers[count + 1 :])
-        return [first._replace(after=shared_cache(model, self.setup, layers[count]["keys"])), second]
+        return [first._replace(after=shared_cache(model, self.setup)), second]
 
     def make_stage(self, stack: Stack, layers: list[Any]) -> Stage:
         program = trace(stack, stack.width, states=True, dtype=self.states.dtype)

@@ -24,6 +24,7 @@ from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.mixers.attention.shared_kv import SharedAttention
 from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.norms import LayerNormModule, RMSNormModule
+from allyouneed.nn.ops.attention.decode import decode_attention
 from allyouneed.nn.patterns.core import And, Causal, Full, Pattern, Window
 from allyouneed.nn.positions.alibi import AlibiModule
 from allyouneed.nn.positions.relative import RelativeModule
@@ -42,6 +43,8 @@ class StepSetup:
 
     states: StaticStates
     rotations: dict[Any, Tensor] = field(default_factory=dict)
+    shared: Any = None  # the cache that all layers of a second stack read
+    gathers_shared: bool = False  # one of them needs its keys in order of positions
 
     @property
     def positions(self) -> Tensor:
@@ -81,9 +84,7 @@ def _glu(part: GLUModule, setup: StepSetup, state: Any, partial: bool) -> Kernel
 def _self_attention(part: SelfAttention, setup: StepSetup, state: Any, partial: bool) -> Kernel:
     check_attention(part, setup.states.capacity)
     relative = part.relative
-    if isinstance(relative, RotaryModule) and relative.key not in setup.rotations:
-        cos, sin = relative.tables(setup.positions, torch.float32)[0][:, 0, 0]  # (positions, head_width / 2)
-        setup.rotations[relative.key] = torch.cat((cos, sin), -1)
+    add_rotation(relative, setup)
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
         if part.qkv is not None:  # the attention kernel adds up partial sums
@@ -101,11 +102,18 @@ def _self_attention(part: SelfAttention, setup: StepSetup, state: Any, partial: 
     return run
 
 
-def prepare_scores(part: SelfAttention | CrossAttention, q: Tensor) -> Tensor:
+def prepare_scores(part: SelfAttention | CrossAttention | SharedAttention, q: Tensor) -> Tensor:
     """Queries (rows, heads, head_width), or partial sums where they are left as they are."""
     if type(part.scores).prepare is ScoresModule.prepare:
         return q
     return part.scores.prepare(q[:, :, None])[:, :, 0]
+
+
+def add_rotation(relative: RelativeModule, setup: StepSetup) -> None:
+    """Cosines beside sines of every position, if these positions are rotary."""
+    if isinstance(relative, RotaryModule) and relative.key not in setup.rotations:
+        cos, sin = relative.tables(setup.positions, torch.float32)[0][:, 0, 0]  # (positions, width / 2)
+        setup.rotations[relative.key] = torch.cat((cos, sin), -1)
 
 
 def row_rotation(relative: RotaryModule, setup: StepSetup, positions: Tensor, context: Context) -> Tensor:
@@ -117,13 +125,38 @@ def rotation_key(key: Any) -> Any:
     return (*key, "one")
 
 
-def shared_cache(model: DecoderDecoderModel, setup: StepSetup, cache: Any) -> Callable[[Tensor, Tensor, Context], None]:
+def shared_cache(model: DecoderDecoderModel, setup: StepSetup) -> Callable[[Tensor, Tensor, Context], None]:
     """Store the keys and values of the new tokens, which all layers of the second stack read."""
     reader = next(part for part in model.second.modules() if isinstance(part, SharedAttention))
+    tokens = setup.shared.tokens
 
     def run(x: Tensor, positions: Tensor, context: Context) -> None:
-        keys, values, layout = cache.append(*model.keys(x[:, None], context, reader), context)
-        context.memory = Memory(x[:, None], layout, (keys, values))
+        tokens.write(model.keys(x[:, None], context, reader), positions)
+        keys, values = tokens.read() if setup.gathers_shared else tokens.stored
+        context.memory = Memory(x[:, None], setup.states.static_layout, (keys, values))
+
+    return run
+
+
+@make_kernel.register(SharedAttention)
+def _shared_attention(part: SharedAttention, setup: StepSetup, state: Any, partial: bool) -> Kernel:
+    try:
+        check_attention(part, setup.states.capacity)
+    except Unsupported:
+        setup.gathers_shared = True
+        raise
+    add_rotation(part.relative, setup)
+
+    def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        q = prepare_scores(part, linear(x, part.q).unflatten(-1, (-1, part.head_width)))
+        states, cache, scale = setup.states, setup.shared, part.score_mod().scale
+        counts = context.memoize("tokens of a row", lambda: positions + 1)
+        rotation = None
+        if isinstance(part.relative, RotaryModule):
+            rotation = row_rotation(part.relative, setup, positions, context)
+        keys, values, counters = cache.keys, cache.values, states.counters
+        seen = decode_attention(q, keys, values, counts, scale, states.table, None, rotation, counters)
+        return linear(seen.flatten(1), part.out, partial=partial)
 
     return run
 
@@ -142,7 +175,7 @@ def _cross_attention(part: CrossAttention, setup: StepSetup, state: Any, partial
     return run
 
 
-def check_attention(part: SelfAttention | CrossAttention, capacity: int) -> None:
+def check_attention(part: SelfAttention | CrossAttention | SharedAttention, capacity: int) -> None:
     """Only softmax(q·k) over all keys, rotated by halves or not at all."""
     if getattr(part, "caches_hidden", False):
         raise Unsupported("a cache of hidden states has no fused kernel")

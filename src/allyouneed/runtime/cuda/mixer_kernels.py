@@ -27,6 +27,7 @@ from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.runtime.cuda.kernels import (
     Kernel,
     StepSetup,
+    add_rotation,
     check_rotary,
     is_narrow,
     linear,
@@ -76,12 +77,6 @@ def head_norm(norm: Any) -> Any:
     return HeadNorm(norm.weight, norm.eps, float(norm.offset))
 
 
-def rotation_table(setup: StepSetup, rotary: RotaryModule) -> None:
-    if rotary.key not in setup.rotations:
-        cos, sin = rotary.tables(setup.positions, torch.float32)[0][:, 0, 0]  # (positions, width / 2)
-        setup.rotations[rotary.key] = torch.cat((cos, sin), -1)
-
-
 # --- retention --------------------------------------------------------------------------------------------------------
 
 
@@ -92,7 +87,7 @@ def _retention(part: RetentionModule, setup: StepSetup, state: Any, partial: boo
     assert isinstance(rotary, RotaryModule)
     if rotary.width != part.keys:
         raise Unsupported("the retention kernel rotates whole heads")
-    rotation_table(setup, rotary)
+    add_rotation(rotary, setup)
     maps = [part.q, part.k, part.v, part.gate]
     temperature: float | None = None
     logs = floors = torch.empty(0, device=setup.states.device)
@@ -183,7 +178,7 @@ def _infini(part: InfiniModule, setup: StepSetup, state: Any, partial: bool) -> 
         raise Unsupported("the memory kernel holds the memory of a head at once")
     if isinstance(rotary, RotaryModule):
         check_rotary(rotary, part.head_width)
-        rotation_table(setup, rotary)
+        add_rotation(rotary, setup)
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
         from allyouneed.kernels.triton.memory_step import infini_step
@@ -253,7 +248,7 @@ def _latent_attention(part: LatentAttentionModule, setup: StepSetup, state: Any,
         rotary = relative.config
         if relative.width != config.rope_width or rotary.xpos is not None or rotary.values:
             raise Unsupported("the attention kernel rotates whole heads")
-        rotation_table(setup, relative)
+        add_rotation(relative, setup)
     elif type(relative) is not RelativeModule:
         raise Unsupported(f"{type(relative).__name__} has no fused kernel")
     norm = None if part.latent_norm is None else head_norm(part.latent_norm)
