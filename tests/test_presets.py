@@ -182,9 +182,15 @@ def test_a_small_one_says_the_same_token_by_token(name):
     rows = batch.target
     with torch.no_grad():
         expected = model.logits(batch)
-        states = model.start(len(rows.tokens)) if batch.source is None else model.start(batch.source)
-        columns = rows.tokens.split(1, 1)
-        found = torch.cat([model.head(model.advance(Rows(column), states)) for column in columns], 1)
+        if config.kind == "interleaved":
+            states, rows = model.start(len(rows.tokens)), model.filled(batch)
+        else:
+            states = model.start(len(rows.tokens)) if batch.source is None else model.start(batch.source)
+        columns = [Rows(column) for column in rows.tokens.split(1, 1)]
+        if rows.vectors is not None:
+            filled = zip(columns, rows.slots.split(1, 1), rows.vectors.split(1, 1), strict=True)
+            columns = [replace(column, slots=slots, vectors=vectors) for column, slots, vectors in filled]
+        found = torch.cat([model.head(model.advance(column, states)) for column in columns], 1)
     real = torch.arange(rows.tokens.shape[1])[None] < rows.lengths[:, None]
     torch.testing.assert_close(found[real], expected[real], rtol=1e-5, atol=1e-5)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from allyouneed.config import parse, tree_of
-from allyouneed.nn.batch import Batch, Neighbours, Rows, Signal
+from allyouneed.nn.batch import MEDIA, Batch, Media, Neighbours, Rows, Signal
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.two_stream import append_query_stream
 
@@ -23,6 +23,7 @@ PROPORTIONAL = ("width", "hidden", "inner", "kv_rank", "query_rank", "row_width"
 INSIDE_HEADS = ("head_width", "nope_width", "rope_width", "value_width")
 MOST = {"repeat": 2, "length": LONGEST, "experts": 4, "mels": 8, "classes": 5, "labels": 5, "rows": 6, "columns": 4}
 MOST |= {"chunk": 4, "grid": GRID}  # several chunks per text; the patches of an image
+MOST |= {"slots": 3}  # of an image in a text
 AS_IS = ("distance", "buckets", "seed", "offset", "limit", "channels")  # already small, or tied to another number
 OFF = ("dropout", "jitter")
 
@@ -109,6 +110,16 @@ def _neighbours(config: Any, rows: int, dice: torch.Generator) -> Neighbours:
     return Neighbours(tokens, torch.randint(0, config.length + 1, shape, generator=dice))
 
 
+def _interleaved(config: Any, written: Rows, dice: torch.Generator) -> Batch:
+    """Each tower's medium in every other row, after a token."""
+    slots, media = torch.zeros_like(written.tokens), {}
+    for number, name in enumerate(MEDIA):
+        if (tower := config.towers.get(name)) is not None:
+            slots[number::2, 1 : 1 + tower.resampler.slots] = number + 1
+            media[name] = _read(tower.encoder.embed, None, dice).values[:3]
+    return Batch(replace(written, slots=slots), Media(**media))
+
+
 def batch_for(config: Any, seed: int = 0) -> Batch:
     """Six inputs of unequal lengths, the same every time."""
     dice, vocabs = torch.Generator().manual_seed(seed), config.vocabs
@@ -122,4 +133,6 @@ def batch_for(config: Any, seed: int = 0) -> Batch:
         return Batch(written, _read(config.source_embed or config.embed, vocabs.source, dice))
     if config.kind == "retro":
         return Batch(written, _neighbours(config, len(written.tokens), dice))
+    if config.kind == "interleaved":
+        return _interleaved(config, written, dice)
     return Batch(written)

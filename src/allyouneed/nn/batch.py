@@ -30,6 +30,8 @@ class Rows:
     that predicts token number n (models/two_stream.py).
     `mirrored`: row i + batch / 2 is a target of the same source as row i, written from right to left
     (mixers/attention/synchronous.py).
+    `slots` (batch, time): 0 for tokens; 1 for slots of images, 2 for those of sounds (`MEDIA`), whose embedding is in
+    `vectors` (batch, time, width), before positions are added (models/interleaved.py).
     """
 
     tokens: Tensor
@@ -42,6 +44,8 @@ class Rows:
     chosen: Tensor | None = None
     order: Tensor | None = None
     mirrored: bool = False
+    slots: Tensor | None = None
+    vectors: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.lengths is not None and self.segments is not None:
@@ -115,7 +119,25 @@ class Neighbours:
         return _each(self, change)
 
 
-Input = Rows | Signal | Neighbours
+MEDIA = ("image", "audio")  # kinds of media in a text; `Rows.slots` numbers them from 1
+
+
+@dataclass(frozen=True)
+class Media:
+    """Images (count, channels, height, width) and sounds as log-mel frames (count, mels, time) of all rows of a batch,
+    in the order of their slots."""
+
+    image: Tensor | None = None
+    audio: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> Media:
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Media:
+        return _each(self, change)
+
+
+Input = Rows | Signal | Neighbours | Media
 
 
 @dataclass(frozen=True)
@@ -123,7 +145,8 @@ class Batch:
     """Inputs of both sides, and labels of the target (`IGNORE` where there is none).
 
     Single-stack models have only a target. Two-tower models (CLIP) take one input each. The source of a retrieval model
-    is its neighbours; that of an XLNet segment is the query stream.
+    is its neighbours, that of a model of interleaved texts their images and sounds; that of an XLNet segment is the
+    query stream.
     """
 
     target: Input
@@ -150,7 +173,7 @@ class Batch:
         return self.target
 
 
-D = TypeVar("D", Rows, Signal, Neighbours)
+D = TypeVar("D", Rows, Signal, Neighbours, Media)
 
 
 def _each(value: D, change: Callable[[Tensor], Tensor]) -> D:

@@ -9,11 +9,13 @@ import torch
 from allyouneed.nn.context import Context
 from allyouneed.nn.models.decoder import DecoderModel
 from allyouneed.nn.models.encoder_decoder import EncoderDecoderModel
+from allyouneed.nn.models.interleaved import InterleavedModel
 from allyouneed.nn.models.stack import Stack
 from allyouneed.runtime.process import run_eagerly
 from allyouneed.runtime.program import Program, StateSlot, Unsupported, Value
 
-TRACED_MODELS: tuple[type, ...] = (DecoderModel, EncoderDecoderModel)  # advance: embed → decoder stack → head
+# advance: embed → decoder stack → head
+TRACED_MODELS: tuple[type, ...] = (DecoderModel, EncoderDecoderModel, InterleavedModel)
 
 
 class TraceContext(Context):

@@ -160,6 +160,8 @@ class TokenEmbedModule(EmbedModule):
 
     def forward(self, given: Rows, layout: TokenLayout) -> Tensor:
         x: Tensor = self.tokens(given.tokens)
+        if given.vectors is not None and given.slots is not None:
+            x = torch.where((given.slots > 0)[..., None], given.vectors.to(x.dtype), x)
         x = observe(self, "tokens", x if self.scale == 1.0 else x * self.scale)
         if self.asking is not None and layout.order is not None:
             x = torch.where((layout.order < 0)[..., None], self.asking.weight.to(x.dtype), x)

@@ -1,6 +1,7 @@
 """Base of whole models: one or two stacks between embeddings and a head. There is no class per architecture.
 
-The kinds: encoder.py, decoder.py, encoder_decoder.py, decoder_decoder.py, recurrent_memory.py, two_towers.py, retro.py.
+The kinds: encoder.py, decoder.py, encoder_decoder.py, decoder_decoder.py, recurrent_memory.py, two_towers.py, retro.py,
+interleaved.py.
 """
 
 from __future__ import annotations

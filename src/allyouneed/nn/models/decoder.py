@@ -28,15 +28,11 @@ from allyouneed.nn.models.stack import Stack, behind, stack_cost
 from allyouneed.nn.states.base import States
 
 
-class Decoder(GenerativeModel):
+class DecoderStack(GenerativeModel):
     """Embeddings, a causal stack, a head (Radford et al. 2018, eq. 2)."""
 
-    kind: Literal["decoder"] = "decoder"
     decoder: Layers
     """The stack's layers: a list of layers, or text over the names defined under `layers`."""
-
-    def build(self) -> DecoderModel:
-        return DecoderModel(self)
 
     def cost(self, length: int = 1024) -> Cost:
         total = self.embed.cost(self, self.vocab) + stack_cost(self.decoder, self, length)
@@ -49,10 +45,19 @@ class Decoder(GenerativeModel):
             yield ("embed", "kind"), "a generative model needs embed.kind: tokens"
 
 
+class Decoder(DecoderStack):
+    """Embeddings, a causal stack, a head (Radford et al. 2018, eq. 2)."""
+
+    kind: Literal["decoder"] = "decoder"
+
+    def build(self) -> DecoderModel:
+        return DecoderModel(self)
+
+
 class DecoderModel(ModelModule):
     """Runs whole texts (training) or new tokens over `States` (decoding)."""
 
-    def __init__(self, config: Decoder) -> None:
+    def __init__(self, config: DecoderStack) -> None:
         super().__init__()
         self.config = config
         self.embed = config.embed.build(config, config.vocab)

@@ -294,7 +294,7 @@ class CpuExecutor:
 
 def is_plain(rows: Rows) -> bool:
     """One sentence a row, padded on the right, with no marks."""
-    marks = (rows.segments, rows.positions, rows.types, rows.prompt, rows.chosen, rows.order)
+    marks = (rows.segments, rows.positions, rows.types, rows.prompt, rows.chosen, rows.order, rows.slots)
     return rows.side == "right" and all(mark is None for mark in marks) and rows.tokens.device.type == "cpu"
 
 
