@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from allyouneed.infer.predictors.generator import Generator as Generator
     from allyouneed.infer.predictors.image_classifier import ImageClassifier as ImageClassifier
     from allyouneed.infer.predictors.image_matcher import ImageMatcher as ImageMatcher
+    from allyouneed.infer.predictors.interleaved import InterleavedGenerator as InterleavedGenerator
     from allyouneed.infer.predictors.reward import RewardModel as RewardModel
     from allyouneed.infer.predictors.seq2seq import Seq2Seq as Seq2Seq
     from allyouneed.infer.predictors.tagger import Tagger as Tagger
@@ -91,6 +92,10 @@ def load(
     task: Literal["causal-lm", "prefix-lm", "chat", "dpo"],
     dtype: str | None = None,
 ) -> Generator: ...
+@overload
+def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["interleaved"], dtype: str | None = None
+) -> InterleavedGenerator: ...
 @overload
 def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["preference"], dtype: str | None = None

@@ -186,9 +186,9 @@ def test_equal_prompts_are_prefilled_once(pages: bool, monkeypatch: pytest.Monke
     scheduler = Scheduler(engine, rows=40, budget=6, pool=BlockPool(200, size=4) if pages else None)
     read, prefill = [], engine.prefill_chunk
 
-    def watched(states: Any, chunks: Any, model: Any = None) -> Any:
+    def watched(states: Any, chunks: Any, *rest: Any) -> Any:
         read.append(sum(map(len, chunks)))
-        return prefill(states, chunks, model)
+        return prefill(states, chunks, *rest)
 
     monkeypatch.setattr(engine, "prefill_chunk", watched)
     prompt, other = [BOS, *range(3, 14)], [BOS, 7, 8]

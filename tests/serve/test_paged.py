@@ -51,9 +51,9 @@ def read_tokens(running: Running, patch: pytest.MonkeyPatch, exact: bool = False
     engine = scheduler_of(running, exact).engine
     prefill = engine.prefill_chunk
 
-    def watched(states: Any, chunks: Any, model: Any = None) -> Any:
+    def watched(states: Any, chunks: Any, *rest: Any) -> Any:
         found.append(sum(map(len, chunks)))
-        return prefill(states, chunks, model)
+        return prefill(states, chunks, *rest)
 
     patch.setattr(engine, "prefill_chunk", watched)
     return found

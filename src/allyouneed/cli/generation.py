@@ -150,6 +150,12 @@ def generate(
     index: Annotated[
         Path | None, option(metavar="FOLDER", help="index to retrieve from (allyouneed index), for RETRO models")
     ] = None,
+    image: Annotated[
+        list[Path] | None, option(metavar="FILE", help="image in the place of `<image>` in the prompt; repeatable")
+    ] = None,
+    audio: Annotated[
+        list[Path] | None, option(metavar="FILE", help="sound in the place of `<audio>` in the prompt; repeatable")
+    ] = None,
     compute: ComputeOptions,
     files: TextFileOptions,
     decoding: GenerateOptions,
@@ -158,6 +164,9 @@ def generate(
 
     With many prompts, or a pipe that stays open, each continuation is one line, and its line breaks are written as
     `\n`; `--json` keeps them.
+
+    Images and sounds, for models that read them, take the places of `<image>` and `<audio>` in every prompt, in order;
+    where a prompt has no placeholder, they come first.
     """
     if index is not None:
         require("retrieval", "--index")
@@ -166,6 +175,10 @@ def generate(
     options = with_draft(decoding, compute, "generate_full", "continue texts")
     options |= {"specials": True} if specials else {}
     generator = predictor_with(model, compute, "generate_full", "continue texts")
+    if media := {name: found for name, found in (("images", image), ("audio", audio)) if found}:
+        if not hasattr(generator, "read_prompt"):
+            raise UserError(f"{model}: reads texts only; remove --image and --audio")
+        options |= media
     best = decoding.best
     if index is not None:
         generator.retrieve(index)

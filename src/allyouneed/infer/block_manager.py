@@ -109,7 +109,7 @@ class BlockManager:
         paged = PagedStates(states, self.pool)
         if self.shares_prefixes:
             for row, state in enumerate(requests):
-                paged.adopt_blocks(row, self.prefixes.find(state.request.prompt))
+                paged.adopt_blocks(row, self.prefixes.find(state.request.prefix_key))
         return paged
 
     def keep_prefixes(self, states: States, requests: Iterable[tuple[int, RequestState]]) -> None:
@@ -117,7 +117,7 @@ class BlockManager:
         assert isinstance(states, PagedStates)
         if self.shares_prefixes:
             for row, state in requests:
-                self.prefixes.keep(state.request.prompt, states.block_tables[row])
+                self.prefixes.keep(state.request.prefix_key, states.block_tables[row])
 
     def waste(self, running: Iterable[States]) -> float:
         """The share of the blocks in use by these states that holds nothing."""

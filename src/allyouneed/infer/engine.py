@@ -15,7 +15,7 @@ from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestStat
 from allyouneed.infer.decoding.observe import current_observer
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.model_runner import ModelRunner
-from allyouneed.infer.request import Request, StopCondition
+from allyouneed.infer.request import Medium, Request, StopCondition
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.speculative.decode import check_draft_options
 from allyouneed.infer.speculative.drafts import Draft
@@ -90,12 +90,18 @@ class Engine(ModelRunner):
         first: int = 0,
         stop: StopCondition | None = None,
         draft: Draft | None = None,
+        media: Sequence[Sequence[Medium]] | None = None,
     ) -> list[list[Hypothesis]]:
         """The continuations of each prompt (begin token included), best first; the prompt is not repeated. `first`: the
-        index of the first prompt in a longer list, for its samples. For `stop` and `draft` see `generate`."""
+        index of the first prompt in a longer list, for its samples. For `stop` and `draft` see `generate`. `media`: the
+        images and sounds in each prompt."""
         decoding = decoding or Decoding()
         limit = decoding.continuation_limit()
-        requests = [Request(prompt, limit, (first + n,), stop=stop) for n, prompt in enumerate(prompts)]
+        given = [()] * len(prompts) if media is None else [tuple(some) for some in media]
+        requests = [
+            Request(prompt, limit, (first + n,), stop=stop, media=some)
+            for n, (prompt, some) in enumerate(zip(prompts, given, strict=True))
+        ]
         return self.decode(requests, self.spec(decoding, draft=draft), on_progress)
 
     def stream(
@@ -105,6 +111,7 @@ class Engine(ModelRunner):
         first: int = 0,
         stop: StopCondition | None = None,
         draft: Draft | None = None,
+        media: Sequence[Medium] = (),
     ) -> Generator[int, None, Hypothesis]:
         """The tokens of the best hypothesis of `complete` as they are decoded; those of a beam search at its end. The
         generator returns the hypothesis."""
@@ -116,7 +123,8 @@ class Engine(ModelRunner):
         if was_training:  # only then: it visits every module
             self.model.eval()
         try:
-            state = scheduler.submit(Request(prompt, decoding.continuation_limit(), (first,), stop=stop), spec)
+            request = Request(prompt, decoding.continuation_limit(), (first,), stop=stop, media=tuple(media))
+            state = scheduler.submit(request, spec)
             state.streams = True
             yield from scheduler.stream(state)
             return state.hypotheses[0]

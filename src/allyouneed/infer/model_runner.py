@@ -11,7 +11,7 @@ from torch import Tensor
 
 from allyouneed.infer.decoding.base import DecodingSpec
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.prefill import prefill, start
+from allyouneed.infer.prefill import EncodedMedium, encode_media, fill_slots, prefill, start
 from allyouneed.infer.request import Request
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
@@ -88,13 +88,26 @@ class ModelRunner:
         rows = Rows.of(sources, self.pad).to(self.device) if sources else len(requests)
         return start(model or self.decoder, rows, self.retrieve)
 
-    def prefill_chunk(self, states: States, chunks: Sequence[Sequence[int]], model: Any = None) -> Tensor:
-        """Read the next tokens of each row's prompt; hidden states of the last ones (rows, width)."""
+    def encode_media(self, requests: Sequence[Request]) -> list[list[EncodedMedium]]:
+        """The images and sounds in each prompt; empty if no prompt has any."""
+        return encode_media(self.model, requests) if any(request.media for request in requests) else []
+
+    def prefill_chunk(
+        self,
+        states: States,
+        chunks: Sequence[Sequence[int]],
+        model: Any = None,
+        media: Sequence[Sequence[EncodedMedium]] = (),
+    ) -> Tensor:
+        """Read the next tokens of each row's prompt; hidden states of the last ones (rows, width). `media`: those of
+        each row."""
         rows = Rows.of(chunks, self.pad).to(states.device)
+        rows = fill_slots(rows, media, states.lengths) if media else rows
         return prefill(model or self.decoder, states, rows, self.bidirectional_prompt)
 
     def prefill(self, requests: Sequence[Request]) -> tuple[States, Tensor]:
         """Read sources and whole prompts; hidden states of the last tokens (requests, width)."""
         model = self.decoder
         states = self.start(requests, model)
-        return states, self.prefill_chunk(states, [request.prompt for request in requests], model)
+        prompts = [request.prompt for request in requests]
+        return states, self.prefill_chunk(states, prompts, model, self.encode_media(requests))

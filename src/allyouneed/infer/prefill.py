@@ -4,14 +4,16 @@ models and captured CUDA graphs (cuda_graph/prefill.py) all go through `start` a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from allyouneed.infer.decoding.base import RequestState
-from allyouneed.nn.batch import Rows
+from allyouneed.infer.request import Request
+from allyouneed.nn.batch import MEDIA, Rows
+from allyouneed.nn.models.interleaved import slot_vectors
 from allyouneed.nn.states.base import States
 
 
@@ -42,6 +44,46 @@ def prefill(model: DecodableModel, states: States, tokens: Rows, bidirectional: 
     return model.advance(tokens, states, last=True)[:, 0]
 
 
+class EncodedMedium(NamedTuple):
+    """The vectors (slots, width) of an image or a sound in a prompt, the position of the first, and its kind."""
+
+    at: int
+    kind: str
+    vectors: Tensor
+
+
+def encode_media(model: Any, requests: Sequence[Request]) -> list[list[EncodedMedium]]:
+    """The images and sounds of each request, encoded together; none for a draft model that reads only texts."""
+    given = [(row, medium) for row, request in enumerate(requests) for medium in request.media]
+    found: list[list[EncodedMedium]] = [[] for _ in requests]
+    if given and hasattr(model, "encode_media"):
+        vectors = slot_vectors(model, [(medium.kind, medium.values) for _, medium in given])
+        for (row, medium), some in zip(given, vectors, strict=True):
+            found[row].append(EncodedMedium(medium.at, medium.kind, some))
+    return found
+
+
+def fill_slots(rows: Rows, media: Sequence[Sequence[EncodedMedium]], read: Sequence[int]) -> Rows:
+    """Chunks of prompts with the vectors of the slots in them; `read`: how many tokens of each prompt come before."""
+    time = rows.tokens.shape[1]
+    inside = [
+        (row, medium, medium.at - at)
+        for row, (some, at) in enumerate(zip(media, read, strict=True))
+        for medium in some
+        if medium.at - at < time and medium.at + len(medium.vectors) > at
+    ]
+    if not inside:
+        return rows
+    vectors = inside[0][1].vectors
+    filled = vectors.new_zeros(*rows.tokens.shape, vectors.shape[1])
+    slots = torch.zeros_like(rows.tokens)
+    for row, medium, begin in inside:
+        part = slice(max(0, begin), min(time, begin + len(medium.vectors)))
+        filled[row, part] = medium.vectors[part.start - begin : part.stop - begin]
+        slots[row, part] = MEDIA.index(medium.kind) + 1
+    return replace(rows, slots=slots, vectors=filled)
+
+
 def share_rows(requests: Sequence[RequestState]) -> list[list[RequestState]]:
     """Requests with equal sources and prompts together: the model reads each once (`n` samples of one prompt)."""
     rows: dict[Any, list[RequestState]] = {}
@@ -52,7 +94,7 @@ def share_rows(requests: Sequence[RequestState]) -> list[list[RequestState]]:
 
 def prefill_key(state: RequestState) -> Any:
     request = state.request
-    return tuple(request.prompt), None if request.source is None else tuple(request.source)
+    return tuple(request.prefix_key), None if request.source is None else tuple(request.source)
 
 
 @dataclass(eq=False)
@@ -63,6 +105,7 @@ class PrefillBatch:
     states: States
     rows: list[list[RequestState]]
     read: list[int]
+    media: list[list[EncodedMedium]] = field(default_factory=list)  # of each row, if any row has some
     handed_over: bool = False  # its states became a running batch's
 
     @property
@@ -88,6 +131,7 @@ class PrefillBatch:
         elif not rows and not self.handed_over:
             self.states.close()
         self.rows, self.read = [self.rows[row] for row in rows], [self.read[row] for row in rows]
+        self.media = [self.media[row] for row in rows] if self.media else []
 
     def drop_cancelled(self) -> None:
         left = [[state for state in row if not state.cancelled] for row in self.rows]

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
 
 
 class StopCondition(Protocol):
@@ -21,12 +26,31 @@ class BeamObserver(Protocol):
     def add_step(self, spec: Any, length: int, candidates: Sequence[Any], rows: Sequence[int]) -> None: ...
 
 
+@dataclass(frozen=True, eq=False)
+class Medium:
+    """An image or a sound in a prompt: its `kind` (`image`, `audio`), the position of its first slot and how many there
+    are, and its `values`: pixels (channels, height, width) or log-mel frames (mels, time)."""
+
+    kind: str
+    at: int
+    slots: int
+    values: Tensor
+
+    @cached_property
+    def number(self) -> int:
+        """Of its content: equal for equal media, and otherwise different."""
+        values = self.values.detach().float().cpu().contiguous()
+        digest = hashlib.sha256(f"{self.kind} {tuple(values.shape)}".encode() + values.numpy().tobytes()).digest()
+        return int.from_bytes(digest[:16], "big")
+
+
 class Request(NamedTuple):
     """`prompt`: first tokens of the target, begin token included. `limit`: the most new tokens. `sample_key`: with the
     seed it decides the samples, so that they do not depend on the rest of the batch. `source`: input of an encoder.
     `stop`: ends the text, besides the end token. `listener` gets each token as it is decoded; those of a beam search
     at its end. A higher `priority` is admitted first; among equals the `client` that has received least, then the
-    oldest request. `observer`: records the steps of a beam search."""
+    oldest request. `observer`: records the steps of a beam search. `media`: images and sounds in the prompt, in order;
+    the tokens at their slots are not read."""
 
     prompt: Sequence[int]
     limit: int
@@ -37,6 +61,17 @@ class Request(NamedTuple):
     priority: int = 0
     client: str = ""
     observer: BeamObserver | None = None
+    media: tuple[Medium, ...] = ()
+
+    @property
+    def prefix_key(self) -> Sequence[int]:
+        """The prompt, with the number of each medium in place of the tokens at its slots: equal for equal prompts."""
+        if not self.media:
+            return self.prompt
+        key = list(self.prompt)
+        for medium in self.media:
+            key[medium.at : medium.at + medium.slots] = [-1 - medium.number] * medium.slots
+        return key
 
     @property
     def size(self) -> int:

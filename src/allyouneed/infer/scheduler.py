@@ -411,10 +411,11 @@ class Scheduler:
             return
         with isolate(partial(self.fail, requests)):
             model, rows = self.engine.decoder, share_rows(requests)
-            states = self.engine.start([row[0].request for row in rows], model)
+            distinct = [row[0].request for row in rows]
+            states, media = self.engine.start(distinct, model), self.engine.encode_media(distinct)
             if self.blocks is not None:
                 states = self.blocks.start(states, [row[0] for row in rows])
-            self.prefilling.append(PrefillBatch(model, states, rows, list(states.lengths)))
+            self.prefilling.append(PrefillBatch(model, states, rows, list(states.lengths), media))
 
     def _prefill(self) -> None:
         """Read a chunk of every unread prompt; all chunks together are no larger than the budget."""
@@ -438,7 +439,7 @@ class Scheduler:
         if self.offline is not None or engine.bidirectional_prompt or engine.exact:
             size = max(map(len, prompts))
         chunks = [prompt[at : at + size] for prompt, at in zip(prompts, batch.read, strict=True)]
-        last = engine.prefill_chunk(batch.states, chunks, batch.model)
+        last = engine.prefill_chunk(batch.states, chunks, batch.model, batch.media)
         batch.read = [at + len(chunk) for at, chunk in zip(batch.read, chunks, strict=True)]
         done = [(n, state) for n, left in enumerate(batch.unread) if not left for state in batch.rows[n]]
         for some in self._decoded_together(done):

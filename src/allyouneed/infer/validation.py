@@ -11,7 +11,7 @@ from allyouneed.errors import UserError
 from allyouneed.infer.decoding.base import DecodingSpec
 from allyouneed.infer.decoding.options import MAX_TOKENS, Decoding
 from allyouneed.infer.model_runner import ModelRunner
-from allyouneed.infer.request import Request
+from allyouneed.infer.request import Medium, Request
 from allyouneed.infer.speculative.decode import check_draft_options
 from allyouneed.infer.speculative.drafts import Draft
 from allyouneed.nn.models.base import GenerativeModel
@@ -76,6 +76,7 @@ class RequestValidator:
         if self.takes_source is not None and self.takes_source != (source is not None):
             needs = "needs a source: it has an" if self.takes_source else "takes no source: it has no"
             raise UserError(f"the model {needs} encoder")
+        self.check_media(given.media, len(prompt))
         _integer("limit", given.limit, 1, MAX_TOKENS)
         _integer("priority", given.priority)
         if not isinstance(given.client, str):
@@ -91,6 +92,24 @@ class RequestValidator:
                 raise UserError("stop: must be callable")
             _integer("stop.reach", getattr(given.stop, "reach", None), 1)
         return given._replace(prompt=prompt, source=source)
+
+    def check_media(self, media: Sequence[Medium], length: int) -> None:
+        """Refuse images and sounds that the model cannot read, or whose slots do not fit a prompt of this length."""
+        end, towers = 0, getattr(getattr(self.engine.model, "config", None), "towers", {})
+        for medium in media:
+            if not isinstance(medium, Medium):
+                raise UserError(f"media: must be of type Medium, not {type(medium).__name__}")
+            if medium.kind not in towers:
+                reads = f"reads texts and {', '.join(towers)}" if towers else "reads texts only"
+                raise UserError(f"{medium.kind}: the model {reads}")
+            if problem := towers[medium.kind].problem(medium.slots, tuple(medium.values.shape)):
+                raise UserError(f"{medium.kind}: {problem}")
+            if not end <= medium.at < medium.at + medium.slots < length:
+                raise UserError(
+                    f"{medium.kind} at position {medium.at}: {medium.slots} slots must lie in the prompt of {length} "
+                    "tokens, one medium after the other, and before its last token"
+                )
+            end = medium.at + medium.slots
 
 
 def _integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> None:

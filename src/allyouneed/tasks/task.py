@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -81,6 +81,10 @@ class Task(Part, slot="task", default="translation"):
     def defaults_from(cls, start: Path) -> dict[str, Any]:
         """Options that default to those of the model folder to start from."""
         return {}
+
+    def for_model(self, model: Mapping[str, Any]) -> Self:
+        """The same task with options that the model, given as a tree, determines; ValueError if they contradict it."""
+        return self
 
     def folder_files(self) -> dict[str, bytes]:
         """Small files that a model trained for it needs besides its weights and tokenizer, by name."""

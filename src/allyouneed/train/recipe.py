@@ -217,6 +217,9 @@ class Recipe(Config):
             missing = {key: value for key, value in defaults.items() if key not in task.model_fields_set}
             if missing:
                 found["task"] = tree_of(task, full=False) | missing
+                task = Task.choose(found["task"])
+        if type(task).for_model is not Task.for_model and (model := _given_model(found)) is not None:
+            found["task"] = tree_of(task.for_model(model))
         if isinstance(found.get("data"), Mapping):
             found["data"] = {
                 key: [_parse_entry(entry, task) for entry in _list_entries(value)] if key in SPLITS else value
@@ -340,6 +343,19 @@ class Recipe(Config):
         if self.start is None:
             return tree | {"model": self.model_tree(), "set": []}
         return {key: value for key, value in tree.items() if key not in ("model", "tokenizer")}
+
+
+def _given_model(tree: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The model of a recipe that is not validated yet; None where that will fail."""
+    try:
+        start, model = tree.get("start"), tree.get("model")
+        if isinstance(start, str | Path):
+            found: Any = about(Path(resolve(start)))["model"]
+        else:
+            found = preset_tree(model) if isinstance(model, str) else model
+        return override(dict(found), tree.get("set") or ())
+    except (UserError, TypeError, ValueError):
+        return None
 
 
 def _list_entries(value: Any) -> Any:

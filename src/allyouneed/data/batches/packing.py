@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from allyouneed.data.batches.sharding import ALL_ROWS, DataShard, empty_like
 from allyouneed.errors import UserError
-from allyouneed.nn.batch import IGNORE, Batch, Neighbours, Rows
+from allyouneed.nn.batch import IGNORE, Batch, Media, Neighbours, Rows
 
 POOL = 16  # rows open at a time while packing
 
@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 @dataclass(frozen=True)
 class FlatSide:
     """One side of a batch: the tokens of all sequences concatenated, special tokens included, and per-token `features`
-    (`prompt`, `types`)."""
+    (`prompt`, `types`, `slots`)."""
 
     tokens: Ints
     features: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -47,6 +47,7 @@ class FlatBatch:
     labels: Ints | None = None
     answers: NDArray[Any] | None = None
     neighbours: Neighbours | None = None  # retrieved for them
+    media: Media | None = None  # images and sounds in them, in order
 
 
 class Items(ABC):
@@ -259,7 +260,8 @@ def _batch_of(sides: list[tuple[Rows, CellIndex]], flat: FlatBatch) -> Batch:
     labels = None if flat.labels is None else cells.scatter(flat.labels, IGNORE)
     if flat.answers is not None:
         labels = torch.from_numpy(flat.answers)
-    return Batch(target=target, source=sides[0][0] if len(sides) > 1 else flat.neighbours, labels=labels)
+    source = sides[0][0] if len(sides) > 1 else flat.neighbours or flat.media
+    return Batch(target=target, source=source, labels=labels)
 
 
 class PaddedBatches:

@@ -273,10 +273,14 @@ def _read_as(entry: Files, hashes: InputHashes) -> dict[str, Any]:
     """Contents and reading options, not locations: a store can be moved to another machine."""
     kept = {key: value for key, value in tree_of(entry).items() if key not in entry.location_keys}
     kept = {key: value for key, value in kept.items() if value is not None or key not in LATER_KEYS}
-    return kept | {
-        "sha256": [hashes.sha256(path) for path in entry.files()],
-        "as": [*map(inner_suffix, entry.files())],
-    }
+    return (
+        kept
+        | entry.other_inputs()
+        | {
+            "sha256": [hashes.sha256(path) for path in entry.files()],
+            "as": [*map(inner_suffix, entry.files())],
+        }
+    )
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
@@ -331,7 +335,10 @@ class _Writer:
 
     def add(self, rows: list[Sequence[float]]) -> None:
         ends = self.end + np.cumsum([len(row) for row in rows], dtype="<i8")
-        self.values.write(np.array([n for row in rows for n in row], dtype=self.dtype).tobytes())
+        if rows and isinstance(rows[0], np.ndarray):
+            self.values.write(np.concatenate(rows).astype(self.dtype, copy=False).tobytes())
+        else:
+            self.values.write(np.array([n for row in rows for n in row], dtype=self.dtype).tobytes())
         self.offsets.write(ends.tobytes())
         self.end = int(ends[-1]) if rows else self.end
 

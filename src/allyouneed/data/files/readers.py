@@ -126,6 +126,10 @@ class Files(Part, slot="kind of files"):
     def files(self) -> list[Path]:
         """All files, in reading order."""
 
+    def other_inputs(self) -> dict[str, Any]:
+        """What the examples depend on besides these files and the keys: files that they name."""
+        return {}
+
     @abstractmethod
     def read(self, report: Report) -> Iterator[Any]:
         """All usable examples; the others are reported."""

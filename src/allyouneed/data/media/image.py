@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -37,6 +38,10 @@ class Pixels(Config):
 
     def read(self, image: Any) -> Tensor:
         """A path, a PIL image, or uint8 pixels (height, width, channels) -> (channels, height, width)."""
+        return self.scaled(self.resized(image))
+
+    def resized(self, image: Any) -> NDArray[np.uint8]:
+        """(height, width, channels) before scaling."""
         picture = self._open_image(image)
         if self.size is not None:
             filters = _pillow().Resampling
@@ -44,11 +49,15 @@ class Pixels(Config):
         values = np.asarray(picture).reshape(picture.height, picture.width, self.channels)
         if self.crop is not None:
             values = _center_crop(values, *self.crop)
+        return np.ascontiguousarray(values)
+
+    def scaled(self, values: NDArray[np.uint8]) -> Tensor:
+        """(…, height, width, channels) -> (…, channels, height, width)"""
         scale = 1.0 if self.scale is None else self.scale
         numbers: Any = (values.astype(np.float64) * scale).astype(np.float32)
         if self.mean is not None and self.std is not None:
             numbers = (numbers - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
-        return torch.from_numpy(np.ascontiguousarray(numbers.transpose(2, 0, 1)))
+        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(numbers, -1, -3)))
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         """(width, height)"""

@@ -52,6 +52,25 @@ def read_sound(path: Path | str, rate: int = RATE, longest: float | None = None)
     return to_rate(sound, rate, str(path))
 
 
+def read_samples(sound: Any, longest: float | None = None) -> Tensor:
+    """(time,) at `RATE`, of a path, mono samples at `RATE`, or (samples, rate). `longest`: see `read_sound`."""
+    if isinstance(sound, str | Path):
+        return read_sound(sound, longest=longest)
+    values, rate = sound if isinstance(sound, tuple) and len(sound) == 2 else (sound, RATE)
+    if isinstance(values, np.ndarray):
+        values = torch.from_numpy(np.ascontiguousarray(values))
+    if not isinstance(values, Tensor) or values.dim() != 1 or not isinstance(rate, int):
+        got = (
+            f"{type(values).__name__} of {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        )
+        raise UserError(f"expected a path, mono samples, or (samples, rate), got {got}")
+    if not values.is_floating_point():
+        raise UserError(f"sound as {values.dtype}: expected floats between -1 and 1; divide by its maximum")
+    if longest is not None and len(values) > longest * rate:
+        raise UserError(f"sound of {len(values) / rate:g} s: longer than {longest:g} s, the limit; split it")
+    return to_rate(Sound(values.float().cpu(), rate))
+
+
 def to_rate(sound: Sound, rate: int = RATE, name: str = "sound") -> Tensor:
     low, high = RATES
     if not low <= sound.rate <= high:

@@ -184,11 +184,12 @@ class GraphBatch:
             if taken and (too_large or (len(request.prompt) == 1) != single):
                 break
             taken.append(waiting.popleft())
-        if not self.runner.prefill(taken):
-            engine, requests = self.engine, [state.request for state in taken]
+        engine, requests = self.engine, [state.request for state in taken]
+        media = engine.encode_media(requests)
+        if media or not self.runner.prefill(taken):
             states = engine.start(requests, engine.model)
             if not single:
-                engine.prefill_chunk(states, [request.prompt[:-1] for request in requests], engine.model)
+                engine.prefill_chunk(states, [request.prompt[:-1] for request in requests], engine.model, media)
             self.runner.add(states, taken)
 
     def add(self, past: States, requests: Sequence[RequestState], lengths: Sequence[int]) -> None:

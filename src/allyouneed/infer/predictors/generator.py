@@ -22,6 +22,7 @@ from allyouneed.infer.inside.reading import Reading, next_tokens, output_name, t
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
 from allyouneed.infer.predictors.chatting import ChatAnswer, ChatMethods, Messages, choose_by_reward
 from allyouneed.infer.predictors.reward import RewardModel
+from allyouneed.infer.request import Medium
 from allyouneed.infer.retrieval.predictor import RetrievalPredictor
 from allyouneed.infer.speculative.decode import DraftStats, check_draft_options, total_stats
 from allyouneed.infer.speculative.drafts import Draft, draft_for
@@ -227,10 +228,16 @@ class Generator(ChatMethods, RetrievalPredictor):
         return found
 
     def _stream(
-        self, text: str, prompt: list[int], options: Decoding, first: int, draft: Draft | None
+        self,
+        text: str,
+        prompt: list[int],
+        options: Decoding,
+        first: int,
+        draft: Draft | None,
+        media: Sequence[Medium] = (),
     ) -> Coroutine[str, None, Generation]:
         detokenizer = StreamingDetokenizer(self.tokenizer, self._context(prompt), options.stop)
-        tokens = self.engine.stream(prompt, options, first, self._stops(options), draft)
+        tokens = self.engine.stream(prompt, options, first, self._stops(options), draft, media)
         while True:
             try:
                 piece = detokenizer.add(next(tokens))

@@ -39,6 +39,7 @@ TASKS = {
     "synchronous-translation": TaskEntry("whole_targets", "SynchronousTranslator", ("translate",)),
     "causal-lm": TaskEntry("generator", "Generator", ("generate", "chat"), pretrained=True),
     "prefix-lm": TaskEntry("generator", "Generator", ("generate",)),
+    "interleaved": TaskEntry("interleaved", "InterleavedGenerator", ("generate",)),
     "chat": TaskEntry("generator", "Generator", ("chat", "generate")),
     "dpo": TaskEntry("generator", "Generator", ("chat", "generate")),
     "preference": TaskEntry("reward", "RewardModel", ("score",)),

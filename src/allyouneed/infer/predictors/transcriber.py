@@ -15,7 +15,7 @@ from torch import Tensor
 from allyouneed.config import parse
 from allyouneed.data.languages import parse_name, resolve
 from allyouneed.data.media.sound import HOP, RATE, log_mel
-from allyouneed.data.media.sound_files import Sound, read_sound, to_rate
+from allyouneed.data.media.sound_files import read_samples
 from allyouneed.data.media.speech import TASKS, TICK, Speech
 from allyouneed.errors import UserError
 from allyouneed.evaluate.words import character_error_rate, word_error_rate
@@ -186,7 +186,7 @@ class Transcriber(Predictor):
 
     def track(self, number: int, sound: SoundLike, language: str | None = None) -> Track:
         """A sound to transcribe window by window (`decode_window`). Samples depend on the `number`."""
-        samples = _samples(sound)
+        samples = read_samples(sound)
         seconds = len(samples) / RATE
         loudest = float(samples.abs().max()) if len(samples) else 0.0
         if seconds < TICK or not loudest:
@@ -419,20 +419,3 @@ class Transcriber(Predictor):
             for example, text in evenly_spaced(list(zip(examples, found, strict=True)), show)
         ]
         return EvaluationResult(figures, f"{text}  of {len(found)} sounds, case and punctuation aside", samples)
-
-
-def _samples(sound: SoundLike) -> Tensor:
-    """(time,) at RATE."""
-    if isinstance(sound, str | Path):
-        return read_sound(sound)
-    values, rate = sound if isinstance(sound, tuple) and len(sound) == 2 else (sound, RATE)
-    if isinstance(values, np.ndarray):
-        values = torch.from_numpy(np.ascontiguousarray(values))
-    if not isinstance(values, Tensor) or values.dim() != 1 or not isinstance(rate, int):
-        got = (
-            f"{type(values).__name__} of {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-        )
-        raise UserError(f"expected a path, mono samples, or (samples, rate), got {got}")
-    if not values.is_floating_point():
-        raise UserError(f"sound as {values.dtype}: expected floats between -1 and 1; divide by its maximum")
-    return to_rate(Sound(values.float().cpu(), rate))

@@ -6,9 +6,9 @@ from allyouneed.infer.predictors.classifier import Classifier
 from allyouneed.infer.predictors.embedder import Embedder
 from allyouneed.infer.predictors.fill_mask import MaskFiller
 from allyouneed.infer.predictors.fill_spans import SpanFiller
-from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.image_classifier import ImageClassifier
 from allyouneed.infer.predictors.image_matcher import ImageMatcher
+from allyouneed.infer.predictors.interleaved import InterleavedGenerator
 from allyouneed.infer.predictors.reward import RewardModel
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
 from allyouneed.infer.predictors.tagger import Tagger
@@ -18,7 +18,7 @@ from allyouneed.infer.predictors.translator import Translator
 
 class AnyPredictor(  # type: ignore[misc]  # its bases disagree on some methods; the first one is shown
     Translator,
-    Generator,
+    InterleavedGenerator,  # a Generator
     Seq2Seq,
     MaskFiller,
     SpanFiller,

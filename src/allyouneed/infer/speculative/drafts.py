@@ -242,7 +242,8 @@ class ModelDrafter(Drafter):
 
 def _shorten(request: Request) -> Request:
     """A stand-in for a request that is too long, so that row numbers stay."""
-    return request._replace(prompt=request.prompt[:1], source=None if request.source is None else request.source[:1])
+    source = None if request.source is None else request.source[:1]
+    return request._replace(prompt=request.prompt[:1], source=source, media=())
 
 
 # --- by name --------------------------------------------------------------------------------------------------------

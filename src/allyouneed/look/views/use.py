@@ -296,6 +296,7 @@ _METHODS = {
     "translation": "translate",
     "causal-lm": "generate",
     "prefix-lm": "generate",
+    "interleaved": "generate",
     "seq2seq": "seq2seq",
     "span-corruption": "fill",
     "masked-lm": "fill_mask",

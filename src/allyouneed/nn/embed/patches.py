@@ -69,6 +69,11 @@ class PatchEmbed(Embed):
         return {"pixels": True}
 
     @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of the image in pixels."""
+        return _sides(self.image)
+
+    @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of patches."""
         (height, width), (down, across) = _sides(self.image), _sides(self.patch)

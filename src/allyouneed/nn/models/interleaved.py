@@ -14,6 +14,7 @@ from allyouneed.nn.batch import MEDIA, Batch, Media, Rows, Signal
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.embed.frames import STRIDE
 from allyouneed.nn.models.base import Problem, recorded_weights, request_weights
 from allyouneed.nn.models.decoder import DecoderModel, DecoderStack
 from allyouneed.nn.models.encoder import Encoder
@@ -39,6 +40,20 @@ class Tower(Config):
         if not isinstance(encoder, Mapping):
             return tree
         return {**tree, "encoder": {"kind": "encoder", "head": "none", **encoder}}
+
+    def problem(self, slots: int, shape: tuple[int, ...]) -> str:
+        """Why an image or a sound of this shape cannot be read into so many slots; empty if it can."""
+        embed: Any = self.encoder.embed
+        if slots != self.resampler.slots:
+            return f"{slots} slots; the model has {self.resampler.slots}"
+        if embed.kind == "patches":
+            wanted: tuple[int, ...] = (embed.channels, *embed.sides)
+            fits, text = shape == wanted, f"{'×'.join(map(str, wanted))} (channels × height × width)"
+        else:
+            most = None if embed.limit is None else embed.limit * STRIDE
+            fits = len(shape) == 2 and shape[0] == embed.mels and 0 < shape[1] <= (most or shape[1])
+            text = f"{embed.mels} mels × {'any number of' if most is None else f'at most {most}'} frames"
+        return "" if fits else f"values of {'×'.join(map(str, shape))}; the model reads {text}"
 
     def problems(self, common: Common) -> Iterator[Problem]:
         if self.encoder.embed.reads is not Signal:
@@ -96,7 +111,7 @@ class Interleaved(DecoderStack):
 class InterleavedModel(DecoderModel):
     """The source of a batch is its `Media`; `Rows.slots` of the target tells where they stand."""
 
-    config: Interleaved  # type: ignore[assignment]
+    config: Interleaved
     may_skip_parameters = True  # texts without images do not use their tower
 
     def __init__(self, config: Interleaved) -> None:
@@ -106,7 +121,7 @@ class InterleavedModel(DecoderModel):
     def encode_media(self, name: str, values: Tensor) -> Tensor:
         """Images (count, channels, height, width) or log-mel frames (count, mels, time) -> (count, slots, width)"""
         vectors: Tensor = self.towers[name](values.to(self.embed.tokens.weight.dtype))
-        return observe(self, f"{name}.slots", vectors)  # type: ignore[no-any-return]
+        return observe(self, f"{name}.slots", vectors)
 
     def fill_slots(self, rows: Rows, media: Media | None) -> Rows:
         """The same rows with the vectors of their slots, given all images and sounds in the order of the slots."""
@@ -161,13 +176,13 @@ class TowerModule(nn.Module):
 
 
 def slot_vectors(model: Any, media: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
-    """The vectors (slots, width) of each medium, given as its kind and its values; those of one kind are encoded
-    together."""
+    """The vectors (slots, width) of each medium, given as its kind and its values; those of one kind and size are
+    encoded together."""
+    groups: dict[tuple[str, torch.Size], list[int]] = {}
+    for number, (kind, values) in enumerate(media):
+        groups.setdefault((kind, values.shape), []).append(number)
     found: dict[int, Tensor] = {}
-    for name in MEDIA:
-        numbers = [n for n, (kind, _) in enumerate(media) if kind == name]
-        if numbers:
-            device = model.embed.tokens.weight.device
-            values = torch.stack([media[n][1] for n in numbers]).to(device)
-            found |= dict(zip(numbers, model.encode_media(name, values), strict=True))
+    for (kind, _), numbers in groups.items():
+        values = torch.stack([media[n][1] for n in numbers]).to(model.embed.tokens.weight.device)
+        found |= dict(zip(numbers, model.encode_media(kind, values), strict=True))
     return [found[n] for n in range(len(media))]

@@ -135,7 +135,7 @@ class PerceiverLayer(nn.Module):
 def attend_with_latents(attention: CrossAttention, latents: Tensor, x: Tensor) -> Tensor:
     """Latents (batch, slots, width) attend to x (batch, time, width) and to themselves."""
     both = torch.cat([x, latents], 1)
-    return attention(latents, Context(layout_of(latents), memory=Memory(both, layout_of(both))))  # type: ignore[no-any-return]
+    return attention(latents, Context(layout_of(latents), memory=Memory(both, layout_of(both))))
 
 
 def expand(latents: nn.Embedding, x: Tensor) -> Tensor:

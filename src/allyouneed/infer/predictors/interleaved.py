@@ -1,0 +1,182 @@
+"""Text generation from prompts with images and sounds in them (KOSMOS-1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator as Coroutine
+from functools import cached_property
+from typing import Any, NamedTuple, overload
+
+import torch
+
+from allyouneed.config import parse
+from allyouneed.data.batches.interleaved import encode_pieces
+from allyouneed.data.files.interleaved import InterleavedText
+from allyouneed.data.media.pieces import MediaInputs, Piece, fill_placeholders, parse_pieces, pieces_text
+from allyouneed.errors import UserError
+from allyouneed.evaluate.answers import accuracy
+from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.inside.reading import Reading, next_tokens, output_name, tokens_of
+from allyouneed.infer.predictors.base import EvaluationResult, evenly_spaced
+from allyouneed.infer.predictors.generator import Generation, Generator
+from allyouneed.infer.request import Medium
+from allyouneed.nn.batch import MEDIA, Batch, Media, Rows
+from allyouneed.tasks.interleaved import InterleavedLM
+
+PieceLike = str | Mapping[str, Any]  # a text, {"image": …} or {"audio": …}
+Prompt = str | Sequence[PieceLike]
+
+
+class ReadPrompt(NamedTuple):
+    """A prompt as tokens and media, and as a text with placeholders."""
+
+    text: str
+    tokens: list[int]
+    media: tuple[Medium, ...]
+
+
+class InterleavedGenerator(Generator):
+    """Continues prompts with images and sounds in them. A prompt is a text, or a list of pieces: texts,
+    `{"image": …}` (a path, a PIL image, or pixels) and `{"audio": …}` (a path, samples at 16 kHz, or (samples,
+    rate))."""
+
+    @cached_property
+    def inputs(self) -> MediaInputs:
+        """How the model reads images and sounds."""
+        task: InterleavedLM = parse(InterleavedLM, self.folder.task, f"{self.folder.path}: task")
+        return task.media
+
+    @overload
+    def generate(self, prompts: str, **options: Any) -> str: ...
+
+    @overload
+    def generate(self, prompts: Sequence[Prompt], **options: Any) -> list[str]: ...
+
+    def generate(self, prompts: str | Sequence[Prompt], **options: Any) -> str | list[str]:
+        """The continuation of a text, or of each prompt of a list. `options`: see `generate_full`; `images=["a.png"]`,
+        `max_length=20`, …"""
+        many = [prompts] if isinstance(prompts, str) else prompts
+        found = [full.text for full in self.generate_full(many, **options)]
+        return found[0] if isinstance(prompts, str) else found
+
+    def generate_full(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        images: Sequence[Any] = (),
+        audio: Sequence[Any] = (),
+        specials: bool = False,
+        decoding: Decoding | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        first: int = 0,
+        draft: Any = None,
+        ahead: int | None = None,
+        **changes: Any,
+    ) -> list[Generation]:
+        """As `Generator.generate_full`. `images`, `audio`: for the placeholders `<image>` and `<audio>` of each prompt
+        that is a text, in order; where it has none, they come first."""
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+            raise UserError("generate_full takes a list of prompts; use [prompt] for a single one")
+        options = self._decoding(decoding, changes)
+        drafter = self._draft(draft, ahead, options)
+        read = [self.read_prompt(prompt, images, audio, specials) for prompt in prompts]
+        answers = self.engine.complete(
+            [one.tokens for one in read],
+            options,
+            on_progress,
+            first,
+            self._stops(options),
+            drafter,
+            [one.media for one in read],
+        )
+        both = zip(read, answers, strict=True)
+        return [self._generation(one.text, one.tokens, found, options) for one, found in both]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        images: Sequence[Any] = (),
+        audio: Sequence[Any] = (),
+        specials: bool = False,
+        decoding: Decoding | None = None,
+        first: int = 0,
+        draft: Any = None,
+        ahead: int | None = None,
+        **changes: Any,
+    ) -> Coroutine[str, None, Generation]:
+        """As `Generator.stream`; `images`, `audio`: see `generate_full`."""
+        options = self._decoding(decoding, changes)
+        if options.best > 1:
+            raise UserError(f"best={options.best}: `stream` yields one text; remove `best`, or use generate_full")
+        read = self.read_prompt(prompt, images, audio, specials)
+        return self._stream(read.text, read.tokens, options, first, self._draft(draft, ahead, options), read.media)
+
+    def read_prompt(
+        self, prompt: Prompt, images: Sequence[Any] = (), audio: Sequence[Any] = (), specials: bool = False
+    ) -> ReadPrompt:
+        """Tokens and media of a prompt; images and sounds are read."""
+        pieces = self._pieces(prompt, images, audio)
+        tokens, _, media = encode_pieces(self.tokenizer, pieces, self.inputs, specials)
+        begin = [*self.tokenizer.opening]
+        text = pieces_text(pieces)
+        self._check_length(text, [*begin, *tokens])
+        read = tuple(
+            Medium(piece.kind, len(begin) + at, self.inputs[piece.kind].slots, self._read(piece)) for piece, at in media
+        )
+        return ReadPrompt(text, [*begin, *tokens], read)
+
+    def _pieces(self, prompt: Prompt, images: Sequence[Any], audio: Sequence[Any]) -> tuple[Piece, ...]:
+        for name, given in (("images", images), ("audio", audio)):
+            if isinstance(given, str) or not isinstance(given, Sequence):
+                raise UserError(f"{name} takes a list; use [{name.removesuffix('s')}] for a single one")
+        if not images and not audio:
+            return parse_pieces(prompt)
+        if not isinstance(prompt, str):
+            raise UserError("images and audio are for prompts that are texts; give them as pieces of the prompt")
+        return fill_placeholders(prompt, {"image": images, "audio": audio})
+
+    def _read(self, piece: Piece) -> torch.Tensor:
+        return self.inputs[piece.kind].read(piece.value)
+
+    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
+        read = self.read_prompt(given, options.pop("images", ()), options.pop("audio", ()))
+        if target is None:
+            decoding = self._decoding(None, {"method": "greedy"} | options)
+            best = self.engine.complete([read.tokens], decoding, media=[read.media])[0][0]
+            answer = [*best.tokens, *([self.tokenizer.eos] if best.finished else [])]
+        elif not isinstance(target, str):
+            raise UserError(f"target: expected a text, got {type(target).__name__}")
+        else:
+            answer = [*self.tokenizer.encode(target), self.tokenizer.eos]
+        inputs = [*read.tokens, *answer[:-1]]
+        slots = torch.zeros(1, len(inputs), dtype=torch.long)
+        for medium in read.media:
+            slots[0, medium.at : medium.at + medium.slots] = MEDIA.index(medium.kind) + 1
+        values = {kind: [medium.values for medium in read.media if medium.kind == kind] for kind in MEDIA}
+        media = Media(**{kind: torch.stack(some) for kind, some in values.items() if some})
+        batch = Batch(Rows(torch.tensor([inputs]), slots=slots), media).to(self.device)
+        tokens = {"decoder": tokens_of(self.tokenizer, inputs)}
+        answers = next_tokens(inputs, answer[-1] if answer else None, len(read.tokens))
+        never, ends = tuple(self.engine.forbidden), (self.engine.eos, *self.engine.ends)
+        name = output_name(self.tokenizer)
+        return Reading(batch, tokens, answers, given=len(read.tokens), name=name, never=never, ends=ends)
+
+    def judge(
+        self, examples: Sequence[InterleavedText], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
+    ) -> EvaluationResult:
+        """The share of answers that are exactly those of the examples; texts without an answer are not predicted."""
+        asked = [example for example in examples if example.answer is not None]
+        prompts = [[{piece.kind: piece.value} for piece in example.pieces] for example in asked]
+        found = self.generate(prompts, decoding=decoding) if prompts else []
+        expected = [str(example.answer).strip() for example in asked]
+        given = [text.strip() for text in found]
+        figures, text = dict[str, float](), ""
+        if asked:
+            figures = {"accuracy": accuracy(given, expected)}
+            text = f"accuracy {figures['accuracy']:5.1f} %  of {len(asked)} answers"
+        samples = [
+            {"prompt": example.prompt, "expected": wanted, "found": answer}
+            for example, wanted, answer in evenly_spaced(list(zip(asked, expected, given, strict=True)), show)
+        ]
+        return EvaluationResult(figures, text, samples)
