@@ -1,6 +1,7 @@
 """Training on CPU: real target tokens per second of ours, of torch.nn.Transformer and of Hugging Face Marian.
 
     python bench/train_cpu.py --pairs pairs.tsv
+    python bench/train_cpu.py --family [mamba rwkv …] [--profile]      every mixer, or some (train_cpu_family.py)
 
 Same sizes (256 wide, 4 + 4 layers, 4 heads, 1024 hidden, vocabulary 8000, tied embeddings), same sentences, same
 precision, same dropout (0.1 on sub-layer outputs and embeddings, none on attention weights: the paper's), same loss
@@ -33,6 +34,7 @@ from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.nn.batch import IGNORE, Batch
 from allyouneed.nn.models.base import Model
 from allyouneed.tasks.translation import PairItems, Translation, pair_encoding
+from train_cpu_family import family
 
 WIDTH, HEADS, HIDDEN, LAYERS, VOCAB, DROPOUT, SMOOTHING = 256, 4, 1024, 4, 8000, 0.1, 0.1
 
@@ -150,13 +152,20 @@ def stepper(model: nn.Module, bf16: bool) -> Callable[[Batch], None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", required=True, help="sentence pairs: a TSV file, .gz and .zst too")
+    parser.add_argument("--family", nargs="*", metavar="MIXER", help="every mixer in one skeleton, or these")
+    parser.add_argument("--profile", action="store_true", help="profile a step of the mixers named")
+    parser.add_argument("--pairs", help="sentence pairs: a TSV file, .gz and .zst too")
     parser.add_argument("--sentences", type=int, default=2500, help="sentences of one turn")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens a batch, on each side")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", choices=["fp32", "bf16"], nargs="+", default=["fp32", "bf16"])
     given = parser.parse_args()
+    if given.family is not None:
+        family(given.family, given.turns, given.profile)
+        return
+    if given.pairs is None:
+        parser.error("--pairs or --family is required")
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
 

@@ -232,10 +232,8 @@ class MoEModule(SubLayer):
 
     @property
     def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
-        """Not with a capacity: rows of a captured decode step that are not in use would take room."""
-        limited = self.capacity is not None or self.row_capacity is not None
         shared = self.shared is None or self.shared.traceable
-        return shared and not limited and usable(self.router.linear.weight) and self.grouped_maps() is not None
+        return shared and usable(self.router.linear.weight) and self.grouped_maps() is not None
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         real = context.queries.real
