@@ -11,7 +11,7 @@ The skeleton: 12 layers of width 768, 12 heads, a gated channel of 2048, vocabul
 takes them; mixers of about equal parameters. A run decodes through the engine's graph runner: 32 prompt tokens, 128 new
 ones. `long` starts at 32k tokens of context, which are not prefilled: what a step costs depends on the shapes only.
 
-Declared bytes are those of the cost functions (`allyouneed describe`): all weights but the embedding once, and each
+Declared bytes are those of the cost functions (`allyouneed describe`): the weights that the tokens use, once, and each
 row's state. `share` is what they say of the measured time, at the speed of copying memory. States are compared with the
 bytes that were allocated. Results are written as JSON into $OUT, if set.
 """
@@ -99,7 +99,7 @@ def mixers(s: Sizes) -> dict[str, dict[str, Any]]:
     found = {name: {"kind": name} | keys for name, keys in found.items()}
     attention = found["attention"]
     found |= {
-        "grouped queries": attention | {"kv_heads": max(1, s.heads // 3)},
+        "grouped-queries": attention | {"kv_heads": max(1, s.heads // 3)},
         "window": attention | {"pattern": f"causal & window({4 * s.head})"},
         "alibi": attention | {"positions": "alibi"},
         "transformer-xl": attention | {"positions": "transformer-xl"},
@@ -127,10 +127,9 @@ def variants(s: Sizes) -> dict[str, dict[str, Any]]:
     attention = mixers(s)["attention"]
     expert = {"kind": "glu", "hidden": s.hidden // 2, "bias": False}
     found["experts"] = tree(s, attention, {"kind": "moe", "experts": 8, "top": 2, "expert": expert})
-    found["dense, as active"] = found["attention"]
-    found["rwkv, both"] = tree(s, {"kind": "rwkv"}, {"kind": "rwkv-channel", "hidden": 3 * s.width})
+    found["rwkv-both"] = tree(s, {"kind": "rwkv"}, {"kind": "rwkv-channel", "hidden": 3 * s.width})
     found["yoco"] = yoco(s)
-    found["bitnet, packed"] = tree(s, attention, linear="bit")
+    found["bitnet-packed"] = tree(s, attention, linear="bit")
     return found
 
 
@@ -230,11 +229,14 @@ def decode_plain(bench: Bench, engine: Engine, rows: int) -> None:
 
 
 def declared(model: Any, keys: dict[str, Any], rows: int, context: float) -> tuple[float, float]:
-    """Bytes that a step has to read, and those of the states, by the cost functions."""
-    cost = parse(Model, keys).cost(max(1, int(context)))  # type: ignore[type-abstract]
-    itemsize = next(model.parameters()).itemsize
-    states = rows * (cost.state_per_token * context + cost.state_constant) * itemsize
-    return cost.parameters * itemsize + states, states
+    """Bytes that a step has to read, and those of the states, by the cost functions. A token reads as many weights as
+    it has multiply-adds; `rows` of them read no weight twice."""
+    config = parse(Model, keys)  # type: ignore[type-abstract]
+    cost, alone = config.cost(max(1, int(context))), config.cost(1)
+    weights = [*model.parameters(), *model.buffers()]
+    stored = sum(weight.numel() * weight.itemsize for weight in weights)
+    states = rows * (cost.state_per_token * context + cost.state_constant) * next(model.parameters()).itemsize
+    return stored * min(1.0, rows * alone.flops / 2 / alone.parameters) + states, states
 
 
 def measure(bench: Bench, name: str, keys: dict[str, Any]) -> None:
@@ -332,7 +334,7 @@ def hugging_face(bench: Bench, name: str) -> Any:
 
 
 # the peer's model, and ours
-PEERS = {"mla": "mla", "experts": "experts", "rwkv": "rwkv, both", "retention": "retention",
+PEERS = {"mla": "mla", "experts": "experts", "rwkv": "rwkv-both", "retention": "retention",
          "gated-retention": "gated-retention"}  # fmt: skip
 PEER_SECONDS = 45  # what one needs to compile and run
 
@@ -407,8 +409,9 @@ def main() -> int:
     for wrong in set(only) - set(models) - {"mixers", "long", "peers"}:
         parser.error(f"unknown model {wrong!r} (known: mixers, long, peers, {', '.join(models)})")
     chosen = [name for name in models if "mixers" in only or name in only]
+    chosen = ["attention", *(name for name in chosen if name != "attention")] if chosen else []
     first = [
-        name for name in ("attention", "mla", "retention", "gated-retention", "rwkv", "rwkv, both") if name in chosen
+        name for name in ("attention", "mla", "retention", "gated-retention", "rwkv", "rwkv-both") if name in chosen
     ]
     for name in [*first, *(one for one in chosen if one not in first)]:
         if bench.left < 8:
@@ -417,7 +420,7 @@ def main() -> int:
         with reported(bench, name):
             measure(bench, name, models[name])
     if "long" in only:
-        for name in ("attention", "grouped queries", "mla", *CONSTANT, "yoco", "window"):
+        for name in ("attention", "grouped-queries", "mla", *CONSTANT, "yoco", "window"):
             if bench.left > 6:
                 with reported(bench, name):
                     measure_long(bench, name, models[name])

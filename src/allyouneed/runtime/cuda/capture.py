@@ -28,13 +28,13 @@ from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.positions.t5_bias import BucketsModule
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
-from allyouneed.runtime.cuda import constant_states
+from allyouneed.runtime.cuda import constant_states, window_cache
 from allyouneed.runtime.cuda.static_cache import make_static_state, plain_state, step_layers, step_stacks
 from allyouneed.runtime.program import Unsupported
 from allyouneed.runtime.rules import Blocker, Rules
 from allyouneed.runtime.trace import TRACED_MODELS, require_traced_model, trace
 
-REGISTERED = constant_states  # fixed-shape forms of states
+REGISTERED = (constant_states, window_cache)  # fixed-shape forms of states
 
 check_capture = Rules("rule for CUDA graphs")
 

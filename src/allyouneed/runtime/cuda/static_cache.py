@@ -157,8 +157,8 @@ make_static_state = Rules("fixed-shape form")
 PLAIN = (RelativeModule, RotaryModule)  # positions that add no features to keys
 
 
-@make_static_state.register(KVCache, WindowKVCache)
-def _kv_cache(state: State, part: Any, states: StaticStates) -> StaticKVCache:
+@make_static_state.register(KVCache)
+def static_kv_cache(state: State, part: Any, states: StaticStates) -> StaticKVCache:
     """Of attention at once, since its kernels write into it; elsewhere when a token is first stored."""
     if type(part) is not SelfAttention or part.caches_hidden or type(part.relative) not in PLAIN:
         return StaticKVCache(states)
