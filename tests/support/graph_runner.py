@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from allyouneed.config import override, parse, preset_tree
-from allyouneed.infer.decoding.base import Hypothesis, RequestState
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
@@ -80,9 +80,11 @@ def make_requests(engine: Engine, count: int = 11) -> list[Request]:
     return [Request([BOS, *text] if n % 4 else [BOS], 20, (n,)) for n, text in enumerate(texts)]
 
 
-def decode_in_slots(engine: Engine, requests: list[Request], decoding: Decoding) -> list[list[Hypothesis]]:
+def decode_in_slots(
+    engine: Engine, requests: list[Request], decoding: Decoding | DecodingSpec
+) -> list[list[Hypothesis]]:
     """By a graph runner, as on a GPU."""
-    spec = engine.spec(decoding)
+    spec = engine.spec(decoding) if isinstance(decoding, Decoding) else decoding
     assert engine.graphs.suits(spec, requests)
     states = [RequestState(request, spec, engine.token_limit(request)) for request in requests]
     batch = engine.graphs.batch(sorted(states, key=lambda state: -state.request.size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -148,6 +148,33 @@ def test_two_batches_at_once_use_two_runners() -> None:
                 batch.step()
     assert token_lists([state.hypotheses for state in states]) == token_lists(plain)
     assert batches[0].runner is not batches[1].runner
+
+
+class Rules:
+    """OpenAI's logit bias and penalties, as the server sets them (serve/engine/logits_rules.py)."""
+
+    bias: ClassVar[dict[int, float]] = {3: 4.0, 9: -100.0, 21: 2.5}
+    presence, frequency, records = 0.7, 1.1, False
+
+    def __call__(self, logits: Any, tokens: Any) -> Any:
+        logits = logits.clone()
+        for row, past in zip(logits, tokens.tolist(), strict=True):
+            for token, value in self.bias.items():
+                row[token] += value
+            for token in set(past):
+                row[token] -= self.presence + self.frequency * past.count(token)
+        return logits
+
+
+@pytest.mark.parametrize("decoding", ["greedy", "draws"])
+def test_a_bias_and_penalties_of_each_request_apply_on_the_device(decoding: str) -> None:
+    engine = engine_of("llama")
+    requests, spec = make_requests(engine), engine.spec(DECODINGS[decoding])
+    plain, ruled = engine.decode(requests, spec), engine.decode(requests, replace(spec, logits_processor=Rules()))
+    found = decode_in_slots(engine, requests, replace(spec, logits_processor=Rules()))
+    assert token_lists(found) == token_lists(ruled) != token_lists(plain)
+    decode_in_slots(engine, requests, replace(spec, logits_processor=Rules()))
+    assert len(engine.graphs.kept) == 1  # other rules, the same graphs
 
 
 def test_what_needs_the_plain_path() -> None:

@@ -14,9 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from allyouneed.infer.decoding.base import DecodingSpec, RequestState, make_hypothesis, matches_stop
-from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.decoding.penalties import penalize
+from allyouneed.infer.cuda_graph.row_tables import RowRuleTables, TokenHistory
+from allyouneed.infer.decoding.base import (
+    DecodingSpec,
+    RequestState,
+    any_row_rules,
+    make_hypothesis,
+    matches_stop,
+)
 from allyouneed.infer.decoding.repetition import find_loop, has_check, is_check_due, is_looping
 from allyouneed.infer.decoding.rules import (
     Candidates,
@@ -66,38 +71,6 @@ class StepHistory:
         return self.steps[first_step - self.begin : first_step - self.begin + count]
 
 
-class TokenHistory:
-    """The tokens of each row, its prompt included, for penalties: `tokens` (rows, capacity + 1), of which those of the
-    prompt (rows,) and as many as were generated are known."""
-
-    def __init__(self, states: StaticStates, options: Decoding) -> None:
-        self.options, self.slots, self.group = options, states.slot_count, states.group
-        self.tokens = torch.zeros(states.rows, states.capacity + 1, dtype=torch.long, device=states.device)
-        self.prompts = torch.zeros(states.rows, dtype=torch.long, device=states.device)
-
-    def assign(self, slots: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
-        tokens = torch.zeros(len(slots), self.tokens.shape[1], dtype=torch.long)
-        for row, prompt in zip(tokens, prompts, strict=True):
-            row[: len(prompt)] = torch.tensor(list(prompt))
-        at = torch.tensor(list(slots), device=self.tokens.device)
-        self.tokens.view(self.slots, self.group, -1)[at] = tokens.to(self.tokens.device)[:, None]
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.tokens.device)
-        self.prompts.view(self.slots, self.group)[at] = lengths[:, None]
-
-    def penalize(self, logits: Tensor, lengths: Tensor) -> Tensor:
-        """`lengths` (rows,): tokens generated so far; rows that have ended go on counting."""
-        counts = (self.prompts + lengths).clamp(max=self.tokens.shape[1])
-        return penalize(logits, self.tokens, counts, self.options)
-
-    def append(self, tokens: Tensor, lengths: Tensor) -> None:
-        """The tokens that follow the first `lengths` generated ones; all (rows,)."""
-        places = (self.prompts + lengths).clamp(max=self.tokens.shape[1] - 1)
-        self.tokens.scatter_(1, places[:, None], tokens[:, None])
-
-    def reorder(self, rows: Tensor) -> None:
-        self.tokens.copy_(self.tokens.index_select(0, rows))
-
-
 class DeviceSearch(ABC):
     """On the device: `last_tokens` (rows,); `lengths` (tokens generated) and `limits` (slots,); `record` (RUN_STEPS, …)
     and its `record_step`. On the host: `occupied`, the request of each slot."""
@@ -114,6 +87,7 @@ class DeviceSearch(ABC):
         self.limits = torch.ones(slots, dtype=torch.long, device=self.device)
         self.record_step = torch.zeros(1, dtype=torch.long, device=self.device)
         self.token_history = TokenHistory(states, self.options) if self.options.has_penalties else None
+        self.row_rules = RowRuleTables(states, vocab) if spec.logits_processor is any_row_rules else None
         self.occupied: dict[int, SlotRequest] = {}
         self.first_steps, self.host_limits = np.zeros((2, slots), dtype=np.int64)
         self.is_occupied = np.zeros(slots, dtype=bool)
@@ -141,6 +115,8 @@ class DeviceSearch(ABC):
         self.host_limits[slots] = [state.limit for state in requests]
         if self.token_history is not None:
             self.token_history.assign(slots, [state.request.prompt for state in requests])
+        if self.row_rules is not None:
+            self.row_rules.assign(slots, [state.spec.row_rules for state in requests])
 
     def release(self, slots: list[int]) -> None:
         for slot in slots:
@@ -189,7 +165,8 @@ class DeviceIndependentSearch(DeviceSearch):
         self.uniforms.view(self.states.slot_count, self.group, -1)[on_device] = streams.to(self.device)
 
     def step(self, logits: Tensor) -> None:
-        plain = self.uniforms is None and self.token_history is None and not self.spec.force_eos
+        plain = self.uniforms is None and self.token_history is None and self.row_rules is None
+        plain = plain and not self.spec.force_eos
         if plain and self.group == 1 and usable(logits):
             from allyouneed.kernels.triton.topk import argmax_step
 
@@ -200,7 +177,7 @@ class DeviceIndependentSearch(DeviceSearch):
         lengths, limits = self.lengths, self.limits
         if self.group > 1:
             lengths, limits = (x.repeat_interleave(self.group) for x in (lengths, limits))
-        logits = logits.float()
+        logits = logits.float() if self.row_rules is None else self.row_rules.apply(logits.float())
         uniforms = None if self.uniforms is None else uniforms_at(self.uniforms, lengths)
         allowed = logits if self.token_history is None else self.token_history.penalize(logits, lengths)
         tokens = choose_tokens(self.rules.ban_tokens(allowed, lengths), self.options, uniforms)
@@ -209,6 +186,8 @@ class DeviceIndependentSearch(DeviceSearch):
             tokens, log_probs = force_eos_at_limit(tokens, log_probs, lengths, limits, self.spec.eos)
         if self.token_history is not None:
             self.token_history.append(tokens, lengths)
+        if self.row_rules is not None:
+            self.row_rules.append(tokens)
         self.last_tokens.copy_(tokens)
         self.lengths.add_(1)
         self.write_record(torch.stack((tokens.to(log_probs.dtype), log_probs)))

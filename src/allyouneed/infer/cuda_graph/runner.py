@@ -227,7 +227,9 @@ class GraphRunnerCache:
         engine, decoding = self.engine, spec.decoding
         if self.refused is not None:
             return False
-        if spec.draft is not None or spec.logits_processor is not None:
+        if spec.draft is not None or (spec.logits_processor is not None and spec.row_rules is None):
+            return False
+        if spec.row_rules is not None and decoding.method == "beam" and decoding.beam > 1:
             return False
         on_host = (request.stop is not None or request.observer is not None for request in requests)
         if decoding.method == "beam" and decoding.beam > 1 and any(on_host):
@@ -274,7 +276,7 @@ class GraphRunnerCache:
         most = max(1, min(MAX_ROWS // group, rows_in_memory(model, capacity) // group))
         slots = min(next_power(len(requests), 1), most)
         sources = next_power(source, MIN_CAPACITY // 2) if source else 0
-        return Shape(spec.batch_key, slots, capacity, sources, weight_addresses(model))
+        return Shape(spec.device_key, slots, capacity, sources, weight_addresses(model))
 
     def make(self, shape: Shape) -> GraphRunner:
         return GraphRunner(self.engine.model, shape.kind, shape.slots, shape.capacity, shape.sources)

@@ -73,7 +73,7 @@ class SchedulerSlots:
         return plain
 
     def _shape(self, state: RequestState, weights: int) -> Shape:
-        request, kind = state.request, state.spec.batch_key
+        request, kind = state.request, state.spec.device_key
         capacity = next_power(len(request.prompt) + state.limit, MIN_CAPACITY)
         sources = next_power(len(request.source), MIN_CAPACITY // 2) if request.source is not None else 0
         slots = max(1, self.rows // kind.decoding.rows)

@@ -7,10 +7,10 @@ Requests may join at any step: each counts its own tokens.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,24 @@ class Hypothesis:
     repeats: bool = False
 
 
+@runtime_checkable
+class RowRules(Protocol):
+    """A logits processor that is nothing but numbers, so that it can run on a device: `bias` of token ids, and what a
+    generated token costs once (`presence`) and each time (`frequency`). Not so if it `records` what it sees."""
+
+    bias: Mapping[int, float]
+    presence: float
+    frequency: float
+    records: bool
+
+    def __call__(self, logits: Tensor, tokens: Tensor) -> Tensor: ...
+
+
+def any_row_rules(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Stands for the row rules of each request in the specification of a batch."""
+    raise TypeError("each request has its own rules")
+
+
 @dataclass(frozen=True)
 class DecodingSpec:
     """How a request is decoded. `extra_eos`: tokens that end a text as `eos` does. `counted_prompt`: prompt tokens that
@@ -71,6 +89,16 @@ class DecodingSpec:
         """Equal for specs whose requests can share a search: all but options that each request has for itself."""
         own = {"seed": 0, "stop": (), "max_length": None, "extra": 0}
         return replace(self, decoding=self.decoding.model_copy(update=own))
+
+    @property
+    def device_key(self) -> DecodingSpec:
+        """`batch_key` of a search on the device, where rows have rules of their own."""
+        return replace(self.batch_key, logits_processor=any_row_rules) if self.row_rules is not None else self.batch_key
+
+    @property
+    def row_rules(self) -> RowRules | None:
+        rules = self.logits_processor
+        return rules if isinstance(rules, RowRules) and not rules.records else None
 
 
 @dataclass(eq=False, slots=True)

@@ -22,6 +22,7 @@ class LogitsRules:
 
     def __init__(self, bias: dict[int, float], presence: float, frequency: float, top: int | None) -> None:
         self.bias, self.presence, self.frequency, self.top = bias, presence, frequency, top
+        self.records = top is not None
         self.log_probs: Tensor | None = None  # (vocab,) of the token being chosen
 
     def __call__(self, logits: Tensor, tokens: Tensor) -> Tensor:
