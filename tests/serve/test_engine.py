@@ -187,7 +187,7 @@ def test_many_streams_get_their_tokens_together_but_first_and_last_ones_at_once(
         delivered.clear()
         for outlet in outlets:
             for token in range(tokens):
-                outlet.add(token)
+                outlet(token)
         if ends is not None:
             loop.post(ends, (0, None))
         loop._deliver()

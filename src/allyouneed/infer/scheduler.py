@@ -208,10 +208,10 @@ class Scheduler:
                 self._admit_batch(self.offline)
             for batch in list(self.running):
                 self._step_batch(batch)
-            if self.slots is not None:
-                self.slots.step(self.fail)
             if self.prefilling:
                 self._prefill()
+            if self.slots is not None:  # after the prefill: the run it launches includes the new requests
+                self.slots.step(self.fail)
             self.steps += 1
             if self.active:
                 self._settle()

@@ -135,6 +135,10 @@ class DeviceSearch(ABC):
         """The most steps that any request in a slot may still need."""
         return int((self.first_steps + self.host_limits)[self.is_occupied].max()) - now if self.occupied else 0
 
+    def has_idle_slot(self, now: int) -> bool:
+        """Whether some slot has no request that needs the next step; an end token may tell later of more."""
+        return not self.is_occupied.all() or int((self.first_steps + self.host_limits).min()) <= now
+
 
 class DeviceIndependentSearch(DeviceSearch):
     """Greedy decoding and sampling. A step's record: tokens and their log-probabilities (2, rows)."""
@@ -146,14 +150,16 @@ class DeviceIndependentSearch(DeviceSearch):
         self.uniforms: Tensor | None = None
         if self.options.method == "sample":
             self.uniforms = torch.zeros(states.rows, states.capacity, dtype=torch.double, device=self.device)
-        self.active = np.zeros(states.rows, dtype=bool)  # rows that have not ended
-        self.watched = np.zeros(states.rows, dtype=bool)  # rows whose tokens are read one by one
+        # rows: that have not ended; whose tokens only have to be streamed; whose tokens are read one by one
+        self.active, self.streamed, self.watched = np.zeros((3, states.rows), dtype=bool)
 
     def assign(self, slots: Sequence[int], requests: Sequence[RequestState], first_step: int) -> None:
         super().assign(slots, requests, first_step)
         self.active.reshape(-1, self.group)[slots] = True
+        streamed = [[state.streams and state.request.stop is None and self.group == 1] for state in requests]
         watched = [[state.request.stop is not None or state.streams] for state in requests]
-        self.watched.reshape(-1, self.group)[slots] = watched
+        self.streamed.reshape(-1, self.group)[slots] = streamed
+        self.watched.reshape(-1, self.group)[slots] = np.array(watched) & ~np.array(streamed)
         if self.uniforms is None:
             return
         streams = torch.zeros(len(slots), self.group, self.states.capacity, dtype=torch.double)
@@ -203,7 +209,9 @@ class DeviceIndependentSearch(DeviceSearch):
         ended = (until_eos <= counts) | (before + counts >= limits)
         after = before + np.minimum(until_eos, counts)
         # only rows to which something happens are read one by one
-        for row in np.flatnonzero(here & (self.watched | has_check(before, after, self.options))).tolist():
+        checked = has_check(before, after, self.options)
+        self.stream(np.flatnonzero(here & self.streamed & ~checked), record, after - before)
+        for row in np.flatnonzero(here & (self.watched | checked)).tolist():
             count, stopped = self.read_row(row, int(before[row]), int(after[row]))
             after[row], ended[row] = count, ended[row] or stopped
         self.collect(np.flatnonzero(here & ended), first_steps, after)
@@ -219,6 +227,13 @@ class DeviceIndependentSearch(DeviceSearch):
     def release(self, slots: list[int]) -> None:
         super().release(slots)
         self.active.reshape(-1, self.group)[slots] = False
+
+    def stream(self, rows: NDArray[np.int64], record: NDArray[np.float32], counts: NDArray[np.int64]) -> None:
+        """Emit the tokens that these rows have in a record, each so many; the end token is not emitted."""
+        texts = record[:, 0, rows].T.astype(int).tolist()
+        for row, text, count in zip(rows.tolist(), texts, counts[rows].tolist(), strict=True):
+            ends = text[count - 1] in self.rules.eos_ids
+            self.occupied[row].request.emit_all(text[: count - ends])
 
     def read_row(self, row: int, before: int, after: int) -> tuple[int, bool]:
         """Emit the tokens of a row from `before` to `after`, up to a loop or a stop condition; how many tokens it has

@@ -28,6 +28,7 @@ from allyouneed.runtime.cuda.static_cache import StaticStates
 
 MAX_ROWS = 512  # rows decoded at once
 MIN_CAPACITY = 64  # positions of a row
+JOIN_STEPS = 4  # of a run while a slot is free
 REFILL = 8  # slots are refilled when one in so many is free: prefill stalls the requests that are decoding
 KEPT = 4  # shapes whose runners are kept for the next call
 WORTH = 128  # tokens an engine decodes before it captures graphs: capturing takes a while
@@ -130,7 +131,8 @@ class Run:
 
 class GraphBatch:
     """The requests of one runner: those in its slots, and those `waiting` for one. `cache`: where the runner goes back
-    to when the batch is closed."""
+    to when the batch is closed. `is_joined`: others join while it is running (`add`), and wait less if runs are short
+    while a slot is free."""
 
     def __init__(
         self,
@@ -139,9 +141,10 @@ class GraphBatch:
         waiting: Sequence[RequestState] = (),
         cache: GraphRunnerCache | None = None,
         key: Shape | None = None,
+        is_joined: bool = False,
     ) -> None:
         self.runner, self.engine, self.waiting = runner, engine, deque(waiting)
-        self.cache, self.key = cache, key
+        self.cache, self.key, self.is_joined = cache, key, is_joined
         self.runs: deque[Run] = deque()
         self.is_intact = True  # False while slots change, and for good once that has failed or was interrupted
 
@@ -167,6 +170,8 @@ class GraphBatch:
             self.runs.clear()
             return
         count = min(RUN_STEPS, runner.search.steps_left(runner.steps))
+        if self.is_joined and runner.search.has_idle_slot(runner.steps):
+            count = min(count, JOIN_STEPS)
         if count > 0:
             self.runs.append(runner.launch(count))
         if len(self.runs) > 1 or (self.runs and count <= 0):

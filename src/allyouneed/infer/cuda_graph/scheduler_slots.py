@@ -60,7 +60,7 @@ class SchedulerSlots:
                     self.graphs.refuse(error)
                     plain += some
                     continue
-                self.batches[shape] = GraphBatch(runner, self.engine)
+                self.batches[shape] = GraphBatch(runner, self.engine, is_joined=True)
             free = len(self.batches[shape].runner.free)
             some, plain = some[:free], plain + some[free:]
             if some:

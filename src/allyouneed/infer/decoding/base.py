@@ -164,6 +164,21 @@ class RequestState:
         except BaseException as error:
             self.fail(error)
 
+    def emit_all(self, tokens: list[int]) -> None:
+        """Stream several tokens; a listener with a method `extend` gets them at once."""
+        listener = self.request.listener
+        extend = list.extend if listener is None else getattr(listener, "extend", None)
+        if extend is None:
+            for token in tokens:
+                self.emit(token)
+        elif self.error is None and not self.cancelled:
+            try:
+                self.tokens += tokens
+                if listener is not None:
+                    extend(tokens)
+            except BaseException as error:
+                self.fail(error)
+
 
 class Search(ABC):
     """`group` adjacent rows for each request; one row each before the first `step` (`fresh`)."""

@@ -36,11 +36,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Delta:
-    """What a step added to an answer. `finish`: set with the last one."""
+    """What a step added to an answer: its text, and its tokens, with their records if the request asks for
+    log-probabilities. `finish`: set with the last one."""
 
     choice: Choice
     text: str
-    records: list[TokenRecord]
+    records: list[Any]
     finish: str | None
 
 
@@ -147,7 +148,8 @@ class Generation:
         its end."""
         text, beams = self.model.text, self.options.beam is not None
         detokenizers = [text.detokenizer(self.prompts[choice.prompt], self.options) for choice in self.choices]
-        pending: list[list[TokenRecord]] = [[] for _ in self.choices]  # tokens whose text is not complete yet
+        pending: list[list[Any]] = [[] for _ in self.choices]  # tokens whose text is not complete yet
+        recorded = self.options.logprobs is not None
         try:
             left = len(self.choices)
             while left:
@@ -166,7 +168,8 @@ class Generation:
                 elif not beams:
                     choice.tokens += len(records)
                     pending[number] += records
-                    if piece := detokenizer.add_all([record.token for record in records]):
+                    tokens = [record.token for record in records] if recorded else records
+                    if piece := detokenizer.add_all(tokens):
                         records, pending[number] = pending[number], []
                         yield Delta(choice, piece, records, None)
         finally:

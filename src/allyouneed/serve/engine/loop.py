@@ -83,7 +83,7 @@ class NewSequence(NamedTuple):
 
 
 class TokenOutlet:
-    """Tokens of one sequence on their way to the event loop: the queue gets (`number`, tokens)."""
+    """The listener of a request: its tokens on their way to the event loop, where the queue gets (`number`, tokens)."""
 
     def __init__(self, loop: EngineLoop, queue: Any, number: int) -> None:
         self.loop, self.queue, self.number = loop, queue, number
@@ -91,10 +91,13 @@ class TokenOutlet:
         self.first = True  # nothing has been delivered
         self.paced = getattr(queue, "paced", True)  # each delivery costs this process an event
 
-    def add(self, token: Any) -> None:
+    def __call__(self, token: Any) -> None:
+        self.extend((token,))
+
+    def extend(self, tokens: Sequence[Any]) -> None:
         if not self.tokens:
             self.loop.outlets.append(self)
-        self.tokens.append(token)
+        self.tokens += tokens
 
     def take(self) -> tuple[int, list[Any]]:
         tokens, self.tokens, self.first = self.tokens, [], False

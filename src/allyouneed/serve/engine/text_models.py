@@ -6,7 +6,7 @@ A language model continues its prompt; an encoder-decoder (T5, BART, Marian, tra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -108,20 +108,19 @@ class TextModel(ABC):
         key: tuple[int, ...],
         streams: bool,
     ) -> NewSequence:
-        """What to submit for one answer. The queue gets (`number`, a list of `TokenRecord`) after every step if it
-        `streams` or if log-probabilities are recorded, and (`number`, None) at the end. `key`: decides samples, with
-        the seed."""
+        """What to submit for one answer. After every step the queue gets (`number`, tokens) if it `streams`, (`number`,
+        a list of `TokenRecord`) if log-probabilities are recorded, and (`number`, None) at the end. `key`: decides
+        samples, with the seed."""
         options, queue = generation.options, generation.queue
         spec, limit = self.spec(prompt, options)
         rules = self._rules(options)
-        record = TokenRecord if rules is None else rules.record
         if rules is not None:
             spec = replace(spec, logits_processor=rules)
-
         outlet = TokenOutlet(loop, queue, number)
-
-        def listen(token: int) -> None:
-            outlet.add(record(token))
+        listener: Callable[[int], None] | None = outlet if streams else None
+        if rules is not None and options.logprobs is not None:
+            record = rules.record
+            listener = lambda token: outlet(record(token))  # noqa: E731
 
         return NewSequence(
             Request(
@@ -130,7 +129,7 @@ class TextModel(ABC):
                 key,
                 prompt.source,
                 StopStrings(self.tokenizer, options.stop) if options.stop else None,
-                listen if streams or options.logprobs is not None else None,
+                listener,
                 client=generation.client,
             ),
             spec,

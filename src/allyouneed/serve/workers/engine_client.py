@@ -74,11 +74,6 @@ class RemoteSequences(PendingRequest):
         self.jobs = [RemoteJob(self) for _ in range(count)]
         self.left = count
 
-    def add_tokens(self, sequence: int, tokens: list[int]) -> None:
-        from allyouneed.serve.engine.logits_rules import TokenRecord  # imports torch
-
-        self.queue.put_nowait((sequence, list(map(TokenRecord, tokens))))
-
     def receive(self, kind: int, payload: bytes) -> bool:
         content = json.loads(payload)
         if kind == Kind.REPLY:
@@ -90,7 +85,7 @@ class RemoteSequences(PendingRequest):
         return not self.left
 
     def _add_records(self, sequence: int, records: list[Any]) -> None:
-        from allyouneed.serve.engine.logits_rules import TokenRecord
+        from allyouneed.serve.engine.logits_rules import TokenRecord  # imports torch
 
         found = [TokenRecord(token, value, tuple((n, one) for n, one in top)) for token, value, top in records]
         self.queue.put_nowait((sequence, found))
@@ -199,7 +194,7 @@ class EngineConnection(Channel):
             for owner, sequence, tokens in split_tokens(payload):
                 request = pending.get(owner)
                 if isinstance(request, RemoteSequences):  # else it was cancelled
-                    request.add_tokens(sequence, tokens)
+                    request.queue.put_nowait((sequence, tokens))
         elif (request := pending.get(number)) is None:
             return
         elif kind == Kind.FAIL:

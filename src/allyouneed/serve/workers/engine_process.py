@@ -174,7 +174,7 @@ class SequenceOutlet:
         elif self.records:
             self.connection.send_json(Kind.RECORDS, self.number, [sequence, tokens])
         else:
-            self.connection.send_tokens(self.number, sequence, [one[0] for one in tokens])
+            self.connection.send_tokens(self.number, sequence, tokens)
 
     def _end(self, sequence: int) -> None:
         job = self.run.jobs[sequence]
