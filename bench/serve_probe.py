@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-TARGETS = ("allyouneed.serve.engine.loop", "allyouneed.infer.cuda_graph.scheduler_slots")
+TARGETS = ("allyouneed.serve.engine.served_model", "allyouneed.infer.cuda_graph.scheduler_slots")
 totals: dict[str, float] = {}
 
 
@@ -130,6 +130,9 @@ def fake_steps(seconds: float) -> None:
     def admits(self: Any, requests: Any) -> bool:
         return bool(self.suits(requests[0].spec, [state.request for state in requests]))
 
+    from allyouneed.serve.engine import served_model
+
+    served_model.PREFILL_BUDGET["cpu"] = served_model.PREFILL_BUDGET["cuda"]
     GraphRunner.launch = launch  # type: ignore[method-assign]
     GraphRunnerCache.admits = admits  # type: ignore[method-assign]
 

@@ -68,7 +68,7 @@ class Rows:
         return cls(tokens, lengths=torch.tensor(lengths), side=side)
 
     def to(self, device: torch.device | str) -> Rows:
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.each(lambda tensor: to_device(tensor, device))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Rows:
         """Apply a function to every tensor."""
@@ -174,6 +174,14 @@ class Batch:
 
 
 D = TypeVar("D", Rows, Signal, Neighbours, Media)
+
+
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A copy to a GPU begins after what the GPU is computing, and only from pinned memory the host does not wait for
+    that."""
+    if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def _each(value: D, change: Callable[[Tensor], Tensor]) -> D:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from allyouneed.nn.batch import Rows
+from allyouneed.nn.batch import Rows, to_device
 from allyouneed.nn.observe import announce_call, observe
 from allyouneed.nn.patterns.core import TokenFields
 
@@ -85,7 +85,7 @@ class TokenLayout:
             start = seen[0] if seen else 0
             layout = cls(steps + start, inside, start)
         else:
-            layout = cls(steps + torch.tensor(list(seen), device=device)[:, None], inside)
+            layout = cls(steps + to_device(torch.tensor(list(seen)), device)[:, None], inside)
         return replace(layout, prompt=new.prompt, chosen=new.chosen, types=new.types, mirrored=new.mirrored)
 
     def select(self, rows: Tensor) -> TokenLayout:

@@ -39,6 +39,7 @@ from allyouneed.infer.decoding.rules import (
 from allyouneed.infer.decoding.sampling import uniform_stream, uniforms_at
 from allyouneed.infer.decoding.topk import token_log_probs
 from allyouneed.kernels import usable
+from allyouneed.nn.batch import to_device
 from allyouneed.runtime.cuda.static_cache import StaticStates
 
 RUN_STEPS = 8  # steps of a record
@@ -167,8 +168,9 @@ class DeviceIndependentSearch(DeviceSearch):
             for line in range(self.group):
                 count = min(state.limit, self.states.capacity)
                 streams[index, line, :count] = uniform_stream((state.seed, line, *state.request.sample_key), count)
-        on_device = torch.tensor(list(slots), device=self.device)
-        self.uniforms.view(self.states.slot_count, self.group, -1)[on_device] = streams.to(self.device)
+        on_device = to_device(torch.tensor(list(slots)), self.device)
+        rows = self.uniforms.view(self.states.slot_count, self.group, -1)
+        rows[on_device] = to_device(streams, self.device)
 
     def step(self, logits: Tensor) -> None:
         plain = self.uniforms is None and self.token_history is None and self.row_rules is None

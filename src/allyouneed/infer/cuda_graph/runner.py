@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from allyouneed.infer.cuda_graph.prefill import PrefillRunner, capture_warm
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
+from allyouneed.nn.batch import to_device
 from allyouneed.nn.states.base import States
 from allyouneed.runtime.cuda.capture import can_capture, position_limit
 from allyouneed.runtime.cuda.decode_step import DecodeStep
@@ -73,7 +75,7 @@ class GraphRunner:
         counts = past.lengths
         last = [state.request.prompt[-1] for state in requests]
         numbers = torch.tensor([slots, [state.limit for state in requests], last, list(counts)])
-        slot, limit, token, read = numbers.to(self.states.device)
+        slot, limit, token, read = to_device(numbers, self.states.device)
         self.states.load(slot, past, read)
         self.search.reset_slots(slot, limit, token)
         self.search.assign(slots, requests, self.steps)
@@ -218,6 +220,7 @@ class GraphRunnerCache:
     def __init__(self, engine: ModelRunner) -> None:
         self.engine, self.requested = engine, 0
         self.refused: str | None = None  # why a capture has failed; there are no others then
+        self.model_suits: bool | None = None
         self.kept: OrderedDict[Shape, GraphRunner] = OrderedDict()
 
     def admits(self, requests: Sequence[RequestState]) -> bool:
@@ -239,11 +242,23 @@ class GraphRunnerCache:
         on_host = (request.stop is not None or request.observer is not None for request in requests)
         if decoding.method == "beam" and decoding.beam > 1 and any(on_host):
             return False
-        if engine.bidirectional_prompt or engine.retrieve is not None or not can_capture(engine.model):
+        if engine.bidirectional_prompt or engine.retrieve is not None:
+            return False
+        if not (can_capture(engine.model) if self.model_suits is None else self.model_suits):
             return False
         limit = position_limit(engine.model)
         sizes = (max(len(r.prompt) + engine.token_limit(r), len(r.source or ())) for r in requests)
         return limit is None or max(sizes, default=0) <= limit
+
+    @contextmanager
+    def ask_model_once(self) -> Iterator[None]:
+        """Inside, `suits` asks the model once, which takes longer than all the rest."""
+        if self.engine.device.type == "cuda":
+            self.model_suits = can_capture(self.engine.model)
+        try:
+            yield
+        finally:
+            self.model_suits = None
 
     def prepare(self, requests: Sequence[RequestState]) -> bool:
         """Make the runner for these requests, unless there is one; False: it cannot be captured."""

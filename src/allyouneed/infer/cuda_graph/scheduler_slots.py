@@ -40,12 +40,13 @@ class SchedulerSlots:
         graphs do not suit them, or no slot is free."""
         groups: dict[Shape, list[tuple[int, RequestState]]] = {}
         plain, weights = [], None
-        for row, state in requests:
-            if self.graphs.admits([state]):
-                weights = weights or weight_addresses(self.engine.model)
-                groups.setdefault(self._shape(state, weights), []).append((row, state))
-            else:
-                plain.append((row, state))
+        with self.graphs.ask_model_once():
+            for row, state in requests:
+                if self.graphs.admits([state]):
+                    weights = weights or weight_addresses(self.engine.model)
+                    groups.setdefault(self._shape(state, weights), []).append((row, state))
+                else:
+                    plain.append((row, state))
         for shape, some in groups.items():
             if shape not in self.batches:
                 self.batches = {old: b for old, b in self.batches.items() if b.active or old.weights == weights}

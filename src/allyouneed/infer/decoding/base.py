@@ -167,14 +167,14 @@ class RequestState:
     def emit_all(self, tokens: list[int]) -> None:
         """Stream several tokens; a listener with a method `extend` gets them at once."""
         listener = self.request.listener
-        extend = list.extend if listener is None else getattr(listener, "extend", None)
-        if extend is None:
+        extend: Callable[[list[int]], None] | None = getattr(listener, "extend", None)
+        if listener is not None and extend is None:
             for token in tokens:
                 self.emit(token)
         elif self.error is None and not self.cancelled:
             try:
                 self.tokens += tokens
-                if listener is not None:
+                if extend is not None:
                     extend(tokens)
             except BaseException as error:
                 self.fail(error)

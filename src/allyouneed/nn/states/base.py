@@ -34,6 +34,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from allyouneed.nn.batch import to_device
 from allyouneed.nn.context import Memory, TokenLayout
 
 
@@ -185,8 +186,8 @@ class States:
         return sum(state.bytes for layer in self.layers for state in layer.values())
 
     def _select(self, rows: list[int], sources: list[int] | None) -> None:
-        kept = torch.tensor(rows, dtype=torch.long, device=self.device)
-        shared = None if sources is None else torch.tensor(sources, dtype=torch.long, device=self.device)
+        kept = to_device(torch.tensor(rows, dtype=torch.long), self.device)
+        shared = None if sources is None else to_device(torch.tensor(sources, dtype=torch.long), self.device)
         for layer in self.layers:
             for state in layer.values():
                 index = shared if state.shared else kept

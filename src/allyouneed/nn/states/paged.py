@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.kernels import usable
+from allyouneed.nn.batch import to_device
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.ops.attention.decode import BlockTable, decode_attention
 from allyouneed.nn.states.base import State, States
@@ -203,7 +204,7 @@ class PagedStates(States):
         """The block tables for positions up to `end` (batch, blocks); those of shorter rows end with block 0."""
         longest = max(*map(len, self.block_tables), -(-end // self.pool.size))
         table = [blocks + [0] * (longest - len(blocks)) for blocks in self.block_tables]
-        return torch.tensor(table, dtype=dtype, device=self.device)
+        return to_device(torch.tensor(table, dtype=dtype), self.device)
 
     def copy_shared_blocks(self) -> None:
         """Copy the shared blocks that are written to, in all layers (`PagedKVCache` does it in one layer)."""

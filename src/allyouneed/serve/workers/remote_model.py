@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -89,7 +88,7 @@ class RemoteModel(GeneratingModel):
         content = {
             "model": self.name,
             "prompts": [prompt.prompt for prompt in generation.prompts],
-            "options": asdict(generation.options),
+            "options": vars(generation.options),
             "client": generation.client,
             "streams": streams,
         }
