@@ -56,6 +56,14 @@ from decode_gpu import tree
 from http_load import Call, Job, LoadProcess, Result, percentile
 from serve import free_port
 
+PREFILL = {
+    "admit": "admit",
+    "prefill": "prefill",
+    "read": "of that forward pass",
+    "keep": "prefix cache",
+    "seat": "into slots",
+    "load": "of that copies",
+}
 GIVEN, NEW, REQUIRED = 128, 256, 0.85
 TINY = ["width=16", "decoder[0].repeat=1", "decoder[0].mixer.heads=1", "decoder[0].mixer.kv_heads=1"]
 TINY += ["decoder[0].channel.hidden=16"]
@@ -168,13 +176,19 @@ def breakdown(before: Snapshot, after: Snapshot, seconds: float, tokens: int) ->
     def ms(name: str) -> str:
         return f"{name} {1000 * new.get(name, 0.0) / steps:.2f}"
 
+    prefills = new.get("prefill calls", 0.0)
+
+    def per_prefill(name: str) -> str:
+        return f"{PREFILL[name]} {1000 * new.get(name, 0.0) / max(1.0, prefills):.1f}"
+
     cpu = {pid: after.cpu[pid] - before.cpu.get(pid, 0.0) for pid in after.cpu}
     others = sorted((value for pid, value in cpu.items() if pid != engine), reverse=True)
     shown = ", ".join(f"{value / seconds:.2f}" for value in others if value / seconds >= 0.01)
     names = ("step", "wait", "launch", "collect", "prefill", "gap", "report", "deliver", "step cpu")
     return (
         f"  ms per scheduler step: {', '.join(map(ms, names))} ({new.get('steps', 0):.0f} steps, "
-        f"{new.get('rows', 0) / steps:.0f} rows; {new.get('prefill calls', 0):.0f} with prefill)\n"
+        f"{new.get('rows', 0) / steps:.0f} rows)\n"
+        f"  ms per prefill: {', '.join(map(per_prefill, PREFILL))} ({prefills:.0f} prefills)\n"
         f"  CPU/s: engine process {cpu.get(engine, 0.0) / seconds:.2f}; others {shown or '-'}; all "
         f"{1e6 * sum(cpu.values()) / tokens:.1f} us per token"
     )
@@ -219,7 +233,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="requests of each client")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="a small model")
-    parser.add_argument("--api-processes", type=int, nargs="+", help="default: none, and what a GPU gets by default")
+    parser.add_argument(
+        "--api-processes", type=int, nargs="+", help="default: what a GPU gets; for the first number of clients also 0"
+    )
     parser.add_argument("--fake-step-ms", type=float, help="decode steps compute nothing and take so long")
     parser.add_argument("--profile", action="store_true", help="print CPU time by function")
     given = parser.parse_args()
@@ -240,8 +256,11 @@ def main() -> None:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        load, ratios = LoadProcess(), []
-        servers = [Server(path, clients, api, given) for clients in given.clients for api in modes]
+        load, ratios, shown = LoadProcess(), list[float](), set[int]()
+        pairs = [(clients, api) for clients in given.clients for api in modes]
+        if given.api_processes is None:  # one process is measured once, for comparison: it is slow
+            pairs = [(clients, api) for clients, api in pairs if api or clients == given.clients[0]]
+        servers = [Server(path, clients, api, given) for clients, api in pairs]
         for server in servers:
             server.wait()
         print(f"servers ready after {time.perf_counter() - began:.0f} s", flush=True)
@@ -250,7 +269,8 @@ def main() -> None:
         )
         print(f"\n| {head} |\n|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|", flush=True)
         for server in servers:
-            if server.api == modes[0]:
+            if server.rows not in shown:
+                shown.add(server.rows)
                 print(f"| {server.rows} | | `Engine` | {alone[server.rows]:,.0f} | | | | | | |", flush=True)
             found = measure(server, load, given, alone[server.rows], vocab)
             ratios += found if server.api or modes == [0] else []

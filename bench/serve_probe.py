@@ -59,7 +59,10 @@ def timed(owner: Any, name: str, key: str, skip: Callable[..., bool] | None = No
 
 
 def patch_engine() -> None:
+    from allyouneed.infer.block_manager import BlockManager
     from allyouneed.infer.cuda_graph.runner import GraphRunner, Run
+    from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
+    from allyouneed.infer.model_runner import ModelRunner
     from allyouneed.infer.scheduler import Scheduler
     from allyouneed.serve.engine.loop import EngineLoop
 
@@ -68,7 +71,12 @@ def patch_engine() -> None:
     timed(Run, "wait", "wait")
     timed(GraphRunner, "launch", "launch")
     timed(GraphRunner, "collect", "collect")
+    timed(Scheduler, "_admit", "admit")
     timed(Scheduler, "_prefill", "prefill")
+    timed(ModelRunner, "prefill_chunk", "read")
+    timed(BlockManager, "keep_prefixes", "keep")
+    timed(SchedulerSlots, "add", "seat")
+    timed(GraphRunner, "add", "load")
     timed(EngineLoop, "_report", "report")
     timed(EngineLoop, "_deliver", "deliver")
     step, run = EngineLoop._step, EngineLoop._run

@@ -220,7 +220,7 @@ class GraphRunnerCache:
     def __init__(self, engine: ModelRunner) -> None:
         self.engine, self.requested = engine, 0
         self.refused: str | None = None  # why a capture has failed; there are no others then
-        self.model_suits: bool | None = None
+        self.known: tuple[bool, int | None] | None = None  # whether the model can be captured, and its `position_limit`
         self.kept: OrderedDict[Shape, GraphRunner] = OrderedDict()
 
     def admits(self, requests: Sequence[RequestState]) -> bool:
@@ -244,9 +244,9 @@ class GraphRunnerCache:
             return False
         if engine.bidirectional_prompt or engine.retrieve is not None:
             return False
-        if not (can_capture(engine.model) if self.model_suits is None else self.model_suits):
+        captures, limit = self.known or (can_capture(engine.model), position_limit(engine.model))
+        if not captures:
             return False
-        limit = position_limit(engine.model)
         sizes = (max(len(r.prompt) + engine.token_limit(r), len(r.source or ())) for r in requests)
         return limit is None or max(sizes, default=0) <= limit
 
@@ -254,11 +254,11 @@ class GraphRunnerCache:
     def ask_model_once(self) -> Iterator[None]:
         """Inside, `suits` asks the model once, which takes longer than all the rest."""
         if self.engine.device.type == "cuda":
-            self.model_suits = can_capture(self.engine.model)
+            self.known = can_capture(self.engine.model), position_limit(self.engine.model)
         try:
             yield
         finally:
-            self.model_suits = None
+            self.known = None
 
     def prepare(self, requests: Sequence[RequestState]) -> bool:
         """Make the runner for these requests, unless there is one; False: it cannot be captured."""

@@ -147,7 +147,7 @@ class States:
         own = [length] * len(self.lengths) if isinstance(length, int) else list(length)
         left = [min(both) for both in zip(self.lengths, own, strict=True)]
         most = max(left, default=0)
-        each = None if isinstance(length, int) else torch.tensor(left, device=self.device)
+        each = None if isinstance(length, int) else to_device(torch.tensor(left), self.device)
         for layer in self.layers:
             for state in layer.values():
                 state.trim(most) if each is None else state.trim(most, each)
