@@ -263,11 +263,22 @@ def composed() -> Iterator[tuple[str, dict]]:
         "wirings mixed",
         given | {side: [given[side][0] | {"repeat": 1, "wiring": word} for word in mixed] for side in STACKS},
     )
+    yield "context encoder", with_context(tree())
     yield "head copy", tree(head={"kind": "vocabulary", "copy": True})
     named = {"global": given["decoder"][0] | {"repeat": 1}, "reads": given["encoder"][0] | {"repeat": 1}}
     named["local"] = named["global"] | {"mixer": past, "wiring": "pre-norm"}
     texts = {"layers": named, "encoder": "2×reads", "decoder": "2×(local, global), local"}
     yield "layers of two kinds by text", given | texts
+
+
+def with_context(keys: dict, separator: int = 5) -> dict:
+    """The model with a context encoder that all of its layers read."""
+    (reads,), (writes,) = keys["encoder"], keys["decoder"]
+    cross = {"kind": "context-attention", "heads": HEADS}
+    first = {"wiring": writes["wiring"], "mixer": writes["mixer"], "cross": cross}
+    second = {"wiring": writes["wiring"], "cross": writes["cross"], "channel": writes["channel"]}
+    stacks = {"encoder": [reads | {"cross": cross}], "decoder": [first, second] * writes["repeat"]}
+    return keys | stacks | {"separator": separator, "context": [reads | {"repeat": 1}]}
 
 
 def describe_part(part: Part) -> str:

@@ -169,8 +169,10 @@ def _resume(
     def rest() -> Iterator[None]:
         while len(done) < len(passages):
             first, size = len(done), min(CHUNK, max(FIRST_CHUNK, len(done)))
-            some = passages[first : first + size]
-            found = command.translator.translate_full(some, to, from_=command.from_, first=first, **command.options)
+            some, options = passages[first : first + size], dict(command.options)
+            if count := options.get("context"):
+                options["preceding"] = passages[max(0, first - count) : first]
+            found = command.translator.translate_full(some, to, from_=command.from_, first=first, **options)
             block = [
                 {"text": one.text, "notes": [(note, getattr(note, "kind", "")) for note in one.notes]} for one in found
             ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,9 @@ from allyouneed.cli.streams import open_output, progress, read_lines
 from allyouneed.cli.text_commands import check_not_input
 from allyouneed.errors import UserError, printable
 from allyouneed.infer.predictors.registry import translates
+
+if TYPE_CHECKING:
+    from allyouneed.data.files.pairs import Pair
 
 
 def evaluate(
@@ -57,6 +60,9 @@ def evaluate(
     to: ToOption = None,
     from_: FromOption = None,
     beam: BeamOption = None,
+    context: Annotated[
+        int | None, option(metavar="N", help="read each sentence with the N before it; default: as in training")
+    ] = None,
 ) -> None:
     """Score a model with the metrics of its task; translations, or a file of them, with BLEU and chrF."""
     from allyouneed.evaluate.translation import WORDS
@@ -67,12 +73,12 @@ def evaluate(
         raise UserError("give one of --model (translate, then score) and --hypotheses (score a file)")
     if tokenize is not None and tokenize not in WORDS:
         raise UserError(f"--tokenize {tokenize}: expected {', '.join(WORDS)}")
-    if hypotheses is not None and (beam is not None or from_ is not None or output is not None):
-        raise UserError("--beam, --from and --output require --model; --hypotheses translates nothing")
+    if hypotheses is not None and any(given is not None for given in (beam, from_, output, context)):
+        raise UserError("--beam, --from, --context and --output require --model; --hypotheses translates nothing")
     if model is not None and pairs is not None and not _is_translator(model):
         given = {
             "--tokenize": tokenize, "--lowercase": lowercase or None, "--source": source, "--target": target,
-            "--output": output, "--to": to, "--from": from_, "--beam": beam,
+            "--output": output, "--to": to, "--from": from_, "--beam": beam, "--context": context,
         }  # fmt: skip
         for name, value in given.items():
             if value is not None:
@@ -81,13 +87,17 @@ def evaluate(
         return
     for read in (pairs, source, target):
         check_not_input(read, output)
-    sources, references = _test_pairs(pairs, source, target, _columns(columns), needs_source=model is not None)
+    layout = ({} if model is None else _context(model, context, pairs is not None)) | _columns(columns)
+    tests = _test_pairs(pairs, source, target, layout, needs_source=model is not None)
+    sources, references = [pair.source for pair in tests], [pair.target for pair in tests]
     if hypotheses is not None:
         found = list(read_lines(hypotheses))
     else:
         assert model is not None
         translator = predictor_with(model, ComputeOptions(device=device), "translate_stream", "translate")
         options: dict[str, Any] = {} if beam is None else {"beam": beam}
+        if layout.get("context"):
+            options["context"] = [[before for before, _ in pair.context] for pair in tests]
         if (routes := getattr(translator, "routes", None)) is not None:
             direction = find_direction(routes, sources, references, to, from_)
             to, from_ = direction.to, direction.from_
@@ -113,6 +123,25 @@ def _is_translator(folder: Path) -> bool:
     return translates(str(about(folder)["task"].get("kind")))
 
 
+def _context(folder: Path, sentences: int | None, table: bool) -> dict[str, Any]:
+    """How many pairs before each are read with it: as many as the model was trained with, or fewer. In a table,
+    documents are marked as in the training data."""
+    from allyouneed.infer.translation.context import REFUSAL, trained_context
+    from allyouneed.interop.load import about
+
+    known = about(folder)
+    trained, files = trained_context(known["task"]), known.get("files", {})
+    if trained is None:
+        if sentences:
+            raise UserError(REFUSAL)
+        return {}
+    if sentences is not None and not 0 <= sentences <= trained.sentences:
+        raise UserError(f"--context: this model was trained with up to {trained.sentences} sentences, not {sentences}")
+    marked = table and files.get("document") is not None
+    columns = {key: files[key] for key in ("document", "columns", "keys") if marked and key in files}
+    return {"context": trained.sentences if sentences is None else sentences} | columns
+
+
 def _columns(text: str | None) -> dict[str, Any]:
     """The `columns` of a file, from `en,de` or `0,2`."""
     if text is None:
@@ -134,13 +163,13 @@ def _evaluate_examples(path: Path, model: Path, device: str, as_json: bool, colu
 
 def _test_pairs(
     pairs: Path | None, source: Path | None, target: Path | None, columns: dict[str, Any], needs_source: bool
-) -> tuple[list[str], list[str]]:
+) -> list[Pair]:
     from allyouneed.config import parse
-    from allyouneed.data.files.pairs import PairFiles
+    from allyouneed.data.files.pairs import Pair, PairFiles
     from allyouneed.data.files.readers import Report
 
     if not needs_source and pairs is None and source is None and target is not None:
-        return [], list(read_lines(target))
+        return [Pair("", line, str(target), number) for number, line in enumerate(read_lines(target), 1)]
     if (pairs is None) == (source is None and target is None) or (source is None) != (target is None):
         raise UserError("give PAIRS (one file with both sides), or --source and --target (aligned line by line)")
     given = {"path": pairs, "source": source, "target": target}
@@ -152,4 +181,4 @@ def _test_pairs(
         raise UserError(f"no usable test pair: {report.text()}")
     if report.dropped:
         show_notes([f"test pairs: {report.text()}"])
-    return [pair.source for pair in found], [pair.target for pair in found]
+    return found

@@ -32,6 +32,7 @@ from allyouneed.cli.options import (
 )
 from allyouneed.cli.text_commands import (
     Copied,
+    LineHistory,
     TextCommand,
     file_arguments,
     one_line,
@@ -75,6 +76,9 @@ def translate(
     glossary: Annotated[
         Path | None, option(metavar="FILE", help="lines of a term, a tab and its translation; or a term to keep")
     ] = None,
+    context: Annotated[
+        int | None, option(metavar="N", help="read each sentence with the N before it, if the model was trained to")
+    ] = None,
     every: Annotated[bool, option("--all", help="with PO: translate entries again that have a translation")] = False,
     to: ToOption = None,
     from_: FromOption = None,
@@ -104,6 +108,8 @@ def translate(
     if format is not None and (align or protect is not None or decoding.best is not None):
         raise UserError("--align, --best and --protect are for lines; remove them, or --format")
     translator = predictor_with(model or shipped(), compute, "translate_full", "translate")
+    if context is not None:
+        options |= {"context": context}
     if format is not None:
         translate_documents(DocumentCommand(translator, format, to, from_, every, options), texts, files, as_json)
         return
@@ -112,8 +118,13 @@ def translate(
 
     keeps_code = getattr(translator, "protects", False) if protect is None else protect
 
+    history = LineHistory(context or 0)
+
     def predict(texts: list[str], first: int) -> list[Translation]:
         words = ["" if isinstance(text, Copied) else text for text in texts]
+        if context:
+            options["preceding"] = history.before(first)
+            history.add(words, first)
         found = translator.translate_full(
             words, to, from_=from_, align=align, first=first, protect=protect, words=as_json, **options
         )
@@ -132,7 +143,7 @@ def translate(
         plain,
         lambda one: {"source": one.source, "translation": one.text, **asdict(one)},
         parse=lambda line: line,
-        copies=(lambda: CodeFences().is_code) if keeps_code else None,
+        copies=(lambda: history.watch(CodeFences().is_code if keeps_code else None)) if keeps_code or context else None,
     )
     run(command, texts, files, as_json)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import sys
@@ -396,6 +397,34 @@ class Copied(str):
 def _mark_copied(items: Iterator[Item], copies: Callable[[str], bool]) -> Iterator[Item]:
     for where, line in items:
         yield where, Copied(line) if copies(line) else line
+
+
+class LineHistory:
+    """Remembers the last lines of an input: `count` of them precede each chunk, also after a resume."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.lines = count, dict[int, str]()
+
+    def watch(self, copies: Callable[[str], bool] | None) -> Callable[[str], bool]:
+        """`TextCommand.copies` of a new input: sees every line as it is read; one that is copied counts as blank."""
+        self.lines.clear()
+        numbers = itertools.count()
+
+        def see(line: str) -> bool:
+            copied = copies is not None and copies(line)
+            self.add(["" if copied else line], next(numbers))
+            return copied
+
+        return see
+
+    def add(self, lines: Iterable[str], first: int) -> None:
+        for number, line in enumerate(lines, first):
+            self.lines[number] = line
+            self.lines.pop(number - CHUNK - self.count, None)  # a chunk is read before it is predicted
+
+    def before(self, first: int) -> list[str]:
+        """The lines before line `first`."""
+        return [self.lines[n] for n in range(first - self.count, first) if n in self.lines]
 
 
 def results(command: TextCommand[R], source: InputSource) -> Iterator[tuple[str, R | None]]:

@@ -42,7 +42,8 @@ def evaluate(
             "score them with `allyouneed evaluate --hypotheses FILE --target FILE`"
         )
     task: Task = parse(Task, model.folder.task, "task")  # type: ignore[type-abstract]
-    entry = parse(task.file_type, model.folder.files | dict(layout or {}) | {"path": str(path)}, str(path))
+    keys = model.folder.files | task.entry_defaults() | dict(layout or {}) | {"path": str(path)}
+    entry = parse(task.file_type, keys, str(path))
     report = Report()
     examples = list(entry.read(report))
     if not examples:

@@ -158,7 +158,7 @@ class Memory:
 
     `shared`: keys and values (batch, heads, time, head_width) projected once for all layers
     (mixers/attention/shared_kv.py). `inputs`: the embeddings of the source. `tokens` (batch, time): its ids, if it is
-    a text.
+    a text. `preceding`: the encoded sentences before the source (models/context_encoder.py).
     """
 
     hidden: Tensor
@@ -166,11 +166,13 @@ class Memory:
     shared: tuple[Tensor, Tensor] | None = None
     inputs: Tensor | None = None
     tokens: Tensor | None = None
+    preceding: Memory | None = None
 
     def select(self, rows: Tensor) -> Memory:
         shared = None if self.shared is None else (self.shared[0][rows], self.shared[1][rows])
         inputs, tokens = (None if x is None else x.index_select(0, rows) for x in (self.inputs, self.tokens))
-        return Memory(self.hidden.index_select(0, rows), self.layout.select(rows), shared, inputs, tokens)
+        preceding = None if self.preceding is None else self.preceding.select(rows)
+        return Memory(self.hidden.index_select(0, rows), self.layout.select(rows), shared, inputs, tokens, preceding)
 
     def join(self, other: Memory) -> Memory:
         """Concatenate the sources of both."""
@@ -185,7 +187,10 @@ class Memory:
         )
         assert hidden is not None
         layout = self.layout.join(other.layout, (len(self.hidden), len(other.hidden)))
-        return Memory(hidden, layout, None, inputs, tokens)
+        preceding = None
+        if self.preceding is not None and other.preceding is not None:
+            preceding = self.preceding.join(other.preceding)
+        return Memory(hidden, layout, None, inputs, tokens, preceding)
 
 
 @dataclass
@@ -237,6 +242,7 @@ class Context:
     memo: dict[Hashable, Any] = field(default_factory=dict)
     # builds the memory from the input of the first layer that needs it (RETRO)
     memory_builder: MemoryBuilder | None = None
+    encoder_preceding: Memory | None = None  # for encoder layers: the encoded sentences before the source
     replay: Replay | None = None  # set if the layer will be recomputed for its gradients
     # a step of fixed shape (runtime/cuda): nothing may wait for the device, positions are known to be within limits
     static: bool = False
@@ -253,6 +259,11 @@ class Context:
         context (runtime/trace.py) can record the call instead, and a probe the result."""
         announce_call(part, x, self)
         return observe(part, "", part(x, context=self) if state is None else part(x, context=self, state=state))
+
+    @property
+    def preceding(self) -> Memory | None:
+        """The encoded sentences before the source; None: there are none."""
+        return self.encoder_preceding if self.memory is None else self.memory.preceding
 
     @property
     def content_context(self) -> Context:

@@ -43,7 +43,6 @@ def check_fields(
 ) -> None:
     """Note fields that are ignored, `unused` ones among those that are known; refuse misspelt and unsupported ones.
     `what`: the field that these are in."""
-    noted = _ignored.get()
     if (unknown := sum(name not in known for name in given)) > MOST_UNKNOWN:
         raise over_limit("unknown fields", unknown, MOST_UNKNOWN)
     for name, value in given.items():
@@ -51,8 +50,14 @@ def check_fields(
             continue
         if name not in known:
             _check_unknown(f"{what}{name[:100]}", name, given, known)
-        if noted is not None and name not in noted:
-            noted.append(name)
+        note_ignored(name)
+
+
+def note_ignored(name: str) -> None:
+    """Of a field that this model has no use for."""
+    noted = _ignored.get()
+    if noted is not None and name not in noted:
+        noted.append(name)
 
 
 def _check_unknown(shown: str, name: str, given: Mapping[str, Any], known: Collection[str]) -> None:

@@ -86,6 +86,10 @@ class Task(Part, slot="task", default="translation"):
         """The same task with options that the model, given as a tree, determines; ValueError if they contradict it."""
         return self
 
+    def entry_defaults(self) -> dict[str, Any]:
+        """Keys of its files that default to what it needs."""
+        return {}
+
     def folder_files(self) -> dict[str, bytes]:
         """Small files that a model trained for it needs besides its weights and tokenizer, by name."""
         return {}

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from allyouneed.config import Config, model_validator
+from allyouneed.data.batches.context import BREAK, ContextEncoding
 from allyouneed.data.batches.encoding import Encoding, TextEncoding
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, add_special_tokens
 from allyouneed.data.batches.store import Store
-from allyouneed.data.files.pairs import PairFiles
+from allyouneed.data.files.pairs import MAX_CONTEXT, PairFiles
 from allyouneed.data.files.readers import Files
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
@@ -41,8 +43,27 @@ class PairTask(Task):
         return PairItems(store, vocabularies)
 
 
+class DocumentContext(Config):
+    """Sentences before a sentence that are read with it. `context: 2` is short for `{sentences: 2}`."""
+
+    sentences: Annotated[int, Field(gt=0, le=MAX_CONTEXT)] = 1
+    """How many sentences of the same document, at most."""
+    target: bool = False
+    """Their translations are written as well (k-to-k); default: the source is read with its context (k-to-1)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse_count(cls, tree: Any) -> Any:
+        return {"sentences": tree} if isinstance(tree, int) else tree
+
+
 class Translation(PairTask):
-    """Each target token given the source and the target before it, with label smoothing (the paper, 5.4)."""
+    """Each target token given the source and the target before it, with label smoothing (the paper, 5.4).
+
+    With `context`, sentences are translated with those before them in their document, each followed by a break
+    (Tiedemann, Scherrer 2017, "Neural Machine Translation with Extended Context"; Agrawal et al. 2018, "Contextual
+    Handling in Neural Machine Translation").
+    """
 
     kind: Literal["translation"] = "translation"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
@@ -50,6 +71,22 @@ class Translation(PairTask):
     marked_terms: bool = False
     """The training data marks terms with their translations (`infer/translation/term_marks.py`): glossaries are offered
     to the model in this form."""
+    context: DocumentContext | None = None
+    """Sentences of the same document that are read with each sentence (docs/family/document.md); default: none."""
+
+    def specials(self) -> tuple[str, ...]:
+        return () if self.context is None else (BREAK,)
+
+    def entry_defaults(self) -> dict[str, Any]:
+        return {} if self.context is None else {"context": self.context.sentences}
+
+    def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
+        plain = super().encoding(vocabularies, labels, max_tokens)
+        if self.context is None:
+            return plain
+        assert isinstance(plain, TextEncoding)
+        context = self.context
+        return ContextEncoding(vocabularies, max_tokens, plain.special_count, context.sentences, context.target)
 
     def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels, self.smoothing)

@@ -19,7 +19,7 @@ from allyouneed.train.recipe import Recipe
 # What a sub-layer stores for its backward pass besides the outputs of its linear maps, in units of width per token:
 # its input, the residual sum and its normalisation, the dropout mask.
 RESIDUAL_WIDTHS = 3.0
-STACKS = ("encoder", "decoder", "first", "second")
+STACKS = ("context", "encoder", "decoder", "first", "second")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _activations(model: Model, target: int, source: int, degree: int = 1) -> flo
     """Numbers stored for the backward pass. A linear map from `width` costs 2 · width FLOPs per output, so the FLOPs of
     a token-wise part count its outputs. `degree`: of tensor parallelism."""
     total = 0.0
-    for name, tokens in zip(STACKS, (source, target, target, target), strict=True):
+    for name, tokens in zip(STACKS, (source, source, target, target, target), strict=True):
         for layer in getattr(model, name, ()):
             parts = layer.sublayers
             flops = layer.channel.cost(model).flops if layer.channel is not None else 0.0

@@ -13,6 +13,7 @@ import allyouneed.nn as parts  # every part is registered before a config is rea
 import allyouneed.tasks as tasks
 from allyouneed import plugins
 from allyouneed.config import Config, ConfigError, model_validator, override, parse, preset_tree, read_tree, tree_of
+from allyouneed.data.batches.context import BREAK
 from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.readers import Files
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
@@ -255,6 +256,9 @@ class Recipe(Config):
         weighed = [split for split in SPLITS for e in getattr(self.data, split) if getattr(e, "weight", 1) != 1]
         if weighed and not self.task.supports_weights:
             raise ValueError(f"data: {self.task_kind} does not support 'weight'; translation and prefix-lm do")
+        documents = any(getattr(e, "context", None) for split in SPLITS for e in getattr(self.data, split))
+        if documents and not self.task.entry_defaults().get("context"):
+            raise ValueError("data: 'context' needs a translation task with context; set task.context, or remove it")
         if set(weighed) - {"train"}:
             raise ValueError("data: 'weight' is for train only; remove it from valid and test")
         random = {split for split in SPLITS for e in getattr(self.data, split) if getattr(e, "bpe_dropout", None)}
@@ -314,6 +318,7 @@ class Recipe(Config):
         tree = self.model_tree()
         if self.start is None or vocabularies is None:
             tree |= {"vocab": vocab}
+        tree = self._with_separator(tree, vocabularies)
         head = self.task.head(tree, labels)
         model: Model = parse(Model, tree if head is None else tree | {"head": head}, "model")  # type: ignore[type-abstract]
         kind = tree_of(model)["kind"]
@@ -336,6 +341,18 @@ class Recipe(Config):
                 "model",
             )
         return model
+
+    def _with_separator(self, tree: dict[str, Any], vocabularies: Vocabularies | None) -> dict[str, Any]:
+        """The break between sentences, for a model with a context encoder."""
+        if not tree.get("context"):
+            return tree
+        context = self.task.context if isinstance(self.task, Translation) else None
+        if context is None:
+            raise ConfigError(["context: is trained with sentences before the source; set task.context"], "model")
+        if context.target:
+            text = "context: reads sources only; remove task.context.target, or the context encoder"
+            raise ConfigError([text], "model")
+        return tree | {"separator": 0 if vocabularies is None else vocabularies.source.special(BREAK)}
 
     def resolved(self) -> dict[str, Any]:
         """The whole tree with all defaults, preset and overrides expanded."""
@@ -365,14 +382,15 @@ def _list_entries(value: Any) -> Any:
 
 def _parse_entry(value: Any, task: Task) -> Any:
     kind = task.file_type.model_fields["kind"].default
+    defaults = {"kind": kind, **task.entry_defaults()}
     if isinstance(value, str | Path):
-        return {"kind": kind, "path": value}
+        return {**defaults, "path": value}
     if not isinstance(value, Mapping):
         return value
     if value.get("kind", kind) != kind:
         named = tree_of(task)["kind"]
         raise ValueError(f"data: {named} reads files of kind {kind!r}, not {value['kind']!r}; remove 'kind'")
-    return {"kind": kind, **value}
+    return {**defaults, **value}
 
 
 def load_recipe(path: Path | str, overrides: Iterable[str] = (), plugins: Iterable[str] = ()) -> Recipe:

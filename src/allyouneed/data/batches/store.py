@@ -213,12 +213,8 @@ class Store:
         return cls._build(folder, fingerprint, files, filters, encoding, progress)
 
 
-LATER_KEYS = (
-    "header",
-    "quotes",
-    "bpe_dropout",
-    "segmentations",
-)  # of files; unknown to older versions, whose fingerprints stay valid
+# keys of files that older versions do not know: without them, their fingerprints stay valid
+LATER_KEYS = ("header", "quotes", "bpe_dropout", "segmentations", "context", "document")
 
 
 class InputHashes:

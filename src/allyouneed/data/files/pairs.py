@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
@@ -17,16 +19,18 @@ from allyouneed.data.files.readers import (
     expand_paths,
     join_paths,
 )
-from allyouneed.data.files.tables import Column, TableFiles, read_rows
+from allyouneed.data.files.tables import Column, Layout, TableFiles, read_rows
 from allyouneed.errors import UserError
 
 SEGMENTATIONS = 8
+MAX_CONTEXT = 100  # pairs
 Tag = Annotated[str, StringConstraints(pattern=r"^[^\W\d_][\w-]*$")]
 
 
 class Pair(NamedTuple):
     """Two sentences and their origin; `to`: target language, for multilingual models; `weight`: how many times an epoch
-    reads the pair; `bpe_dropout` and `segmentation`: of a random segmentation, its rate and number."""
+    reads the pair; `bpe_dropout` and `segmentation`: of a random segmentation, its rate and number; `context`: the pairs
+    (source, target) before it in its document, nearest last."""
 
     source: str
     target: str
@@ -37,6 +41,7 @@ class Pair(NamedTuple):
     weight: float = 1.0
     bpe_dropout: float | None = None
     segmentation: int = 0
+    context: tuple[tuple[str, str], ...] = ()
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -44,7 +49,8 @@ class Pair(NamedTuple):
 
     @property
     def metadata(self) -> str:
-        return (self.to or "") + (f" {self.segmentation}" if self.segmentation else "")
+        before = "".join(f"\x1e{source}\x1f{target}" for source, target in self.context)
+        return (self.to or "") + (f" {self.segmentation}" if self.segmentation else "") + before
 
 
 class PairFiles(TableFiles):
@@ -74,6 +80,11 @@ class PairFiles(TableFiles):
     """Segment the training texts at random: each BPE merge is left out with this probability; usual: 0.1."""
     segmentations: Annotated[int, Field(ge=1, le=1000)] | None = None
     """With `bpe_dropout`: how many segmentations of each pair are prepared; an epoch reads one of them (default: 8)."""
+    context: Annotated[int, Field(ge=0, le=MAX_CONTEXT)] | None = None
+    """Pairs before each pair in its document, read with it; default: as the task says. 0 for files whose lines are in
+    no order."""
+    document: Column | None = None
+    """Column with the document of each pair; default: a blank line ends a document, and so does the end of a file."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -83,9 +94,11 @@ class PairFiles(TableFiles):
         if self.segmentations is not None and self.bpe_dropout is None:
             raise ValueError("'segmentations' counts random segmentations; set 'bpe_dropout' as well, or remove it")
         if not together:
-            for name in ("columns", "header", "quotes"):
+            for name in ("columns", "header", "quotes", "document"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"'{name}' is for a table given by 'path'; aligned files have no columns")
+        if isinstance(self.document, int) and self.columns is None:
+            raise ValueError("'document' is an index; set 'columns' of source and target as well")
         return self
 
     def files(self) -> list[Path]:
@@ -103,22 +116,53 @@ class PairFiles(TableFiles):
         return list(zip(left, right, strict=True))
 
     def read(self, report: Report) -> Iterator[Pair]:
+        pairs = self._read_documents(self.context, report) if self.context else self._read_alone(report)
         if self.bpe_dropout is None:
-            yield from self._read(report)
+            yield from pairs
             return
         count = self.segmentations or SEGMENTATIONS
-        for pair in self._read(report):
+        for pair in pairs:
             each = pair._replace(weight=pair.weight / count, bpe_dropout=self.bpe_dropout)
             yield from (each._replace(segmentation=number) for number in range(count))
 
-    def _read(self, report: Report) -> Iterator[Pair]:
+    def _read_alone(self, report: Report) -> Iterator[Pair]:
+        return (pair for pair, _ in self._read(report))
+
+    def _read(self, report: Report) -> Iterator[tuple[Pair, str]]:
+        """Pairs, and the document of each if a column has it."""
         besides = self.to, self.from_, self.weight
         if self.path is None:
             for left, right in self._aligned():
-                yield from (Pair(*found, *besides) for found in _read_aligned(left, right, report))
+                yield from ((Pair(*found, *besides), "") for found in _read_aligned(left, right, report))
             return
-        for file, number, found in read_rows(expand_paths(self.path, TABLE_SUFFIXES), self.layout, report):
-            yield Pair(found[0], found[1], str(file), number, *besides)
+        files, layout = expand_paths(self.path, TABLE_SUFFIXES), self.layout
+        for file, number, found in read_rows(files, layout, report, str(self.document)):
+            yield Pair(found[0], found[1], str(file), number, *besides), "".join(found[2:])
+
+    @property
+    def layout(self) -> Layout:
+        found = super().layout
+        if not self.context:
+            return found
+        if self.document is None:
+            return replace(found, blanks=True)
+        columns = None if self.columns is None else (*self.columns, self.document)
+        return replace(found, columns=columns, keys=(*self.keys, str(self.document)), blanks=True)
+
+    def _read_documents(self, count: int, report: Report) -> Iterator[Pair]:
+        """Pairs with up to `count` pairs before them; blank lines are not pairs, they end a document."""
+        before: deque[tuple[str, str]] = deque(maxlen=count)
+        last: tuple[str, str] | None = None
+        for pair, document in self._read(report):
+            if (pair.file, document) != last:
+                before.clear()
+            last = pair.file, document
+            if not (pair.source.strip() or pair.target.strip()):
+                report.read -= 1
+                last = None
+                continue
+            yield pair._replace(context=tuple(before))
+            before.append((pair.source, pair.target))
 
 
 def _read_aligned(left: Path, right: Path, report: Report) -> Iterator[tuple[str, str, str, int]]:

@@ -52,13 +52,15 @@ class TableFiles(Files):
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are read from a file: see `TableFiles`. `option`: the key that names columns, for messages."""
+    """How rows are read from a file: see `TableFiles`. `option`: the key that names columns, for messages. `blanks`: a
+    blank line is a row of empty cells, not a broken one."""
 
     columns: Sequence[int | str] | None
     keys: Sequence[str]
     header: bool | None = None
     quotes: bool | None = None
     option: str = "columns"
+    blanks: bool = False
 
     @property
     def names(self) -> Sequence[str]:
@@ -172,6 +174,8 @@ def _table_rows(file: Path, layout: Layout, report: Report) -> Iterator[Row]:
     separator, name = dialect.separator, dialect.name
     for number, text in read_text(file, report, skip=int(header)):
         found = select_columns(text.split(separator), chosen, count, name)
+        if isinstance(found, str) and layout.blanks and not text.strip():
+            found = [""] * count
         if isinstance(found, str):
             quoted = "; quoted cells? set quotes: true" if text.lstrip().startswith('"') else ""
             report.drop("broken", file, number, found + quoted, text)

@@ -231,11 +231,22 @@ def _double_context(context: Any) -> Any:
     def wide(value: Tensor | None) -> Tensor | None:
         return None if value is None else value.double()
 
-    memory = context.memory
-    if memory is not None:
+    def wide_memory(memory: Any) -> Any:
+        if memory is None:
+            return None
         shared = None if memory.shared is None else tuple(part.double() for part in memory.shared)
-        memory = replace(memory, hidden=memory.hidden.double(), shared=shared, inputs=wide(memory.inputs))
-    return replace(context, memory=memory, inputs=wide(context.inputs), memo={})
+        preceding = wide_memory(memory.preceding)
+        return replace(
+            memory, hidden=memory.hidden.double(), shared=shared, inputs=wide(memory.inputs), preceding=preceding
+        )
+
+    return replace(
+        context,
+        memory=wide_memory(context.memory),
+        encoder_preceding=wide_memory(context.encoder_preceding),
+        inputs=wide(context.inputs),
+        memo={},
+    )
 
 
 def rollout(matrices: dict[str, Tensor], stacks: dict[str, int]) -> dict[str, dict[str, Tensor]]:

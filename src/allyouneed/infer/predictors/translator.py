@@ -35,6 +35,14 @@ from allyouneed.infer.translation.checks import (
     score_notes,
 )
 from allyouneed.infer.translation.confidence import evidence_of, words_of
+from allyouneed.infer.translation.context import (
+    ContextOption,
+    ContextReader,
+    Contexts,
+    find_contexts,
+    last_sentence,
+    trained_context,
+)
 from allyouneed.infer.translation.documents.translate import DocumentTranslation, translate_documents
 from allyouneed.infer.translation.figures import localized_text, put_right
 from allyouneed.infer.translation.frames import (
@@ -49,6 +57,7 @@ from allyouneed.infer.translation.frames import (
 from allyouneed.infer.translation.glossary import Glossary
 from allyouneed.infer.translation.result import AlignmentLink, Candidate, Translation
 from allyouneed.infer.translation.routes import Route, Routes
+from allyouneed.infer.translation.scoring import score_targets
 from allyouneed.infer.translation.scripts import ChineseScripts
 from allyouneed.infer.translation.spans import Span, restore, same_spans, without_spans
 from allyouneed.infer.translation.spans import protect as protect_spans
@@ -73,6 +82,7 @@ class _Settings:
     words: bool = False
     direction: str = ""  # of the calibration: en-de
     sentences: bool = True
+    contexts: Contexts | None = None
 
 
 class Translator(GeneratingPredictor):
@@ -94,6 +104,7 @@ class Translator(GeneratingPredictor):
         self.together = min(whole, self.max_tokens)
         self.routes = Routes(folder.directions, folder.detector)
         self.scripts = ChineseScripts.of(self.languages, folder.detector)
+        self.context = trained_context(folder.task)
         self.marks_terms = bool(folder.task.get("marked_terms"))  # it was trained with marked terms
         # a model without languages may translate anything (dates, formulas): its digits and symbols are its own
         self.protects = bool(folder.detector is not None or self.languages or self.source.foreign)
@@ -148,6 +159,8 @@ class Translator(GeneratingPredictor):
         glossary: Glossary | Mapping[str, str] | None = None,
         words: bool = False,
         sentences: bool = True,
+        context: ContextOption = None,
+        preceding: Sequence[str] = (),
         **changes: Any,
     ) -> list[Translation]:
         """Translations with scores, the n best (`best=5`), confidence, notes and, with `align`, an alignment.
@@ -158,6 +171,10 @@ class Translator(GeneratingPredictor):
         spans (docs/translator.md) as they are; default: if the model was trained with languages. `glossary`: terms with
         a fixed translation (docs/documents.md). `words`: the confidence of each word, where the model folder has a
         calibration. `sentences`: false to translate a line as a whole, if it does not exceed the training length.
+
+        `context`, of a model trained with it (docs/family/document.md): 2 reads each sentence with the 2 before it, in
+        a request whose texts are consecutive; a blank text ends a document, and `preceding` are the texts before the
+        first. A text is read before each of the texts; so is, for each of them, a list of sentences.
         """
         texts = check_texts(texts, "translate_full")
         if align and self.writes_whole_targets:
@@ -175,6 +192,8 @@ class Translator(GeneratingPredictor):
         if drafter is not None:
             check_draft_options(options)
         settings = _Settings(options, protect, align, on_progress, drafter, terms, write, words, sentences=sentences)
+        contexts = find_contexts(context, texts, check_texts(preceding, "preceding"), first, self.context)
+        settings = replace(settings, contexts=contexts)
         routes = [Route(to, ())] * len(texts)  # from one script of a language into the other
         if write is None or from_ != to:
             routes = self.routes.of_all([without_spans(text) for text in texts], to, from_)
@@ -248,6 +267,8 @@ class Translator(GeneratingPredictor):
                 direction=f"{here}-{pivot}",
             )
             step = self._translate_direct(sources, indices, self._frame(pivot, None), best)
+            if settings.contexts is not None:
+                settings = replace(settings, contexts=settings.contexts.without_texts())
             glossary, here = glossary and glossary.of_targets(), pivot
             sources, notes = [same_spans(one.text, one.source) for one in step], [one.notes for one in step]
             confidences = [one.confidence for one in step]
@@ -305,7 +326,10 @@ class Translator(GeneratingPredictor):
         protect, decoding = settings.protect, settings.decoding
         engine = self.engine_for(decoding, settings.draft)
         unlimited = decoding.unlimited is not None
-        splits = self._splitter(frame, protect, settings.glossary, settings.sentences, unlimited).split(texts)
+        splitter = self._splitter(frame, protect, settings.glossary, settings.sentences, unlimited)
+        splits, contexts = splitter.split(texts), settings.contexts
+        before = {} if contexts is None else contexts.of_chunks(splitter, splits, indices)
+        reader = ContextReader(self.source, self.max_tokens, before)
         chunks = [chunk for split in splits for chunk in split.chunks]
         keys = [
             (index, part) for index, split in zip(indices, splits, strict=True) for part in range(len(split.chunks))
@@ -314,12 +338,20 @@ class Translator(GeneratingPredictor):
         spans = [_localized_spans(chunk.spans, here, there) for chunk in chunks]
         on_progress = settings.on_progress
 
+        def read(texts: list[str], keys: list[tuple[int, ...]]) -> list[list[int]]:
+            sources = [frame.source(ids) for ids in self.source.encode_batch(texts)]
+            return [[*reader.before(key, len(ids)), *ids] for key, ids in zip(keys, sources, strict=True)]
+
+        def written(found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+            if contexts is None or self.context is None or not self.context.target:
+                return found
+            return [[last_sentence(one, self.folder.tokenizers) for one in some] for some in found]
+
         def decode(texts: list[str], keys: list[tuple[int, ...]]) -> list[list[Hypothesis]]:
             nonlocal on_progress
-            sources = [frame.source(ids) for ids in self.source.encode_batch(texts)]
             options = {"on_progress": on_progress, "sample_keys": keys, "draft": settings.draft}
             on_progress = None  # of all chunks at first; later calls repeat some
-            return generate_targets(engine, frame, sources, decoding, **options) if texts else []
+            return written(generate_targets(engine, frame, read(texts, keys), decoding, **options)) if texts else []
 
         def text_of(source: str, found: Hypothesis) -> str:
             text = self._text(found)
@@ -328,8 +360,8 @@ class Translator(GeneratingPredictor):
             return text if settings.write is None else settings.write(text)
 
         def force(texts: list[str], keys: list[tuple[int, ...]], phrases: list[Counter[str]]) -> list[list[Hypothesis]]:
-            sources = [frame.source(ids) for ids in self.source.encode_batch(texts)]
-            return force_phrases(engine, frame, self.folder.tokenizers, sources, decoding, keys, phrases)
+            both, sources = self.folder.tokenizers, read(texts, keys)
+            return written(force_phrases(engine, frame, both, sources, decoding, keys, phrases))
 
         aligner = Aligner(engine, self.source, self.target, frame)
         if settings.align and unlimited:
@@ -367,10 +399,27 @@ class Translator(GeneratingPredictor):
     def _stream(
         self, texts: Iterator[str], to: str | None, chunk: int, options: dict[str, Any]
     ) -> Iterator[Translation]:
-        first = 0
+        first, context, preceding = 0, options.pop("context", None), list(options.pop("preceding", ()))
         while held := list(islice(texts, chunk)):
-            yield from self.translate_full(held, to, first=first, **options)
+            some = context[first : first + len(held)] if isinstance(context, list | tuple) else context
+            yield from self.translate_full(held, to, first=first, context=some, preceding=preceding, **options)
             first += len(held)
+            preceding = [*preceding, *held][-context:] if isinstance(context, int) and context > 0 else []
+
+    def score(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        to: str | None = None,
+        *,
+        from_: str | None = None,
+        context: Sequence[Sequence[str]] | None = None,
+        target_context: Sequence[Sequence[str]] | None = None,
+    ) -> list[float]:
+        """The log-probability of each target given its source, as they are, end mark included: which of two
+        translations the model prefers. `context`: the sentences before each source, of a model trained with them;
+        `target_context`: those before each target, if it writes them as well."""
+        return score_targets(self, sources, targets, self.frame(to, from_), context, target_context)
 
     def judge(
         self, examples: Sequence[Pair], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
@@ -381,7 +430,9 @@ class Translator(GeneratingPredictor):
         for direction in dict.fromkeys((pair.from_, pair.to) for pair in examples):
             numbers = [n for n, pair in enumerate(examples) if (pair.from_, pair.to) == direction]
             from_ = direction[0] if self.routes.detector is not None else None  # else it has no effect
-            options = {"decoding": decoding, "protect": False}  # the model alone is scored
+            options: dict[str, Any] = {"decoding": decoding, "protect": False}  # the model alone is scored
+            if self.context is not None:
+                options["context"] = [[source for source, _ in examples[n].context] for n in numbers]
             texts = self.translate([examples[n].source for n in numbers], direction[1], from_=from_, **options)
             for n, text in zip(numbers, texts, strict=True):
                 found[n] = text

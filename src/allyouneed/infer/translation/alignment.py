@@ -30,7 +30,7 @@ def cross_attention(
     `inputs`: targets as the decoder reads them, begin token first; row i belongs to the prediction of token i. `layer`:
     default: the last but one, which comes closest to word alignments in trained Transformers (Garg et al. 2019, 3.1).
     """
-    crosses = [number for number, block in enumerate(model.decoder.blocks) if "cross" in block.sublayers]
+    crosses = [number for number, block in enumerate(model.decoder.blocks) if _reads_source(block)]
     chosen = crosses[max(len(crosses) - 2, 0) if layer is None else layer]
     device = next(model.parameters()).device
     was_training: bool = model.training
@@ -46,6 +46,11 @@ def cross_attention(
     finally:
         model.train(was_training)
     return [found[n] for n in range(len(inputs))]
+
+
+def _reads_source(block: Any) -> bool:
+    """Not the sentences before it."""
+    return "cross" in block.sublayers and not getattr(block.sublayers["cross"], "reads_context", False)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Aligner:
         """Whether the model has cross-attention to look at."""
         blocks = getattr(getattr(self.model, "decoder", None), "blocks", ())
         aligns = self.engine.aligns and hasattr(self.model, "attention")
-        return aligns and any("cross" in block.sublayers for block in blocks)
+        return aligns and any(map(_reads_source, blocks))
 
     def attention(self, pairs: Sequence[tuple[str, Hypothesis]]) -> list[Attention]:
         """Cross-attention of answers to texts, special tokens excluded, and the characters of both sides' tokens."""

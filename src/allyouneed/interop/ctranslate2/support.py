@@ -99,6 +99,8 @@ RULES: dict[str, Mapping[str, Any]] = {
         "embed.*": EMBED,
         "source_embed": (None,),
         "source_embed.*": EMBED,
+        "context": ([],),
+        "separator": (None,),
         "encoder.*": ENCODER_LAYERS,
         "decoder.*": CROSS_DECODER_LAYERS,
         "head.*": HEAD,

@@ -42,6 +42,7 @@ from allyouneed.nn.patterns.core import Pattern
 
 CELLS = 128  # of a heat map on each side; larger patterns are pooled
 MOST_TOKENS = 2048  # of a pattern
+ENCODERS = ("encoder", "context")  # stacks that do not decode
 Length = Annotated[int, Field(gt=0, le=1 << 24)]
 Yaml = Annotated[str, Field(strict=True, max_length=200_000)]
 
@@ -158,7 +159,7 @@ def _columns(config: Any, path: str, length: int) -> Iterator[Document]:
         last = name == stacks[-1]
         own = getattr(config, "source_embed", None) if not last else None
         reads = hasattr(config, "source_embed") or name == ("decoder" if "decoder" in stacks else stacks[0])
-        embed = own or (config.embed if reads else None)
+        embed = own or (config.embed if reads and name != "context" else None)  # a context shares the source's
         whole = stack_cost(layers, config, length)
         rest, drawn = whole, []
         for number, layer in enumerate(layers):
@@ -171,9 +172,14 @@ def _columns(config: Any, path: str, length: int) -> Iterator[Document]:
             "layers": drawn,
             "end": _figures(rest) if rest.parameters or rest.flops else None,
             "head": _head(config, layers, path) if last else None,
-            "reads": [one for one in stacks if any(layer.cross for layer in layers) and one != name],
-            **_figures(whole if name != "encoder" else _stateless(whole)),
+            "reads": _read_stacks(stacks, name) if any(layer.cross for layer in layers) else [],
+            **_figures(whole if name not in ENCODERS else _stateless(whole)),
         }
+
+
+def _read_stacks(stacks: list[str], name: str) -> list[str]:
+    """What the cross-attention of a stack reads: the other one; with a context encoder, those before it."""
+    return stacks[: stacks.index(name)] if "context" in stacks else [one for one in stacks if one != name]
 
 
 def _source_cost(layer: Layer, config: Any) -> Cost:
@@ -212,7 +218,7 @@ def _head(config: Any, layers: Sequence[Layer], path: str) -> Document:
 
 def _layer(layer: Layer, config: Any, path: str, length: int, side: str) -> Document:
     """`figures` of all its repetitions; those of its slots are of one."""
-    depth = Depth(1, 1, "encoder" if side == "encoder" else "decoder")
+    depth = Depth(1, 1, "encoder" if side in ENCODERS else "decoder")
     with torch.device("meta"):
         block = layer.build(config, depth)
     slots = []
@@ -220,7 +226,7 @@ def _layer(layer: Layer, config: Any, path: str, length: int, side: str) -> Docu
         options = {"cross": True} if name == "cross" else {}
         cost = part.cost(config) if name == "channel" else part.cost(config, length, **options)  # type: ignore[call-arg]
         cost += _source_cost(layer, config) if name == "cross" else Cost()
-        cost = _stateless(cost) if side == "encoder" else cost
+        cost = _stateless(cost) if side in ENCODERS else cost
         slots.append(_box(f"{path}.{name}", name, part, block.sublayers[name], cost))
     wiring = layer.wiring.cost(config, len(layer.sublayers))
     whole = layer.cost(config, length) + _source_cost(layer, config) * layer.repeat
@@ -231,7 +237,7 @@ def _layer(layer: Layer, config: Any, path: str, length: int, side: str) -> Docu
         "wiring": _box(f"{path}.wiring", "wiring", layer.wiring, block.wiring, wiring),
         "norm": summary(config.norm),
         "slots": slots,
-        **_figures(_stateless(whole) if side == "encoder" else whole),
+        **_figures(_stateless(whole) if side in ENCODERS else whole),
     }
 
 

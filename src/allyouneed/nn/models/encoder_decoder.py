@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import TypeAdapter, WrapValidator
+from pydantic import Field, TypeAdapter, WrapValidator
 from torch import Tensor
 
 from allyouneed.nn.batch import Batch, Input, Rows
@@ -14,7 +14,9 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.depth import Depth
 from allyouneed.nn.embed.tokens import Embed, TokenEmbed
 from allyouneed.nn.heads.vocabulary import Head, VocabularyHead
+from allyouneed.nn.mixers.attention.context_attention import ContextAttention
 from allyouneed.nn.models.base import (
+    STACKS,
     Layers,
     Model,
     ModelModule,
@@ -28,6 +30,7 @@ from allyouneed.nn.models.base import (
     request_weights,
     stack_problems,
 )
+from allyouneed.nn.models.context_encoder import split_context
 from allyouneed.nn.models.stack import Stack, stack_cost
 from allyouneed.nn.observe import rename
 from allyouneed.nn.states.base import State, States
@@ -44,9 +47,11 @@ class EncoderDecoder(Model):
     """ "Attention Is All You Need", figure 1.
 
     `source_embed`: a separate embedding of the source (BART's positions, Whisper's frames); default: as the target's.
-    With a joint vocabulary both share the token matrix.
+    With a joint vocabulary both share the token matrix. `context`: an encoder of the sentences before the source
+    (context_encoder.py).
     """
 
+    stacks: ClassVar[tuple[str, ...]] = ("context", *STACKS)
     kind: Literal["encoder-decoder"] = "encoder-decoder"
     vocab: Annotated[int | Vocab, WrapValidator(_one_or_two)]
     """Number of tokens of a joint vocabulary with one embedding matrix, or `{source: …, target: …}`; training sets
@@ -59,6 +64,11 @@ class EncoderDecoder(Model):
     """The encoder's layers: a list of layers, or text over the names defined under `layers`."""
     decoder: Layers
     """The decoder's layers: a list of layers, or text over the names defined under `layers`."""
+    context: Layers = ()
+    """Layers of a second encoder, for the sentences before the source; layers with a `cross` of kind
+    `context-attention` read it. Default: none."""
+    separator: Annotated[int, Field(ge=0)] | None = None
+    """Id of the token after each sentence of the context; training sets it."""
     head: Head = VocabularyHead()
     """What the model outputs: token logits, classes, tags, one vector, or hidden states."""
 
@@ -96,19 +106,35 @@ class EncoderDecoder(Model):
         encoder = stack_cost(self.encoder, self, length)
         total += Cost(encoder.parameters, encoder.flops)  # an encoder has no decoding state
         total += stack_cost(self.decoder, self, length)
-        for layer in self.decoder:  # keys and values, once per source token
+        if self.context:  # as many tokens of context as of the source
+            context = stack_cost(self.context, self, length)
+            total += Cost(context.parameters, context.flops)
+        for layer in (*self.encoder, *self.decoder):  # keys and values, once per source token
             if layer.cross is not None:
                 total += Cost(flops=layer.repeat * layer.cross.source_flops(self))
         return total + self.head.cost(self, self.vocabs.target, self.embed.vector(self), self.embed.ties)
 
     def problems(self) -> Iterator[Problem]:
-        yield from stack_problems("encoder", self.encoder, self, has_source=False, decodes=False)
+        reads = bool(self.context)
+        yield from stack_problems("encoder", self.encoder, self, has_source=reads, decodes=False)
+        for number, layer in enumerate(self.encoder):
+            if reads and layer.cross is not None and not isinstance(layer.cross, ContextAttention):
+                yield ("encoder", number, "cross", "kind"), "must be context-attention: an encoder reads no other text"
+        if reads:
+            yield from stack_problems("context", self.context, self, has_source=False, decodes=False)
+            if self.separator is None:
+                yield ("separator",), "missing: the id of the token after each sentence of the context"
+            layers = (*self.encoder, *self.decoder)
+            if not any(isinstance(layer.cross, ContextAttention) for layer in layers):
+                yield ("context",), "no layer has a cross of kind context-attention, so it would be ignored; add one"
+            if (self.source_embed or self.embed).reads is not Rows:
+                yield ("context",), "needs a source that is a text"
         yield from stack_problems("decoder", self.decoder, self, has_source=True, decodes=self.head.causal)
         mixers = [layer.mixer for layer in self.decoder if layer.mixer is not None]
         if not self.head.causal and all(mixer.causal for mixer in mixers):
             text = "no layer attends to later tokens, which this head needs; remove pattern: causal"
             yield ("decoder",), text
-        if self.decoder and not any(layer.cross for layer in self.decoder):
+        if self.decoder and all(isinstance(layer.cross, ContextAttention | None) for layer in self.decoder):
             yield ("decoder",), "no layer has a cross, so the decoder would ignore the source; add one"
         copies = self.joint and (self.source_embed or self.embed).reads is Rows
         yield from outer_problems(self.embed, self.head, self, self.vocabs.target, copies=copies)
@@ -131,6 +157,9 @@ class EncoderDecoderModel(ModelModule):
             tokens = self.embed.tokens if config.joint else None
             self.source_embed = (config.source_embed or config.embed).build(config, config.vocabs.source, tokens)
         depths = (count_layers(config.encoder), count_layers(config.decoder))
+        self.context: Stack | None = None
+        if config.context:
+            self.context = Stack(config.context, config, Depth(count_layers(config.context), depths[1], "encoder"))
         self.encoder = Stack(config.encoder, config, Depth(*depths, "encoder"))
         self.decoder = Stack(config.decoder, config, Depth(*depths, "decoder"))
         tied = self.embed.tokens.weight if config.embed.ties else None
@@ -140,10 +169,23 @@ class EncoderDecoderModel(ModelModule):
     def encode(self, source: Input, record: WeightRecord | None = None, losses: list[Tensor] | None = None) -> Memory:
         embed = self.embed if self.source_embed is None else self.source_embed
         rename(embed, "source_embed")
+        preceding = None
+        if self.context is not None:
+            assert isinstance(source, Rows) and self.config.separator is not None
+            before, source = split_context(source, embed.layout(source), self.config.separator)
+            preceding = self.encode_context(before, embed, losses)
         layout: TokenLayout = embed.layout(source)
         x = embed(source, layout)
-        hidden = self.encoder(x, Context(layout, inputs=x, record=record, losses=losses))
-        return Memory(hidden, layout, inputs=x, tokens=source.tokens if isinstance(source, Rows) else None)
+        context = Context(layout, inputs=x, record=record, losses=losses, encoder_preceding=preceding)
+        tokens = source.tokens if isinstance(source, Rows) else None
+        return Memory(self.encoder(x, context), layout, inputs=x, tokens=tokens, preceding=preceding)
+
+    def encode_context(self, before: Rows, embed: Any, losses: list[Tensor] | None = None) -> Memory:
+        """The sentences before the source."""
+        assert self.context is not None
+        layout: TokenLayout = embed.layout(before)
+        x = embed(before, layout)
+        return Memory(self.context(x, Context(layout, inputs=x, losses=losses)), layout)
 
     def decode(
         self, target: Rows, memory: Memory, record: WeightRecord | None = None, losses: list[Tensor] | None = None

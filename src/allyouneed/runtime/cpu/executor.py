@@ -67,6 +67,8 @@ def lower_model(model: Any) -> LoweredModel:
         try:
             if not is_int8(model):
                 raise Unsupported("torch is as fast for float weights")
+            if getattr(model.config, "context", ()):
+                raise Unsupported("it reads the sentences before the source apart")
             embed = model.embed if model.source_embed is None else model.source_embed
             reading, embedded, hidden = lower_stack(embed, model.encoder, width, states=False)
             sources = [lower_source(part, hidden, reading) for part in lowered.crosses.values()]

@@ -12,14 +12,15 @@ from allyouneed.data.languages import english_name
 from allyouneed.serve.errors import ApiError
 from allyouneed.serve.responses import json_response
 from allyouneed.serve.translation import service, terms
-from allyouneed.serve.translation.fields import choice, flag, name_list, read_fields, text_list, word
+from allyouneed.serve.translation.fields import choice, flag, name_list, one_text, read_fields, text_list, word
+from allyouneed.serve.unknown_fields import note_ignored
 
 router = APIRouter(prefix="/v2", tags=["DeepL"])
 TAGS = ("ignore_tags", "splitting_tags", "non_splitting_tags")
 MARKUP = ("tag_handling", *TAGS, "outline_detection", "split_sentences", "preserve_formatting")
-USED = ("text", "source_lang", "target_lang", "show_billed_characters", "auth_key", *MARKUP, *terms.FIELDS)
+USED = ("text", "source_lang", "target_lang", "show_billed_characters", "auth_key", "context", *MARKUP, *terms.FIELDS)
 IGNORED = (
-    "context", "formality", "model_type", "tag_handling_version", "enable_beta_languages", "custom_instructions",
+    "formality", "model_type", "tag_handling_version", "enable_beta_languages", "custom_instructions",
     "translation_memory_threshold", "usage_type",
 )  # fmt: skip
 SPLITS = ("0", "1", "nonewlines")
@@ -51,9 +52,13 @@ async def translate(request: Request) -> Response:
     source = word(found.get("source_lang"), "source_lang", needed=False)
     target = word(found.get("target_lang"), "target_lang")
     options = markup_options(found)
+    context = one_text(found.get("context") or "", "context").strip()
     glossary = await terms.read_glossary(request, found, source, target, "source_lang")
     async with service.translator(request) as model:
-        job = service.Job(texts, source, target, glossary=glossary, **options)
+        if context and not service.reads_context(model):
+            note_ignored("context")
+            context = ""
+        job = service.Job(texts, source, target, glossary=glossary, context=context, **options)
         results = await service.translate(model, job, request.state.client, request.app.state.settings.limits)
         return json_response(
             {

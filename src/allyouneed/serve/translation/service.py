@@ -27,7 +27,7 @@ AUTO = ("", "auto")
 class Job:
     """What is asked for. `format`: of the texts (infer/translation/documents/formats.py), with its `reading` options;
     `count`: translations of each text; `sentences`: split lines into sentences; `preserve`: begin and end as the
-    source does."""
+    source does. `context`: what precedes each text; for models trained with it."""
 
     texts: Sequence[str]
     source: str | None
@@ -38,6 +38,7 @@ class Job:
     glossary: Glossary | None = None
     sentences: bool = True
     preserve: bool = False
+    context: str = ""
 
     @property
     def from_(self) -> str | None:
@@ -76,7 +77,7 @@ async def translator(request: Request, name: str | None = None) -> AsyncIterator
 def check_sizes(job: Job, limits: Limits) -> None:
     if len(job.texts) > limits.texts:
         raise over_limit("texts", len(job.texts), limits.texts)
-    if (size := sum(map(len, job.texts))) > limits.prompt_characters:
+    if (size := sum(map(len, job.texts)) + len(job.context)) > limits.prompt_characters:
         raise over_limit("characters", size, limits.prompt_characters)
     if job.count > limits.choices:
         raise over_limit("alternatives", job.count, limits.choices)
@@ -94,6 +95,7 @@ def _translate(predictor: Translator, job: Job) -> list[Translated]:
     # a model with one direction has no languages to choose from
     to, from_ = (job.target, job.from_) if predictor.languages else (None, None)
     options: dict[str, Any] = {"sentences": job.sentences}
+    options |= {"context": job.context} if job.context else {}
     options |= {"method": "beam", "beam": max(job.count, 4), "best": job.count} if job.count > 1 else {}
     if job.format == "text" and not job.reading:
         plain = predictor.translate_full(list(job.texts), to, from_=from_, glossary=job.glossary, **options)
@@ -127,6 +129,11 @@ def detect(model: ServedModel, text: str) -> tuple[str | None, float]:
         return None, 0.0
     language, nats = detector.detect_odds(text)
     return language, 0.0 if language is None else round(100 / (1 + math.exp(-min(nats, 50.0))), 1)
+
+
+def reads_context(model: ServedModel) -> bool:
+    """Whether the model was trained with the sentences before a sentence."""
+    return getattr(model.predictor, "context", None) is not None
 
 
 def languages(model: ServedModel) -> tuple[list[str], list[str]]:

@@ -57,7 +57,15 @@ def translate_documents(
     documents = [read_document(text, format, **(reading or {})) for text in texts]
     passages = [unit.passage for document in documents for unit in document.units]
     to = target_language(translator, passages, to, from_)
-    found = iter(translator.translate_full(passages, to, from_=from_, glossary=glossary, **options))
+    options |= {"from_": from_, "glossary": glossary}
+    if isinstance(options.get("context"), int):  # each document has its own
+        found = iter(
+            one
+            for document in documents
+            for one in translator.translate_full([unit.passage for unit in document.units], to, **options)
+        )
+    else:
+        found = iter(translator.translate_full(passages, to, **options))
     return [_write(document, list(islice(found, len(document.units))), format, from_) for document in documents]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from allyouneed.config import Config
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, TokenLayout
+from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.long_memory import LongMemory
 from allyouneed.nn.mixers.attention.scores import ScaledDot, Scores, ScoresModule
@@ -405,12 +405,19 @@ class CrossAttention(MultiHeadAttention):
             self.scores.check(memory.layout)
         if isinstance(memory, LongMemory):
             return memory.attend(self, x, context, state)
+        return self.read(x, *self.cached_source(memory, context, state), memory, context)
+
+    def cached_source(self, memory: Memory, context: Context, state: State | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of the memory, projected once."""
         if isinstance(state, CrossKVCache) and state.keys is not None and state.values is not None:
-            k, v = state.keys, state.values
-        else:
-            k, v = self.source(memory.hidden, context)
-            if isinstance(state, CrossKVCache):
-                state.keys, state.values, state.end = k, v, k.shape[2]
+            return state.keys, state.values
+        k, v = self.source(memory.hidden, context)
+        if isinstance(state, CrossKVCache):
+            state.keys, state.values, state.end = k, v, k.shape[2]
+        return k, v
+
+    def read(self, x: Tensor, k: Tensor, v: Tensor, memory: Memory, context: Context) -> Tensor:
+        """Attend to these keys and values; rows of x may be several beams of each."""
         q = self.split(self.q(x))
         q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
         beams = q.shape[0] // k.shape[0]

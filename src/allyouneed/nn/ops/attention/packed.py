@@ -76,6 +76,8 @@ def attend_packed(
     def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
         batch, heads, time, _ = q.shape
         out = q.new_zeros(batch * time, heads, v.shape[-1])
+        if not groups:  # nothing to attend to: a gradient of zeros, as padded rows have
+            out = out + sum(x[..., :0].sum() for x in (q, k, v))
         with torch.autocast("cpu", enabled=False):  # on CPU, bf16 attention of short sentences is slower than fp32
             for query, key, execute in groups:
                 moved = _wide(query.gather(q)), _wide(key.gather(k)), _wide(key.gather(v))
