@@ -15,6 +15,7 @@ CHINESE = {
     "DeepNet": "千层 Transformer",
     "DeiT": "数据高效的图像 Transformer",
     "DistilBERT": "蒸馏 BERT",
+    "Document Transformer": "篇章级翻译（上下文编码器）",
     "dot scores": "点积打分",
     "Dynamic convolution": "动态卷积",
     "Evolved Transformer": "进化 Transformer",
@@ -70,6 +71,7 @@ CHINESE = {
 PAGES = {
     "Adaptive Span": "adaptive-span",
     "CTC translation": "mask-predict",
+    "Document Transformer": "document",
     "FLASH": "flash",
     "Gaussian Transformer": "gaussian",
     "InstructGPT": "instructgpt",
