@@ -53,6 +53,13 @@ def test_libretranslate_lists_detection_and_alternatives(served: Any, english: l
     }
 
 
+def test_deepl_context_is_ignored_by_a_model_that_was_not_trained_with_it(served: Any, english: list[str]) -> None:
+    body = {"text": GERMAN[:1], "source_lang": "DE", "target_lang": "EN", "context": "Ein Gruß."}
+    answer = served[1].post("/v2/translate", json=body)
+    assert answer.json()["translations"][0]["text"] == english[0]
+    assert answer.headers["x-ignored-fields"] == "context"
+
+
 def test_many_clients_share_steps(served: Any, english: list[str]) -> None:
     running, client = served
     body = {"q": GERMAN[0], "source": "de", "target": "en"}

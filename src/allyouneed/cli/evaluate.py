@@ -96,8 +96,8 @@ def evaluate(
         assert model is not None
         translator = predictor_with(model, ComputeOptions(device=device), "translate_stream", "translate")
         options: dict[str, Any] = {} if beam is None else {"beam": beam}
-        if layout.get("context"):
-            options["context"] = [[before for before, _ in pair.context] for pair in tests]
+        if layout.get("context") and context != 0:
+            options["context"] = [[before for before, _ in pair.context[-(context or 0) :]] for pair in tests]
         if (routes := getattr(translator, "routes", None)) is not None:
             direction = find_direction(routes, sources, references, to, from_)
             to, from_ = direction.to, direction.from_
@@ -124,8 +124,8 @@ def _is_translator(folder: Path) -> bool:
 
 
 def _context(folder: Path, sentences: int | None, table: bool) -> dict[str, Any]:
-    """How many pairs before each are read with it: as many as the model was trained with, or fewer. In a table,
-    documents are marked as in the training data."""
+    """How pairs of documents are read: as in training. `sentences`: refused if the model was not trained with as
+    many."""
     from allyouneed.infer.translation.context import REFUSAL, trained_context
     from allyouneed.interop.load import about
 
@@ -139,7 +139,7 @@ def _context(folder: Path, sentences: int | None, table: bool) -> dict[str, Any]
         raise UserError(f"--context: this model was trained with up to {trained.sentences} sentences, not {sentences}")
     marked = table and files.get("document") is not None
     columns = {key: files[key] for key in ("document", "columns", "keys") if marked and key in files}
-    return {"context": trained.sentences if sentences is None else sentences} | columns
+    return {"context": trained.sentences} | columns
 
 
 def _columns(text: str | None) -> dict[str, Any]:

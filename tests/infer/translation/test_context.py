@@ -15,6 +15,7 @@ from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, train
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.predictors.translator import Translator
+from allyouneed.serve.translation import service
 from infer_fixtures import TEXT
 
 LINES = ["The fox.", "I am fine.", "How are you?", "", "Thank you.", "The dog."]
@@ -93,6 +94,13 @@ def test_a_model_that_writes_its_context_as_well_is_read_from_the_last_break(ech
     assert translator.translate(LINES[:3], "fr", context=2, protect=False) == LINES[:3]
     other, _ = echo_of()
     assert other.translate(LINES[:2], "fr", context=1, protect=False) == [LINES[0], LINES[0] + LINES[1]]
+
+
+def test_the_server_reads_deepls_context_before_each_text(echo_of: Any) -> None:
+    translator, read = echo_of()
+    for format in ("text", "html"):
+        service._translate(translator, service.Job(LINES[:2], None, "fr", format=format, context="The dog."))
+        assert read() == sorted([["The dog.", LINES[0]], ["The dog.", LINES[1]]])
 
 
 def test_judging_reads_the_context_of_the_examples(echo_of: Any) -> None:

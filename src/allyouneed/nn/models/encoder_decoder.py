@@ -148,6 +148,8 @@ class EncoderDecoder(Model):
 class EncoderDecoderModel(ModelModule):
     """`encode` the source, then run whole targets (training) or new tokens over `States` (decoding)."""
 
+    config: EncoderDecoder
+
     def __init__(self, config: EncoderDecoder) -> None:
         super().__init__()
         self.config = config

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from allyouneed.errors import UserError
@@ -58,14 +58,10 @@ def translate_documents(
     passages = [unit.passage for document in documents for unit in document.units]
     to = target_language(translator, passages, to, from_)
     options |= {"from_": from_, "glossary": glossary}
+    several = [passages]
     if isinstance(options.get("context"), int):  # each document has its own
-        found = iter(
-            one
-            for document in documents
-            for one in translator.translate_full([unit.passage for unit in document.units], to, **options)
-        )
-    else:
-        found = iter(translator.translate_full(passages, to, **options))
+        several = [[unit.passage for unit in document.units] for document in documents]
+    found = chain.from_iterable(translator.translate_full(some, to, **options) for some in several)
     return [_write(document, list(islice(found, len(document.units))), format, from_) for document in documents]
 
 
