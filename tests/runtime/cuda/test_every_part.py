@@ -19,7 +19,13 @@ from static_steps import SOURCES, decode_both
 NOT_CAPTURED = "mixer synchronous"
 # where there is no kernel, experts run one after another, and the host reads how many tokens each has
 WAITS_WITHOUT_KERNELS = "channel moe"
-QUICK = [*first_of_each_kind(("mixer", "cross mixer")), "head copy", "layers act", "channel rwkv-channel hidden=9"]
+QUICK = [
+    *first_of_each_kind(("mixer", "cross mixer")),
+    "head copy",
+    "context encoder",
+    "layers act",
+    "channel rwkv-channel hidden=9",
+]
 
 
 def guarded(step: Callable[[], None]) -> Callable[[], None]:

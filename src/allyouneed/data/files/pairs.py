@@ -29,8 +29,8 @@ Tag = Annotated[str, StringConstraints(pattern=r"^[^\W\d_][\w-]*$")]
 
 class Pair(NamedTuple):
     """Two sentences and their origin; `to`: target language, for multilingual models; `weight`: how many times an epoch
-    reads the pair; `bpe_dropout` and `segmentation`: of a random segmentation, its rate and number; `context`: the pairs
-    (source, target) before it in its document, nearest last."""
+    reads the pair; `bpe_dropout` and `segmentation`: of a random segmentation, its rate and number. `context`: the
+    pairs (source, target) before it in its document, nearest last."""
 
     source: str
     target: str

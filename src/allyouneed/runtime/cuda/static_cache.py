@@ -9,6 +9,7 @@ row without room overwrites its last position.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -144,8 +145,11 @@ class StaticCrossKVCache(CrossKVCache):
         assert isinstance(past, CrossKVCache) and self.keys is not None and self.values is not None
         keys, values = past.keys, past.values
         if keys is None or values is None:
-            assert given.memory is not None
-            keys, values = self.part.source(given.memory.hidden, Context(given.memory.layout))
+            memory = given.memory
+            if memory is not None and _reads_context(self.part):
+                memory = memory.preceding
+            assert memory is not None
+            keys, values = self.part.source(memory.hidden, Context(memory.layout))
         self.keys[given.slots, :, : keys.shape[2]] = keys
         self.values[given.slots, :, : keys.shape[2]] = values
 
@@ -186,6 +190,11 @@ def step_layers(owner: Any) -> list[dict[str, Any]]:
     if isinstance(owner, DecoderDecoderModel):
         return [*step_layers(owner.first), {"keys": owner.keys}, *step_layers(owner.second)]
     return step_layers(owner.decoder)
+
+
+def _reads_context(part: Any) -> bool:
+    """Attention to the sentences before the source."""
+    return getattr(part, "reads_context", False)
 
 
 # plain states whose fixed-shape forms hold all that their parts need of a source
@@ -229,6 +238,8 @@ class StaticStates(States):
             read = getattr(getattr(owner, "head", None), "reads_source", False)
             read = read or any(type(state) not in OWN_SOURCE for state in crosses)
             memory = self._empty_memory(self.width if read else 0, device)
+            if any(_reads_context(part) for layer in parts for part in layer.values()):
+                memory = replace(memory, preceding=self._empty_memory(0, device))
         super().__init__([], rows, device, memory)
         self.group = group
         self.static_layout = TokenLayout(torch.arange(capacity, device=device)[None])
@@ -278,11 +289,10 @@ class StaticStates(States):
             self.block_table[rows] = rows[:, :1, None].int().expand(-1, -1, self.capacity)
         memory = past.memory
         if memory is not None:
-            assert self.memory is not None and self.memory.layout.segments is not None
-            time, real = memory.hidden.shape[1], memory.layout.segments
-            segments = torch.zeros(len(slots), self.source_capacity, dtype=torch.long, device=self.device)
-            segments[:, :time] = 1 if real is None else real
-            self.memory.layout.segments[slots] = segments
+            assert self.memory is not None
+            time, segments = memory.hidden.shape[1], self._load_segments(slots, self.memory, memory)
+            if self.memory.preceding is not None and memory.preceding is not None:
+                self._load_segments(slots, self.memory.preceding, memory.preceding)
             self.source_lengths[rows] = segments.sum(1)[:, None].expand_as(rows)
             kept = zip(*((m.hidden, m.inputs, m.tokens) for m in (self.memory, memory)), strict=True)
             for own, given_source in kept:
@@ -293,6 +303,15 @@ class StaticStates(States):
             static: dict[str, Any] = {**layer}
             for name, state in static.items():
                 state.load(given, others[name])
+
+    def _load_segments(self, slots: Tensor, own: Memory, given: Memory) -> Tensor:
+        """Which tokens of the sources are real, (slots, source capacity)."""
+        assert own.layout.segments is not None
+        real = given.layout.segments
+        segments = torch.zeros(len(slots), self.source_capacity, dtype=torch.long, device=self.device)
+        segments[:, : given.hidden.shape[1]] = 1 if real is None else real
+        own.layout.segments[slots] = segments
+        return segments
 
     def reorder(self, rows: Tensor) -> None:
         """Row i continues row `rows[i]` of its own slot, which has as many tokens."""
