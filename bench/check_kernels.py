@@ -448,6 +448,8 @@ MIXERS: dict[str, dict[str, object]] = {
     "infini": HEADS_OF | {"segment": 3, "positions": "rotary"},
     "lstm": {},
     "gru": {"bias": False},
+    "mamba": {"bias": True},
+    "mamba2": {"heads": 4, "groups": 2, "state": 10},
 }
 
 

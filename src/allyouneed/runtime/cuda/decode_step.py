@@ -12,7 +12,7 @@ from torch import Tensor
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.models.stack import Stack
-from allyouneed.runtime.cuda import constant_states, mixer_kernels, window_cache
+from allyouneed.runtime.cuda import constant_states, mixer_kernels, state_space_kernels, window_cache
 from allyouneed.runtime.cuda.kernels import (
     NORMS,
     StepSetup,
@@ -31,7 +31,7 @@ from allyouneed.runtime.fuse import AddNorm, FusedOp, fuse_add_norm, summands
 from allyouneed.runtime.program import Add, Call, Op
 from allyouneed.runtime.trace import trace
 
-REGISTERED = (constant_states, window_cache, mixer_kernels)  # fixed-shape states and kernels of parts
+REGISTERED = (constant_states, window_cache, mixer_kernels, state_space_kernels)  # fixed-shape states, kernels
 
 Values = dict[int, Tensor]  # (rows, width), or partial sums (parts, rows, width) where only an addition reads them
 Step = Callable[[Values, Tensor, Context], None]  # values, positions (rows,), context

@@ -1,0 +1,156 @@
+"""One token per row through a selective state space, its state updated in place: the short convolution, the step of
+Mamba (Gu, Dao 2023, eq. 2, 4) and that of Mamba-2 (Dao, Gu 2024, eq. 1). Definitions: nn/mixers/state_space. States are
+fp32, but for the last inputs of the convolution.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from allyouneed.kernels import overlaps
+
+
+@triton.jit
+def _softplus(x):
+    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+
+
+@triton.jit
+def _convolution_step(
+    x, before, taps, shift, out, x_row, features, SIZE: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = f < features
+    found = f * 0.0
+    if SHIFT:
+        found = tl.load(shift + f, mask=inside, other=0.0).to(tl.float32)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    for number in tl.static_range(SIZE - 1):
+        at = before + (row * (SIZE - 1) + number) * features + f
+        old = tl.load(at, mask=inside, other=0.0)
+        found += tl.load(taps + f * SIZE + number, mask=inside, other=0.0).to(tl.float32) * old.to(tl.float32)
+        if number > 0:
+            tl.store(at - features, old, mask=inside)
+    new = tl.load(x + row * x_row + f, mask=inside, other=0.0)
+    found += tl.load(taps + f * SIZE + SIZE - 1, mask=inside, other=0.0).to(tl.float32) * new.to(tl.float32)
+    if SIZE > 1:
+        tl.store(before + (row * (SIZE - 1) + SIZE - 2) * features + f, new, mask=inside)
+    kind = out.dtype.element_ty
+    found = found.to(kind).to(tl.float32)
+    tl.store(out + row * features + f, (found * tl.sigmoid(found)).to(kind), mask=inside)
+
+
+def convolution_step(x: Tensor, before: Tensor, taps: Tensor, shift: Tensor | None) -> Tensor:
+    """silu of the filters (features, size) over the last inputs `before` (rows, size − 1, features), which move on, and
+    x (rows, features)."""
+    (rows, features), size = x.shape, taps.shape[1]
+    assert before.is_contiguous() and taps.is_contiguous() and x.stride(1) == 1
+    out, block = torch.empty(rows, features, dtype=x.dtype, device=x.device), 256
+    _convolution_step[(rows, triton.cdiv(features, block))](
+        x, before, taps, x if shift is None else shift, out, x.stride(0), features, SIZE=size,
+        SHIFT=shift is not None, BLOCK=block, OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), num_warps=2,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _mamba_step(
+    x, steps, bias, a_log, b, c, skip, z, h, out, b_row, c_row, z_row, hidden,
+    STATES: tl.constexpr, MANY: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    f, n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, MANY)
+    inside, real = f < hidden, n < STATES
+    both = real[:, None] & inside[None, :]
+    rate = -tl.exp(tl.load(a_log + f[None, :] * STATES + n[:, None], mask=both, other=0.0).to(tl.float32))
+    own = tl.load(bias + f, mask=inside, other=0.0).to(tl.float32)
+    direct = tl.load(skip + f, mask=inside, other=0.0).to(tl.float32)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    at = row * hidden + f
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    step = _softplus(tl.load(steps + at, mask=inside, other=0.0).to(tl.float32) + own)
+    enter = tl.load(b + row * b_row + n, mask=real, other=0.0).to(tl.float32)
+    leave = tl.load(c + row * c_row + n, mask=real, other=0.0).to(tl.float32)
+    spot = h + (row * STATES + n[:, None]) * hidden + f[None, :]
+    state = tl.load(spot, mask=both, other=0.0) * tl.exp(rate * step[None, :])
+    state += enter[:, None] * (step * value)[None, :]
+    tl.store(spot, state, mask=both)
+    found = tl.sum(leave[:, None] * state, 0) + direct * value
+    kind = out.dtype.element_ty
+    gate = tl.load(z + row * z_row + f, mask=inside, other=0.0).to(tl.float32)
+    gate = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
+    tl.store(out + at, (found.to(kind).to(tl.float32) * gate).to(kind), mask=inside)
+
+
+def mamba_step(
+    x: Tensor, steps: Tensor, bias: Tensor, a_log: Tensor, b: Tensor, c: Tensor, skip: Tensor, z: Tensor, h: Tensor
+) -> Tensor:
+    """x, z and the projected `steps` (rows, hidden), b and c (rows, N); h (rows, N, hidden) is updated. The result:
+    (C h + D x) ⊙ silu(z)."""
+    rows, states, hidden = h.shape
+    assert x.is_contiguous() and steps.is_contiguous() and h.is_contiguous() and a_log.is_contiguous()
+    out, block = torch.empty_like(x), 128
+    _mamba_step[(rows, triton.cdiv(hidden, block))](
+        x, steps, bias, a_log, b, c, skip, z, h, out, b.stride(0), c.stride(0), z.stride(0), hidden, STATES=states,
+        MANY=triton.next_power_of_2(states), BLOCK=block, OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device),
+        num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _mamba2_step(
+    x, steps, bias, a_log, b, c, skip, z, h, out, x_row, steps_row, z_row,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, STATES: tl.constexpr, WIDTH: tl.constexpr, MANY: tl.constexpr,
+    WIDE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One row and head. x, b and c are parts of one row."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    f, n = tl.arange(0, WIDE), tl.arange(0, MANY)
+    known, real = f < WIDTH, n < STATES
+    rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
+    own, direct = tl.load(bias + head).to(tl.float32), tl.load(skip + head).to(tl.float32)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    step = _softplus(tl.load(steps + row * steps_row + head).to(tl.float32) + own)
+    value = tl.load(x + row * x_row + head * WIDTH + f, mask=known, other=0.0).to(tl.float32)
+    there = row * x_row + head // (HEADS // GROUPS) * STATES + n
+    enter = tl.load(b + there, mask=real, other=0.0).to(tl.float32)
+    leave = tl.load(c + there, mask=real, other=0.0).to(tl.float32)
+    spot = h + ((row * HEADS + head) * STATES + n[:, None]) * WIDTH + f[None, :]
+    both = real[:, None] & known[None, :]
+    state = tl.load(spot, mask=both, other=0.0) * tl.exp(rate * step) + enter[:, None] * (step * value)[None, :]
+    tl.store(spot, state, mask=both)
+    found = tl.sum(leave[:, None] * state, 0) + direct * value
+    kind = out.dtype.element_ty
+    gate = tl.load(z + row * z_row + head * WIDTH + f, mask=known, other=0.0).to(tl.float32)
+    gate = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
+    target = out + (row * HEADS + head) * WIDTH + f
+    tl.store(target, (found.to(kind).to(tl.float32) * gate).to(kind), mask=known)
+
+
+def mamba2_step(
+    x: Tensor, b: Tensor, c: Tensor, steps: Tensor, bias: Tensor, a_log: Tensor, skip: Tensor, z: Tensor, h: Tensor
+) -> Tensor:
+    """x (rows, heads · width), b and c (rows, groups · N), parts of one tensor; z (rows, heads · width), `steps` (rows,
+    heads); h (rows, heads, N, width) is updated. The result: (C h + D x) ⊙ silu(z)."""
+    rows, heads, states, width = h.shape
+    assert h.is_contiguous() and x.stride(0) == b.stride(0) == c.stride(0)
+    out = torch.empty(rows, heads * width, dtype=x.dtype, device=x.device)
+    _mamba2_step[(rows, heads)](
+        x, steps, bias, a_log, b, c, skip, z, h, out, x.stride(0), steps.stride(0), z.stride(0), HEADS=heads,
+        GROUPS=b.shape[1] // states, STATES=states, WIDTH=width, MANY=triton.next_power_of_2(states),
+        WIDE=triton.next_power_of_2(width), OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), num_warps=4,
+    )  # fmt: skip
+    return out
